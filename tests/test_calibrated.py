@@ -74,6 +74,25 @@ def test_a_fit_finds_what_made_the_times(fit_time: Any) -> None:
     assert all(abs(found[name]) < 1e-9 for name in names[2:])
 
 
+def test_a_factor_that_only_its_own_group_likes_is_taken_away(fit_time: Any) -> None:
+    """Ten groups agree on the first factor. The second is known to two, which say the opposite of each other."""
+    removal = importlib.import_module("fit_removal")
+    names, groups = list(fit_time.FACTORS), [n // 4 for n in range(40)]
+    slopes, errors = np.zeros((40, len(names))), np.full(40, 0.1)
+    slopes[:, 0] = 1.0
+    slopes[:8, 1] = 1.0
+    errors[:4] += 0.05
+    errors[4:8] -= 0.05
+    line = fit_time.Line(dict.fromkeys(names, 0.0), errors, slopes)
+    assert removal.kept_factors(line, np.ones(40), groups, fit_time.SPREAD) == (names[0],)
+    errors[4:8] += 0.1  # now they agree
+    assert removal.kept_factors(line, np.ones(40), groups, fit_time.SPREAD) == (names[0], names[1])
+    assert removal.kept_factors(line, (np.array(groups) == 0).astype(float), groups, fit_time.SPREAD) == ()
+    point = fit_time.solved(line, np.ones(40), (names[0],))
+    assert point[names[0]] == pytest.approx(-0.1, abs=0.01)
+    assert point[names[1]] == 0.0
+
+
 # ---- rows left out --------------------------------------------------------------------------------------------------
 STALE = "run: python tests/truth/fit_left_out.py, then python tests/truth/fit_page.py > docs/calibration.md"
 

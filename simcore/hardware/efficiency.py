@@ -72,8 +72,9 @@ class Host(Frozen):
     `permutation`: for one permutation of a Megatron dispatcher, with its counts, maps and splits; `collective`: for one
     collective or message that does not block the host, including what ranks lose by waiting for one another. `graphed`:
     the share of these times that remains inside a CUDA graph. `filling`: the share by which modules take longer where
-    deterministic algorithms fill the memory they allocate. `step`: once a step (Megatron's loop, clipping, logging),
-    never hidden behind kernels.
+    deterministic algorithms fill the memory they allocate. `step`: once a step (Megatron's loop, clipping, a line of
+    the log), never hidden behind kernels. `statistics`: the same of statistics of every tensor that a run may log:
+    zeros of gradients, norms of parameters, memory, timers; 0 in a file that does not say it.
     """
 
     module: Duration
@@ -83,6 +84,7 @@ class Host(Frozen):
     graphed: Share
     filling: Share
     step: Duration
+    statistics: Duration = Duration(value="0 ms", source="not in the file")
 
 
 class Overlap(Frozen):

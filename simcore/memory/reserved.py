@@ -4,16 +4,15 @@
 Derived: segments come in 2 MiB for requests up to 1 MiB, in 20 MiB up to 10 MiB, in multiples of 2 MiB above (torch
 `c10/core/AllocatorConfig.h`, `c10/cuda/CUDACachingAllocator.cpp`), and all of them hold at least what is allocated.
 That is the low end. How much more is reserved depends on the order in which blocks of different sizes come free.
-Calibrated: the middle and the high end are shares of what was allocated, over all readings of both on one rank:
-simumax-b200 (11 distinct) and mbridge-card (6) of `tests/truth/measured`: median 3.3%, 90% quantile 7.3%. The middle
-from one group misses the other by 1.1% and 1.2% (median of errors, at most 6.5%); see `tests/memory/test_reserved.py`.
-Known later, and not in the constants yet: the mbridge-card runs had expandable segments (their recipes set
-`PYTORCH_CUDA_ALLOC_CONF`; median 2.7%, largest 3.4% but for one of another model with 10.9%), so the ordinary ones of
-simumax-b200 alone have a median of 3.8% and a 90% quantile of 7.3%.
+Calibrated: shares of what was allocated, over all readings of both on one rank, by the allocator's setting.
+Ordinary segments: simumax-b200 (11 distinct readings) of `tests/truth/measured`: median 3.8%, 90% quantile 7.3%.
+Expandable ones: mbridge-card (6 readings, whose recipes set `PYTORCH_CUDA_ALLOC_CONF`): median 2.7%, five at most 3.4%,
+the only one of another model (Gemma 4, fine-tuned) 10.9%: too few for a quantile. The high end is therefore what a
+replay of the allocator keeps at most, and its largest error (below).
 Assumed: no row of simumax-b200 says whether segments were expandable. A replay of the allocator (`tests/replay.py`) on
 the programs of the simumax-b200 rows that can be simulated keeps 0.2 to 4.2% with ordinary segments, where 2.0 to 7.3%
-were measured, and 0.1 to 0.9% with expandable ones. So those rows had ordinary segments; with expandable ones, the
-replay's result (median 0.3%, at most 0.9%) and its error (median 1.5%, at most 6.1%) are added up.
+were measured, and 0.1 to 0.9% with expandable ones. So those rows had ordinary segments; the replay misses 1.5%
+(median), at most 6.1%.
 Calibrated: where parameters are gathered, on measured against simulated bytes, for torchtitan's own log lines:
 torchtitan (2) and torchtitan-log (3), eager ones: median 22.6%, largest 31.33%, rounded up. The middle from one group
 misses the other by 5.8% and 6.2% (median of errors, at most 10%). Compiled rows, rows in fp8, with context parallelism
@@ -46,8 +45,8 @@ class ReservedModel:
     high: float
 
 
-ORDINARY: Final = ReservedModel(0.033, 0.073)
-EXPANDABLE: Final = ReservedModel(0.018, 0.070)
+ORDINARY: Final = ReservedModel(0.038, 0.073)
+EXPANDABLE: Final = ReservedModel(0.027, 0.070)
 GATHERED: Final = ReservedModel(0.226, 0.314)
 
 

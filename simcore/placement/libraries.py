@@ -34,7 +34,8 @@ class KernelLibraries:
     send and receive between stages until the device has reached it; `overlapped`: mesh axes with collectives inside a
     layer that run at the same time as kernels of that layer or of another microbatch; `beside_exchanges`: what runs on
     a separate stream, at the same time as the exchanges of tokens: "shared_experts", kernels of a shared expert;
-    "stash", copies to pages and back.
+    "stash", copies to pages and back; `counts_zeros`: after the optimizer's step torch goes over all gradients, one by
+    one, to log how many of their numbers are zero.
     """
 
     date: str = "2026-07"
@@ -57,3 +58,4 @@ class KernelLibraries:
     waits_for_messages: bool = False
     overlapped: tuple[str, ...] = ()
     beside_exchanges: tuple[str, ...] = ()
+    counts_zeros: bool = False

@@ -109,7 +109,9 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
 
 def once_ns(topology: Topology, framework: Framework) -> int:
     """Host time in ns once a step, whatever is in it."""
-    return int(topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
+    host, libraries = topology.efficiency.host, framework.libraries
+    each = host.step.si + libraries.counts_zeros * host.statistics.si
+    return int(each * 1e9) if libraries.module_calls else 0
 
 
 def with_reasons(length: StepLength, program: Program) -> StepTiming:

@@ -28,15 +28,13 @@ from simcore.simulation.simulation import placed_simulation
 from simcore.simulation.step import written_out
 from simcore.timing.kernel import DTYPES, KERNELS
 from simcore.timing.step import kernels_of, with_reasons
-from simcore.validation.runs import Measured, Row, layout_of, read_measured
+from simcore.validation.runs import Measured, layout_of, read_measured
 
 FILES = Path(__file__).resolve().parents[2] / "topologies" / "efficiency"
 NUMBERS = [number for number in EVERY if (FILES / f"{number.file}.yaml").exists()]
 engine = importlib.import_module("simcore.simulation.step")
 STEP = 0.04
 """Of a factor's logarithm, for slopes."""
-UNSEEN = "mlperf-"
-"""Beginning of the groups that came after the last fit: no factor has been fitted to them."""
 Point = dict[str, float]
 """Logarithms of factors."""
 
@@ -155,18 +153,13 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every configuration with a measured time that the engine answers."""
+    """Every configuration with a measured time that the engine answers, but for rows that are kept out of every fit."""
     found: dict[object, list[Measured]] = defaultdict(list)
     for one in read_measured()[0]:
-        if one.entry is not None and one.row.step_s is not None and not _is_unseen(one.row):
+        if one.entry is not None and one.row.step_s is not None and not one.row.kept_out:
             found[(one.row.group, layout_of(one.entry))].append(one)
     made = (_case(rows) for rows in found.values())
     return [case for case in made if case]
-
-
-def _is_unseen(row: Row) -> bool:
-    """True for rows that no factor may be fitted to, and for sources that came after the last fit."""
-    return row.kept_out or row.group.startswith(UNSEEN)
 
 
 def _case(rows: Sequence[Measured]) -> Case | None:

@@ -1,6 +1,6 @@
 """Calibrates what kernels and hosts reach on measured step times, and says how far it is off where it did not see.
 
-    python tests/truth/fit_time.py [--write]
+    python tests/truth/fit_time.py [--again] [--write] [--processes 1]
 
 Comes in: the configurations of `fit_cases.py`. Goes out: the numbers of `topologies/efficiency/*.yaml` (`--write`), and
 `measured/fitted.json` (what was fitted, on which rows). No number belongs to a row. `fit_left_out.py` then leaves rows
@@ -8,7 +8,8 @@ out.
 
 How: a number is what was known before (`fit_priors.py`) times a few factors that it shares with its like, a factor is
 looked for around 1 with a spread, by Gauss-Newton steps on the logarithm of simulated over measured time. A
-configuration counts once whatever the number of its releases; rows that are far off count less (Cauchy).
+configuration counts once whatever the number of its releases; rows that are far off count less (Cauchy). A factor
+without which rows left out come out as well is taken away (`fit_removal.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import math
 import multiprocessing
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 from fit_cases import FILES, NUMBERS, Case, Point, cases, written
 from fit_priors import FACTORS, Number
+from fit_removal import kept_factors
 from ruamel.yaml import YAML
 
 HERE = Path(__file__).resolve().parent
@@ -53,6 +56,25 @@ def error_at(task: tuple[int, Point]) -> tuple[int, float]:
     return number, _CASES[number].log_error(point)
 
 
+class Alone:
+    """This process in the place of a pool: cases take 10 GiB, and each other process as much again."""
+
+    @staticmethod
+    def imap_unordered(function: Callable[[Any], Any], tasks: Iterable[Any], chunksize: int = 1) -> Iterator[Any]:
+        assert chunksize
+        return map(function, tasks)
+
+
+@contextmanager
+def workers(count: int) -> Iterator[Any]:
+    """A pool of so many processes, which know the cases; or this one alone."""
+    if count == 1:
+        yield Alone()
+        return
+    with multiprocessing.get_context("fork").Pool(count) as pool:
+        yield pool
+
+
 @dataclass
 class Line:
     """Errors of all cases near a point, as a straight line."""
@@ -71,20 +93,26 @@ def linear(pool: Any, point: Point) -> Line:
     return Line(point, errors, slopes)
 
 
-def solved(line: Line, used: np.ndarray) -> Point:
-    """The best point of a straight line, cases that are not used left out."""
+def solved(line: Line, used: np.ndarray, kept: Sequence[str] = tuple(FACTORS)) -> Point:
+    """The best point of a straight line, cases that are not used left out; factors that are not `kept` are 1."""
     names = list(FACTORS)
-    start = np.array([line.point[name] for name in names])
-    spreads = np.array([FACTORS[name] for name in names])
-    at = start.copy()
+    stay = np.array([names.index(name) for name in kept])
+    start, spreads = np.array([line.point[name] for name in names]), np.array([FACTORS[name] for name in kept])
+    slopes, rest = line.slopes[:, stay], line.errors - line.slopes @ start
+    at = start[stay]
     for _ in range(TURNS):
-        errors = line.errors + line.slopes @ (at - start)
-        robust = used / (SPREAD**2 + errors**2)
-        left = line.slopes.T @ (robust[:, None] * line.slopes) + np.diag(spreads**-2)
-        before, at = at, np.linalg.solve(left, line.slopes.T @ (robust * (line.slopes @ start - line.errors)))
+        robust = used / (SPREAD**2 + (rest + slopes @ at)**2)
+        left = slopes.T @ (robust[:, None] * slopes) + np.diag(spreads**-2)
+        before, at = at, np.linalg.solve(left, -slopes.T @ (robust * rest))
         if np.abs(at - before).max() < STILL:
             break
-    return dict(zip(names, np.clip(at, start - 0.7, start + 0.7).tolist(), strict=True))
+    found = dict(zip(kept, np.clip(at, start[stay] - 0.7, start[stay] + 0.7).tolist(), strict=True))
+    return dict.fromkeys(names, 0.0) | found
+
+
+def kept_of(line: Line, used: np.ndarray) -> tuple[str, ...]:
+    """Factors that make rows better that were left out, by the cases that are used alone."""
+    return kept_factors(line, used, [case.together for case in _CASES], SPREAD)
 
 
 def objective(errors: np.ndarray, point: Point) -> float:
@@ -114,15 +142,24 @@ def start() -> Point:
     return {name: math.log(told[name]["factor"]) if name in told else 0.0 for name in FACTORS}
 
 
-def fit(pool: Any, rounds: int, *, again: bool) -> Line:
-    """The line at the best point."""
-    point = start() if again else dict.fromkeys(FACTORS, 0.0)
+def kept_before() -> tuple[str, ...]:
+    """Factors that the last fit kept."""
+    told = json.loads((HERE / "measured" / "fitted.json").read_text())
+    return tuple(name for name in FACTORS if told[name].get("is_kept"))
+
+
+def fit(pool: Any, rounds: int, *, again: bool) -> tuple[Line, tuple[str, ...]]:
+    """(the line at the best point, the factors that stay); if others stay than before, to their best point at once."""
+    point, kept = start() if again else dict.fromkeys(FACTORS, 0.0), tuple(FACTORS)
     everything = np.ones(len(_CASES))
     for turn in range(rounds):
         line = linear(pool, point)
         told(f"round {turn}", line.errors)
-        point = searched(pool, line, solved(line, everything))
-    return linear(pool, point)
+        before, kept = kept, kept_of(line, everything)
+        print(f"factors taken away: {', '.join(name for name in FACTORS if name not in kept)}", flush=True)
+        goal = solved(line, everything, kept)
+        point = searched(pool, line, goal) if kept == before else goal
+    return linear(pool, point), kept
 
 
 def told(title: str, errors: np.ndarray) -> None:
@@ -138,27 +175,29 @@ def told(title: str, errors: np.ndarray) -> None:
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
-def report_of(line: Line) -> dict[str, Any]:
-    """Each factor: how far it is from what was thought, and the groups of rows that say so."""
-    names = list(FACTORS)
+def report_of(line: Line, kept: Sequence[str]) -> dict[str, Any]:
+    """Each factor: how far it is from what was thought, and the groups of rows that say so; `kept`: those that stay."""
+    stay = [list(FACTORS).index(name) for name in kept]
     weights = 1.0 / (SPREAD**2 + line.errors**2)
-    left = line.slopes.T @ (weights[:, None] * line.slopes)
-    spread = np.sqrt(np.diag(np.linalg.inv(left + np.diag([FACTORS[name] ** -2 for name in names]))))
-    told: dict[str, Any] = {}
-    for place, name in enumerate(names):
+    slopes = line.slopes[:, stay]
+    left = slopes.T @ (weights[:, None] * slopes)
+    spread = np.sqrt(np.diag(np.linalg.inv(left + np.diag([FACTORS[name] ** -2 for name in kept]))))
+    told: dict[str, Any] = {name: {"factor": 1.0, "prior_spread": before, "spread": before, "rows_of": {}}
+                            for name, before in FACTORS.items()}
+    for place, name in enumerate(kept):
         shares: Counter[str] = Counter()
-        for case, slope, weight in zip(_CASES, line.slopes[:, place], weights, strict=True):
+        for case, slope, weight in zip(_CASES, slopes[:, place], weights, strict=True):
             shares[case.group] += float(weight * slope**2)
         rows = {group: round(float(share / left[place, place]), 2) for group, share in shares.most_common(4)
                 if left[place, place] and share / left[place, place] > 0.05}
         told[name] = {"factor": round(math.exp(line.point[name]), 3), "prior_spread": FACTORS[name],
-                      "spread": round(float(spread[place]), 3), "rows_of": rows}
+                      "spread": round(float(spread[place]), 3), "rows_of": rows, "is_kept": True}
     return told
 
 
-def write(line: Line) -> None:
+def write(line: Line, kept: Sequence[str]) -> None:
     """The files, each number with the groups that it rests on."""
-    told = report_of(line)
+    told = report_of(line, kept)
     (HERE / "measured" / "fitted.json").write_text(json.dumps(told, indent=1) + "\n")
     point = start()  # as rounded there
     yaml = YAML()
@@ -188,24 +227,28 @@ def _source(told: dict[str, Any], number: Number) -> str:
     for name in number.factors:
         groups.update(told[name]["rows_of"])
     rows = ", ".join(group for group, _ in groups.most_common(4))
-    return f"{number.source}; fitted on rows of {rows}" if rows else f"{number.source}; no row tells"
+    if rows:
+        return f"{number.source}; fitted on rows of {rows}"
+    kept = any(told[name].get("is_kept") for name in number.factors)
+    return f"{number.source}; " + ("no row tells" if kept else "rows left out are not better by a fit")
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="begin where the last fit ended")
     given = parser.parse_args(arguments)
     _CASES.extend(cases())
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        line = fit(pool, given.rounds, again=given.again)
+    with workers(given.processes) as pool:
+        line, kept = fit(pool, given.rounds, again=given.again)
         told("fitted", line.errors)
-        for name, value in report_of(line).items():
+        for name, value in report_of(line, kept).items():
             spreads = f"{value['spread']:5} of {value['prior_spread']}"
             print(f"  {name:24} x {value['factor']:6} +- {spreads} {value['rows_of']}")
         if given.write:
-            write(line)
+            write(line, kept)
 
 
 if __name__ == "__main__":

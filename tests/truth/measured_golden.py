@@ -34,6 +34,9 @@ MODELS = {  # its group, and why it has no scenario
     "t5": (OTHER, "T5 (encoder and decoder)"), "multimodal-llava": (OTHER, "LLaVA (vision tower)"),
     "mimo": (OTHER, "MIMO (vision tower)")}
 """By folder of the case."""
+LOGGED = {"log_num_zeros_in_grad": True}
+"""All cases that train say so (Megatron-LM d98e8a64 `tests/functional_tests/test_cases/*/*/model_config.yaml`); the
+collection leaves it out."""
 TOPOLOGY = {"A100": "dgx-a100", "H100": "dgx-h100", "GB200": "gb200-nvl72"}
 RAN_ON = {"mlm:moe/gpt3_mcore_te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4/dev": "dgx-h100"}
 """Machines of files whose name has none, and which the collection takes for A100. The losses of this one are, digit for
@@ -309,7 +312,7 @@ def scenario(golden):
     return {"model": _model(config, golden["raw_args"]), "framework": config.get("fsdp", "megatron"),
             **_version(golden), "topology": RAN_ON.get(golden["id"], golden["gpu"]), "mesh": _mesh(golden),
             "training": _training(config),
-            "framework_options": _options(config) | _graphs(golden) | _context(golden), **_environment(golden)}
+            "framework_options": _options(config) | _graphs(golden) | _context(golden) | LOGGED, **_environment(golden)}
 
 
 def _version(golden):

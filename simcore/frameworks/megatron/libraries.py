@@ -94,7 +94,8 @@ def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> Ker
         fills=options.get("deterministic_mode") is True,
         waits_for_messages=job.mesh.pp > 1 and schedule(job, options).num_chunks == 1,
         overlapped=_overlapped(options), beside_exchanges=("shared_experts",) * (
-            options.get("moe_shared_expert_overlap") is True) + ("stash",) * (options.get("moe_paged_stash") is True))
+            options.get("moe_shared_expert_overlap") is True) + ("stash",) * (options.get("moe_paged_stash") is True),
+        counts_zeros=options.get("log_num_zeros_in_grad") is True)
 
 
 def _overlapped(options: dict[str, object]) -> tuple[str, ...]:

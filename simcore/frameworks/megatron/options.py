@@ -61,6 +61,7 @@ OPTIONS = {
     "defer_embedding_wgrad_compute": (True, False),
     "wgrad_deferral_limit": (int,),
     "deterministic_mode": (True, False),
+    "log_num_zeros_in_grad": (True, False),
     "tp_comm_overlap": (True, False),
     "moe_shared_expert_overlap": (True, False),
     "use_layer_wise_param_layout": (True, False),

@@ -14,6 +14,11 @@ inputs and of gradients go through a random Hadamard transform of 16 values; gra
 the same kernels. `pytorch/csrc/quantizer.cpp`, NVFP4Quantizer::quantize_impl: one kernel reads a tensor for its two
 maxima, a second makes both copies; where rows are no multiple of 64 or columns none of 128 (experts: 128), two kernels
 more write the transform in bf16 and read it. Weights have no transform. Norms put out bf16, which is quantised then.
+
+[Note: parts]
+Of a tensor in parts, one an expert, each part is quantised by a kernel of its own (`csrc/extensions/cast.cpp`,
+multi_tensor_quantize_impl: "Quantize kernels individually"; 2.8 and 2.9 too), for which a quantiser is converted and a
+tensor of Python is made. In one go are delayed scaling, and nvfp4 but for weights.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ Producer = Literal["", "norm", "activation"]
 """Kernel that made a tensor, and quantises it as it writes; "" does not."""
 _WRITES: Final = {"norm": ("delayed",), "activation": ("delayed", "mxfp8")}
 """Recipes whose copies a producer writes itself."""
+_IN_ONE_GO: Final = ("delayed", "nvfp4")
+"""Recipes that quantise all parts of a tensor by one kernel, see [Note: parts]."""
 
 
 @dataclass(slots=True)
@@ -67,7 +74,8 @@ class Quantizer:
         `squares`: the matrix is a weight: blockwise scales are of 128 x 128 blocks, and nvfp4 has no Hadamard
         transform. One kernel writes both; a scale of the tensor that there is now needs the maximum first, which reads
         it once more (Float8CurrentScalingQuantizer, NVFP4Quantizer). Without `kernels` another kernel has written them.
-        `producer`: see [Note: fused casts]. `filled`: rows of a matrix that have values, 0 for all.
+        `producer`: see [Note: fused casts]. `filled`: rows of a matrix that have values, 0 for all. The host issues a
+        kernel for each matrix: [Note: parts].
         """
         scaling, read = self.scaling, dtype_bytes(self.dtype)
         num_elements = copies * (filled or rows) * columns
@@ -79,15 +87,16 @@ class Quantizer:
         first = copy("fp8", along_columns=False) if forward or not scaling.has_columns else None
         second = copy("fp8_columns", along_columns=True) if backward and scaling.has_columns else None
         written = sum(made.nbytes for made in (first, second) if made) * (filled or rows) // rows
+        launches = 1 if scaling.recipe in _IN_ONE_GO and not squares else copies
         if producer and scaling.recipe in _WRITES[producer]:
             if second is not None and scaling.is_per_tensor:
-                self._pass(num_elements, 2 * written if first is None else written)
+                self._pass(num_elements, 2 * written if first is None else written, launches)
         elif kernels:
             if scaling.takes_maximum and not (producer and scaling.recipe == "tensorwise"):
-                self._pass(num_elements, read * num_elements)
+                self._pass(num_elements, read * num_elements, launches)
             if second is not None and scaling.recipe == "nvfp4" and not squares:
                 self._transformed(rows, columns, copies)
-            self._pass(num_elements, read * num_elements + written)
+            self._pass(num_elements, read * num_elements + written, launches)
         return Quantized(first, second)
 
     def _transformed(self, rows: int, columns: int, copies: int) -> None:
@@ -97,6 +106,6 @@ class Quantizer:
             self._pass(wide.numel, 2 * wide.nbytes)
             self._pass(wide.numel, wide.nbytes)
 
-    def _pass(self, num_elements: int, num_bytes: int) -> None:
-        """A kernel, which costs the host no more than one of torch's operators: it is issued from C++."""
-        self.tape.compute(Kernel.ELEMENTWISE, num_elements, num_bytes, 1)
+    def _pass(self, num_elements: int, num_bytes: int, launches: int = 1) -> None:
+        """Kernels, each of which costs the host no more than one of torch's operators: they are issued from C++."""
+        self.tape.compute(Kernel.ELEMENTWISE, num_elements, num_bytes, launches)

@@ -15,6 +15,7 @@ __all__ = ["FSDP", "OF_EXPERTS", "STASH", "SWITCHES", "SWITCHES_OF_BUFFERS", "wr
 _OPTION: Final = "framework_options."
 SWITCHES: Final = {  # option: (field, as the simulation has it)
     "deterministic_mode": ("deterministic_mode", False),
+    "log_num_zeros_in_grad": ("log_num_zeros_in_grad", False),
     "masked_softmax_fusion": ("masked_softmax_fusion", True),
     "gradient_accumulation_fusion": ("gradient_accumulation_fusion", True),
     "create_attention_mask": ("create_attention_mask_in_dataloader", False),

@@ -49,3 +49,17 @@ def test_a_host_that_waits_for_messages_makes_the_bubble_longer(monkeypatch: pyt
 def test_deterministic_mode_slows_the_host() -> None:
     assert _libraries({}, options={"deterministic_mode": True}).fills
     assert not _libraries({}).fills
+
+
+def test_statistics_of_tensors_cost_the_host_once_a_step() -> None:
+    """Megatron-LM `optimizer.count_zeros` goes over all gradients, whatever the number of microbatches."""
+    host = load_efficiency("h100").host
+    assert not _libraries({}).counts_zeros
+    for microbatches in (1, 2):
+        plain, logged = (
+            simulate(small.scenario("megatron", {}, model=DEEP, microbatches=microbatches, options=options))
+            for options in ({}, {"log_num_zeros_in_grad": True}))
+        assert plain.time is not None
+        assert logged.time is not None
+        assert logged.time.step_s - plain.time.step_s == pytest.approx(host.statistics.si, abs=1e-8)
+        assert logged.ranks == plain.ranks

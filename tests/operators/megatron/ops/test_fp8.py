@@ -175,6 +175,16 @@ def test_one_kernel_casts_along_rows_and_columns(recipe: str, kernels: int, move
     assert sum(r[5] for r in rows) == pytest.approx(moved * FFN * T, rel=1e-6)
 
 
+@pytest.mark.parametrize(("recipe", "kernels", "launches"), [
+    ("mxfp8", 1, 16), ("tensorwise", 2, 16), ("blockwise", 1, 16), ("delayed", 1, 1)])
+def test_rows_of_each_expert_are_quantised_by_kernels_of_their_own(recipe: str, kernels: int, launches: int) -> None:
+    """Nano over ep 8 has 16 experts a rank: launches for the input of fc2, in operators of torch."""
+    rows = record(MOE8, run8(MOE8, recipe, ep=8), {}, {}).forward.rows
+    casts = [r for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE and r[3] == 6 * T * 1856
+             and r[4] >> MODULE_BITS]
+    assert [r[4] >> MODULE_BITS for r in casts] == [launches] * kernels
+
+
 @pytest.mark.parametrize(("dispatcher", "sent", "each"), [("alltoall", 8 * 128, 256), ("flex", 1000, 256)])
 def test_padded_rows_are_sent_too(dispatcher: Dispatcher, sent: int, each: int) -> None:
     """8 experts over ep 2: 500 tokens, 2 a token, are 125 rows for each expert, 250 of both senders."""
