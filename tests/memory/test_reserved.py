@@ -45,7 +45,7 @@ def shares() -> dict[str, list[float]]:
 
 
 def test_the_constants_are_those_of_the_rows() -> None:
-    """Of the runs with ordinary segments, and of those with expandable ones."""
+    """Those with ordinary segments, and those with expandable ones."""
     found = shares()
     assert {group: len(rows) for group, rows in found.items()} == GROUPS
     ordinary, expandable = found["simumax-b200"], found["mbridge-card"]

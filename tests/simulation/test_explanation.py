@@ -126,9 +126,9 @@ def test_phases_are_told_in_the_order_of_time_with_what_they_do(base: dict[str, 
 def test_a_rank_that_ends_early_waits_for_the_others() -> None:
     made = phased(GRPO)
     assert made.time is not None
-    late = made.model_copy(update={"time": made.time.model_copy(update={"step_s": made.time.step_s + 1})})
+    late = made.model_copy(update={"time": made.time.model_copy(update={"step_s": made.time.step_s + 1.5})})
     assert explain_step(late).inside[-1].words == "waits for slower ranks"
-    assert explain_step(late).inside[-1].amount == format_seconds(1.0)
+    assert explain_step(late).inside[-1].amount == format_seconds(1.5)
     assert explain_step(made).inside[-1].words.startswith("training")
 
 

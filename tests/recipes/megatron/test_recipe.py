@@ -126,15 +126,15 @@ def test_an_origin_is_the_line_of_the_argument(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("row", "gpus", "changes"), [
     ("gpt/gpt3_mcore_te_tp2_pp2/dev_dgx_a100", 8, {
         "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "deterministic_mode": True,
-        "no_gradient_accumulation_fusion": True, "attention_backend": "unfused"}),
+        "no_gradient_accumulation_fusion": True, "attention_backend": "unfused", "log_num_zeros_in_grad": True}),
     ("gpt/gpt3_mcore_te_tp4_pp1_qk_layernorm_test_mode/dev_dgx_a100", 8, {
         "tensor_model_parallel_size": 4, "qk_layernorm": True, "deterministic_mode": True,
-        "no_gradient_accumulation_fusion": True, "attention_backend": "unfused"}),
+        "no_gradient_accumulation_fusion": True, "attention_backend": "unfused", "log_num_zeros_in_grad": True}),
     ("moe/gpt3_mcore_tp2_pp2_ep2_te_4experts2parallel/dev_dgx_a100", 8, {
         "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "sequence_parallel": True,
         "num_experts": 4, "expert_model_parallel_size": 2, "moe_router_topk": 1, "disable_bias_linear": True,
         "deterministic_mode": True, "no_gradient_accumulation_fusion": True, "transformer_impl": "local",
-        "attention_backend": "unfused", "no_bias_gelu_fusion": True}),
+        "attention_backend": "unfused", "no_bias_gelu_fusion": True, "log_num_zeros_in_grad": True}),
 ])
 def test_a_case_of_megatrons_tests_is_its_row_of_measured_runs(tmp_path: Path, row: str, gpus: int,
                                                                changes: dict[str, Any]) -> None:
