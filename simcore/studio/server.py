@@ -25,8 +25,8 @@ __all__ = ["MOST_SEARCHES", "Lanes", "app"]
 
 _LANES: Final[Mapping[str, tuple[str, ...]]] = {
     "quick": ("view", "answer"),
-    "side": ("catalogue", "scenario", "import", "memory", "legal", "pictures", "options", "figure", "formats", "convert",
-             "explain", "compare"),
+    "side": ("catalogue", "scenario", "import", "memory", "legal", "pictures", "options", "figure", "formats",
+             "convert", "explain", "compare"),
     "long": ("measured", "limit", "advice")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
 _SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps")
