@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from reports import a_rank, a_report
 from simcore.units import GIB
@@ -10,7 +11,7 @@ from viz.charts.class_bars import Mark, class_bars, drawn_categories
 from viz.markup import Markup
 
 
-def drawn(*marks: Mark, **changes: object) -> Markup:
+def drawn(*marks: Mark, **changes: Any) -> Markup:
     chart = class_bars(a_report(**changes), "bars", marks)
     assert chart is not None
     return chart
