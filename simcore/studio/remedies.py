@@ -23,6 +23,8 @@ __all__ = ["advice", "beside", "compared", "limit"]
 _MOST: Final = 5
 """Jobs side by side: four pins and the job in view."""
 _MOST_MARKS: Final = 3
+_TOTALS: Final = ("peak", "needed", "allocated")
+"""Words in the names of quantities that say how full a device was."""
 
 
 def advice(question: Question) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def beside(question: Question) -> dict[str, Any]:
         raise InputError(Problem("content", "expected a file as base64")) from None
     found = beside_scenario(content, question.name, question.scenario)
     marks = [{"words": row.what, "num_bytes": row.measured} for one in found for row in one.quantities
-             if row.unit == "bytes" and row.measured and "peak" in row.what]
+             if row.unit == "bytes" and row.measured and any(word in row.what for word in _TOTALS)]
     return {"parts": {"measured": "".join(map(_table, found))}, "marks": marks[:_MOST_MARKS]}
 
 

@@ -24,9 +24,9 @@ from viz.stylesheet import stylesheet
 __all__ = ["MOST_SEARCHES", "Lanes", "app"]
 
 _LANES: Final[Mapping[str, tuple[str, ...]]] = {
-    "quick": ("view", "answer", "memory", "pictures"),
-    "side": ("catalogue", "scenario", "import", "legal", "options", "figure", "formats", "convert", "explain",
-             "compare"),
+    "quick": ("view", "answer"),
+    "side": ("catalogue", "scenario", "import", "memory", "legal", "pictures", "options", "figure", "formats",
+             "convert", "explain", "compare"),
     "long": ("measured", "limit", "advice")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
 _SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps")
@@ -39,7 +39,7 @@ class Lanes:
     """The worker processes of a studio, by name."""
 
     def __init__(self, limit_s: float = 60.0) -> None:
-        self._lanes = {name: Lane(kinds, limit_s, warm=name == "quick") for name, kinds in _LANES.items()}
+        self._lanes = {name: Lane(kinds, limit_s, warm=name != "long") for name, kinds in _LANES.items()}
         self.searches: set[Searching] = set()
 
     def of(self, kind: str) -> Lane | None:

@@ -39,6 +39,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        listening.listen()  # so that the link works as soon as it is said
     except OSError as error:
         listening.close()
         raise InputError(Problem(f"--host {host} --port {port}", f"cannot listen there: {error.strerror}")) from None

@@ -121,7 +121,8 @@ def test_6_two_frameworks_side_by_side(page: Page) -> None:
         page.set("framework", "fsdp2")
         page.click("#pin")
         page.set("framework", "megatron")
-        page.until("/USD/.test((document.querySelector('.versus') || {}).innerText)", LONG_S)
+        page.until("/megatron/.test((document.querySelector('.versus') || {}).innerText)", LONG_S)
+        assert "USD" in page.text(".versus")
 
 
 def test_7_my_recipe(page: Page) -> None:

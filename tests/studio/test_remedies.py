@@ -48,6 +48,7 @@ def test_a_failure_stands_beside_the_job_and_on_its_bars(asked: Asked) -> None:
             b"74.10 GiB is allocated by PyTorch, and 2.40 GiB is reserved by PyTorch but unallocated.\n")
     answer = asked("measured", values=JOB, name="error.txt", content=base64.b64encode(text).decode())
     assert "error.txt" in answer["parts"]["measured"]
+    assert [mark["words"] for mark in answer["marks"]] == ["allocated, and asked for", "needed, at least"]
     marks = [{"words": "peak <b>", "num_bytes": 2**36}]
     assert "measured: peak &lt;b&gt; 64.00 GiB" in asked("view", values=JOB, marks=marks)["parts"]["bars"]
 

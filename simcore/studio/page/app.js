@@ -1,6 +1,6 @@
 /* The studio: one job, its address, and the questions that a change asks, the newest only. */
 import { Copies } from "./copies.js";
-import { Problems, Superseded, ask } from "./door.js";
+import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
 import { Form } from "./form.js";
 import { clear, fill, make, notice, stale } from "./panels.js";
@@ -10,6 +10,7 @@ import { tree } from "./steps.js";
 import { Versus } from "./versus.js";
 
 const IDLE_MS = 400;
+const AGAIN_MS = 1500;
 const busy = document.getElementById("busy");
 const state = { job: {}, files: {}, pins: [], marks: [] };
 const opened = new Set(); /* pictures that are drawn on demand */
@@ -27,7 +28,7 @@ const told = (error) => {
   if (error instanceof Superseded) return;
   has_failed = true;
   busy.textContent = "";
-  notice(error instanceof Problems ? error.message : `The page has a fault: ${error.message}`);
+  notice(error instanceof Problems || error instanceof Away ? error.message : `The page has a fault: ${error.message}`);
 };
 
 /* Asks until the answer in view is that of the newest job. */
@@ -37,7 +38,12 @@ const refresh = async () => {
   try {
     for (let number = 0; number !== wanted;) {
       number = wanted;
-      try { shown(await ask("view", { ...question(), marks: state.marks }), number); } catch (error) { if (number === wanted) told(error); }
+      try { shown(await ask("view", { ...question(), marks: state.marks }), number); } catch (error) {
+        if (number !== wanted) continue;
+        told(error);
+        if (error instanceof Away) setTimeout(() => { if (number === wanted) again(); }, AGAIN_MS);
+        return;
+      }
     }
   } finally { is_asking = false; }
   later(wanted);
@@ -65,7 +71,7 @@ const shown = (answer, number) => {
 
 /* What may come after the first picture: legal values, memory and streams, changes that make it fit, pins. */
 const later = async (number) => {
-  const when = (kind, then, fields = {}) => (number === wanted ? ask(kind, { ...question(), ...fields }).then((answer) => { if (number === wanted) then(answer); }).catch((error) => { if (number === wanted && !(error instanceof Problems)) told(error); }) : null);
+  const when = (kind, then, fields = {}) => (number === wanted ? ask(kind, { ...question(), ...fields }).then((answer) => { if (number === wanted) then(answer); }).catch((error) => { if (number === wanted && !(error instanceof Problems) && !(error instanceof Away)) told(error); }) : null);
   const is_drawn = state.answer && state.answer.status === "ok";
   if (is_drawn && !opened.has("memory")) await when("memory", (answer) => {
     fill(answer);
@@ -92,6 +98,13 @@ const change = (changes) => {
   let { job } = state;
   for (const [key, value] of Object.entries(changes)) job = with_value(job, key, value === null && key !== "mesh.etp" ? undefined : value);
   take(job);
+};
+
+/* Asks for the same job once more. */
+const again = () => {
+  wanted += 1;
+  changed_at = performance.now();
+  refresh();
 };
 
 const take = (job, files = state.files) => {
@@ -183,7 +196,7 @@ const start = async () => {
   form = new Form(document.getElementById("form"), catalogue, change,
     async (framework) => (await ask("options", { framework })).options);
   versus = new Versus(state, take, write, () => state.files);
-  new Files(state, take, () => { wanted += 1; changed_at = performance.now(); refresh(); });
+  new Files(state, take, again);
   new Search(document.getElementById("searching"), catalogue, question, change);
   new Copies(state, question);
   if (found && !(found instanceof Error)) follow(found);

@@ -11,6 +11,9 @@ if (given) {
 
 export class Superseded extends Error {}
 
+/* Raised where the studio cannot be reached: it may come back. */
+export class Away extends Error {}
+
 export class Problems extends Error {
   constructor(problems) {
     super(problems.map((one) => one.message).join("; "));
@@ -25,7 +28,7 @@ export const request = async (kind, fields, signal) => {
     return await fetch(`/api/${kind}`, { method: "POST", headers, body: JSON.stringify({ tab, ...fields }), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problems([{ where: "", message: "The studio does not answer. Is it still running? Your job is in the address, nothing is lost.", rule: "" }]);
+    throw new Away("The studio does not answer. Is it still running? Your job is in the address, nothing is lost; the page asks again until it answers.");
   }
 };
 

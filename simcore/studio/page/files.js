@@ -1,5 +1,5 @@
 /* Files that are dropped or opened: scenarios, recipes, a model's config.json, measured runs. */
-import { Problems, ask } from "./door.js";
+import { Away, Problems, ask } from "./door.js";
 import { clear, fill, make, notice } from "./panels.js";
 
 const LARGEST = 45 * 2 ** 20;
@@ -43,7 +43,7 @@ export class Files {
       else if (list.length === 1) await this.run(list[0]);
       else throw new Problems([{ message: "A measured run is one file: a snapshot, a log, or the text of an error." }]);
     } catch (error) {
-      if (!(error instanceof Problems)) throw error;
+      if (!(error instanceof Problems) && !(error instanceof Away)) throw error;
       notice(`${list.map((file) => file.name).join(", ")}: ${error.message}`);
     }
   }

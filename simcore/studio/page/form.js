@@ -30,6 +30,7 @@ export class Form {
     this.change = change; /* called with {key: value}; undefined removes a key */
     this.options_of = options_of; /* of a framework: a promise of its options */
     this.options = new Map();
+    this.kept = new Set(); /* keys that a user asked for, which stay without a value */
     this.job = {};
     this.fields = new Map();
     this.steppers = new Map();
@@ -207,6 +208,7 @@ export class Form {
     list.replaceChildren(...hits.map((one) => {
       const button = make("button", { type: "button" }, make("code", { textContent: one.key }), make("span", { className: "note", textContent: one.says }));
       button.addEventListener("click", () => {
+        this.kept.add(one.key);
         this.add(one.key);
         list.replaceChildren();
         this.fields.get(one.key).input.focus();
@@ -224,6 +226,7 @@ export class Form {
     const away = make("button", { type: "button", textContent: "\u00d7", ariaLabel: `leave out ${key}` });
     away.addEventListener("click", () => {
       this.fields.delete(key);
+      this.kept.delete(key);
       row.remove();
       this.change({ [key]: undefined });
     });
@@ -237,7 +240,13 @@ export class Form {
     this.job = job;
     const mesh = job.mesh || {};
     this.mesh = { pp: 1, dp_replicate: 1, dp_shard: 1, cp: 1, tp: 1, ep: 1, etp: null, ...mesh };
-    for (const key of leaves(job)) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "name") this.add(key);
+    const there = new Set(leaves(job));
+    for (const [key, { row }] of this.fields) {
+      if (!this.added.contains(row) || there.has(key) || this.kept.has(key)) continue;
+      this.fields.delete(key);
+      row.remove();
+    }
+    for (const key of there) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "name") this.add(key);
     for (const key of this.fields.keys()) this.show_value(key);
     this.show_steppers();
   }
