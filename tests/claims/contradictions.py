@@ -161,8 +161,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("X5", "80 GB, in which unit.", REFUTED,
           "Units of 2^30: a card of 80 GB gives a program more than 80e9 bytes.", _units),
     Claim("X6", "2 to 4 GB of overhead, sometimes left out.", REFUTED,
-          "CUDA context, NCCL's buffers, dispatcher and what the allocator cannot use: less with DeepEP, more with the "
-          "default dispatcher, whose sends and receives have a buffer for each peer.", overhead_gb),
+          "CUDA context, NCCL's buffers, dispatcher and what the allocator cannot use: 2 GB with DeepEP, more than 4 "
+          "with the default dispatcher, whose sends and receives have a buffer for each peer.", overhead_gb),
     Claim("X7", "Adapters lie on all ranks, or are split over ep.", REFUTED,
           "On all ranks they do not: Automodel splits those of experts over ep, Megatron gives each rank its own.",
           _copies_of_adapters),

@@ -187,7 +187,7 @@ def _sheet() -> Sequence[Figure]:
     rows = (("7 B", "llama-2-7b", (1, 2), f"ceil(16*6.738e9/{room}*(34*8192 + 12*32000)))"),
             ("13 B", "llama-2-13b", (2, 3), f"ceil(16*13.016e9/{room}*(42*10240 + 12*32000)))"),
             ("70 B", "llama-2-70b", (15, 16), f"ceil(16*68.977e9/{room}*(82*16384 + 12*32000) - 2e9))"),
-            ("405 B", LARGEST, (126, 127), f"ceil(16*405.85e9/{room}*126*32768 - 2*3.188e9 - 4*16384*53248 - 2e9))"))
+            ("405 B", LARGEST, (127, 128), f"ceil(16*405.85e9/{room}*126*32768 - 2*3.188e9 - 4*16384*53248 - 2e9))"))
     largest = "(card - ctx - nccl)/frag - 1e9 - 4096*(126*32768 + 2*W) - 4*W*16384 - 2*3.188e9"
     lora = "(card - ctx - nccl)/frag - 4096*76*20480 - 6*W*10240 - 1e9"
     return [*(Figure(f"full, {size}", None, _fewest(model, counts), hand, None) for size, model, counts, hand in rows),

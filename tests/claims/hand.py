@@ -54,7 +54,7 @@ SYMBOLS: Final[Mapping[str, tuple[float, str]]] = {
     "W": (128_256, "words of Llama 3's vocabulary"),
     "B": (_LLAMA, "Llama-3.2-3B, its embedding tied to the head"),
     "Q": (_QWEN, "Qwen2.5-3B, its embedding tied to the head"),
-    "frag": (1.033, "allocated memory with what the allocator cannot use, in measured runs"),
+    "frag": (1.038, "allocated memory with what the allocator cannot use, in measured runs"),
     "card": (79.1 * 2**30, "bytes of an H100 of 80 GB, the total capacity that torch names"),
     "ctx": (0.551e9, "bytes of a CUDA context"),
     "libs": (0.42e9, "bytes of DeepEP's buffer by its size hint for 8 ranks (32 MiB and 10 channels x 8 ranks x 256 "
