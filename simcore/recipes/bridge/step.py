@@ -146,11 +146,8 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
         draft.default(f"{_OPTION}fp4_param_gather", False, f"Bridge {COMMIT}",  # noqa: FBT003 - a value
                       "training/mixed_precision.py, MixedPrecisionConfig")
     _read_single(reader, draft, on=on)
-    further = reader.flag("model.keep_mtp_spec_in_bf16")
-    if further is not None and further.value and on:
-        draft.put(f"{_OPTION}keep_mtp_spec_in_bf16", further)
-    else:
-        draft.idle(further, "everything is in bf16")
+    draft.idle(reader.flag("model.keep_mtp_spec_in_bf16"), "a field of HybridModelProvider that neither Bridge nor "
+               "Megatron-LM d98e8a64 reads: multi-token prediction computes as the layers do")
     ends = reader.flag("model.first_last_layers_bf16")
     draft.idle(ends, "mixed_precision says it")
     for count in (reader.integer(f"mixed_precision.num_layers_at_{end}_in_bf16") for end in ("start", "end")):
