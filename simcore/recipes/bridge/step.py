@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.frameworks.megatron.pipeline_layout import num_chunks
 from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.stash import read_stash
@@ -336,10 +337,15 @@ def read_graphs(reader: Reader, draft: Draft) -> None:
 
 
 def read_stages(reader: Reader, draft: Draft) -> None:
-    """Writes virtual stages, or a layout of the pipeline, which says them."""
+    """Writes virtual stages, or a layout of the pipeline, which says them; both must agree."""
     layout, chunks = (reader.take("model.pipeline_model_parallel_layout"),
                       reader.integer("model.virtual_pipeline_model_parallel_size"))
     if layout is not None:
+        stages, pp = num_chunks(layout.value), reader.look("model.pipeline_model_parallel_size")
+        if chunks is not None and isinstance(pp, int) and pp > 0 and stages % pp == 0 and stages != pp * chunks.value:
+            draft.fail(chunks.where, f"virtual_pipeline_model_parallel_size conflicts with pipeline_model_parallel_layout"
+                       f", which has {stages} chunks: {chunks.value} x {pp} stages (Megatron-LM d98e8a64 "
+                       "transformer/transformer_config.py:2280)")
         draft.put(f"{_OPTION}pipeline_model_parallel_layout", layout)
         draft.use(chunks)
     elif chunks is not None and chunks.value > 1:

@@ -57,9 +57,9 @@ def check_fuser(job: Job, options: dict[str, object], narrow: Collection[int]) -
     again = isinstance(recomputed, tuple) and "moe_act" in recomputed
     is_one = job.narrow == "fp4" or options.get("fp8_recipe") == "mxfp8"
     if again and (not is_one or _in_16_bits(job, narrow)):
-        raise job.illegal(key, "activation_recompute_in_mlp=True requires the fused grouped MLP path, which is for mxfp8 "
-                          "and nvfp4", "TransformerEngine d0067d0d pytorch/ops/basic/activation.py:405, swiglu.py:523, "
-                          "pytorch/ops/fused/grouped_mlp.py:843")
+        raise job.illegal(key, "activation_recompute_in_mlp=True requires the fused grouped MLP path, which is for "
+                          "mxfp8 and nvfp4", "TransformerEngine d0067d0d pytorch/ops/basic/activation.py:405, "
+                          "swiglu.py:523, pytorch/ops/fused/grouped_mlp.py:843")
     if options.get("fp8_recipe") != "mxfp8":
         raise job.not_yet(key, "experts of TransformerEngine's operations in other formats than mxfp8")
     if again and options.get("moe_paged_stash") and any(not block.gated for block in blocks if isinstance(block, Moe)):
