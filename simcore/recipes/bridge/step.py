@@ -343,9 +343,9 @@ def read_stages(reader: Reader, draft: Draft) -> None:
     if layout is not None:
         stages, pp = num_chunks(layout.value), reader.look("model.pipeline_model_parallel_size")
         if chunks is not None and isinstance(pp, int) and pp > 0 and stages % pp == 0 and stages != pp * chunks.value:
-            draft.fail(chunks.where, f"virtual_pipeline_model_parallel_size conflicts with pipeline_model_parallel_layout"
-                       f", which has {stages} chunks: {chunks.value} x {pp} stages (Megatron-LM d98e8a64 "
-                       "transformer/transformer_config.py:2280)")
+            draft.fail(chunks.where, "virtual_pipeline_model_parallel_size conflicts with "
+                       f"pipeline_model_parallel_layout, which has {stages} chunks: {chunks.value} x {pp} stages "
+                       "(Megatron-LM d98e8a64 transformer/transformer_config.py:2280)")
         draft.put(f"{_OPTION}pipeline_model_parallel_layout", layout)
         draft.use(chunks)
     elif chunks is not None and chunks.value > 1:
