@@ -44,6 +44,7 @@ UPSTREAMS_OWN: Final = {
     "fp8 by mxfp8: device compute capability": "TransformerEngine `pytorch/quantization.py`, _compute_mxfp8_support",
     "compute: NVIDIA H100 80GB HBM3 does not compute in fp4": "TransformerEngine `pytorch/quantization.py`, "
                                                               "_compute_nvfp4_support",
+    "virtual_pipeline_model_parallel_size conflicts with": "Megatron-LM `core/transformer/transformer_config.py:2280`",
     "MoE with tensor parallelism trains only with sequence": "Megatron-LM `core/transformer/moe/moe_layer.py:636`",
     "the recipe has no sizes of its own": "Megatron-LM `core/transformer/transformer_config.py:1456`",
 }

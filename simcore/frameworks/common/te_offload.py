@@ -13,6 +13,7 @@ from typing import Final
 from simcore.models.blocks import Attention, LatentAttention, LayerKind, Mamba2, Moe
 from simcore.placement.framework import LayerOffload, ModuleOffload
 from simcore.placement.job import Job
+from simcore.placement.libraries import FULL_ITERATION
 
 __all__ = ["OPTIONS", "activation_offload", "assumptions"]
 
@@ -60,8 +61,8 @@ def activation_offload(job: Job, options: dict[str, object]) -> LayerOffload | M
 
 
 def _check_both(job: Job, options: dict[str, object]) -> None:
-    if options.get("cuda_graph_impl") == "full_iteration":
-        raise job.not_yet(_KEY, "activations that leave inside a CUDA graph of the whole step")
+    if options.get("cuda_graph_impl") == FULL_ITERATION and not options.get(FINE):
+        raise job.not_yet(_KEY, "layers that leave inside a CUDA graph of the whole step")
     if options.get("overlap_moe_expert_parallel_comm"):
         raise job.not_yet(_KEY, "activations on the host with overlap_moe_expert_parallel_comm, which runs layers in "
                           "parts")
@@ -111,7 +112,7 @@ def _check_modules(job: Job, options: dict[str, object], modules: tuple[str, ...
         _check_experts(job, options, experts)
     captured = options.get("cuda_graph_modules", options.get("cuda_graph_scope", ()))
     graphs = {captured} if isinstance(captured, str) else set(map(str, captured if isinstance(captured, list) else ()))
-    if options.get("cuda_graph_impl", "none") != "none" and (
+    if options.get("cuda_graph_impl", "none") not in ("none", FULL_ITERATION) and (
             not graphs or graphs & {"full", "moe"} or ("core_attn" in modules and "attn" in graphs)):
         raise job.not_yet(key, "modules on the host that CUDA graphs capture")
 

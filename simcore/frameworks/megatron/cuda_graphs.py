@@ -99,6 +99,10 @@ def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, s
     made = (("cuda graphs", f"{peak}; pools may add {pools} (in band)",
              "assumed", f"{_RULE}:769; TransformerEngine pytorch/graph.py"),
             ("cuda graphs hold", ", ".join(found), "derived", "core 0.16.1 transformer_layer.py:942"))
+    if FULL_ITERATION in found and options.get("fine_grained_activation_offloading"):
+        return (*made, ("cuda graphs with modules on the host", "pools use again what has left "
+                        "(graph_capture_record_stream_reuse:True)", "assumed", "main 2026-08-22 transformer_config.py"
+                        ":2967 asks for fine_grained_offloading_max_inflight_offloads: the copies are waited for"))
     if _scope(job, options) or FULL_ITERATION in found or not job.has_experts or _pads(job):
         return made
     return (*made, ("cuda graphs of whole layers", "all but the exchange of tokens and the experts", "assumed",

@@ -47,6 +47,7 @@ __all__ = [
     "Fp8",
     "check_shapes",
     "fp8_of",
+    "narrow_layers",
     "quantized",
     "with_format",
 ]
@@ -308,15 +309,23 @@ def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) ->
     Copies of weights that outlast a pass, and scales, are added as buffers. `cut`: data of rows and columns are in
     buckets that ranks share, see `megatron_fsdp/table.py`.
     """
-    inner = set(graph.blocks[made.start:graph.num_blocks - made.end])
-    # Modules of multi-token prediction know no first and last (core `multi_token_prediction.py:772`).
-    inner |= {layer.index for layer in graph.layers
-              if isinstance(graph.kinds[layer.kind].block, Mtp) and not made.further_in_bf16}
+    inner = narrow_layers(graph, made)
     parts = [(layer, replace(graph.kinds[layer.kind], fp8=layer.index in inner)) for layer in graph.layers]
     kinds = tuple(dict.fromkeys(kind for _, kind in parts))
     specs = {kind: graph.tensors[layer.kind] for layer, kind in parts}
     tensors = tuple(_specs(kind, specs[kind], mesh, made, cut=cut) for kind in kinds)
     return graph.with_kinds(kinds, tensors, [kinds.index(kind) for _, kind in parts])
+
+
+def narrow_layers(graph: ModelGraph, made: Fp8 | None) -> set[int]:
+    """Returns the numbers of layers that compute in fp8 or fp4; none without settings.
+
+    Modules of multi-token prediction know no first and last (core `multi_token_prediction.py:772`).
+    """
+    if made is None:
+        return set()
+    further = {layer.index for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, Mtp)}
+    return set(graph.blocks[made.start:graph.num_blocks - made.end]) | (set() if made.further_in_bf16 else further)
 
 
 def _specs(kind: LayerKind, specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, cut: bool) -> tuple[

@@ -13,7 +13,7 @@ from typing import Final
 from simcore.errors import IllegalLayout
 from simcore.placement.job import Job
 
-__all__ = ["OPTION", "chunks_of"]
+__all__ = ["OPTION", "chunks_of", "num_chunks"]
 
 OPTION: Final = "pipeline_model_parallel_layout"
 _INSTEAD: Final = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
@@ -44,6 +44,14 @@ def chunks_of(job: Job, options: dict[str, object]) -> list[str]:
     return chunks
 
 
+def num_chunks(given: object) -> int:
+    """Returns the number of chunks of a layout, a text or a list, which need not be valid."""
+    if isinstance(given, list):
+        return len(given)
+    text = _plain(str(given).replace(",", ""))
+    return 0 if text is None else text.count("|") + 1
+
+
 def _listed(job: Job, given: list[object]) -> list[str]:
     """A list of chunks, each a list of words, as Bridge's recipes have it."""
     if not all(isinstance(chunk, list) and all(isinstance(word, str) for word in chunk) for chunk in given):
@@ -56,11 +64,19 @@ def _listed(job: Job, given: list[object]) -> list[str]:
 
 
 def _unrolled(job: Job, text: str) -> str:
+    plain = _plain(text)
+    if plain is None:
+        raise _illegal(job, f"more than {_MOST:,} layers", "no model has so many")
+    return plain
+
+
+def _plain(text: str) -> str | None:
+    """The layout without repeats; None if it is longer than what is looked at."""
     for pattern in _REPEATS:
         length = sum(len(part) * (int(times) if len(times) < _DIGITS else _MOST + 1)
                      for part, times in re.findall(pattern, text))
         if length > _MOST:
-            raise _illegal(job, f"more than {_MOST:,} layers", "no model has so many")
+            return None
         text = re.sub(pattern, lambda found: found[1] * int(found[2]), text)
     return text
 

@@ -17,7 +17,7 @@ from simcore.frameworks.common.te_offload import activation_offload
 from simcore.frameworks.common.te_offload import assumptions as offload_assumptions
 from simcore.frameworks.megatron.checks import check, check_overlap, check_registered
 from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
-from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
+from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, narrow_layers, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import dealt
@@ -85,7 +85,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
     check_shared_overlap(job, options)
     training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
-    check_fuser(job, options)
+    check_fuser(job, options, narrow_layers(job.graph, fp8))
     policies, offload = rules(job, made), activation_offload(job, options)
     _note_defaults(job)
     return _with_kept_inputs(job.graph, Framework(

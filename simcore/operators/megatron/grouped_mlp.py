@@ -58,9 +58,13 @@ def _in_one(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Ten
 
     The first GEMM's epilogue is activation, probabilities and cast for the second; in backward the second's is their
     gradient and the cast for the first. What is kept is taken to be the same, without the halves of a clamp.
+
+    Under recompute `moe_act` the second's input is not kept if the activation is relu^2: the GEMM that makes the
+    activation's gradient writes its columns again. SwiGLU's is kept all the same (d0067d0d `ops/fused/grouped_mlp.py`
+    :1756, recompute_srelu_fc2_x), also in a layer that runs again.
     """
     first, second = "mlp.experts.linear_fc1", "mlp.experts.linear_fc2"
-    filled = rows.computed if rows.room else 0
+    filled, again = rows.computed if rows.room else 0, not block.gated and c.recomputes("moe_act")
     x = group_start(c, x)
     inner = grouped(c, first, x, rows.local_experts, casts_grad=False, filled=filled)
     kept = _saved_by(inner)[:1]
@@ -68,7 +72,7 @@ def _in_one(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Ten
         inner = biased(c, first, inner)
     out, _ = _weighted(c, block, inner, probs, discard=False, kernels=False)
     kept += _saved_by(out)
-    out = grouped(c, second, out, rows.local_experts, casts_input=False, filled=filled)
+    out = grouped(c, second, out, rows.local_experts, casts_input=False, keeps_input=not again, filled=filled)
     stash(c, rows, out, *kept, *_saved_by(out)[:1])
     return with_scaled_bias(c, second, out, probs, rows.computed) if block.bias else out
 

@@ -17,7 +17,8 @@ _OPTION: Final = "framework_options."
 _FINE: Final = "fine_grained_activation_offloading"
 _MODULES: Final = "offload_modules"
 _SMALLEST: Final = "min_offloaded_tensor_size"
-_LATER: Final = ("delay_offload_until_cuda_graph", "fine_grained_offloading_max_inflight_offloads")
+_INFLIGHT: Final = "fine_grained_offloading_max_inflight_offloads"
+_LATER: Final = ("delay_offload_until_cuda_graph", _INFLIGHT)
 _IGNORED: Final = ("cpu_offloading_weights", "cpu_offloading_double_buffering")
 
 
@@ -77,5 +78,7 @@ def wanted_offload(outline: Outline) -> Iterator[tuple[str, Any, Any]]:
     yield f"model.{_FINE}", outline.given(f"{_OPTION}{_FINE}") is True, False
     yield f"model.{_MODULES}", modules, None
     yield f"model.{_SMALLEST}", 1024 * 1024 if smallest is None else smallest, 1024 * 1024
+    if modules and outline.given(f"{_OPTION}cuda_graph_impl") == "full_iteration":
+        yield f"model.{_INFLIGHT}", 1, None  # Megatron-LM d98e8a64 transformer/transformer_config.py:2967 asks for it
     yield "model.cpu_offloading", outline.given(_KEY) == "host" and count is not None, False
     yield f"model.{_LAYERS}", count or 0, 0

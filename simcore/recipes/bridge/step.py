@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.frameworks.megatron.pipeline_layout import num_chunks
 from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.stash import read_stash
@@ -146,11 +147,8 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
         draft.default(f"{_OPTION}fp4_param_gather", False, f"Bridge {COMMIT}",  # noqa: FBT003 - a value
                       "training/mixed_precision.py, MixedPrecisionConfig")
     _read_single(reader, draft, on=on)
-    further = reader.flag("model.keep_mtp_spec_in_bf16")
-    if further is not None and further.value and on:
-        draft.put(f"{_OPTION}keep_mtp_spec_in_bf16", further)
-    else:
-        draft.idle(further, "everything is in bf16")
+    draft.idle(reader.flag("model.keep_mtp_spec_in_bf16"), "a field of HybridModelProvider that neither Bridge nor "
+               "Megatron-LM d98e8a64 reads: multi-token prediction computes as the layers do")
     ends = reader.flag("model.first_last_layers_bf16")
     draft.idle(ends, "mixed_precision says it")
     for count in (reader.integer(f"mixed_precision.num_layers_at_{end}_in_bf16") for end in ("start", "end")):
@@ -339,10 +337,15 @@ def read_graphs(reader: Reader, draft: Draft) -> None:
 
 
 def read_stages(reader: Reader, draft: Draft) -> None:
-    """Writes virtual stages, or a layout of the pipeline, which says them."""
+    """Writes virtual stages, or a layout of the pipeline, which says them; both must agree."""
     layout, chunks = (reader.take("model.pipeline_model_parallel_layout"),
                       reader.integer("model.virtual_pipeline_model_parallel_size"))
     if layout is not None:
+        stages, pp = num_chunks(layout.value), reader.look("model.pipeline_model_parallel_size")
+        if chunks is not None and isinstance(pp, int) and pp > 0 and stages % pp == 0 and stages != pp * chunks.value:
+            draft.fail(chunks.where, "virtual_pipeline_model_parallel_size conflicts with "
+                       f"pipeline_model_parallel_layout, which has {stages} chunks: {chunks.value} x {pp} stages "
+                       "(Megatron-LM d98e8a64 transformer/transformer_config.py:2280)")
         draft.put(f"{_OPTION}pipeline_model_parallel_layout", layout)
         draft.use(chunks)
     elif chunks is not None and chunks.value > 1:

@@ -62,3 +62,5 @@ def put_offload(puts: ArgumentPuts) -> None:
         puts.put(_FINE, True, f"{_OPTION}{_FINE}", _KEY)  # noqa: FBT003 - a value
         for name in (_MODULES, _SMALLEST):
             puts.put(name, outline.given(f"{_OPTION}{name}"), f"{_OPTION}{name}")
+        if outline.given(f"{_OPTION}cuda_graph_impl") == "full_iteration":  # d98e8a64 transformer_config.py:2967
+            puts.put("fine_grained_offloading_max_inflight_offloads", 1, f"{_OPTION}{_FINE}")

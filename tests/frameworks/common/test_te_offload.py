@@ -110,6 +110,17 @@ def test_what_is_too_small_stays() -> None:
     assert peak_of(ran(0, **by_modules("core_attn", min_offloaded_tensor_size=smallest + 1))).host_bytes == 0
 
 
+@pytest.mark.parametrize("framework", ["megatron", "megatron_fsdp"])
+def test_modules_leave_in_the_steps_before_a_graph_of_the_whole_step(framework: str) -> None:
+    """Megatron-LM d98e8a64 transformer_config.py:2951; the peak is theirs, see cuda_graphs."""
+    plain, graphed = (ran(0, framework, **by_modules("core_attn", "attn_proj", **more))
+                      for more in ({}, {"cuda_graph_impl": "full_iteration"}))
+    assert peak_of(graphed).allocated_bytes == peak_of(plain).allocated_bytes
+    assert peak_of(graphed).host_bytes == peak_of(plain).host_bytes > 0
+    told = "cuda graphs with modules on the host"
+    assert [told in {one.what for one in report.assumptions} for report in (plain, graphed)] == [False, True]
+
+
 @pytest.mark.parametrize("given", [
     {"model": small.TINY, "mesh": {"dp_shard": 2, "ep": 2}, **by_modules("expert_fc1", min_offloaded_tensor_size=1)},
     {"model": small.TINY, "mesh": {"dp_shard": 2, "ep": 2}, "recompute": ["moe_act", "layernorm"],

@@ -180,6 +180,10 @@ def test_operations_in_place_of_modules_are_for_dense_mlps() -> None:
     asked = small.scenario("megatron", {"dp_shard": 2}, model=small_moe_gpt(), options=fuser)
     report = simulate(asked.model_copy(update={"framework_version": "main 2026-08-22"}))
     assert "in other formats than mxfp8" in report.problems[0].message
+    again = small.scenario("megatron", {"dp_shard": 2}, model=small_moe_gpt(), options=fuser, recompute=["moe_act"])
+    report = simulate(again.model_copy(update={"framework_version": "main 2026-08-22"}))
+    assert report.status == "illegal"
+    assert "requires the fused grouped MLP path" in report.problems[0].message
     same = [small.program_of("megatron", {}, model=small_moe_gpt(), options=given).columns.tolist()
             for given in (fuser, {})]
     assert same[0] == same[1]

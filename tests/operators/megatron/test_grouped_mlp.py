@@ -10,6 +10,7 @@ from operators.megatron.kinds import GPT_MOE, MOE, PLAIN, QWEN3, T, check_closed
 from simcore.models.blocks import LayerKind, Moe
 from simcore.operators.megatron.implementation import record
 from simcore.operators.megatron.ops.options import MegatronOptions
+from simcore.recording.rows import Op
 
 
 def test_squared_relu_may_be_apart_from_the_probabilities() -> None:
@@ -42,3 +43,32 @@ def test_an_unfused_activation_is_made_again_too(kind: LayerKind, options: Megat
     assert kept[0] - kept[1] == dropped * T
     run = run_of(kind, options=options, checkpoint="moe_act", tokens=512)
     check_closed(kind, run, record(kind, run, {}, {}))
+
+
+FUSER = MegatronOptions(use_transformer_engine_op_fuser=True, fp8_recipe="mxfp8", fp8_transposes=False,
+                        keeps_fp8_weights=True)
+COLUMNS = "mlp.experts.linear_fc2.input.fp8_columns"
+
+
+@pytest.mark.parametrize(("kind", "top_k", "again"), [(MOE, 6, True), (QWEN3, 8, False)])
+def test_one_operation_makes_only_squared_relu_again(kind: LayerKind, top_k: int, again: bool) -> None:
+    """TransformerEngine d0067d0d ops/fused/grouped_mlp.py:1756: fc2's columns are kept, or made by dSReLU's product.
+
+    A byte an element, and one for 32 rows of a column; no kernel of their own makes them.
+    """
+    kind = replace(kind, fp8=True)
+    held, kernels = list[int](), list[int]()
+    for checkpoint in ("none", "moe_act"):
+        run = run_of(kind, options=FUSER, ep=8, top_k=top_k, checkpoint=checkpoint)
+        slots: dict[tuple[str, str], int] = {}
+        tape = record(kind, run, slots, {})
+        check_closed(kind, run, tape)
+        columns = {number for (name, _), number in slots.items() if name == COLUMNS}
+        held.append(sum(row[3] for row in tape.forward.rows if row[0] in (Op.ALLOC, Op.FREE) and row[2] in columns))
+        kernels.append(sum(row[0] == Op.COMPUTE for row in (*tape.forward.rows, *tape.backward.rows)))
+        made = [row[3] for row in tape.backward.rows if row[0] == Op.ALLOC and row[2] in columns]
+        assert made == ([held[0]] if again and checkpoint == "moe_act" else [])
+    ffn = 1856 if again else 768
+    assert held[0] == pytest.approx(top_k * T * ffn * 33 / 32, rel=5e-3)
+    assert held[1] == (0 if again else held[0])
+    assert kernels[0] == kernels[1]

@@ -310,3 +310,20 @@ def test_a_gpu_that_is_not_known_is_asked_for_and_never_taken_as_another(tmp_pat
     told = [one.why for one in imported(tmp_path, name, topology="gb300-nvl72").left if one.key == "topology"]
     assert told == ["the recipe's name says vr200, which is not known here: numbers are those of gb300-nvl72"]
     assert not [one for one in imported(tmp_path, NANO).left if one.key == "topology"]
+
+
+def test_virtual_stages_and_a_layout_agree(tmp_path: Path) -> None:
+    """Megatron-LM d98e8a64 transformer_config.py:2280: 16 chunks on 4 stages are not 2 on each."""
+    name = "deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config"
+    (problem,) = imported(tmp_path, name).wrong
+    assert problem.message.startswith("virtual_pipeline_model_parallel_size conflicts with")
+    assert not imported(tmp_path, f"{name} model.virtual_pipeline_model_parallel_size=4").wrong
+    assert not imported(tmp_path, f"{name} model.virtual_pipeline_model_parallel_size=null").wrong
+
+
+def test_multi_token_prediction_has_the_format_of_the_layers(tmp_path: Path) -> None:
+    """Nothing in Megatron-LM d98e8a64 or Bridge 067f987d reads keep_mtp_spec_in_bf16."""
+    found = imported(tmp_path, "nemotron_3_ultra_pretrain_256gpu_gb300_fp8mx_config")
+    assert value(found, "training.precision.compute") == "fp8"
+    assert "keep_mtp_spec_in_bf16" not in value(found, "framework_options")
+    assert [one.kind for one in found.left if one.key.endswith("keep_mtp_spec_in_bf16")] == ["no effect"]

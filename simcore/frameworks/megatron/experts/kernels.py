@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from simcore.models.blocks import Mlp, Moe
 from simcore.placement.job import Job
 
@@ -30,11 +32,12 @@ def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
                           "overlap_moe_expert_parallel_comm", "core 0.16.1 transformer_config.py:1888")
 
 
-def check_fuser(job: Job, options: dict[str, object]) -> None:
-    """Raises NotYet if TE's operation fuser is on where it is not modelled.
+def check_fuser(job: Job, options: dict[str, object], narrow: Collection[int]) -> None:
+    """Raises NotYet if TE's operation fuser is on where it is not modelled. `narrow`: layers in 8 or 4 bits.
 
     TE's operations then replace its modules: a dense MLP's (core 0.16.1 `gpt_layer_specs.py`:494, main :539), and in
-    main the experts' (`moe/experts.py`:287), as one operation, of which the kernels for mxfp8 are modelled.
+    main the experts' (`moe/experts.py`:287), as one operation, of which the kernels for mxfp8 are modelled. Raises
+    IllegalLayout where the activation of experts is recomputed and they are not one operation.
     """
     key, blocks = "framework_options.use_transformer_engine_op_fuser", [
         branch.block for kind in job.graph.kinds for branch in kind.branches]
@@ -51,6 +54,20 @@ def check_fuser(job: Job, options: dict[str, object]) -> None:
             raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP) beside experts")
         return
     recomputed = job.scenario.training.recompute
-    if options.get("fp8_recipe") != "mxfp8" or (isinstance(recomputed, tuple) and "moe_act" in recomputed):
-        raise job.not_yet(key, "experts of TransformerEngine's operations in other formats than mxfp8, or whose "
-                          "activation is recomputed")
+    again = isinstance(recomputed, tuple) and "moe_act" in recomputed
+    is_one = job.narrow == "fp4" or options.get("fp8_recipe") == "mxfp8"
+    if again and (not is_one or _in_16_bits(job, narrow)):
+        raise job.illegal(key, "activation_recompute_in_mlp=True requires the fused grouped MLP path, which is for "
+                          "mxfp8 and nvfp4", "TransformerEngine d0067d0d pytorch/ops/basic/activation.py:405, "
+                          "swiglu.py:523, pytorch/ops/fused/grouped_mlp.py:843")
+    if options.get("fp8_recipe") != "mxfp8":
+        raise job.not_yet(key, "experts of TransformerEngine's operations in other formats than mxfp8")
+    if again and options.get("moe_paged_stash") and any(not block.gated for block in blocks if isinstance(block, Moe)):
+        raise job.not_yet("training.recompute", "pages of experts whose squared ReLU is made again in backward")
+
+
+def _in_16_bits(job: Job, narrow: Collection[int]) -> bool:
+    """True if a layer with experts computes in 16 bits, `narrow`: numbers of those that do not."""
+    kinds = job.graph.kinds
+    return any(isinstance(branch.block, Moe) for layer in job.graph.layers if layer.index not in narrow
+               for branch in kinds[layer.kind].branches)

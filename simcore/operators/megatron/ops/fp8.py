@@ -300,16 +300,17 @@ def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
 
 
 def grouped_fp8(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool = True,
-                casts_grad: bool = True, filled: int = 0) -> Tensor:
+                casts_grad: bool = True, keeps_input: bool = True, filled: int = 0) -> Tensor:
     """Outputs [rows, n] of the GroupedLinear at `path` in 8 or 4 bits, for rows `x` sorted by expert.
 
     Every expert's rows are quantised separately; columns are saved. `experts`: number on this rank; `casts_input`,
-    `casts_grad`: False if the GEMM that made the tensor has quantised it. `filled`: rows that hold a token, where a
-    tensor has more and is quantised whole; 0: all.
+    `casts_grad`: False if the GEMM that made the tensor has quantised it; `keeps_input`: False if in backward the GEMM
+    before the weight gradient makes the columns again. `filled`: rows that hold a token, where a tensor has more and is
+    quantised whole; 0: all.
     """
     weight, rows, computed = c.param(f"{path}.weight"), x.shape[0], filled or x.shape[0]
     trains = weight.trainable
-    original = trains and c.keeps_original(path)
+    original = trains and casts_input and c.keeps_original(path)
     out_features, in_features = weight.shape[-2:]
     each, parts = (rows, 1) if filled else (-(-rows // experts), experts)
 
@@ -322,8 +323,8 @@ def grouped_fp8(c: Context, path: str, x: Tensor, experts: int, *, casts_input: 
         given = split(out_features, f"grad_{path}", backward=trains, kernels=casts_grad)
         grad = c.new(rows, in_features, f"grad_{path}")
         c.gemm(computed, in_features, out_features, c.product(grouped=True), experts)
-        again = split(in_features, f"{path}.input", forward=c.scaling.is_per_tensor) \
-            if original and c.scaling else None
+        again = split(in_features, f"{path}.input", forward=c.scaling.is_per_tensor, kernels=casts_input) \
+            if c.scaling and (original or (trains and not keeps_input)) else None
         wgrad = c.wgrad(weight, computed, c.product(grouped=True), experts)
         del given, again
         return [grad, wgrad]
@@ -332,5 +333,6 @@ def grouped_fp8(c: Context, path: str, x: Tensor, experts: int, *, casts_input: 
     weights = _weight(c, path, weight)
     out = c.new(rows, out_features, path)
     c.gemm(computed, out_features, in_features, c.product(grouped=True), experts)
-    c.node(out, (x, weight), (*_kept(x, made, original=original, trains=trains), *weights), back)
+    kept = _kept(x, made, original=original, trains=trains and keeps_input)
+    c.node(out, (x, weight), (*kept, *weights), back)
     return out

@@ -12,17 +12,18 @@ __all__ = ["grouped"]
 
 
 def grouped(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool = True,
-            casts_grad: bool = True, filled: int = 0) -> Tensor:
+            casts_grad: bool = True, keeps_input: bool = True, filled: int = 0) -> Tensor:
     """Outputs [rows, n] of TE's GroupedLinear at `path`, with its adapter, for rows `x` sorted by expert.
 
     For backward it saves its input where the weights train. `experts`: number on this rank; `casts_input`,
-    `casts_grad`: False if, in fp8, the GEMM that made the input or the output's gradient has quantised it. `filled`: in
-    8 bits, rows that hold a token, 0 for all.
+    `casts_grad`: False if, in fp8, the GEMM that made the input or the output's gradient has quantised it;
+    `keeps_input`: False if, in fp8, the input is made again in backward. `filled`: in 8 bits, rows that hold a token, 0
+    for all.
     """
     pair = c.pair(path)
     c = c.of(path)
     out = _grouped(c, path, x, experts) if c.scaling is None else grouped_fp8(
-        c, path, x, experts, casts_input=casts_input, casts_grad=casts_grad, filled=filled)
+        c, path, x, experts, casts_input=casts_input, casts_grad=casts_grad, keeps_input=keeps_input, filled=filled)
     if pair is None:
         return out
     extra = adapted(c, path, adapter_input(c, x), pair, row_parallel=path.endswith("fc2"), axis="etp",

@@ -45,6 +45,8 @@ def test_rules_are_megatrons(told: str, options: dict[str, Any], given: dict[str
     ("not yet: 12288 rows of experts, and room for 10240", {"moe_expert_rank_capacity_factor": 1.25},
      {"routing": {"imbalance": 1.5}}),
     ("not yet: pages of experts whose layers run again", STASH, {"recompute": "full"}),
+    ("not yet: pages of experts whose squared ReLU is made again", STASH, {
+        "recompute": ["moe_act"], "model": "nemotron-3-nano-30b-a3b"}),
     ("the step runs again without (PagedStashRunner)", STASH | {"moe_paged_stash_buffer_size_factor_cuda": 0.25}, {}),
     ("the rest goes to pages on the host", STASH | {"moe_paged_stash_buffer_size_factor_cuda": 0.25,
                                                     "moe_paged_stash_buffer_size_factor_cpu": 1.0}, {}),
