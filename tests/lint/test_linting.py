@@ -147,7 +147,8 @@ def test_adapters_that_match_nothing_at_all_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("base", "lines"), [
-    ("axolotl", "base_model: Qwen/Qwen3-30B-A3B\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n"),
+    ("axolotl", "base_model: Qwen/Qwen3-30B-A3B\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n"
+                "bf16: full\n"),
     ("trl", "model_name_or_path: Qwen/Qwen3-30B-A3B\nuse_peft: true\nlora_target_modules: all-linear\n"
             "dtype: bfloat16\nbf16: false\n"),
     ("automodel", PEFT.format(model=NANO, keys="match_all_linear: true"))])

@@ -68,7 +68,6 @@ def test_what_nobody_said_of_lengths_is_an_assumption() -> None:
 
 
 @pytest.mark.parametrize(("framework", "given", "status", "rule"), [
-    ("megatron", {"mesh": {"cp": 2}}, "error", "context parallelism"),
     ("megatron", {"options": {"transformer_impl": "local"}}, "illegal", "not supported by DotProductAttention"),
     ("megatron", {"options": {"attention_backend": "unfused"}}, "error", "attention that is not fused")])
 def test_what_is_refused(framework: str, given: dict[str, Any], status: str, rule: str) -> None:
