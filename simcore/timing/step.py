@@ -97,7 +97,8 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)] if repeats else []
     starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)] if repeats else []
     hosts = [_host_by_microbatch(*each) for each in zip(programs, compiled, strict=True)] if repeats else []
-    steady = not repeats or _is_steady(starts, spent, hosts, steady_ones)
+    steady = not repeats or (_is_steady(starts, spent, hosts, steady_ones) and not any(
+        _catches_up(*each, steady_ones) for each in zip(programs, compiled, times, hosts, strict=True)))
     weight = np.ones(len(_first_backward_rows(programs[0].outline)), dtype=np.int64)
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
@@ -319,6 +320,17 @@ def _with_lead(program: Program, track: RankStreams, times: ClassTimes, steady: 
         return track
     busy[at] -= gain
     return replace(track, host_ns=tuple(busy.tolist()))
+
+
+def _catches_up(program: Program, track: RankStreams, times: ClassTimes, host: IntArray, steady: range) -> bool:
+    """True if kernels of steady microbatches wait for a host that gains lead in them: later ones wait less for it."""
+    microbatch = program.outline.microbatch[np.minimum(track.skeleton.item_rows, len(program.places) - 1)]
+    inside = np.flatnonzero((microbatch >= steady.start) & (microbatch < steady.stop))
+    before = np.flatnonzero(microbatch < steady.start)
+    if not len(inside) or not len(before) or any(_stops(track, track.skeleton.items[n]) for n in inside.tolist()):
+        return False
+    period = times.item_ends[int(inside[-1])] - times.item_ends[int(before[-1])]
+    return period > int(host[steady.start:steady.stop].sum()) and any(times.idle_at[n] for n in inside.tolist())
 
 
 def _stops(track: RankStreams, item: ComputeItem) -> bool:
