@@ -75,7 +75,7 @@ QUESTIONS: Final = (
              f"search {_EXPLORE}/lora.yaml --gpus 8,16 --framework automodel,megatron "
              "--free mesh,training.micro_batch_size -o nine --html nine.html", 6,
              "`rankscope report nine -o page.html --figures figures` draws it again without searching.",
-             ("mesh.dp_shard=8", "mesh.ep=8", "training.micro_batch_size=4")),
+             ("mesh.dp_replicate=4", "mesh.dp_shard=4", "mesh.ep=16", "training.micro_batch_size=4")),
     Question("How few GPUs for full fine-tuning of a dense model of 100B, on H100, H200 and B200?",
              "solve scenarios/claims/sheet-full.yaml --min gpus --set model=nemotron-dense-100b "
              "--set 'sweep={topology: [dgx-h100, dgx-h200, dgx-b200]}'", 1,
