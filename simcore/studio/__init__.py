@@ -4,8 +4,8 @@ Input: requests of the page, a scenario as text or as values in each. Output: th
 and parts of pages that `viz` draws.
 Start: `server.app`.
 
-The process that answers requests never simulates. `server` (routes) hands a `question` to a `lane`: a warm worker
-process (`worker`), in which the newest question of a tab replaces its older ones, and which is replaced if it hangs.
+The process that answers requests never simulates. `server` (routes) reads the `fields` of a `question` and hands it to
+a `lane`: a warm `worker` process, in which a tab's newest question replaces older ones, replaced itself if it hangs.
 `access`: which requests are served, and what the page may load. `command`, `serving`, `link`: start and address.
 
 In the worker: `answers` (kinds of questions), `views` (parts of the page), `degrees` (values of each degree, and why

@@ -8,7 +8,9 @@ needs the token that is in the link which the command prints.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -46,10 +48,10 @@ class Access:
     def refusal(self, path: str, headers: Headers) -> tuple[int, str] | None:
         """(status, reason) of a request that is not served; None for one that is."""
         host = _name(headers.get("host", ""))
-        if self.hosts and host not in self.hosts:
-            return 421, "addressed by another name than the studio's"
-        origin = headers.get("origin")
-        if origin not in (None, "") and urlsplit(origin or "").netloc != headers.get("host"):
+        if host is None or (self.hosts and host not in self.hosts):
+            return 421, "is addressed by another name than the studio's"
+        origin = headers.get("origin", "")
+        if origin and _place(origin) != headers.get("host"):
             return 403, "comes from a page of another origin"
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return 403, "comes from a page of another origin"
@@ -72,19 +74,37 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
 
+        is_started = False
+
         async def with_headers(message: Message) -> None:
+            nonlocal is_started
             if message["type"] == "http.response.start":
+                is_started = True
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
         refusal = self._access.refusal(scope["path"], Headers(scope=scope))
         if refusal is None:
-            return await self._app(scope, receive, with_headers)
+            try:
+                return await self._app(scope, receive, with_headers)
+            except asyncio.CancelledError:  # the studio ends while this request waits
+                if is_started:
+                    return None
+                refusal = 503, "came too late: the studio ends"
         status, why = refusal
         answer = JSONResponse({"problems": [{"where": "", "message": f"the request {why}", "rule": ""}]}, status)
         return await answer(scope, receive, with_headers)
 
 
-def _name(host: str) -> str:
-    """Host of a Host header without its port."""
-    return urlsplit(f"//{host}").hostname or ""
+def _name(host: str) -> str | None:
+    """Host of a Host header without its port; None for a header that has none."""
+    with suppress(ValueError):
+        return urlsplit(f"//{host}").hostname
+    return None
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an Origin header; None for one that is no address."""
+    with suppress(ValueError):
+        return urlsplit(origin).netloc
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import isfinite
 from typing import Any, Final
 
 from simcore.batch.advice import work
@@ -20,7 +21,10 @@ from viz.charts.class_bars import Mark
 
 __all__ = ["ANSWERS", "warm"]
 
-
+_EXPLAINED: Final = ("peak", "step", "trainable")
+_OPENED: Final = ("memory", "placement")
+"""Pictures that are drawn only once a user opens them."""
+_MOST_MARKS: Final = 4
 
 def warm() -> None:
     """Answers the first question of a page, so that what it needs is loaded."""
@@ -32,8 +36,11 @@ def warm() -> None:
 
 def _answer(question: Question) -> bytes:
     """The bytes that `rankscope run --json` prints for a file of this text; with advice as there, unless refused."""
+    advise = question.rest.get("advise")
+    if advise is not None and not isinstance(advise, bool):
+        raise InputError(Problem("advise", "expected true or false"))
     entries = question.entries()
-    simulated = work(len(entries), asked=question.rest.get("advise"))
+    simulated = work(len(entries), asked=advise)
     lines = ",\n".join(attempt(entry, simulated).report.model_dump_json() for entry in entries)
     return f"[\n{lines}\n]\n".encode()
 
@@ -52,9 +59,12 @@ def _view(question: Question) -> bytes:
 def _marks(given: Any) -> list[Mark]:
     """Measured sizes that the bars show; InputError for something else."""
     try:
-        return [Mark(str(one["words"])[:80], float(one["num_bytes"])) for one in list(given or ())[:4]]
-    except (TypeError, KeyError, ValueError):
+        marks = [Mark(str(one["words"])[:80], float(one["num_bytes"])) for one in given or ()]
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise InputError(Problem("marks", "expected words and num_bytes of each")) from None
+    if len(marks) > _MOST_MARKS or not all(isfinite(mark.num_bytes) for mark in marks):
+        raise InputError(Problem("marks", f"expected at most {_MOST_MARKS}, each of a finite num_bytes"))
+    return marks
 
 
 def _memory(question: Question) -> bytes:
@@ -63,7 +73,9 @@ def _memory(question: Question) -> bytes:
 
 def _pictures(question: Question) -> bytes:
     opened = question.rest.get("opened", [])
-    return _json(pictures(_one(question, detail=True), opened if isinstance(opened, list) else []))
+    if not isinstance(opened, list) or not all(one in _OPENED for one in opened):
+        raise InputError(Problem("opened", f"expected a list out of {', '.join(_OPENED)}"))
+    return _json(pictures(_one(question, detail=True), opened))
 
 
 def _figure(question: Question) -> bytes:
@@ -73,14 +85,23 @@ def _figure(question: Question) -> bytes:
 
 def _explained(question: Question) -> bytes:
     """Steps from a number of the job to what it is made of."""
+    what = question.rest.get("what", "peak")
+    if what not in _EXPLAINED:
+        raise InputError(Problem("what", f"expected {', '.join(_EXPLAINED)}"))
     report = _one(question, detail=True)
     if report.status != "ok" or report.detail is None:
         raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems]
                          or [Problem("", "there is no single training step to explain")])
-    what = question.rest.get("what", "peak")
     step = explain_step(report) if what == "step" else (
         explain_trainable if what == "trainable" else explain_peak)(report, *class_of(report, None))
     return _json(step.model_dump())
+
+
+def _options(question: Question) -> bytes:
+    framework = question.rest.get("framework")
+    if not isinstance(framework, str):
+        raise InputError(Problem("framework", "expected the name of a framework"))
+    return _json({"options": options(framework)})
 
 
 def _of(made: Callable[[Question], Mapping[str, Any]]) -> Callable[[Question], bytes]:
@@ -98,6 +119,6 @@ ANSWERS: Final[Mapping[str, Callable[[Question], bytes]]] = {
     "compare": _of(remedies.compared), "measured": _of(remedies.beside), "figure": _figure,
     "legal": lambda question: _json(degrees(question.document())),
     "catalogue": lambda question: _json(catalogue()),
-    "options": lambda question: _json({"options": options(str(question.rest.get("framework")))}),
+    "options": _options,
 }
 """Functions by the last part of the address of their kind."""

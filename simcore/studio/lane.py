@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from simcore.studio.worker import serve
+from simcore.errors import Problem
+from simcore.studio.worker import problems_json, serve
 
 __all__ = ["Lane", "Lost", "Refused", "Superseded"]
 
@@ -96,11 +97,16 @@ class Lane:
         self._thread.join(5)
 
     def _work(self) -> None:
-        self._start()
+        with suppress(Exception):  # the first question tries again
+            self._start()
         while (taken := self._next()) is not None:
             self._running = taken
             try:
                 self._compute(taken[1])
+            except Exception as error:  # noqa: BLE001 - a question that cannot be sent costs itself, not the lane
+                self._end()
+                told = Problem("", f"bug in rankscope: {type(error).__name__}: {error}")
+                _fail(taken[1], Refused(problems_json([told])))
             finally:
                 self._running = None
 

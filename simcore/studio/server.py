@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -15,9 +14,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from simcore.errors import InputError
 from simcore.studio.access import MAX_BODY, Access, Guard
+from simcore.studio.fields import fields_of
 from simcore.studio.lane import Lane, Lost, Refused, Superseded
 from simcore.studio.searching import Searching
+from simcore.studio.worker import problems_json
 from viz.pages.studio import page_of_studio, script_of_pages
 from viz.stylesheet import stylesheet
 
@@ -52,7 +54,7 @@ class Lanes:
 
     def close(self) -> None:
         """Ends all worker processes."""
-        for running in self.searches:
+        for running in list(self.searches):
             running.stop()
         for lane in self._lanes.values():
             lane.close()
@@ -106,22 +108,30 @@ async def _asked(request: Request) -> Response:
     lane: Lane | None = request.app.state.lanes.of(kind)
     if lane is None:
         return _problem(404, f"{kind[:40]!r} is no question")
-    fields = await _fields(request)
+    fields = await _fields(kind, request)
     return fields if isinstance(fields, Response) else await _answered(lane, kind, fields)
 
 
 async def _searched(request: Request) -> Response:
-    """What a search finds, a line of JSON at a time; it ends where the page stops listening."""
-    fields = await _fields(request)
+    """What a search finds, a line of JSON at a time; 422 with the problems of one that cannot begin.
+
+    It ends where the page stops listening.
+    """
+    fields = await _fields("search", request)
     if isinstance(fields, Response):
         return fields
     lanes: Lanes = request.app.state.lanes
     if not lanes.may_search():
         return _problem(503, f"{MOST_SEARCHES} searches run already: stop one")
-    return StreamingResponse(_lines(lanes, fields), media_type="application/x-ndjson")
+    found = _lines(lanes, fields)
+    first = await anext(found, b"")
+    if first.startswith(b'{"problems"'):
+        await found.aclose()
+        return Response(first, 422, media_type=_JSON)
+    return StreamingResponse(_with_first(first, found), media_type="application/x-ndjson")
 
 
-async def _lines(lanes: Lanes, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _lines(lanes: Lanes, fields: dict[str, Any]) -> AsyncGenerator[bytes]:
     running = await asyncio.to_thread(Searching, fields)
     lanes.searches.add(running)
     try:
@@ -132,7 +142,14 @@ async def _lines(lanes: Lanes, fields: dict[str, Any]) -> AsyncIterator[bytes]:
         running.stop()
 
 
-async def _fields(request: Request) -> dict[str, Any] | Response:
+async def _with_first(first: bytes, others: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    async with aclosing(others):
+        yield first
+        async for line in others:
+            yield line
+
+
+async def _fields(kind: str, request: Request) -> dict[str, Any] | Response:
     """Fields of a question, or the response to a request that has none."""
     if not request.headers.get("content-type", "").startswith(_JSON):
         return _problem(415, f"expected {_JSON}")
@@ -140,12 +157,9 @@ async def _fields(request: Request) -> dict[str, Any] | Response:
     if body is None:
         return _problem(413, f"expected at most {MAX_BODY:,} bytes")
     try:
-        fields = await asyncio.to_thread(json.loads, body)
-    except (ValueError, RecursionError) as error:
-        return _problem(400, f"expected JSON: {error}"[:200])
-    if not isinstance(fields, dict):
-        return _problem(400, "expected a JSON object")
-    return fields
+        return await asyncio.to_thread(fields_of, kind, body)
+    except InputError as error:
+        return _refused(400, problems_json(error.problems))
 
 
 async def _answered(lane: Lane, kind: str, fields: dict[str, Any]) -> Response:
@@ -155,7 +169,7 @@ async def _answered(lane: Lane, kind: str, fields: dict[str, Any]) -> Response:
     except Superseded:
         return JSONResponse({"superseded": True}, 409)
     except Refused as error:
-        return Response(b'{"problems": %b}' % error.problems, 422, media_type=_JSON)
+        return _refused(422, error.problems)
     except Lost as error:
         return _problem(503, str(error))
 
@@ -169,6 +183,10 @@ async def _body(request: Request) -> bytes | None:
             return None
         parts.append(part)
     return b"".join(parts)
+
+
+def _refused(status: int, problems: bytes) -> Response:
+    return Response(b'{"problems": %b}' % problems, status, media_type=_JSON)
 
 
 def _problem(status: int, message: str) -> Response:

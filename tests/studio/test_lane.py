@@ -79,6 +79,15 @@ def test_a_worker_that_hangs_is_replaced(lane: Lane, monkeypatch: pytest.MonkeyP
     assert worker_of(lane) != pid
 
 
+def test_a_question_that_cannot_be_sent_costs_neither_the_thread_nor_the_next_answer(lane: Lane) -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(Refused, match="RecursionError"):
+        lane.ask("a", "scenario", {"values": {"a": deep}}).result(30)
+    assert b"mine" in lane.ask("a", "scenario", QUESTION).result(60)
+
+
 def test_a_wrong_question_is_refused_with_its_problems(lane: Lane) -> None:
     with pytest.raises(Refused, match="expected a file name"):
         lane.ask("a", "scenario", {"name": "a/b"}).result(60)

@@ -44,9 +44,11 @@ def test_a_wrong_space_is_refused(fields: dict[str, Any], where: str) -> None:
     assert [problem.where for problem in error.value.problems] == [where]
 
 
-def test_problems_of_a_search_are_its_only_line(client: TestClient) -> None:
-    (line,) = lines(client, objectives=["luck"])
-    assert line["problems"][0]["where"] == "objectives"
+@pytest.mark.parametrize("fields", [{"objectives": ["luck"]}, {"free": []}, {"free": {"mesh.luck": [1]}}])
+def test_a_search_that_cannot_begin_is_refused(client: TestClient, fields: dict[str, Any]) -> None:
+    answer = client.post("/api/search", json={"values": JOB, **fields})
+    assert answer.status_code == 422
+    assert next(iter(fields)) in str(answer.json()["problems"][0])
 
 
 def test_a_search_that_is_stopped_ends_its_process() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ def test_the_page_loads_nothing_but_its_own_files(client: TestClient) -> None:
 
 @pytest.mark.parametrize(("headers", "status"), [
     ({"host": "evil.example"}, 421), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403),
+    ({"host": "[::1"}, 421), ({"origin": "http://[::1"}, 403),
     ({"sec-fetch-site": "cross-site"}, 403), ({"content-type": "text/plain"}, 415),
     ({"content-length": str(MAX_BODY + 1)}, 413)])
 def test_requests_of_other_pages_are_refused(client: TestClient, headers: dict[str, str], status: int) -> None:
@@ -35,6 +37,8 @@ def test_requests_of_other_pages_are_refused(client: TestClient, headers: dict[s
     answer = client.post("/api/scenario", content=b'{"values": {}}', headers=asked)
     assert answer.status_code == status
     assert answer.headers["content-security-policy"] == access.POLICY
+    message = answer.json()["problems"][0]["message"]
+    assert message.startswith(("the request is ", "the request comes ", "the request has ", "expected "))
 
 
 def test_elsewhere_a_question_needs_the_token() -> None:
@@ -68,6 +72,58 @@ def test_a_body_without_a_length_is_read_to_the_limit_only(client: TestClient, m
     monkeypatch.setattr("simcore.studio.server.MAX_BODY", 1000)
     answer = client.post("/api/view", content=iter([b" " * 600] * 3), headers={"content-type": "application/json"})
     assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("nested", ["[" * 700 + "]" * 700, '{"b": ' * 70 + "1" + "}" * 70])
+def test_values_that_nest_deep_are_refused_and_the_next_question_is_answered(client: TestClient, asked: Asked,
+                                                                           nested: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = client.post("/api/answer", content=f'{{"values": {{"a": {nested}}}}}', headers=headers)
+    assert answer.status_code == 400
+    assert "at most 64 levels" in answer.json()["problems"][0]["message"]
+    assert asked("answer", values=JOB)[0]["status"] == "ok"
+
+
+def test_a_question_of_very_many_values_is_refused(asked: Asked) -> None:
+    (problem,) = asked("answer", 400, values={"a": [0] * 200_000})["problems"]
+    assert problem["message"] == "expected at most 100,000 values"
+
+
+@pytest.mark.parametrize(("fields", "where"), [
+    ({"values": {"name": "\ud800"}}, "values.name"), ({"text": "a: \ud800"}, "text"),
+    ({"files": {"a.yaml": "\ud800"}}, "files.a.yaml"), ({"values": {"\ud800": 1}}, "values")])
+def test_text_that_is_no_unicode_is_refused(client: TestClient, fields: dict[str, Any], where: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = client.post("/api/view", content=json.dumps(fields), headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["problems"] == [
+        {"where": where, "message": r"expected Unicode text, got half of a surrogate pair (\ud800)", "rule": ""}]
+
+
+@pytest.mark.parametrize(("kind", "fields", "where"), [
+    ("explain", {"rank": 99999}, "rank"), ("legal", {"gpus": 8}, "gpus"), ("search", {"fre": {}}, "fre")])
+def test_a_field_that_a_question_does_not_have_is_refused(asked: Asked, kind: str, fields: dict[str, Any],
+                                                         where: str) -> None:
+    (problem,) = asked(kind, 400, values=JOB, **fields)["problems"]
+    assert problem["where"] == where
+    assert "has no such field" in problem["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_none_is_refused(client: TestClient, number: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = client.post("/api/legal", content=f'{{"values": {{"mesh": {{"tp": {number}}}}}}}', headers=headers)
+    assert answer.status_code == 400
+    assert number in answer.json()["problems"][0]["message"]
+
+
+@pytest.mark.parametrize(("kind", "fields"), [
+    ("explain", {"what": {"a": 1}}), ("explain", {"what": "pea"}), ("answer", {"advise": "no"}),
+    ("pictures", {"opened": "memory"}), ("pictures", {"opened": ["memori"]}), ("options", {"framework": 3}),
+    ("view", {"marks": [{"words": "a", "num_bytes": "nan"}]}), ("view", {"marks": [{}] * 5})])
+def test_a_field_of_another_value_is_refused(asked: Asked, kind: str, fields: dict[str, Any]) -> None:
+    (problem,) = asked(kind, 422, values=JOB, **fields)["problems"]
+    assert problem["where"] == next(iter(fields))
 
 
 def test_an_unknown_question_is_none(asked: Asked) -> None:
