@@ -60,6 +60,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if document is None:
         launch = launch_of(file.text, file.path, answers.variables)
         document, name, variables = launch.document, launch.name, launch.environment
+        draft.left += launch.left
         gpus = gpus or launch.gpus or gpus_of(present_name(name), f"{file.path} {name}")
         machine, unknown = machine_of(present_name(name)), unknown_machine(present_name(name))
         document = scaled(draft, document, name, gpus, given=launch.gives("train.global_batch_size"))

@@ -251,6 +251,9 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     pack = reader.integer("dataset.offline_packing_specs.packed_sequence_size")
     packs = reader.flag("dataset.enable_offline_packing")
     draft.use(own, data)
+    if own is not None and data is not None and own.value != data.value:
+        draft.fail(data.where, f"dataset.seq_length {data.value}, model.seq_length {own.value} ({own.where}): they are "
+                               "equal (Bridge training/config.py:1642)")
     length = own or data
     if packs is not None and packs.value:
         draft.put("training.lengths", packs, "packed")

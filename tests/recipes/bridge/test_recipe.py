@@ -61,7 +61,7 @@ def imported(folder: Path, text: str, gpus: int | None = None, topology: str = "
 
 def test_a_recipe_by_name_is_the_scenario_that_a_person_would_write(tmp_path: Path) -> None:
     found = imported(tmp_path, f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe {NANO} \\\n"
-                               "  model.seq_length=4096\n")
+                               "  dataset.seq_length=4096\n")
     found.expect_complete()
     scenario, written = parse_scenario(found.document()), parse_scenario(parse_document(WRITTEN, "written.yaml"))
     model = {"config": "nemotron-3-nano-30b-a3b", "overrides": {}}
