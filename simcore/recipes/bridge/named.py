@@ -17,7 +17,7 @@ from simcore.recipes.bridge.lengths import aligned
 from simcore.recipes.bridge.words import asked_of, program_of
 from simcore.recipes.imported import Left
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.megatron.launch import gpus_of
+from simcore.recipes.megatron.launch import agreed, gpus_of
 from simcore.recipes.shell.script import read_script
 
 __all__ = ["COMMIT", "Launch", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
@@ -101,5 +101,5 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) 
         open_keys = tuple(one for one in open_keys if one != key)
     given = frozenset(key for key, _, _ in asked.overrides)
     document, left = aligned(document, asked.launcher, given, benchmark=is_benchmark(name))
-    return Launch(name, document, open_keys, gpus_of(commands[0], script, path) or asked.gpus,
+    return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(commands[0], script, path)),
                   environment_of(script.variables, path), given, (*asked.left, *left))

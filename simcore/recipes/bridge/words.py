@@ -26,14 +26,14 @@ _DETERMINISTIC: Final[Mapping[str, Any]] = {
     "model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False,
     "env_vars.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env_vars.NCCL_ALGO": "Ring",
     "env_vars.NVTE_ALLOW_NONDETERMINISTIC_ALGO": 0}
-"""What --deterministic sets (recipes/utils/determinism_utils.py), beside comm_overlap.tp_comm_overlap."""
+"""Values that --deterministic sets (recipes/utils/determinism_utils.py), beside comm_overlap.tp_comm_overlap."""
 _SAMPLES: Final = ("mock", "megatron-indexed")
 """Data sets of pretraining, which keep the recipe's length (recipes/utils/dataset_utils.py)."""
 
 
 @dataclass
 class Asked:
-    """What the words of a launch ask for: `overrides` in the order in which they are applied, and keys without effect.
+    """Demands of the words of a launch: `overrides` in the order in which they are applied, and keys without effect.
 
     `base`: what is set before them (--deterministic); `gpus`: GPUs that the launcher's own options say.
     """
