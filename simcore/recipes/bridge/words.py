@@ -167,8 +167,8 @@ class _Words:
             why = "which samples are read"
         if option in ("--nodes", "--gpus-per-node", "--gpus_per_node", "-ng", "--num_gpus"):
             self._count(option, value, where)
-        kind = "not modelled" if option in ("--step-func", "--step_func") else "no effect"
-        self.asked.left.append(Left(kind, where, option, value, why))
+        self.asked.left.append(Left("not modelled" if option in ("--step-func", "--step_func") else "no effect", where,
+                                    option, value, why))
 
     def _mode(self, mode: str, where: str) -> str:
         """Reason why a mode changes nothing; InputError for one that contradicts the recipe, or changes adapters."""
