@@ -1,6 +1,6 @@
 """Length of a sequence in a launch by name: that of the data set, or of the model, as the launcher aligns them.
 
-Megatron-Bridge 067f987d scripts/training/recipe_runner.py:403 (sync_offline_packing_alignment) and :471
+Megatron-Bridge 067f987d scripts/training/recipe_runner.py:430 (sync_offline_packing_alignment) and :471
 (sync_model_dataset_sequence_length): the data set's length becomes the model's and that of offline packs.
 scripts/performance/utils/overrides.py:524: mock samples get the model's length. training/config.py:1642: both are
 equal.
@@ -46,7 +46,7 @@ def aligned(document: Document, launcher: Launcher, given: frozenset[str], *,
                                  f"give {data}"))
     packs = (_PACK,) if _value(document, _PACKS) else ()
     found, left = _with(document, data, (_MODEL, *packs), f"the launcher takes {data} in its place "
-                                                          "(scripts/training/recipe_runner.py:403, :471)")
+                                                          "(scripts/training/recipe_runner.py:430, :471)")
     return found, [one for one in left if one.key in given]
 
 

@@ -88,7 +88,7 @@ class _Words:
                 trailing.append((override[1], parse_value(override[2], where), where))
             elif text.startswith("-"):
                 number += self._option(number, where)
-            elif text != self.name or word.unknown:
+            elif word.unknown or text not in ("", self.name):  # "$@" of a script without arguments is empty
                 self._refuse_word(word, where)
             number += 1
         late = self.asked.launcher == "performance"  # Hydra's before argparse's (scripts/performance/run_script.py)

@@ -53,6 +53,10 @@ def test_what_is_no_option_is_an_error_at_its_line(words: str, told: str) -> Non
         launch_of(f"{RUN} {words}", "run.sh")
 
 
+def test_a_script_is_read_as_if_started_without_arguments() -> None:
+    assert launch_of(f'{RUN} -tp 2 "$@"', "run.sh").document.data["model"]["tensor_model_parallel_size"] == 2
+
+
 def test_options_that_change_memory_and_are_not_read_are_refused() -> None:
     with pytest.raises(InputError, match="--recompute_num_layers"):
         launch_of(f"{PERFORMANCE} --recompute_num_layers 3", "run.sh")
