@@ -11,20 +11,20 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.inputs.document import Document, parse_value
+from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer
+from simcore.recipes.bridge.lengths import aligned
+from simcore.recipes.bridge.words import asked_of, program_of
+from simcore.recipes.imported import Left
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.megatron.launch import gpus_of
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.megatron.launch import agreed, gpus_of
 from simcore.recipes.shell.script import read_script
 
 __all__ = ["COMMIT", "Launch", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
 
 COMMIT: Final = "067f987d"
 _NAME: Final = re.compile(r"\b[a-z][a-z0-9_]+_config\b")
-_OVERRIDE: Final = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=(.*)", re.DOTALL)
 _OF_TABLE: Final = ("name", "benchmark")
-_SHORT: Final = {"--seq-length": "model.seq_length", "--seq_length": "model.seq_length"}
 
 
 @lru_cache
@@ -66,13 +66,14 @@ class Launch:
     """A launch of a recipe by name: `name`, its values as a `document`, and what it leaves unknown (`open_keys`).
 
     `gpus`: processes that torchrun, srun or mpirun starts, None where none is there; `environment`: variables of the
-    script that change memory, with their places.
+    script that change memory, with their places; `left`: options, and keys, of the launch that give nothing.
     """
 
     def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
-                 environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str]) -> None:
+                 environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str],
+                 left: tuple[Left, ...] = ()) -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
-        self.gpus, self.environment, self._overridden = gpus, environment, overridden
+        self.gpus, self.environment, self._overridden, self.left = gpus, environment, overridden, left
 
     def gives(self, key: str) -> bool:
         """True if the launch itself gives the key, or the block that it stands in."""
@@ -93,23 +94,12 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) 
     for key, value in recipes()[name].items():
         if key != "?":
             document = document.with_value(tuple(key.split(".")), value, place)
-    overrides = _overrides(words, path)
-    for key, value, where in overrides:
+    start = program_of(words, [bool(names_in(word.text)) for word in words])
+    asked = asked_of(words, start, path, name, recipes()[name])
+    for key, value, where in (*asked.base, *asked.overrides):
         document = document.with_value(tuple(key.split(".")), value, where)
         open_keys = tuple(one for one in open_keys if one != key)
-    return Launch(name, document, open_keys, gpus_of(commands[0], script, path),
-                  environment_of(script.variables, path), frozenset(key for key, _, _ in overrides))
-
-
-def _overrides(words: list[Word], path: str) -> list[tuple[str, Any, str]]:
-    """(key, value, place) of every `key=value` behind a recipe's name."""
-    found = list[tuple[str, Any, str]]()
-    for number, word in enumerate(words):
-        where, override = f"{path}:{word.line}", _OVERRIDE.fullmatch(word.text)
-        if override and not word.unknown:
-            found.append((override[1], parse_value(override[2], where), where))
-        elif override:
-            raise InputError(Problem(where, f"{override[1]}: its value depends on {word.unknown}"))
-        elif word.text in _SHORT and number + 1 < len(words):
-            found.append((_SHORT[word.text], parse_value(words[number + 1].text, where), where))
-    return found
+    given = frozenset(key for key, _, _ in asked.overrides)
+    document, left = aligned(document, asked.launcher, given, benchmark=is_benchmark(name))
+    return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(commands[0], script, path)),
+                  environment_of(script.variables, path), given, (*asked.left, *left))

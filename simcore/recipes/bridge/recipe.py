@@ -33,6 +33,7 @@ from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.environment import READ, write_environment
+from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows
@@ -60,7 +61,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if document is None:
         launch = launch_of(file.text, file.path, answers.variables)
         document, name, variables = launch.document, launch.name, launch.environment
-        gpus = gpus or launch.gpus or gpus_of(present_name(name), f"{file.path} {name}")
+        draft.left += launch.left
+        gpus = agreed(gpus, launch.gpus) or gpus_of(present_name(name), f"{file.path} {name}")
         machine, unknown = machine_of(present_name(name)), unknown_machine(present_name(name))
         document = scaled(draft, document, name, gpus, given=launch.gives("train.global_batch_size"))
         for key in launch.open_keys:

@@ -80,7 +80,7 @@ IDLE: Final[tuple[Row, ...]] = (
           "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype", "mixed_precision.autocast*",
           "model.batch_p2p_*", "model.overlap_p2p_comm", "model.deallocate_pipeline_outputs", "comm_overlap.align_*",
           "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm",
-          "optimizer.reuse_grad_buf_for_mxfp8_param_ag", "ddp.megatron_fsdp_cuda_graph_mode",
+          "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
           "model.external_cuda_graph", "model.multimodal_attn_impl",
           "model.vision_cuda_graph_*", "model.max_vision_*",
           "model.temporal_patch_dim", "model.dsa_*",

@@ -68,6 +68,7 @@ def _read_buffers(reader: Reader, draft: Draft, *, is_on: bool) -> None:
     master = reader.text("ddp.megatron_fsdp_main_params_dtype")
     release = reader.integer("ddp.megatron_fsdp_version")
     switches = [(reader.flag(f"ddp.{name}"), what) for name, what in _SWITCHES.items()]
+    _read_kept_gradients(reader, draft, formats[0].value if formats[0] else "", is_on=is_on)
     if is_on:
         draft.use(*formats)
     else:
@@ -83,6 +84,20 @@ def _read_buffers(reader: Reader, draft: Draft, *, is_on: bool) -> None:
             draft.idle(one, "as the simulation has it" if is_on else "it is Megatron-FSDP's")
 
 
+def _read_kept_gradients(reader: Reader, draft: Draft, kept: str, *, is_on: bool) -> None:
+    """Refuses gradients that a graph keeps as a cast copy beside their buffer. `kept`: the buffer's format, or "".
+
+    Megatron-LM d98e8a64 megatron_fsdp/param_and_grad_buffer.py, zero_grad: they are views of the buffer, and cost
+    nothing, where the optimizer is precision-aware, or its parameters (fp32) have the buffer's format.
+    """
+    mode = reader.flag("ddp.megatron_fsdp_cuda_graph_mode")
+    is_view = bool(reader.look("optimizer.use_precision_aware_optimizer")) or kept == "fp32"
+    if mode is not None and mode.value and is_on and not is_view:
+        draft.refuse(mode, "gradients cast to the format of the optimizer's parameters stay between steps")
+    else:
+        draft.idle(mode, "it is Megatron-FSDP's" if not is_on else "gradients are views of their buffer, or let go")
+
+
 def read_formats(reader: Reader, draft: Draft) -> None:
     """Writes formats: mixed_precision wins over ddp (training/mixed_precision.py, setup)."""
     preset = None if reader.is_mapping("mixed_precision") else reader.text("mixed_precision")
@@ -96,11 +111,14 @@ def read_formats(reader: Reader, draft: Draft) -> None:
     compute = "fp4" if narrow else "fp8" if scaling else "fp16" if half and half.value else "bf16"
     draft.infer("training.precision.compute", compute, "mixed_precision", preset, kind, narrow)
     grads = [reader.flag(f"{block}.grad_reduce_in_fp32") for block in ("mixed_precision", "ddp")]
-    draft.use(*grads)
     said = grads[0] if grads[0] is not None or preset is None else None
     wins = said or (None if preset else grads[1])
+    has_own = draft.has_option("data_parallel_sharding_strategy")
+    draft.idle([one for one in grads if one is not None and (has_own or one is not wins)],
+               "Megatron-FSDP reads formats of its own (ddp.megatron_fsdp_main_grads_dtype)" if has_own else
+               "mixed_precision wins (Bridge training/mixed_precision.py, setup)")
     base = "fp16" if half and half.value else "bf16"
-    if draft.has_option("data_parallel_sharding_strategy"):
+    if has_own:
         _read_own_gradients(reader, draft, base)
     else:
         value = base if wins and not wins.value else "fp32"
@@ -251,6 +269,9 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     pack = reader.integer("dataset.offline_packing_specs.packed_sequence_size")
     packs = reader.flag("dataset.enable_offline_packing")
     draft.use(own, data)
+    if own is not None and data is not None and own.value != data.value:
+        draft.fail(data.where, f"dataset.seq_length {data.value}, model.seq_length {own.value} ({own.where}): they are "
+                               "equal (Bridge training/config.py:1642)")
     length = own or data
     if packs is not None and packs.value:
         draft.put("training.lengths", packs, "packed")

@@ -66,12 +66,8 @@ def _layout(outline: Outline) -> Iterator[Wanted]:
 
 def _batches(outline: Outline) -> Iterator[Wanted]:
     length, packs = outline.value("training.seq_len"), outline.value("training.lengths") == "packed"
-    yield "model.seq_length", length, None
+    yield "dataset.seq_length", length, None
     yield "dataset.enable_offline_packing", packs, False
-    if packs:
-        yield "dataset.offline_packing_specs.packed_sequence_size", length, None
-    else:
-        yield "dataset.seq_length", length, length
 
 
 def _recompute(outline: Outline) -> Iterator[Wanted]:

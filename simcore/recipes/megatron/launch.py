@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from simcore.errors import InputError, Problem
 from simcore.recipes.answers import Answer
+from simcore.recipes.launch.options import Number
+from simcore.recipes.launch.starters import starters_of
 from simcore.recipes.shell.expansion import Word
 from simcore.recipes.shell.script import Script, Started
 
-__all__ = ["gpus_of", "split_launch"]
+__all__ = ["agreed", "gpus_of", "split_launch"]
 
 _RUNNERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch/distributed/run.py")
 _RUNNER_OPTIONS: Final = frozenset({
@@ -21,6 +25,8 @@ _RUNNER_OPTIONS: Final = frozenset({
 """Options of torchrun; all but --standalone take a value."""
 _PROCESSES: Final = ("--nproc_per_node", "--nproc-per-node")
 _NODES: Final = ("--nnodes",)
+_COPIES: Final = ("-np", "-n", "--np")
+_COUNT: Final = re.compile(r"(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,6})")
 _SLURM: Final[Mapping[str, tuple[str, ...]]] = {
     "nodes": ("--nodes", "-N"), "tasks": ("--ntasks", "-n"), "tasks_per_node": ("--ntasks-per-node",),
     "gpus_per_node": ("--gpus-per-node", "--gres")}
@@ -46,34 +52,114 @@ def split_launch(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
 
 
 def gpus_of(command: Started, script: Script, path: str) -> Answer | None:
-    """Number of GPUs that a command starts processes for; None if it does not say it in numbers."""
+    """Number of GPUs that a command starts processes for; None if it does not say it in numbers.
+
+    InputError, with both places, for numbers that contradict each other.
+    """
     launch, _ = split_launch(command.words)
     around = [*script.sbatch, *command.around, *launch]
+    job = _job(command, script, path)
     runner = next((word for word in launch if word.text.endswith(_RUNNERS)), None)
-    nodes = _slurm_nodes(around)
     if runner is not None:
         processes, own_nodes = _option(launch, _PROCESSES), _option(launch, _NODES)
-        count = own_nodes if own_nodes and own_nodes.isdigit() else nodes or ("1" if own_nodes is None else "")
+        count = own_nodes if own_nodes and own_nodes.isdigit() else _text(job.nodes) or (
+            "1" if own_nodes is None else "")
+        _expect_agreement(job, processes, own_nodes, f"{path}:{runner.line}")
         return _answer(processes or "1", count, f"{path}:{runner.line}", "torchrun")
     mpirun = next((word for word in around if word.text.rpartition("/")[2] in ("mpirun", "mpiexec")), None)
     if mpirun is not None:
-        return _answer(_option(around, ("-np", "-n", "--np")) or "", "1", f"{path}:{mpirun.line}", "mpirun")
-    return _of_slurm(around, nodes, path)
+        return _answer(_option(around, _COPIES) or "", "1", f"{path}:{mpirun.line}", "mpirun")
+    return _of_slurm(around, job, path)
 
 
-def _of_slurm(around: Sequence[Word], nodes: str, path: str) -> Answer | None:
+def agreed(answer: Answer | None, told: Answer | None) -> Answer | None:
+    """Number of GPUs that the user answers, or a launch tells; InputError, with both places, if they differ."""
+    if answer and told and answer.value != told.value:
+        raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answer.where}"))
+    return answer or told
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Numbers around a program, None where nothing says them; `copies`: of mpirun; `by_slurm`: srun starts it."""
+
+    nodes: Number | None
+    tasks: Number | None
+    tasks_per_node: Number | None
+    gpus_per_node: Number | None
+    copies: Number | None
+    by_slurm: bool
+
+
+def _job(command: Started, script: Script, path: str) -> _Job:
+    """Reads `#SBATCH` lines and the options of srun, which go before them, and of mpirun."""
+    starters = starters_of([*command.around, *command.words])
+    options = {starter.kind: starter.options for starter in starters if starter.kind in ("srun", "mpirun")}
+
+    def said(name: str) -> Number | None:
+        return _number(options.get("srun", ()), _SLURM[name], path, "srun") or _number(
+            script.sbatch, _SLURM[name], path, "#SBATCH")
+
+    return _Job(said("nodes"), said("tasks"), said("tasks_per_node"), said("gpus_per_node"),
+                _number(options.get("mpirun", ()), _COPIES, path, "mpirun"), "srun" in options)
+
+
+def _expect_agreement(job: _Job, processes: str | None, nodes: str | None, where: str) -> None:
+    """Raises InputError unless torchrun's numbers are those of the job around it."""
+    count = 1 if nodes is None else int(nodes) if nodes.isdigit() else None
+    if nodes is not None and count is not None and job.nodes and job.nodes.value != count:
+        raise InputError(Problem(where, f"torchrun is of {count} nodes, the job has {job.nodes.value} "
+                                        f"({job.nodes.where})"))
+    if job.copies and count is not None and job.copies.value != count:
+        raise InputError(Problem(where, f"torchrun is of {count} nodes, and mpirun starts it {job.copies.value} times "
+                                        f"({job.copies.where})"))
+    each = job.tasks_per_node
+    if job.by_slurm and each and each.value != 1:
+        raise InputError(Problem(where, "torchrun starts the processes of a node, and srun "
+                                        f"{each.value} of it on each ({each.where})"))
+    if job.by_slurm and job.tasks and count is not None and job.tasks.value != count:
+        raise InputError(Problem(where, f"torchrun is of {count} nodes, and srun starts it {job.tasks.value} times "
+                                        f"({job.tasks.where})"))
+    gpus, started = job.gpus_per_node, int(processes) if processes and processes.isdigit() else None
+    if gpus and started is not None and gpus.value != started:
+        raise InputError(Problem(where, f"{started} processes a node, which has {gpus.value} GPUs ({gpus.where})"))
+
+
+def _of_slurm(around: Sequence[Word], job: _Job, path: str) -> Answer | None:
     """Srun starts one process a GPU: all tasks, or tasks of each node."""
     slurm = next((word for word in around if word.text == "srun"), None)
-    tasks, each = _option(around, _SLURM["tasks"]), _option(around, _SLURM["tasks_per_node"])
     if slurm is None:
         return None
-    if tasks:
-        return _answer(tasks, "1", f"{path}:{slurm.line}", "srun")
-    return _answer(each or "", nodes, f"{path}:{slurm.line}", "srun")
+    where = f"{path}:{slurm.line}"
+    nodes, tasks, each, gpus = job.nodes, job.tasks, job.tasks_per_node, job.gpus_per_node
+    if tasks and nodes and each and tasks.value != nodes.value * each.value:
+        raise InputError(Problem(where, f"{tasks.value} tasks ({tasks.where}), and {nodes.value} x {each.value} of the "
+                                        f"nodes ({each.where})"))
+    found = _answer(_text(tasks), "1", where, "srun") if tasks else _answer(_text(each), _text(nodes), where, "srun")
+    if found is not None and nodes and gpus and found.value != nodes.value * gpus.value:
+        raise InputError(Problem(where, f"starts {found.value} processes, the job has {nodes.value} x {gpus.value} "
+                                        f"GPUs ({gpus.where})"))
+    return found
 
 
-def _slurm_nodes(around: Sequence[Word]) -> str:
-    return _option(around, _SLURM["nodes"]) or ""
+def _text(number: Number | None) -> str:
+    return str(number.value) if number else ""
+
+
+def _number(words: Sequence[Word], names: tuple[str, ...], path: str, who: str) -> Number | None:
+    """Number that an option says (`8`, `gpu:8`, `gpu:h100:8`), None if it is not there or not known."""
+    found: Number | None = None
+    for number, word in enumerate(words):
+        name, has_value, inner = word.text.partition("=")
+        glued = name not in names and word.text[:2] in names and not word.text.startswith("--")
+        if name not in names and not glued:
+            continue
+        following = words[number + 1] if number + 1 < len(words) else Word("", word.line, "nothing")
+        given = word if has_value or glued else following
+        text = inner if has_value else word.text[2:] if glued else following.text
+        digits = _COUNT.fullmatch(text)
+        found = Number(int(digits[1]), f"{path}:{word.line} {who}") if digits and not given.unknown else None
+    return found
 
 
 def _option(words: Sequence[Word], names: tuple[str, ...]) -> str | None:

@@ -18,7 +18,7 @@ from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by, names_of
 from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.megatron.fields import Writer
-from simcore.recipes.megatron.launch import gpus_of, split_launch
+from simcore.recipes.megatron.launch import agreed, gpus_of, split_launch
 from simcore.recipes.megatron.layout import write_batches, write_mesh, write_pipeline
 from simcore.recipes.megatron.model import write_model
 from simcore.recipes.megatron.offload import write_offload
@@ -102,7 +102,7 @@ def _of_script(file: RecipeFile, draft: Draft, *, loose: bool) -> Imported:
                                            for name, words in script.variables.items()
                                            if name.isupper() and name.startswith(("NCCL_", "CUBLAS_", "PYTORCH_"))}))
     _take_variables(draft, {name: found for name in set_here.names() if (found := set_here.take(name)) is not None})
-    gpus = draft.answers.gpus or gpus_of(command, script, file.path)
+    gpus = agreed(draft.answers.gpus, gpus_of(command, script, file.path))
     arguments_given = given(words, file.path)
     return _imported(draft, Reader(arguments_given.document), arguments_given, gpus, [set_here], loose=loose)
 

@@ -14,6 +14,7 @@ from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
 from simcore.recipes.inheritance.parents import DEFAULTS, merged
 from simcore.recipes.inheritance.references import resolved
+from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.verl.command import command_of, trainer_in
@@ -47,7 +48,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if trainer == SFT:
         _read_groups(reader, draft)
         draft.wrong.extend(problems)
-        read_sft(reader, draft, answers.gpus or gpus)
+        read_sft(reader, draft, agreed(answers.gpus, gpus))
         _tell_unknown(draft, document, unknown)
     else:
         refuse_trainer(reader, draft, str(trainer))

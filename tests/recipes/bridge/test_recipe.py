@@ -61,7 +61,7 @@ def imported(folder: Path, text: str, gpus: int | None = None, topology: str = "
 
 def test_a_recipe_by_name_is_the_scenario_that_a_person_would_write(tmp_path: Path) -> None:
     found = imported(tmp_path, f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe {NANO} \\\n"
-                               "  model.seq_length=4096\n")
+                               "  dataset.seq_length=4096\n")
     found.expect_complete()
     scenario, written = parse_scenario(found.document()), parse_scenario(parse_document(WRITTEN, "written.yaml"))
     model = {"config": "nemotron-3-nano-30b-a3b", "overrides": {}}
@@ -133,6 +133,26 @@ def test_what_of_megatron_fsdps_buffers_is_refused(tmp_path: Path, override: str
     """It has no effect without Megatron-FSDP."""
     assert any(told in problem.message for problem in imported(tmp_path, f"{NANO} {FSDP} {override}").refused)
     assert not imported(tmp_path, f"{NANO} {override}").refused
+
+
+@pytest.mark.parametrize(("override", "why"), [
+    ("ddp.grad_reduce_in_fp32=false", "mixed_precision wins"),
+    (f"{FSDP} mixed_precision.grad_reduce_in_fp32=true", "Megatron-FSDP reads formats of its own")])
+def test_an_override_that_another_key_wins_over_is_listed(tmp_path: Path, override: str, why: str) -> None:
+    key = override.rsplit(maxsplit=1)[-1].partition("=")[0]
+    assert [why in one.why for one in imported(tmp_path, f"{NANO} {override}").left if one.key == key] == [True]
+
+
+@pytest.mark.parametrize(("override", "refused"), [
+    ("", True), ("ddp.megatron_fsdp_main_grads_dtype=fp32", False),
+    ("optimizer.use_precision_aware_optimizer=true", False)])
+def test_gradients_that_a_graph_keeps_in_another_format_are_refused(tmp_path: Path, override: str,
+                                                                    refused: bool) -> None:
+    """Megatron-LM d98e8a64 megatron_fsdp/param_and_grad_buffer.py, zero_grad: a cast copy stays beside the buffer."""
+    text = f"{NANO} {FSDP} ddp.megatron_fsdp_cuda_graph_mode=true {override}"
+    found = imported(tmp_path, text).refused
+    assert any("megatron_fsdp_cuda_graph_mode" in one.message for one in found) == refused
+    assert not imported(tmp_path, f"{NANO} ddp.megatron_fsdp_cuda_graph_mode=true").refused
 
 
 def test_experts_are_not_split_by_width_unless_asked(tmp_path: Path) -> None:

@@ -52,8 +52,7 @@ def test_what_differs_is_an_override() -> None:
     made = convert(asked, "bridge")
     made.expect_complete()
     assert made.text.splitlines()[2:] == [
-        "  model.expert_model_parallel_size=4 \\", "  model.seq_length=4096 \\",
-        "  dataset.offline_packing_specs.packed_sequence_size=4096"]
+        "  model.expert_model_parallel_size=4 \\", "  dataset.seq_length=4096"]
     assert read_back(made, asked).mesh.ep == 4
 
 

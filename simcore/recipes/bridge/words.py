@@ -1,0 +1,193 @@
+"""Words behind the program of a launch of Bridge's: overrides `key=value`, and the launchers' options."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.document import parse_value
+from simcore.recipes.answers import Answer
+from simcore.recipes.bridge.options import FLAGS, IDLE, KEYS, TEXTS, Launcher, launcher_of
+from simcore.recipes.imported import Left
+from simcore.recipes.shell.expansion import Word
+
+__all__ = ["Asked", "Override", "asked_of", "program_of"]
+
+Override = tuple[str, Any, str]
+"""Dotted key, value and place."""
+_OVERRIDE: Final = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=(.*)", re.DOTALL)
+_TASKS: Final = {"pretrain": "pretrain", "sft": "sft", "lora": "peft", "dora": "peft"}
+"""Task of a recipe's name by the mode (scripts/training/recipe_metadata.py, recipe_task)."""
+_DETERMINISTIC: Final[Mapping[str, Any]] = {
+    "model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False,
+    "env_vars.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env_vars.NCCL_ALGO": "Ring",
+    "env_vars.NVTE_ALLOW_NONDETERMINISTIC_ALGO": 0}
+"""Values that --deterministic sets (recipes/utils/determinism_utils.py), beside comm_overlap.tp_comm_overlap."""
+_SAMPLES: Final = ("mock", "megatron-indexed")
+"""Data sets of pretraining, which keep the recipe's length (recipes/utils/dataset_utils.py)."""
+
+
+@dataclass
+class Asked:
+    """Demands of the words of a launch: `overrides` in the order in which they are applied, and keys without effect.
+
+    `base`: what is set before them (--deterministic); `gpus`: GPUs that the launcher's own options say.
+    """
+
+    launcher: Launcher
+    base: list[Override] = field(default_factory=list)
+    overrides: list[Override] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    gpus: Answer | None = None
+
+
+def program_of(words: Sequence[Word], is_name: Sequence[bool]) -> int:
+    """Number of the first word that is Bridge's: behind the program, or the name, where no program is.
+
+    `is_name`: whether a word has the name of a recipe.
+    """
+    first = is_name.index(True)
+    for number, word in enumerate(words[:first]):
+        is_program = word.text.endswith((".py", ".sh")) and "torch/distributed" not in word.text
+        if is_program or (number and words[number - 1].text == "-m" and not word.text.startswith("torch.distributed")):
+            return number + 1
+    return first
+
+
+def asked_of(words: Sequence[Word], start: int, path: str, name: str, values: Mapping[str, Any]) -> Asked:
+    """Reads the words from `start` on. InputError, at its line, for one that the launcher does not take, or we do not.
+
+    `name`, `values`: the recipe that they name.
+    """
+    return _Words(words, path, name, values, Asked(launcher_of(words[start - 1].text if start else ""))).read(start)
+
+
+@dataclass
+class _Words:
+    words: Sequence[Word]
+    path: str
+    name: str
+    values: Mapping[str, Any]
+    asked: Asked
+    options: list[Override] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def read(self, start: int) -> Asked:
+        number, trailing = start, list[Override]()
+        while number < len(self.words):
+            word = self.words[number]
+            where, text = f"{self.path}:{word.line}", word.text
+            override = _OVERRIDE.fullmatch(text)
+            if override and word.unknown:
+                raise InputError(Problem(where, f"{override[1]}: its value depends on {word.unknown}"))
+            if override:
+                trailing.append((override[1], parse_value(override[2], where), where))
+            elif text.startswith("-"):
+                number += self._option(number, where)
+            elif word.unknown or text not in ("", self.name):  # "$@" of a script without arguments is empty
+                self._refuse_word(word, where)
+            number += 1
+        late = self.asked.launcher == "performance"  # Hydra's before argparse's (scripts/performance/run_script.py)
+        self.asked.overrides = [*trailing, *self.options] if late else [*self.options, *trailing]
+        return self.asked
+
+    def _refuse_word(self, word: Word, where: str) -> None:
+        if word.unknown:
+            raise InputError(Problem(where, f"{word.text}: what it says depends on {word.unknown}"))
+        if word.text.startswith("~"):
+            raise InputError(Problem(where, f"not yet: {word.text}: keys that are taken out"))
+        raise InputError(Problem(where, f"expected KEY=VALUE, got {word.text!r}"))
+
+    def _option(self, number: int, where: str) -> int:
+        """Reads one option; returns the number of further words that it takes."""
+        word = self.words[number]
+        option, has_value, value = word.text.partition("=")
+        keys, idle = KEYS[self.asked.launcher], IDLE[self.asked.launcher]
+        known = {*keys, *idle, "--mode", "--dataset", "--deterministic", "--model"}
+        if option not in known:
+            near = difflib.get_close_matches(option, sorted(known), 1, 0.8)
+            raise InputError(Problem(where, f"{option}: no option of Bridge's launcher that is read"
+                                            + (f"; did you mean {near[0]!r}?" if near else "")))
+        if option in FLAGS:
+            self._flag(option, where)
+            return 0
+        given = word
+        if not has_value:
+            if number + 1 >= len(self.words):
+                raise InputError(Problem(where, f"{option}: has no value"))
+            given = self.words[number + 1]
+            value = given.text
+        unknown = given.unknown
+        if not has_value and value.startswith("-") and not unknown:
+            raise InputError(Problem(where, f"{option}: has no value"))
+        if option in keys:
+            if unknown:
+                raise InputError(Problem(where, f"{option}: its value depends on {unknown}"))
+            self._set(option, keys[option], value, where)
+        else:
+            self._idle(option, value, unknown, where)
+        return 0 if has_value else 1
+
+    def _set(self, option: str, key: str, value: str, where: str) -> None:
+        is_none = value == "None" and self.asked.launcher == "performance" and key.startswith("model.virtual")
+        if key not in TEXTS and not is_none and not re.fullmatch(r"-?[0-9]{1,18}", value):
+            raise InputError(Problem(where, f"{option}: expected a whole number, got {value!r}"))
+        read = None if is_none else value if key in TEXTS else int(value)
+        self.options.append((key, read, where))
+        if self.asked.launcher == "performance" and key == "model.tensor_model_parallel_size":
+            # scripts/performance/utils/overrides.py, set_user_overrides: -tp sets both
+            self.options.append(("model.sequence_parallel", int(value) > 1, where))
+
+    def _flag(self, option: str, where: str) -> None:
+        if option == "--deterministic":
+            self.asked.base += [(key, value, where) for key, value in _DETERMINISTIC.items()]
+            if any(key.startswith("comm_overlap.") for key in self.values):
+                self.asked.base.append(("comm_overlap.tp_comm_overlap", False, where))
+            return
+        why = IDLE[self.asked.launcher].get(option, "")
+        self.asked.left.append(Left("no effect", where, option, "", why))
+
+    def _idle(self, option: str, value: str, unknown: str, where: str) -> None:
+        why = IDLE[self.asked.launcher].get(option, "")
+        if option in ("--mode", "--dataset", "--model", "--nodes", "--gpus-per-node", "--gpus_per_node", "-ng",
+                      "--num_gpus") and unknown:
+            raise InputError(Problem(where, f"{option}: its value depends on {unknown}"))
+        if option == "--model":
+            raise InputError(Problem(where, f"{option}: a recipe is named already: {self.name}"))
+        if option == "--mode":
+            why = self._mode(value, where)
+        if option == "--dataset":
+            if value not in _SAMPLES or "_pretrain" not in self.name:
+                raise InputError(Problem(where, f"not yet: --dataset {value}: samples of another data set than the "
+                                                "recipe's: give its dataset.* keys"))
+            why = "which samples are read"
+        if option in ("--nodes", "--gpus-per-node", "--gpus_per_node", "-ng", "--num_gpus"):
+            self._count(option, value, where)
+        self.asked.left.append(Left("not modelled" if option in ("--step-func", "--step_func") else "no effect", where,
+                                    option, value, why))
+
+    def _mode(self, mode: str, where: str) -> str:
+        """Reason why a mode changes nothing; InputError for one that contradicts the recipe, or changes adapters."""
+        if mode not in _TASKS:
+            raise InputError(Problem(where, f"--mode: expected {', '.join(_TASKS)}, got {mode!r}"))
+        named = next((task for task in ("pretrain", "sft", "peft") if f"_{task}_" in self.name), None)
+        if named not in (None, _TASKS[mode]):
+            raise InputError(Problem(where, f"--mode {mode} contradicts the recipe {self.name}"))
+        adapters = str(self.values.get("peft._target_", "")).rpartition(".")[2].lower()
+        if _TASKS[mode] == "peft" and adapters and adapters != mode:
+            raise InputError(Problem(where, f"not yet: --mode {mode}: the recipe's adapters are {adapters}"))
+        return "as the recipe has it"
+
+    def _count(self, option: str, value: str, where: str) -> None:
+        if not re.fullmatch(r"[1-9][0-9]{0,6}", value):
+            raise InputError(Problem(where, f"{option}: expected a whole number, got {value!r}"))
+        self.sizes[option.replace("_", "-") if option.startswith("--gpus") else option] = int(value)
+        each = self.sizes.get("--gpus-per-node")
+        whole = self.sizes.get("-ng", self.sizes.get("--num_gpus"))
+        total = whole if self.asked.launcher == "performance" else each and each * self.sizes.get("--nodes", 1)
+        if total:
+            self.asked.gpus = Answer(total, f"{where} {option}")

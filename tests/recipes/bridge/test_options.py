@@ -1,0 +1,74 @@
+"""Options of Bridge's launchers are read as the overrides that they stand for, or refused at their line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipes.bridge.test_recipe import imported
+from recipes.looked_into import messages, value
+from simcore.errors import InputError
+from simcore.recipes.bridge.named import launch_of
+
+LLAMA = "llama3_8b_pretrain_2gpu_h100_bf16_config"
+RUN = f"torchrun --nproc-per-node 8 scripts/training/run_recipe.py --recipe {LLAMA}"
+PERFORMANCE = f"python scripts/performance/run_script.py -ng 8 -mr {LLAMA}"
+
+
+def test_options_are_the_overrides_that_upstream_makes_of_them(tmp_path: Path) -> None:
+    """scripts/training/run_recipe.py 067f987d, COMMON_OVERRIDE_FIELDS."""
+    found = imported(tmp_path, f"{RUN} --mode pretrain -tp 4 \\\n -pp=2 --context_parallel_size 1 -mb 2 "
+                               "--global_batch_size=64 -sl 2048 --deterministic -ms 5 --lr 1e-4 --dump-env")
+    assert messages(found) == ""
+    assert (value(found, "mesh.tp"), value(found, "mesh.pp"), value(found, "mesh.cp")) == (4, 2, None)
+    assert [value(found, f"training.{key}") for key in ("seq_len", "micro_batch_size", "global_batch_size")] == [
+        2048, 2, 64]
+    assert value(found, "framework_options.deterministic_mode") is True
+    assert value(found, "framework_options.cross_entropy_loss_fusion") is False
+    assert {"--mode", "--recipe", "--dump-env", "train.train_iters", "optimizer.lr"} <= {one.key for one in found.left}
+    assert "run.sh:2" in str(found.origins["mesh", "pp"])
+
+
+def test_a_trailing_override_goes_before_an_option_and_of_performance_behind_it(tmp_path: Path) -> None:
+    """run_recipe.py: common options come first; run_script.py applies argparse's after Hydra's."""
+    after = imported(tmp_path, f"{RUN} train.micro_batch_size=4 -mb 2")
+    assert value(after, "training.micro_batch_size") == 4
+    tuned = imported(tmp_path, f"{PERFORMANCE} train.micro_batch_size=4 -mb 2 -tp 2 -sl 4096")
+    assert value(tuned, "training.micro_batch_size") == 2
+    assert value(tuned, "training.sequence_parallel") is True
+    assert (value(tuned, "training.seq_len"), value(tuned, "mesh.dp_shard")) == (4096, 2)  # cp 2
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    ("--nonsense 12", "run.sh:1: --nonsense: no option of Bridge's launcher"),
+    ("--seq-length 2048", "--seq-length: no option of Bridge's launcher .*did you mean '--seq_length'"),
+    ("-tp", "-tp: has no value"), ("-tp four", "-tp: expected a whole number, got 'four'"),
+    ("-tp $TP", "-tp: its value depends on"), ("$(cat args)", r"depends on"),
+    ("~optimizer.lr", "not yet: ~optimizer.lr: keys that are taken out"), ("plain", "expected KEY=VALUE, got 'plain'"),
+    ("--dataset squad", "not yet: --dataset squad"), ("--mode sft", "--mode sft contradicts the recipe"),
+    ("--model llama3_8b", "--model: a recipe is named already")])
+def test_what_is_no_option_is_an_error_at_its_line(words: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        launch_of(f"{RUN} {words}", "run.sh")
+
+
+def test_a_script_is_read_as_if_started_without_arguments() -> None:
+    assert launch_of(f'{RUN} -tp 2 "$@"', "run.sh").document.data["model"]["tensor_model_parallel_size"] == 2
+
+
+def test_options_that_change_memory_and_are_not_read_are_refused() -> None:
+    with pytest.raises(InputError, match="--recompute_num_layers"):
+        launch_of(f"{PERFORMANCE} --recompute_num_layers 3", "run.sh")
+
+
+def test_adapters_that_the_mode_asks_for_are_those_of_the_recipe() -> None:
+    with pytest.raises(InputError, match="not yet: --mode dora"):
+        launch_of("run_recipe.py --recipe llama3_8b_peft_config --mode dora", "run.sh")
+    launch_of("run_recipe.py --recipe llama3_8b_peft_config --mode lora", "run.sh")
+
+
+def test_the_launcher_of_an_experiment_says_nodes_and_forwards_the_rest(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"scripts/training/train.sh --nodes 2 --gpus-per-node 8 --account me --recipe {LLAMA} "
+                               "-tp 2")
+    assert (value(found, "mesh.tp"), value(found, "mesh.dp_shard")) == (2, 4)  # cp 2
