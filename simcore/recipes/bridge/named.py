@@ -104,12 +104,15 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) 
 def _overrides(words: list[Word], path: str) -> list[tuple[str, Any, str]]:
     """(key, value, place) of every `key=value` behind a recipe's name."""
     found = list[tuple[str, Any, str]]()
+    place_of_name = next(number for number, word in enumerate(words) if names_in(word.text))
     for number, word in enumerate(words):
         where, override = f"{path}:{word.line}", _OVERRIDE.fullmatch(word.text)
         if override and not word.unknown:
             found.append((override[1], parse_value(override[2], where), where))
         elif override:
             raise InputError(Problem(where, f"{override[1]}: its value depends on {word.unknown}"))
+        elif word.may_hold and place_of_name < number and not words[number - 1].text.startswith("-"):
+            raise InputError(Problem(where, f"{word.text[:60]} may hold arguments: {word.unknown}"))
         elif word.text in _SHORT and number + 1 < len(words):
             found.append((_SHORT[word.text], parse_value(words[number + 1].text, where), where))
     return found
