@@ -147,7 +147,7 @@ def _write_states(writer: Writer) -> None:
 
 # ---- recomputation and loss ------------------------------------------------------------------------------------------
 def recompute_problem(granularity: str | None, method: str | None, count: int | None) -> str:
-    """What of three settings contradicts a granularity; "" for none.
+    """Message about settings that contradict the granularity; "" for none.
 
     Megatron-LM d98e8a64 core/transformer/transformer_config.py, `__post_init__`; core 0.16.1 has the same rules.
     """

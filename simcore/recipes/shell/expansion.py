@@ -19,7 +19,7 @@ _WEIGHT: Final = 16
 _MAX_DEPTH: Final = 32
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _NO_WORD: Final = re.compile(r"\$@|\$\{(@|\w+\[@\])(:[0-9]+)?\}")
-"""What stands for no word, even in quotes, if it has no items."""
+"""Expansions that are no word, even in quotes, where they have no items."""
 _SPECIAL: Final = "@*#?$!-0123456789"
 
 

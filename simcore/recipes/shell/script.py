@@ -228,13 +228,21 @@ class _Run:
         elif name in ("source", "."):
             is_idle = len(words) > 1 and words[1].text.strip("\"'").endswith("/activate")  # of Python: paths alone
             variables.sourced = variables.sourced or (0 if is_idle else line)
-        elif (name == "shift" and variables.arguments) or (name == "set" and [one.text for one in words[1:2]] == ["--"]):
+        elif name == "set" and [one.text for one in words[1:2]] == ["--"]:
+            self._expect_simple(line, f"set lies in {self.within}" if self.within else "")
+            variables.arguments = variables.given_to(words[2:])
+        elif name == "shift" and variables.arguments:
             number = words[1].text if len(words) > 1 else "1"
-            if self.within or (name == "shift" and not number.isdigit()):
-                told = f"{name} lies in {self.within}" if self.within else f"{name} {number[:40]}"
-                raise InputError(Problem(f"{variables.path}:{line}", f"{told}: what the arguments then are is not known"))
-            variables.arguments = (variables.given_to(words[2:]) if name == "set" else
-                                   (variables.arguments or ())[int(number[:9]):])
+            self._expect_simple(line, f"shift lies in {self.within}" if self.within else
+                                "" if number.isdigit() else f"shift {number[:40]}")
+            taken = int(number[:9])  # by more than there are it does nothing
+            variables.arguments = variables.arguments[taken if taken <= len(variables.arguments) else 0:]
+
+    def _expect_simple(self, line: int, wrong: str) -> None:
+        """InputError for arguments that more than the script decides, if `wrong` says how."""
+        if wrong:
+            told = f"{wrong}: what the arguments then are is not known"
+            raise InputError(Problem(f"{self.variables.path}:{line}", told))
 
     def _start(self, words: list[Word], node: Command, tokens: Sequence[Token]) -> None:
         if not words:
