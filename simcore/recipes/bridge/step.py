@@ -203,7 +203,8 @@ def read_recompute(reader: Reader, draft: Draft) -> None:
     kind, method, count = (reader.text("model.recompute_granularity"), reader.text("model.recompute_method"),
                            reader.integer("model.recompute_num_layers"))
     modules = reader.words("model.recompute_modules")
-    if kind is not None and (wrong := recompute_problem(kind.value, method and method.value, count and count.value)):
+    if kind is not None and (wrong := recompute_problem(
+            kind.value, method.value if method else None, count.value if count else None)):
         draft.fail(kind.where, wrong)
     if kind is None:
         draft.idle([one for one in (method, count, modules) if one], "nothing is recomputed without a granularity")
