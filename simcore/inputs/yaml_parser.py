@@ -25,6 +25,7 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
     StreamEndEvent,
 )
+from ruamel.yaml.scanner import Scanner
 
 from simcore.errors import InputError, Problem
 
@@ -33,6 +34,7 @@ __all__ = ["DUPLICATE", "MAX_DEPTH", "MAX_NODES", "KeyPath", "Parser", "dotted"]
 MAX_NODES: Final = 20_000
 """Values in one document, counted with aliases expanded."""
 MAX_DEPTH: Final = 64
+_TOO_DEEP: Final = f"expected at most {MAX_DEPTH} levels of nesting, got more"
 DUPLICATE: Final = "duplicate key"
 """Beginning of the message about a key that a mapping has twice."""
 _MAX_PROBLEMS: Final = 1000
@@ -67,6 +69,23 @@ class _Built:
     value: Any
     num_nodes: int = 1
     depth: int = 0
+
+
+class _Nested(Exception):
+    """Brackets within more others than a document may have; `line` from 0."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self.line = line
+
+
+class _Scanner(Scanner):
+    """Scanner that stops at the first bracket too deep: it looks far ahead, in time that grows with depth squared."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803 - ruamel's name
+        if len(self.flow_context) > MAX_DEPTH:
+            raise _Nested(self.reader.line)
+        super().fetch_flow_collection_start(TokenClass, to_push)
 
 
 class Parser:
@@ -104,7 +123,11 @@ class Parser:
 
     def _events(self) -> Iterator[Event]:
         try:
-            yield from YAML(typ="safe", pure=True).parse(self.text)
+            yaml = YAML(typ="safe", pure=True)
+            yaml.Scanner = _Scanner
+            yield from yaml.parse(self.text)
+        except _Nested as nested:
+            self._refuse(nested.line, _TOO_DEEP)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             self._refuse(mark.line if mark else 0, _syntax(error, "JSON" if self.path.endswith(".json") else "YAML"))
@@ -162,7 +185,7 @@ class Parser:
         if self.num_nodes > MAX_NODES:
             self._refuse(line, f"expected at most {MAX_NODES:,} values (aliases expanded), got more")
         if depth > MAX_DEPTH:
-            self._refuse(line, f"expected at most {MAX_DEPTH} levels of nesting, got more")
+            self._refuse(line, _TOO_DEEP)
 
     def _mapping(self, key_path: KeyPath, depth: int) -> _Built:
         values: dict[str, Any] = {}

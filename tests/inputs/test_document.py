@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -325,3 +326,16 @@ def test_values_set_together_are_values_set_one_after_the_other() -> None:
     assert given == {"x": {"y": 1}}
     with pytest.raises(InputError, match="f is 2, not a mapping"):
         base.with_values([(("g",), 1, "--set"), (("f", "g"), 1, "--set")])
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 20_000, '{"a": ' + '{"b": [' * 5_000, "a: [\n" + "[\n" * 20_000])
+def test_brackets_too_deep_are_refused_before_the_scanner_looks_ahead(text: str) -> None:
+    started = time.process_time()
+    with pytest.raises(InputError, match="at most 64 levels of nesting"):
+        parse_document(text, "deep.yaml")
+    assert time.process_time() - started < 0.3
+
+
+def test_brackets_within_texts_are_no_nesting() -> None:
+    written = f"a: '{'[' * 200}'\nb: |\n  {'{' * 200}\nc: x  # {'[' * 200}\nd: {'[' * 64}{']' * 64}\n"
+    assert parse_document(written, "flat.yaml").data["a"] == "[" * 200

@@ -96,8 +96,8 @@ NOT_MODELLED: Final[tuple[Row, ...]] = (
     Unmodelled(("model.moe_mlp_glu_interleave_size",), "the layout of experts' columns"),
     # TransformerEngine d0067d0d pytorch/module/layernorm_mlp.py:807 saves what core's two linears and activation do
     Unmodelled(("model.use_transformer_engine_full_layer_spec",),
-               "a layer as one module of TransformerEngine, which keeps the same tensors as core's modules, as which it "
-               "is simulated; what its MLP frees during backward may differ"),
+               "a layer as one module of TransformerEngine, which keeps the same tensors as core's modules, which are "
+               "simulated; what its MLP frees during backward may differ"),
 )
 ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *NOT_MODELLED, *IDLE)
 

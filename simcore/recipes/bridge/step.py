@@ -9,6 +9,7 @@ from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.stash import read_stash
 from simcore.recipes.draft import Draft
+from simcore.recipes.megatron.step import recompute_problem
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_experts", "read_formats", "read_framework", "read_graphs", "read_lengths", "read_loss", "read_method",
@@ -220,6 +221,9 @@ def read_recompute(reader: Reader, draft: Draft) -> None:
     kind, method, count = (reader.text("model.recompute_granularity"), reader.text("model.recompute_method"),
                            reader.integer("model.recompute_num_layers"))
     modules = reader.words("model.recompute_modules")
+    if kind is not None and (wrong := recompute_problem(
+            kind.value, method.value if method else None, count.value if count else None)):
+        draft.fail(kind.where, wrong)
     if kind is None:
         draft.idle([one for one in (method, count, modules) if one], "nothing is recomputed without a granularity")
     elif kind.value == "selective":

@@ -81,7 +81,9 @@ def given(words: Sequence[Word], path: str) -> Given:
         word, at = words[at], at + 1
         where = f"{path}:{word.line}"
         if not word.text.startswith("--") or word.text == "--":
-            if not word.unknown and word.text != "--":
+            if word.may_hold:
+                problems.append(Problem(where, f"{word.text[:60]} may hold arguments: {word.unknown}"))
+            elif not word.unknown and word.text != "--":
                 problems.append(Problem(where, f"unrecognized argument {word.text[:60]!r}"))
             continue
         name, has_value, value = word.text.partition("=")
@@ -103,7 +105,8 @@ def _values(words: Sequence[Word], argument: Argument | None) -> list[Word]:
     """Words that belong to an argument: one, or all up to the next argument."""
     found: list[Word] = []
     for word in words:
-        if word.text.startswith("--") or (word.is_unset and argument and argument.takes.endswith("+") and found):
+        is_whole = word.unknown and word.text[:1] in ("$", "`")
+        if word.text.startswith("--") or (is_whole and found and (not argument or argument.takes.endswith("+"))):
             break
         found.append(word)
         if argument and not argument.takes.endswith("+"):

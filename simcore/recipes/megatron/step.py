@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from simcore.recipes.megatron.fields import Setting, Writer
 
-__all__ = ["write_formats", "write_loss", "write_optimizer", "write_recompute"]
+__all__ = ["recompute_problem", "write_formats", "write_loss", "write_optimizer", "write_recompute"]
 
 _OPTION: Final = "framework_options."
 _PRECISION: Final = "training.precision."
@@ -146,6 +146,22 @@ def _write_states(writer: Writer) -> None:
 
 
 # ---- recomputation and loss ------------------------------------------------------------------------------------------
+def recompute_problem(granularity: str | None, method: str | None, count: int | None) -> str:
+    """Message about settings that contradict the granularity; "" for none.
+
+    Megatron-LM d98e8a64 core/transformer/transformer_config.py, `__post_init__`; core 0.16.1 has the same rules.
+    """
+    if granularity not in ("full", "selective"):
+        return ""
+    if method not in ("block", "uniform") and (method is not None or granularity == "full"):
+        return f"{granularity}: recompute_method must be block or uniform, got {method}"
+    if granularity == "full" and (count is None or count < 1):
+        return f"full: recompute_num_layers must be at least 1, got {count}"
+    if granularity == "selective" and count is not None:
+        return "selective: recompute_num_layers must not be given"
+    return ""
+
+
 def write_recompute(writer: Writer) -> None:
     """Writes recomputation: modules (selective; by default the attention core), or layers (full)."""
     fields = writer.fields
@@ -155,6 +171,11 @@ def write_recompute(writer: Writer) -> None:
     granularity = "selective" if old.value or experts.value else kind.value
     writer.use(experts)
     settings = (kind, method, count, modules, old)
+    wrong = recompute_problem(granularity, method.value, count.value)
+    if granularity == "selective" and method.value is not None and not wrong:  # training/arguments.py, validate_args
+        wrong = "selective: recompute_method must not be given"
+    if wrong:
+        writer.draft.fail(next(one for setting in (kind, old, experts) for one in setting.taken).where, wrong)
     if granularity in (None, "None", "none"):
         writer.idle("nothing is recomputed without --recompute-granularity", method, count, modules)
         writer.use(kind, old)

@@ -7,7 +7,7 @@ read, no file is opened.
 functions. `expansion`: what a word stands for: quotes, `$NAME`, `${NAME:-default}`, `$(( ))`. `arithmetic`: whole
 numbers in `$(( ))`. `conditions`: `[ ]` and `[[ ]]`. `script`: takes a script's statements in order.
 
-A script is read as if it were started without arguments, in an environment that sets no variable. A value that depends
-on more than the script says (command substitution, a loop, an argument) is carried along with the reason, and only who
-needs it complains.
+A script is read as if it were started without arguments, in an environment that sets no variable; its functions have
+the arguments of their calls. A value that depends on more than the script says (command substitution, a loop, an
+argument) is carried along with the reason, and only who needs it complains.
 """

@@ -18,6 +18,8 @@ _MOST: Final = 2**18
 _WEIGHT: Final = 16
 _MAX_DEPTH: Final = 32
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
+_NO_WORD: Final = re.compile(r"\$@|\$\{(@|\w+\[@\])(:[0-9]+)?\}")
+"""Expansions that are no word, even in quotes, where they have no items."""
 _SPECIAL: Final = "@*#?$!-0123456789"
 
 
@@ -39,29 +41,43 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of a command as it is started, and the line of the script that it stands on; `unknown` as in `Piece`."""
+    """A word of a command as it is started, and the line of the script that it stands on; `unknown` as in `Piece`.
+
+    `may_hold`: it may be any words, such as arguments; not so what an environment that sets nothing leaves empty.
+    """
 
     text: str
     line: int
     unknown: str = ""
     is_unset: bool = False
+    may_hold: bool = False
 
 
 @dataclass
 class Variables:
     """Variables of a script while it is read: texts and arrays by name, both as pieces.
 
-    `path`: name of the script in messages.
+    `path`: name of the script in messages. `arguments`: items of `$@`, as pieces of an array; None for the script's
+    own, of which nothing is known. `sourced`: line of the first file that the script sources, 0 for none.
     """
 
     path: str
     values: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    arguments: tuple[tuple[Piece, ...], ...] | None = None
+    sourced: int = 0
     spent: int = 0
 
     # ---- words -------------------------------------------------------------------------------------------------
     def words(self, tokens: Sequence[Token]) -> list[Word]:
         """Words of a command, split at blanks as a shell splits them."""
-        return [_word(group) for token in tokens for group in _groups(self.pieces(token.text, token.line))]
+        return [_word(group, is_sourced=self.sourced > 0) for token in tokens
+                for group in _groups(self.pieces(token.text, token.line))]
+
+    def given_to(self, tokens: Sequence[Token]) -> tuple[tuple[Piece, ...], ...]:
+        """Items of `$@` of a function that is called with these words; what nothing sets is no item."""
+        groups = [group for token in tokens for group in _groups(self.pieces(token.text, token.line))]
+        return tuple(tuple(group) for group in groups
+                     if self.sourced or not all(piece.is_unset and not piece.is_quoted for piece in group))
 
     def items(self, tokens: Sequence[Token]) -> tuple[Piece, ...]:
         """Pieces of an array with these words, a border after each."""
@@ -101,7 +117,7 @@ class Variables:
         if sign == '"':
             end = _closing(raw, at, '"')
             inner = self.pieces(raw[at + 1:end], line, is_quoted=True, depth=depth + 1)
-            found += inner or [Piece("", line, is_quoted=True)]
+            found += inner or ([] if _NO_WORD.fullmatch(raw, at + 1, end) else [Piece("", line, is_quoted=True)])
             return end + 1
         if sign == "`":
             end = raw.find("`", at + 1)
@@ -129,7 +145,8 @@ class Variables:
         if rest[:1] == "{":
             end = _closing(raw, at + 1, "}")
             inner = self._braced(raw[at + 2:end], line, is_quoted=is_quoted, depth=depth + 1)
-            found += [replace(piece, is_quoted=True) if is_quoted and not piece.is_break else piece for piece in inner]
+            joins = re.match(r"\*|\w+\[\*\]", raw[at + 2:end]) is not None
+            found += _in_quotes(inner, joins=joins) if is_quoted else inner
             return end + 1
         if rest[:1] == "'":
             end = raw.find("'", at + 2)
@@ -140,20 +157,39 @@ class Variables:
             found.append(Piece("$", line, is_quoted=True))
             return at + 1
         text = name[0] if name else rest[0]
-        found += [replace(piece, is_quoted=True) if is_quoted else piece for piece in _first(self.value(text, line))]
+        value = self.value(text, line)
+        value = value if text in ("@", "*") else _first(value)
+        found += _in_quotes(value, joins=text == "*") if is_quoted else value
         return at + 1 + len(text)
 
     def value(self, name: str, line: int) -> tuple[Piece, ...]:
         """Value of a variable; one piece that says so for a variable that the script does not set."""
         if name in self.values:
             self._spend(self.values[name], line)
-            return tuple(replace(piece, is_quoted=False) if piece.is_quoted else piece for piece in self.values[name])
-        if name in ("@", "*", "#"):
-            return (Piece("0" if name == "#" else "", line),)
-        if name.isdigit():
-            return (_unknown(f"${name}", line, f"argument {name} of the script"),)
-        return (replace(_unknown(f"${name}", line, f"${name}, which the script does not set (--set "
+            return _unquoted(self.values[name])
+        if name in ("@", "*", "#") or name.isdigit():
+            return self._argument(name, line)
+        told = f" (the file that is sourced at line {self.sourced} may)" if self.sourced else ""
+        return (replace(_unknown(f"${name}", line, f"${name}, which the script does not set{told} (--set "
                                  f"env.{name}=VALUE gives it)"), is_unset=True),)
+
+    def _argument(self, name: str, line: int) -> tuple[Piece, ...]:
+        """Value of `$@`, `$*`, `$#` or `$1`; one piece that says so where an item before may be several words."""
+        items = self.arguments or ()
+        if name in ("@", "*"):
+            return tuple(piece for item in items for piece in (*_unquoted(item), Piece("", line, is_break=True)))
+        if self.arguments is None:
+            return (Piece("0", line) if name == "#" else _unknown(f"${name}", line, f"argument {name} of the script"),)
+        number = len(items) if name == "#" else int(name[:9])
+        if number == 0 and name != "#":
+            return (_unknown("$0", line, "the name of the script"),)
+        several = next((piece for item in items[:number] for piece in item if piece.unknown and not piece.is_quoted),
+                       None)
+        if several is not None:
+            return (_unknown(f"${name}", line, several.unknown),)
+        if name == "#":
+            return (Piece(str(number), line),)
+        return _unquoted(items[number - 1]) if number <= len(items) else (Piece("", line, is_unset=True),)
 
     def _braced(self, inner: str, line: int, *, is_quoted: bool, depth: int) -> Sequence[Piece]:
         """Pieces of `${inner}`."""
@@ -164,11 +200,15 @@ class Variables:
         value = self.value(name, line)
         if index is not None:
             value = _item(value, index[1:-1])
+        elif name in ("@", "*"):
+            index = "[@]"
         elif not counts:
             value = _first(value)
         if counts:
             number = sum(piece.is_break for piece in value) if index else sum(len(piece.text) for piece in value)
             return [Piece(str(0 if value and value[0].is_unset else number), line)]
+        if re.fullmatch(r":[1-9][0-9]{0,5}", operation) and name in ("@", "*"):
+            return _items_from(value, int(operation[1:]))
         if not operation:
             return value
         return self._operated(name, value, operation, line, is_quoted=is_quoted, depth=depth)
@@ -224,6 +264,27 @@ def _lines(text: str, line: int, *, is_quoted: bool = False, unknown: str = "", 
     """One piece for each line of a text."""
     return [Piece(part, line + number, is_quoted, unknown, is_unset)
             for number, part in enumerate(text.splitlines(keepends=True))]
+
+
+def _unquoted(value: Sequence[Piece]) -> tuple[Piece, ...]:
+    return tuple(replace(piece, is_quoted=False) if piece.is_quoted else piece for piece in value)
+
+
+def _in_quotes(value: Sequence[Piece], *, joins: bool) -> list[Piece]:
+    """Pieces of a value in quotes; `joins`: its items are one word with blanks between them."""
+    if joins:
+        value = [replace(piece, text=" ", is_break=False) if piece.is_break else piece for piece in value]
+        value = value[:-1] if value and value[-1].text == " " else value
+    return [piece if piece.is_break else replace(piece, is_quoted=True) for piece in value]
+
+
+def _items_from(value: Sequence[Piece], first: int) -> list[Piece]:
+    """Pieces of the items from a number (from 1) on."""
+    found, number = list[Piece](), 1
+    for piece in value:
+        found += [piece] if number >= first else []
+        number += piece.is_break
+    return found
 
 
 def _first(value: tuple[Piece, ...]) -> tuple[Piece, ...]:
@@ -291,7 +352,9 @@ def _groups(pieces: Sequence[Piece]) -> list[list[Piece]]:
     return [*found, current] if current else found
 
 
-def _word(group: list[Piece]) -> Word:
+def _word(group: list[Piece], *, is_sourced: bool) -> Word:
     reason = next((piece for piece in group if piece.unknown), None)
-    return Word("".join(piece.text for piece in group), group[0].line, reason.unknown if reason else "",
-                reason.is_unset if reason else False)
+    if reason is None:
+        return Word("".join(piece.text for piece in group), group[0].line)
+    is_empty = not is_sourced and all(piece.is_unset or _is_argument(piece) for piece in group)
+    return Word("".join(piece.text for piece in group), group[0].line, reason.unknown, reason.is_unset, not is_empty)

@@ -179,9 +179,11 @@ class _Run:
             if value is known:
                 continue
             kept = known if known is not None and value[:len(known)] == known else ()
+            further = value[len(kept):] or (Piece("", line),)
+            if not kept and _has_text(known) and not _has_text(value):  # emptied, or still what it was
+                further = (Piece(f"${name}", line),)
             self.variables.values[name] = (*kept, *(
-                piece if piece.is_break else replace(piece, unknown=piece.unknown or reason)
-                for piece in value[len(kept):] or (Piece("", line),)))
+                piece if piece.is_break else replace(piece, unknown=piece.unknown or reason) for piece in further))
 
     # ---- commands ----------------------------------------------------------------------------------------------
     def _command(self, node: Command) -> bool | None:
@@ -197,11 +199,11 @@ class _Run:
                 if token.kind == "array" or _ASSIGNED.match(token.text):
                     self._assign(token, is_array=token.kind == "array")
             return None
-        if words[0].text == "unset":
-            for token in words[1:]:
-                self.variables.values.pop(token.text, None)
+        if words[0].text in ("unset", "shift", "set", "source", "."):
+            self._change(words)
             return None
-        self._start(self.variables.words([token for token in words if token.kind == "word"]), node)
+        tokens = [token for token in words if token.kind == "word"]
+        self._start(self.variables.words(tokens), node, tokens)
         return None
 
     def _assign(self, token: Token, *, is_array: bool) -> None:
@@ -214,16 +216,40 @@ class _Run:
         else:
             value = tuple(self.variables.pieces(token.text[found.end():], token.line))
         old = self.variables.values.get(name, ()) if appends else ()
-        self.variables.values[name] = (*old, *value) or (Piece("", token.line),)
+        value = (*old, *value)
+        self.variables.values[name] = value if value or token.kind == "array" else (Piece("", token.line),)
 
-    def _start(self, words: list[Word], node: Command) -> None:
+    def _change(self, words: Sequence[Token]) -> None:
+        """Takes a command that changes variables or `$@`. InputError for `$@` that more than the script decides."""
+        variables, name, line = self.variables, words[0].text, words[0].line
+        if name == "unset":
+            for token in words[1:]:
+                variables.values.pop(token.text, None)
+        elif name in ("source", "."):
+            is_idle = len(words) > 1 and words[1].text.strip("\"'").endswith("/activate")  # of Python: paths alone
+            variables.sourced = variables.sourced or (0 if is_idle else line)
+        elif name == "set" and [one.text for one in words[1:2]] == ["--"]:
+            self._expect_simple(line, f"set lies in {self.within}" if self.within else "")
+            variables.arguments = variables.given_to(words[2:])
+        elif name == "shift" and variables.arguments:
+            number = words[1].text if len(words) > 1 else "1"
+            self._expect_simple(line, f"shift lies in {self.within}" if self.within else
+                                "" if number.isdigit() else f"shift {number[:40]}")
+            taken = int(number[:9])  # by more than there are it does nothing
+            variables.arguments = variables.arguments[taken if taken <= len(variables.arguments) else 0:]
+
+    def _expect_simple(self, line: int, wrong: str) -> None:
+        """InputError for arguments that more than the script decides, if `wrong` says how."""
+        if wrong:
+            told = f"{wrong}: what the arguments then are is not known"
+            raise InputError(Problem(f"{self.variables.path}:{line}", told))
+
+    def _start(self, words: list[Word], node: Command, tokens: Sequence[Token]) -> None:
         if not words:
             return
         name = words[0].text
         if name in self.functions and self.depth < _MAX_DEPTH:
-            self.depth += 1
-            self.take(self.functions[name])
-            self.depth -= 1
+            self._within(self.variables.given_to(tokens)[1:], self.functions[name])
             return
         inner = next(_texts(words), None)
         if inner is None and node.document and name in (*_RUNS_TEXT, "sbatch", "srun"):
@@ -232,9 +258,16 @@ class _Run:
             self.commands.append(Started(tuple(words), self.around, self.within))
             return
         before, text, line = inner
-        was_around, self.around, self.depth = self.around, (*self.around, *before), self.depth + 1
-        self.take(nodes_of(tokens_of(text, self.variables.path, line), self.variables.path))
-        self.around, self.depth = was_around, self.depth - 1
+        was_around, self.around = self.around, (*self.around, *before)
+        own = self.variables.arguments if name == "eval" else _arguments_behind(words, len(before))
+        self._within(own, nodes_of(tokens_of(text, self.variables.path, line), self.variables.path))
+        self.around = was_around
+
+    def _within(self, arguments: tuple[tuple[Piece, ...], ...] | None, nodes: Sequence[Node]) -> None:
+        """Takes the statements of a function, or of a script in the script, with its own `$@`."""
+        outer, self.variables.arguments, self.depth = self.variables.arguments, arguments, self.depth + 1
+        self.take(nodes)
+        self.variables.arguments, self.depth = outer, self.depth - 1
 
 
 def _texts(words: list[Word]) -> Iterator[tuple[list[Word], str, int]]:
@@ -246,6 +279,17 @@ def _texts(words: list[Word]) -> Iterator[tuple[list[Word], str, int]]:
             if not words[number + 2].unknown or " " in words[number + 2].text:
                 yield words[:number], words[number + 2].text, words[number + 2].line
             return
+
+
+def _arguments_behind(words: Sequence[Word], shell: int) -> tuple[tuple[Piece, ...], ...] | None:
+    """Items of `$@` of `bash -c TEXT NAME ITEMS`, whose shell is at index `shell`; None where it has no such words."""
+    behind = words[shell + 4:]
+    return tuple((Piece(word.text, word.line, not word.may_hold, word.unknown, word.is_unset),)
+                 for word in behind) if behind else None
+
+
+def _has_text(value: Sequence[Piece] | None) -> bool:
+    return any(piece.text for piece in value or ())
 
 
 def _is_condition(node: Node) -> bool:

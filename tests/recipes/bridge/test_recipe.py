@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_an_override_has_its_line_and_the_rest_the_name(tmp_path: Path) -> None:
     ("ddp.use_distributed_optimizer=false", "framework_options.bucket_size", None),
     ("ddp.use_distributed_optimizer=false optimizer.use_distributed_optimizer=false",
      "framework_options.use_distributed_optimizer", False),
-    ("model.recompute_granularity=full", "training.recompute", "full"),
+    ("model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1",
+     "training.recompute", "full"),
     ("optimizer.use_precision_aware_optimizer=true", "framework_options.use_precision_aware_optimizer", True),
     ("model.moe_token_dispatcher_type=alltoall", "framework_options.moe_flex_dispatcher_backend", None),
     ("model.cuda_graph_impl=none", "framework_options.cuda_graph_impl", None),
@@ -178,6 +180,8 @@ def test_adapters_and_packs_are_read(tmp_path: Path) -> None:
     (f"{NANO} model.no_such_key=1", "unknown key 'model.no_such_key'"),
     (f"{NANO} optimizer.exp_avg_sq_dtype=bf16 optimizer.exp_avg_dtype=fp16", "moments of two formats"),
     (f"{NANO} model.activation_func=silu", "silu in a hybrid"),
+    (f"{NANO} model.recompute_granularity=full", "recompute_method must be block or uniform"),
+    (f"{NANO} model.recompute_granularity=full model.recompute_method=block", "recompute_num_layers must be at least"),
     (f"{NANO} mixed_precision=odd_mixed", "mixed_precision odd_mixed"),
     (f"{NANO} model.pipeline_model_parallel_size=3", "no multiple of"),
     ("nemotron_3_5_lightning_peft_config", "number of GPUs"),
@@ -188,11 +192,12 @@ def test_what_cannot_be_said_is_named(tmp_path: Path, text: str, told: str) -> N
 
 @pytest.mark.parametrize(("text", "told"), [
     (f"{NANO} model.seq_length=$LENGTH", "its value depends on $LENGTH"),
+    (f"{NANO} $(cat args.txt)", "$(cat args.txt) may hold arguments: the output of a command"),
     (f"{NANO}\n{NANO}", "expected one command with the name of a recipe, got 2"),
     (f"{NANO} model.seq_length='!!python/object/apply:os.system [ls]'", "tag"),
 ])
 def test_a_launch_that_is_not_clear_is_refused(text: str, told: str) -> None:
-    with pytest.raises(InputError, match=told.replace("$", r"\$")):
+    with pytest.raises(InputError, match=re.escape(told)):
         launch_of(text, "run.sh")
 
 

@@ -75,7 +75,8 @@ def test_only_what_differs_is_changed_and_variables_where_they_are_set(tmp_path:
                     training__global_batch_size=128)
     assert found == ["-TP=2", "-LENGTH=${LENGTH:-4096}", "+TP=4", "+LENGTH=${LENGTH:-8192}",
                      "-    --global-batch-size 64", "+    --global-batch-size 128", "-    --recompute-activations",
-                     "+    --recompute-granularity full",
+                     "+    --recompute-granularity full", "+    --recompute-method uniform",
+                     "+    --recompute-num-layers 1",
                      '-torchrun --nproc-per-node $GPUS pretrain_gpt.py "${ARGS[@]}"',
                      '+torchrun --nnodes 2 --nproc-per-node $GPUS pretrain_gpt.py "${ARGS[@]}"']
 

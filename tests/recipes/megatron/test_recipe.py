@@ -241,6 +241,10 @@ def test_a_trap_is_read_as_megatron_means_it(tmp_path: Path, changes: dict[str, 
     ({"hidden_size": "much"}, "expected a whole number"),
     ({"optimizer": "lion"}, "an optimizer that is not modelled"),
     ({"hybrid_layer_pattern": "MG*"}, "layers G of the pattern"),
+    ({"recompute_granularity": "full"}, "recompute_method must be block or uniform"),
+    ({"recompute_granularity": "full", "recompute_method": "block"}, "recompute_num_layers must be at least 1"),
+    ({"recompute_granularity": "selective", "recompute_num_layers": 1}, "recompute_num_layers must not be given"),
+    ({"recompute_granularity": "selective", "recompute_method": "uniform"}, "recompute_method must not be given"),
 ])
 def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     assert told in messages(of(tmp_path, **changes))
@@ -251,9 +255,21 @@ def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], t
     (SCRIPT.replace("$NNODES ", "$1 ").replace("#SBATCH --nodes=2", ""), "number of GPUs; answer with --gpus N"),
     (SCRIPT.replace("--lr 1e-4", "--lr"), "--lr: expected a value"),
     (SCRIPT.replace("--lr 1e-4", "--lr 1e-4 stray"), "unrecognized argument 'stray'"),
+    (SCRIPT.replace("|& tee", "$(cat args.txt) |& tee"), "run.sh:28: $(cat args.txt) may hold arguments: the output"),
+    (SCRIPT.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=8; . a.sh").replace("|& tee", "$MORE |& tee"),
+     "run.sh:28: $MORE may hold arguments: $MORE, which the script does not set (the file that is sourced at line 4 "),
+    (SCRIPT.replace("--lr 1e-4", "--data-path 1 x $(cat args.txt)"), "$(cat args.txt) may hold arguments"),
 ])
 def test_what_a_script_leaves_open_is_named(tmp_path: Path, text: str, told: str) -> None:
     assert told in messages(imported(tmp_path, text))
+
+
+@pytest.mark.parametrize(("lines", "line"), [
+    ("$@", "go --tensor-model-parallel-size 4"), ("$1 $2", "go --tensor-model-parallel-size=4"),
+    ("\"$@\"", "go --tensor-model-parallel-size 4"), ("$MORE", "MORE='--tensor-model-parallel-size 4'; go")])
+def test_arguments_of_a_function_are_those_of_its_call(tmp_path: Path, lines: str, line: str) -> None:
+    inside = SCRIPT.replace("torchrun", "go() { torchrun").replace("|& tee log", f"{lines} |& tee log\n}}\n{line}")
+    assert value(imported(tmp_path, inside), "mesh.tp") == 4
 
 
 @pytest.mark.parametrize(("text", "told"), [

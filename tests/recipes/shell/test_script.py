@@ -36,6 +36,15 @@ def words(text: str) -> list[str]:
     ("C=\"run --a 1; run --b 2\"\nsrun -N 2 bash -c \"$C\"", ["run", "--b", "2"]),
     ("bash <<END\nrun --a 1\nEND", ["run", "--a", "1"]),
     ("if [ ! -f $X ]; then echo no; exit 1; fi\nrun ok", ["run", "ok"]),
+    ("go() { run $@ \"$1\" $# ${2:-none} $3; }\ngo --a \"b c\"", ["run", "--a", "b", "c", "--a", "2", "b", "c"]),
+    ("go() { run \"$@\"; }\ngo --a \"b c\"", ["run", "--a", "b c"]),
+    ("go() { run \"$*\" \"${@:2}\"; }\ngo a b c", ["run", "a b c", "b", "c"]),
+    ("go() { shift; inner x; run $1 $@; }\ninner() { shift; shift 2; }\ngo a b c",
+     ["run", "b", "b", "c"]),
+    ("set -- --a 1\nrun \"$@\"", ["run", "--a", "1"]),
+    ("bash -c 'run $1 $@' name x y", ["run", "x", "x", "y"]),
+    ("E=()\nrun --a 1 \"$@\" \"${@}\" $@ \"${E[@]}\" ${E[@]} \"${E[*]}\" \"$*\" last",
+     ["run", "--a", "1", "", "", "last"]),
 ])  # fmt: skip
 def test_words_are_as_a_shell_has_them(text: str, expected: list[str]) -> None:
     assert words(text) == expected
@@ -55,6 +64,25 @@ def test_words_are_as_a_shell_has_them(text: str, expected: list[str]) -> None:
 def test_a_value_that_more_decides_says_what(text: str, reason: str) -> None:
     word = started(text)[-1].words[2]
     assert word.unknown == reason
+
+
+@pytest.mark.parametrize(("text", "may_hold"), [
+    ("run $(cat args)", True),
+    ("E=$(cat args); run $E", True),
+    ("source cluster.sh; run $E", True),
+    (". cluster.sh; run ${E}", True),
+    ("E='--a 1'\nif grep -q x y; then E=; fi\nrun $E", True),
+    ("source venv/bin/activate; run $E", False),
+    ("run $E", False),
+    ("run $1", False),
+])
+def test_a_whole_word_that_is_not_known_may_hold_arguments(text: str, *, may_hold: bool) -> None:
+    assert started(text)[-1].words[1].may_hold is may_hold
+
+
+def test_a_shift_that_more_decides_is_refused_at_its_line() -> None:
+    with pytest.raises(InputError, match=r"run.sh:2: shift lies in the condition at line 2"):
+        started("go() {\n if grep -q x y; then shift; fi\n run $@\n}\ngo --a 1")
 
 
 def test_lines_are_those_of_the_arguments() -> None:
