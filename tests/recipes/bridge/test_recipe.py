@@ -192,7 +192,7 @@ def test_what_cannot_be_said_is_named(tmp_path: Path, text: str, told: str) -> N
 
 @pytest.mark.parametrize(("text", "told"), [
     (f"{NANO} model.seq_length=$LENGTH", "its value depends on $LENGTH"),
-    (f"{NANO} $(cat args.txt)", "$(cat args.txt) may hold arguments: the output of a command"),
+    (f"{NANO} $(cat args.txt)", "$(cat args.txt): what it says depends on the output of a command"),
     (f"{NANO}\n{NANO}", "expected one command with the name of a recipe, got 2"),
     (f"{NANO} model.seq_length='!!python/object/apply:os.system [ls]'", "tag"),
 ])
