@@ -113,7 +113,7 @@ async def _asked(request: Request) -> Response:
 
 
 async def _searched(request: Request) -> Response:
-    """What a search finds, a line of JSON at a time; 422 with the problems of one that cannot begin.
+    """Lines of JSON, one for each finding of a search; 422 with the problems of one that cannot begin.
 
     It ends where the page stops listening.
     """

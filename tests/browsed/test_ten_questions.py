@@ -12,20 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from browsed_page import Page
+from studio_jobs import RECIPE
 
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288,
           "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
           "vocab_size": 151936, "rms_norm_eps": 1e-6, "max_position_embeddings": 40960, "tie_word_embeddings": False,
           "attention_bias": False, "rope_theta": 1000000, "hidden_act": "silu", "torch_dtype": "bfloat16"}
-RECIPE = b"""base_model: Qwen/Qwen3-8B
-datasets: [{path: mine}]
-sequence_len: 4096
-micro_batch_size: 2
-gradient_accumulation_steps: 4
-bf16: true
-attn_implementation: flash_attention_2
-optimizer: adamw_torch_fused
-"""
 FAILED = (b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total capacity of "
           b"79.11 GiB of which 512.00 MiB is free. Process 1 has 78.60 GiB memory in use. Of the allocated memory "
           b"74.10 GiB is allocated by PyTorch, and 2.40 GiB is reserved by PyTorch but unallocated.\n")
@@ -127,7 +119,7 @@ def test_6_two_frameworks_side_by_side(page: Page) -> None:
 
 def test_7_my_recipe(page: Page) -> None:
     with question(page, 7, "an axolotl recipe: does it fit", "[data-part=verdict]"):
-        page.drop("recipe.yaml", RECIPE)
+        page.drop("recipe.yaml", RECIPE.encode())
         page.until("!document.getElementById('recipe').hidden")
         page.choose("#asked-gpus", "8")
         page.click("#recipe .asked button")

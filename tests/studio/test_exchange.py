@@ -6,20 +6,9 @@ from typing import Any
 
 import pytest
 
-from studio_jobs import JOB, Asked
+from studio_jobs import JOB, RECIPE, Asked
 
 pytestmark = pytest.mark.slow
-
-RECIPE = """\
-base_model: Qwen/Qwen3-8B
-datasets: [{path: mine}]
-sequence_len: 4096
-micro_batch_size: 2
-gradient_accumulation_steps: 4
-bf16: true
-attn_implementation: flash_attention_2
-optimizer: adamw_torch_fused
-"""
 
 
 def test_a_recipe_asks_for_what_it_leaves_open(asked: Asked) -> None:

@@ -45,11 +45,12 @@ class Formats:
     sent: str = ""
 
 
-def formats(job: Draft, options: dict[str, object]) -> Formats:
+def formats(job: Draft, options: dict[str, object], *, sends_apart: bool = False) -> Formats:
     """Returns dtypes and optimizer switches as the scenario asks, by default as in Megatron-Bridge's training recipes.
 
-    `options`: the framework options that the scenario sets, by name. Raises IllegalLayout or NotYet for combinations
-    that are refused.
+    `options`: the framework options that the scenario sets, by name; `sends_apart`: gradients have a format of their
+    own while they are sent (megatron_fsdp_grad_comm_dtype). Raises IllegalLayout or NotYet for combinations that are
+    refused.
     """
     offloaded = _offloaded(job)
     precise = job.flag(options, "use_precision_aware_optimizer", ALONG if offloaded else RECIPE,
@@ -58,7 +59,7 @@ def formats(job: Draft, options: dict[str, object]) -> Formats:
         raise job.illegal("framework_options.use_precision_aware_optimizer", "The optimizer cpu offload must be used "
                           "in conjunction with `--use-precision-aware-optimizer`", ALONG)
     scatter = _scatter(job, options)
-    params, grads = _params(job, options), _grads(job)
+    params, grads = _params(job, options), _grads(job, sends_apart=sends_apart)
     (_check_precise if precise else _check_plain)(job, scatter=scatter)
     _check_sgd(job, scatter=scatter and not offloaded)
     optimizer = job.scenario.training.optimizer
@@ -72,13 +73,8 @@ def formats(job: Draft, options: dict[str, object]) -> Formats:
     owns = precise and (offloaded > 0 or _owns_master(job, options, master))
     stored = master if offloaded else _stored_master(job, options, master, owns=owns)
     reduced = job.scenario.training.precision.grad_reduce
-    sent = reduced if reduced != "auto" and _sends_apart(job) else grads
+    sent = reduced if reduced != "auto" and sends_apart else grads
     return Formats(params, grads, stored, moments, owns, scatter, offloaded, sent)
-
-
-def _sends_apart(job: Job) -> bool:
-    """True under main's Megatron-FSDP: megatron_fsdp_main_grads_dtype and megatron_fsdp_grad_comm_dtype."""
-    return job.scenario.framework == "megatron_fsdp" and job.scenario.framework_version.startswith("main")
 
 
 def _owns_master(job: Draft, options: dict[str, object], master: str) -> bool:
@@ -124,12 +120,12 @@ def _params(job: Draft, options: dict[str, object]) -> str:
     return params
 
 
-def _grads(job: Draft) -> str:
-    """Format in which gradients are accumulated: they are reduced in the same buffer, but for main's Megatron-FSDP."""
+def _grads(job: Draft, *, sends_apart: bool) -> str:
+    """Format in which gradients are accumulated: they are reduced in the same buffer unless `sends_apart`."""
     precision = job.scenario.training.precision
     for key, given in (("main_grads", precision.main_grads), ("grad_reduce", precision.grad_reduce)):
         job.one_of(f"training.precision.{key}", given, ("auto", "fp32", job.compute))
-    if _sends_apart(job):
+    if sends_apart:
         return job.auto("training.precision.main_grads", precision.main_grads, job.compute, "Megatron-LM main core/"
                         "distributed/distributed_data_parallel_config.py megatron_fsdp_main_grads_dtype: that of "
                         "parameters")

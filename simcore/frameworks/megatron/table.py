@@ -75,15 +75,15 @@ def table(job: Draft) -> Framework:
     return table_of(job, job.options(OPTIONS))
 
 
-def table_of(job: Draft, options: dict[str, object]) -> Framework:
-    """Returns Megatron's table for a job with the framework options `options`, which must be checked; see `table`."""
+def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = False) -> Framework:
+    """Returns Megatron's table for a job with checked framework options; see `table`, and `precision.formats`."""
     sequence_parallel = _sequence_parallel(job)
     made_stages, made_schedule = stages(job, options), schedule(job, options)
     check_groups(job, made_stages)
     check(job, sequence_parallel=sequence_parallel)
     check_overlap(job, options, sequence_parallel=sequence_parallel)
     check_shared_overlap(job, options)
-    training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
+    training, made, fp8 = job.scenario.training, formats(job, options, sends_apart=sends_apart), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
     check_fuser(job, options, narrow_layers(job.graph, fp8))
     policies, offload = rules(job, made), activation_offload(job, options)

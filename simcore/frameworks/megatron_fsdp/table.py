@@ -105,8 +105,8 @@ def table(job: Draft) -> Framework:
     for name in sorted(_IDLE.keys() & options.keys()):
         job.note(f"framework_options.{name}", "changes no number", _IDLE[name])
     shared = _shared(options)
-    base, fp8 = table_of(job, shared), _fp8(job, shared)
-    dtypes = replace(formats(job, shared), master="fp32")
+    base, fp8 = table_of(job, shared, sends_apart=_is_main(job)), _fp8(job, shared)
+    dtypes = replace(formats(job, shared, sends_apart=_is_main(job)), master="fp32")
     copies = dtypes.grads != "fp32" and not options.get("use_precision_aware_optimizer")
     return replace(
         base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],

@@ -6,17 +6,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.megatron.offload import FINE, KEY, LAYERS, MODULES, OPTION, SMALLEST
 from simcore.recipes.outline import Outline
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_offload", "wanted_offload"]
 
-_KEY: Final = "training.offload.activations"
-_LAYERS: Final = "cpu_offloading_num_layers"
-_OPTION: Final = "framework_options."
-_FINE: Final = "fine_grained_activation_offloading"
-_MODULES: Final = "offload_modules"
-_SMALLEST: Final = "min_offloaded_tensor_size"
 _INFLIGHT: Final = "fine_grained_offloading_max_inflight_offloads"
 _LATER: Final = ("delay_offload_until_cuda_graph", _INFLIGHT)
 _IGNORED: Final = ("cpu_offloading_weights", "cpu_offloading_double_buffering")
@@ -25,7 +20,7 @@ _IGNORED: Final = ("cpu_offloading_weights", "cpu_offloading_double_buffering")
 def read_offload(reader: Reader, draft: Draft) -> None:
     """Writes which layers', or modules', saved tensors wait on the host."""
     _read_modules(reader, draft)
-    asked, count = reader.flag("model.cpu_offloading"), reader.integer(f"model.{_LAYERS}")
+    asked, count = reader.flag("model.cpu_offloading"), reader.integer(f"model.{LAYERS}")
     kept = reader.flag("model.cpu_offloading_activations")
     draft.idle([one for name in _IGNORED if (one := reader.flag(f"model.{name}"))],
                "TransformerEngine ignores it (pytorch/cpu_offload.py: deprecated)")
@@ -37,26 +32,26 @@ def read_offload(reader: Reader, draft: Draft) -> None:
         draft.refuse(kept, "offload of layers without their activations")
         draft.use(asked, count)
         return
-    draft.put(_KEY, asked, "host")
+    draft.put(KEY, asked, "host")
     draft.use(kept)
-    draft.put(f"{_OPTION}{_LAYERS}", count)
+    draft.put(f"{OPTION}{LAYERS}", count)
 
 
 def _read_modules(reader: Reader, draft: Draft) -> None:
-    fine, modules = reader.flag(f"model.{_FINE}"), reader.words(f"model.{_MODULES}")
-    smallest, share = reader.integer(f"model.{_SMALLEST}"), reader.number("model.activation_offload_fraction")
+    fine, modules = reader.flag(f"model.{FINE}"), reader.words(f"model.{MODULES}")
+    smallest, share = reader.integer(f"model.{SMALLEST}"), reader.number("model.activation_offload_fraction")
     later = [one for name in _LATER if (one := reader.take(f"model.{name}"))]
     delta = reader.integer("model.delta_offload_bytes_across_pp_ranks")
     if fine is None or not fine.value:
         draft.idle([one for one in (fine, modules, smallest, share, delta, *later) if one],
                    "no module's activations leave")
         return
-    draft.infer(_KEY, "host", _FINE, fine)
-    draft.put(f"{_OPTION}{_FINE}", fine)
+    draft.infer(KEY, "host", FINE, fine)
+    draft.put(f"{OPTION}{FINE}", fine)
     if modules is not None:
-        draft.put(f"{_OPTION}{_MODULES}", modules, list(modules.value))
+        draft.put(f"{OPTION}{MODULES}", modules, list(modules.value))
     if smallest is not None and smallest.value != 1024 * 1024:
-        draft.put(f"{_OPTION}{_SMALLEST}", smallest)
+        draft.put(f"{OPTION}{SMALLEST}", smallest)
     else:
         draft.use(smallest)
     if share is not None and share.value != 1:
@@ -73,12 +68,12 @@ def _read_modules(reader: Reader, draft: Draft) -> None:
 
 def wanted_offload(outline: Outline) -> Iterator[tuple[str, Any, Any]]:
     """Keys for a scenario, as `wanted.Wanted`."""
-    count = outline.given(f"{_OPTION}{_LAYERS}")
-    modules, smallest = outline.given(f"{_OPTION}{_MODULES}"), outline.given(f"{_OPTION}{_SMALLEST}")
-    yield f"model.{_FINE}", outline.given(f"{_OPTION}{_FINE}") is True, False
-    yield f"model.{_MODULES}", modules, None
-    yield f"model.{_SMALLEST}", 1024 * 1024 if smallest is None else smallest, 1024 * 1024
-    if modules and outline.given(f"{_OPTION}cuda_graph_impl") == "full_iteration":
+    count = outline.given(f"{OPTION}{LAYERS}")
+    modules, smallest = outline.given(f"{OPTION}{MODULES}"), outline.given(f"{OPTION}{SMALLEST}")
+    yield f"model.{FINE}", outline.given(f"{OPTION}{FINE}") is True, False
+    yield f"model.{MODULES}", modules, None
+    yield f"model.{SMALLEST}", 1024 * 1024 if smallest is None else smallest, 1024 * 1024
+    if modules and outline.given(f"{OPTION}cuda_graph_impl") == "full_iteration":
         yield f"model.{_INFLIGHT}", 1, None  # Megatron-LM d98e8a64 transformer/transformer_config.py:2967 asks for it
-    yield "model.cpu_offloading", outline.given(_KEY) == "host" and count is not None, False
-    yield f"model.{_LAYERS}", count or 0, 0
+    yield "model.cpu_offloading", outline.given(KEY) == "host" and count is not None, False
+    yield f"model.{LAYERS}", count or 0, 0

@@ -177,7 +177,7 @@ def install():
     _say_versions()
     _transformer_engine()
     _mamba()
-    if not hasattr(typing, "override"):  # newer Megatron-LM assumes Python >= 3.12
+    if sys.version_info < (3, 12):  # newer Megatron-LM uses typing.override
         typing.override = lambda f: f
     # Megatron imports these Triton kernels unconditionally; they are inference-only
     _module("megatron.core.inference.contexts.attention_context.triton.tensor_ops")

@@ -103,6 +103,17 @@ def head_loss(model: Any) -> Callable[[Any, Any], Any]:
     return loss
 
 
+def autocast_loss(model: Any, torch: Any, device: str) -> Callable[[Any, Any], Any]:
+    """`head_loss` with products in bf16."""
+    plainly = head_loss(model)
+
+    def loss(tokens: Any, labels: Any) -> Any:
+        with torch.autocast(device, torch.bfloat16):
+            return plainly(tokens, labels)
+
+    return loss
+
+
 def fsdp2(scenario: dict[str, Any], torch: Any, device: str) -> Made:
     """`fully_shard` of layers and root, in mixed precision."""
     from oracle.steps import setup

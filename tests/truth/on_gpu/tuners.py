@@ -6,7 +6,7 @@ import os
 import tempfile
 from typing import Any
 
-from on_gpu.makers import Keys, Made, adamw, batches, head_loss, plain
+from on_gpu.makers import Keys, Made, adamw, autocast_loss, batches, plain
 
 
 def qlora(scenario: dict[str, Any], torch: Any, device: str) -> Made:
@@ -28,12 +28,7 @@ def qlora(scenario: dict[str, Any], torch: Any, device: str) -> Made:
         r=rank, lora_alpha=2 * rank, target_modules=keys.take("training.lora.target_modules"))).train()
     if keys.take("training.recompute") == "full":
         model.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
-    plainly = head_loss(model)
-
-    def loss(tokens: Any, labels: Any) -> Any:
-        with torch.autocast(device, torch.bfloat16):
-            return plainly(tokens, labels)
-
+    loss = autocast_loss(model, torch, device)
     made = Made(loss, batches(keys, torch, device, fields["vocab_size"]), adamw(keys, torch, model))
     keys.check_all_taken()
     return made
@@ -71,12 +66,7 @@ def unsloth(scenario: dict[str, Any], torch: Any, device: str) -> Made:
     model = FastLanguageModel.get_peft_model(
         model, r=rank, lora_alpha=2 * rank, target_modules=keys.take("training.lora.target_modules"), lora_dropout=0,
         bias="none", use_gradient_checkpointing="unsloth", max_seq_length=seq)
-    plainly = head_loss(FastLanguageModel.for_training(model))
-
-    def loss(tokens: Any, labels: Any) -> Any:
-        with torch.autocast(device, torch.bfloat16):
-            return plainly(tokens, labels)
-
+    loss = autocast_loss(FastLanguageModel.for_training(model), torch, device)
     made = Made(loss, batches(keys, torch, device, fields["vocab_size"]), adamw(keys, torch, model))
     keys.check_all_taken()
     return made
