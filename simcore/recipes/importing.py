@@ -35,6 +35,7 @@ def import_recipe(paths: Sequence[str], answers: Answers, named: str = "", *, lo
 def import_files(files: Sequence[RecipeFile], answers: Answers, named: str = "", *, loose: bool = False) -> Imported:
     """Scenario of one recipe's files that are read already, as `import_recipe`."""
     _expect_named(answers, [file for file in files if file.mapping() is None])
+    files = _with_sources(files)
     found = (format_named(named, f"--from {named}"[:120]), files[0]) if named else format_of(files)
     if found:
         first = found[1]
@@ -57,7 +58,7 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
         return format_.read([first, *rest], answers, loose)
     if len(scripts) > 1:
         raise InputError(Problem(scripts[1].path, f"is a second launch command beside {scripts[0].path}: give one"))
-    launch = launch_of(scripts[0].text, scripts[0].path, first.path, answers.variables)
+    launch = launch_of(scripts[0].text, scripts[0].path, first.path, answers.variables, scripts[0].sources)
     rest = [file for file in rest if file is not scripts[0]]
     further, where = launch.further
     if further and Path(further).name not in {Path(file.path).name for file in rest}:
@@ -97,6 +98,22 @@ class Opener:
         imported.expect_complete()
         self.imported(imported.with_settings(self.answers.settings))  # the document gets them where all do
         return imported.document()
+
+
+def _with_sources(files: Sequence[RecipeFile]) -> Sequence[RecipeFile]:
+    """Files without those that a script among them sources, which that script has instead."""
+    scripts = [file for file in files if not _may_be_values(file) and file.mapping() is None]
+    sourced = [file for file in scripts if any(_may_source(other, file) for other in scripts if other is not file)]
+    names = [Path(file.path).name for file in sourced]
+    if len(set(names)) < len(names):
+        raise InputError(Problem(sourced[-1].path, f"one of two files that are sourced as {names[-1]}: give one"))
+    sources = {name: file.text for name, file in zip(names, sourced, strict=True)}
+    return [replace(file, sources=sources) if file in scripts else file for file in files if file not in sourced]
+
+
+def _may_source(script: RecipeFile, file: RecipeFile) -> bool:
+    """True for a script that names the file, and sources one."""
+    return Path(file.path).name in script.text and bool(re.search(r"(?:^|[\s;&|({])(?:source|\.)\s+\S", script.text))
 
 
 def _expect_named(answers: Answers, scripts: Sequence[RecipeFile]) -> None:

@@ -80,13 +80,19 @@ class Launch:
         return bool({key, key.split(".", maxsplit=1)[0]} & self._overridden)
 
 
-def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) -> Launch:
-    """Launch that a script, or a line, asks for. InputError if it names several recipes, or an option is not read."""
-    script = read_script(text, path, variables)
+def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
+              beside: Mapping[str, str] | None = None) -> Launch:
+    """Launch that a script, or a line, asks for; `beside`: texts of files that it sources.
+
+    InputError if it names several recipes, or an option is not read."""
+    script = read_script(text, path, variables, beside)
     commands = [one for one in script.commands if any(names_in(word.text) for word in one.words)]
-    if len(commands) != 1:
+    if len({one.line for one in commands}) != 1:
         raise InputError(Problem(path, f"expected one command with the name of a recipe, got {len(commands)}"))
     words = list(commands[0].words)
+    if commands[0].within:
+        raise InputError(Problem(f"{path}:{words[0].line}", f"the launch command lies in {commands[0].within}: give one "
+                                                            "command"))
     name = next(found for word in words for found in names_in(word.text))
     place = next(f"{path}:{word.line} {name}" for word in words if name in names_in(word.text))
     document = Document(path, {}, places={(): place})

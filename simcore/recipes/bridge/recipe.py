@@ -59,7 +59,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
     if document is None:
-        launch = launch_of(file.text, file.path, answers.variables)
+        launch = launch_of(file.text, file.path, answers.variables, file.sources)
         document, name, variables = launch.document, launch.name, launch.environment
         draft.left += launch.left
         gpus = agreed(gpus, launch.gpus) or gpus_of(present_name(name), f"{file.path} {name}")

@@ -13,7 +13,7 @@ from simcore.inputs.document import parse_value
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.options import FLAGS, IDLE, KEYS, TEXTS, Launcher, launcher_of
 from simcore.recipes.imported import Left
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["Asked", "Override", "asked_of", "program_of"]
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import parse_value
 from simcore.inputs.yaml_parser import KeyPath
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["Arguments", "Override", "arguments_of", "expect_known"]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.options import NUMBER, Number
 from simcore.recipes.launch.starters import Starter
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["kind_of", "processes_by_variables"]
 

@@ -15,7 +15,7 @@ from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options
 from simcore.recipes.launch.slurm import Allocation, allocation_of
 from simcore.recipes.launch.starters import NEMO_RL, Starter, starters_of
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
 __all__ = ["Launch", "environment_of", "launch_of"]
@@ -47,17 +47,19 @@ class Launch:
     environment: tuple[tuple[str, str, str], ...] = ()
 
 
-def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | None = None) -> Launch:
+def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | None = None,
+              beside: Mapping[str, str] | None = None) -> Launch:
     """Reads the launch command of a script or text; `path`: its name, `recipe`: that of the recipe that it starts.
 
-    `variables`: of the environment in which it is started, as far as they are known.
+    `variables`: of the environment in which it is started, as far as they are known. `beside`: texts of files that the
+    script sources, by their names.
 
     InputError, with the line, for a script without exactly one launch command, for numbers that contradict each other
     or are not known from the script alone, for another recipe, and for what no scenario can say.
     """
-    headers = allocation_of(read_script(text, path, variables).sbatch, path)
-    set_by_slurm = "".join(f"{name}={size}; " for name, size in headers.variables().items())
-    script = read_script(set_by_slurm + text, path, variables)
+    headers = allocation_of(read_script(text, path, variables, beside).sbatch, path)
+    set_by_slurm = {name: str(size) for name, size in headers.variables().items()}
+    script = read_script(text, path, set_by_slurm | dict(variables or {}), beside)
     command, starters = _one([(one, starters) for one in script.commands
                               if (starters := starters_of([*one.around, *one.words])) and _trains(starters[-1])],
                              script.commands, path)
@@ -85,7 +87,7 @@ def _processes(starters: Sequence[Starter], script: Script, path: str, headers: 
 
 def _one(found: Sequence[tuple[Started, tuple[Starter, ...]]], commands: Sequence[Started],
          path: str) -> tuple[Started, tuple[Starter, ...]]:
-    if len(found) == 1:
+    if len({one.line for one, _ in found}) == 1:  # of a loop it is told
         return found[0]
     if found:
         lines = ", ".join(str(one.line) for one, _ in found)

@@ -36,7 +36,7 @@ def is_script(file: RecipeFile) -> bool:
 
 def read_launch_script(file: RecipeFile, answers: Answers) -> Script:
     """Reads a script; InputError as `launch_of`, and for a number of GPUs that contradicts the answer."""
-    launch = launch_of(file.text, file.path, file.path, answers.variables)
+    launch = launch_of(file.text, file.path, file.path, answers.variables, file.sources)
     document = Document(file.path, {})
     expect_known(launch.overrides)
     for one in launch.overrides:

@@ -11,7 +11,7 @@ from simcore.errors import InputError, Problem
 from simcore.recipes.answers import Answer
 from simcore.recipes.launch.options import Number
 from simcore.recipes.launch.starters import starters_of
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
 
 __all__ = ["agreed", "gpus_of", "split_launch"]

@@ -32,7 +32,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.recipe_writer import ScriptArguments
 from simcore.recipes.rows import read_rows
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
 __all__ = ["FORMAT"]
@@ -91,7 +91,7 @@ def _of_tests(document: Document, draft: Draft, *, loose: bool) -> Imported:
 
 def _of_script(file: RecipeFile, draft: Draft, *, loose: bool) -> Imported:
     """A shell script, or arguments alone."""
-    script = read_script(file.text, file.path, draft.answers.variables)
+    script = read_script(file.text, file.path, draft.answers.variables, file.sources)
     command = _command(script, file.path)
     launch, words = split_launch(command.words)
     if command.within:

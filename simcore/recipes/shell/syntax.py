@@ -65,10 +65,11 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands in brackets or braces."""
+    """Commands in braces, or in round brackets (`is_subshell`)."""
 
     line: int
     body: tuple[Node, ...]
+    is_subshell: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class _Parser:
         while (token := self.peek()) is not None and token.text not in ends:
             if token.kind == "operator" and token.text in _SEPARATORS:
                 self.at += 1
-            elif token.kind == "document":
+            elif token.kind in ("document", "literal"):
                 self.at += 1
                 _give(found, token)
             elif token.kind == "operator" and token.text in (")", ";;"):
@@ -143,13 +144,13 @@ class _Parser:
             self.at += 1
             body = self.statements(frozenset(), depth + 1)
             self._expect(")")
-            return Group(token.line, body)
+            return Group(token.line, body, is_subshell=True)
         return self._command()
 
     def _command(self) -> Command:
         words: list[Token] = []
         start = self.at
-        while (token := self.peek()) is not None and token.kind not in ("operator", "document"):
+        while (token := self.peek()) is not None and token.kind not in ("operator", "document", "literal"):
             words.append(token)
             self.at += 1
         if token is not None and self.at == start:
@@ -184,9 +185,11 @@ class _Parser:
             patterns = [] if token.text == "(" else [token]
             while (token := self._next(")")).text != ")":
                 patterns += [token] if token.kind == "word" else []
-            arms.append((tuple(patterns), self.statements(frozenset({";;", "esac"}), depth + 1)))
-            if (following := self.peek()) is not None and following.text == ";;":
-                self.at += 1
+            arms.append((tuple(patterns), self.statements(frozenset({";;", "esac", ";&", ";;&"}), depth + 1)))
+            following = self.peek()
+            if following is not None and following.text in (";&", ";;&"):
+                raise self.fail(following, f"{following.text!r}, which goes on with the next arm")
+            self.at += following is not None and following.text == ";;"
 
     def _loop(self, depth: int) -> Loop:
         token = self._next("for")

@@ -257,7 +257,7 @@ def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], t
     (SCRIPT.replace("--lr 1e-4", "--lr 1e-4 stray"), "unrecognized argument 'stray'"),
     (SCRIPT.replace("|& tee", "$(cat args.txt) |& tee"), "run.sh:28: $(cat args.txt) may hold arguments: the output"),
     (SCRIPT.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=8; . a.sh").replace("|& tee", "$MORE |& tee"),
-     "run.sh:28: $MORE may hold arguments: $MORE, which the script does not set (the file that is sourced at line 4 "),
+     "run.sh:28: $MORE may hold arguments: $MORE, which the file that is sourced at line 4 may set"),
     (SCRIPT.replace("--lr 1e-4", "--data-path 1 x $(cat args.txt)"), "$(cat args.txt) may hold arguments"),
 ])
 def test_what_a_script_leaves_open_is_named(tmp_path: Path, text: str, told: str) -> None:

@@ -55,11 +55,11 @@ def test_words_are_as_a_shell_has_them(text: str, expected: list[str]) -> None:
     ("run --n $1", "argument 1 of the script"),
     ("run --n $(nproc)", "the output of a command"),
     ("run --n `nproc`", "the output of a command"),
-    ("N=1\nfor X in 1 2; do N=$X; done\nrun --n $N", "the loop at line 2"),
+    ("N=1\nfor X in $(ls); do N=$X; done\nrun --n $N", "the loop at line 2 (lines 1 and 2 set it)"),
     ("N=1\nif grep -q x y; then N=2; fi\nrun --n $N",
-     "the condition at line 2, which the script alone does not decide"),
+     "the condition at line 2, which the script alone does not decide (lines 1 and 2 set it)"),
     ("run --n $((N + 1))", "$((N + 1)), which the script alone does not decide"),
-    ("N=a.b; run --n ${N%.b}", "${N%.b}, an operation on texts"),
+    ("N=a.b; run --n ${N//[a-c]/x}", "${N//[a-c]/x}, an operation on texts"),
 ])
 def test_a_value_that_more_decides_says_what(text: str, reason: str) -> None:
     word = started(text)[-1].words[2]
@@ -92,7 +92,7 @@ def test_lines_are_those_of_the_arguments() -> None:
 
 
 def test_commands_in_loops_and_open_conditions_say_so() -> None:
-    assert [one.within for one in started("for i in 1 2; do run $i; done")] == ["the loop at line 1"]
+    assert [one.within for one in started("for i in 1 2; do run $i; done")] == ["the loop at line 1"] * 2
     assert started("if [ -f x ]; then run 1; fi")[0].within.startswith("the condition at line 1")
 
 
