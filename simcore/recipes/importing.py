@@ -13,8 +13,8 @@ from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported
-from simcore.recipes.launch.arguments import expect_known
+from simcore.recipes.imported import Imported, read_known
+from simcore.recipes.launch.arguments import unknown_of
 from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.model_file import is_of_model, with_model
 from simcore.recipes.recipe_file import RecipeFile, read_files
@@ -65,13 +65,13 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
         raise InputError(Problem(where, f"names a further file, {further}: name it beside the recipe"))
     if launch.overrides and first.mapping() is None:
         raise InputError(Problem(launch.overrides[0].where, f"sets a key of {first.path}, which has no keys"))
-    expect_known(launch.overrides, format_.idle_blocks)
     told = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
     answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind)
     overrides = (*first.overrides, *launch.overrides)
-    imported = format_.read([replace(first, overrides=overrides), *rest], answers, loose)
+    imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),
+                          unknown_of(launch.overrides))
     return with_environment(imported, launch.environment)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -66,14 +67,16 @@ class Launch:
     """A launch of a recipe by name: `name`, its values as a `document`, and what it leaves unknown (`open_keys`).
 
     `gpus`: processes that torchrun, srun or mpirun starts, None where none is there; `environment`: variables of the
-    script that change memory, with their places; `left`: options, and keys, of the launch that give nothing.
+    script that change memory, with their places; `left`: options, and keys, of the launch that give nothing; `unknown`:
+    problems of values that are not known, by their keys.
     """
 
     def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
                  environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str],
-                 left: tuple[Left, ...] = ()) -> None:
+                 left: tuple[Left, ...] = (), unknown: Mapping[str, Problem] | None = None) -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
         self.gpus, self.environment, self._overridden, self.left = gpus, environment, overridden, left
+        self.unknown = unknown or {}
 
     def gives(self, key: str) -> bool:
         """True if the launch itself gives the key, or the block that it stands in."""
@@ -84,15 +87,20 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
               beside: Mapping[str, str] | None = None) -> Launch:
     """Launch that a script, or a line, asks for; `beside`: texts of files that it sources.
 
-    InputError if it names several recipes, or an option is not read."""
+    InputError if it names several recipes, or an option is not read.
+    """
     script = read_script(text, path, variables, beside)
     commands = [one for one in script.commands if any(names_in(word.text) for word in one.words)]
     if len({one.line for one in commands}) != 1:
+        named = next((word for one in script.commands for before, word in pairwise(one.words)
+                      if before.text == "--recipe" and word.unknown), None)
+        if named is not None and not commands:
+            raise InputError(Problem(f"{path}:{named.line}", f"--recipe: its value depends on {named.unknown}"))
         raise InputError(Problem(path, f"expected one command with the name of a recipe, got {len(commands)}"))
     words = list(commands[0].words)
     if commands[0].within:
-        raise InputError(Problem(f"{path}:{words[0].line}", f"the launch command lies in {commands[0].within}: give one "
-                                                            "command"))
+        raise InputError(Problem(f"{path}:{words[0].line}", "the launch command lies in "
+                                                            f"{commands[0].within}: give one command"))
     name = next(found for word in words for found in names_in(word.text))
     place = next(f"{path}:{word.line} {name}" for word in words if name in names_in(word.text))
     document = Document(path, {}, places={(): place})
@@ -108,4 +116,4 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     given = frozenset(key for key, _, _ in asked.overrides)
     document, left = aligned(document, asked.launcher, given, benchmark=is_benchmark(name))
     return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(commands[0], script, path)),
-                  environment_of(script.variables, path), given, (*asked.left, *left))
+                  environment_of(script.variables, path), given, (*asked.left, *left), asked.unknown)

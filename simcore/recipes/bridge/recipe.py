@@ -8,7 +8,7 @@ from typing import Final
 
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.bridge.model import read_model
-from simcore.recipes.bridge.named import COMMIT, launch_of, names_in, present_name
+from simcore.recipes.bridge.named import COMMIT, Launch, launch_of, names_in, present_name
 from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
@@ -30,7 +30,7 @@ from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported, Left
+from simcore.recipes.imported import Imported, Left, read_known
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.megatron.launch import agreed
@@ -55,11 +55,17 @@ def _recognises(file: RecipeFile) -> bool:
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
+    launch = launch_of(file.text, file.path, answers.variables, file.sources) if file.mapping() is None else None
+    return read_known(lambda: _of_launch(files, launch, answers, loose=loose), launch.unknown if launch else {})
+
+
+def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answers, *, loose: bool) -> Imported:
+    """Reads a recipe that a launch names; without one the values of a run_config.yaml."""
+    file = files[0]
     document, name, gpus, machine, unknown = file.mapping(), Path(file.path).stem, answers.gpus, "", ""
     variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
-    if document is None:
-        launch = launch_of(file.text, file.path, answers.variables, file.sources)
+    if launch is not None:
         document, name, variables = launch.document, launch.name, launch.environment
         draft.left += launch.left
         gpus = agreed(gpus, launch.gpus) or gpus_of(present_name(name), f"{file.path} {name}")

@@ -6,13 +6,16 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import parse_value
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.options import FLAGS, IDLE, KEYS, TEXTS, Launcher, launcher_of
+from simcore.recipes.bridge.rows import ROWS
 from simcore.recipes.imported import Left
+from simcore.recipes.rows import Idle
 from simcore.recipes.shell.pieces import Word
 
 __all__ = ["Asked", "Override", "asked_of", "program_of"]
@@ -35,7 +38,8 @@ _SAMPLES: Final = ("mock", "megatron-indexed")
 class Asked:
     """Demands of the words of a launch: `overrides` in the order in which they are applied, and keys without effect.
 
-    `base`: what is set before them (--deterministic); `gpus`: GPUs that the launcher's own options say.
+    `base`: what is set before them (--deterministic); `gpus`: GPUs that the launcher's own options say;
+    `unknown`: problems of values that are not known, by their keys.
     """
 
     launcher: Launcher
@@ -43,6 +47,7 @@ class Asked:
     overrides: list[Override] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     gpus: Answer | None = None
+    unknown: dict[str, Problem] = field(default_factory=dict)
 
 
 def program_of(words: Sequence[Word], is_name: Sequence[bool]) -> int:
@@ -82,10 +87,11 @@ class _Words:
             word = self.words[number]
             where, text = f"{self.path}:{word.line}", word.text
             override = _OVERRIDE.fullmatch(text)
-            if override and word.unknown:
-                raise InputError(Problem(where, f"{override[1]}: its value depends on {word.unknown}"))
             if override:
-                trailing.append((override[1], parse_value(override[2], where), where))
+                if word.unknown:
+                    self._leave_open(override[1], override[1], where, word.unknown)
+                read = override[2] if word.unknown else parse_value(override[2], where)
+                trailing.append((override[1], read, where))
             elif text.startswith("-"):
                 number += self._option(number, where)
             elif word.unknown or text not in ("", self.name):  # "$@" of a script without arguments is empty
@@ -94,6 +100,13 @@ class _Words:
         late = self.asked.launcher == "performance"  # Hydra's before argparse's (scripts/performance/run_script.py)
         self.asked.overrides = [*trailing, *self.options] if late else [*self.options, *trailing]
         return self.asked
+
+    def _leave_open(self, name: str, key: str, where: str, reason: str) -> None:
+        """Tells that a value is not known; InputError unless rows say that nothing may depend on its key."""
+        problem = Problem(where, f"{name}: its value depends on {reason}")
+        if not any(fnmatchcase(key, pattern) for row in ROWS if isinstance(row, Idle) for pattern in row.keys):
+            raise InputError(problem)
+        self.asked.unknown[key] = problem
 
     def _refuse_word(self, word: Word, where: str) -> None:
         if word.unknown:
@@ -126,7 +139,9 @@ class _Words:
             raise InputError(Problem(where, f"{option}: has no value"))
         if option in keys:
             if unknown:
-                raise InputError(Problem(where, f"{option}: its value depends on {unknown}"))
+                self._leave_open(option, keys[option], where, unknown)
+                self.options.append((keys[option], value, where))
+                return 0 if has_value else 1
             self._set(option, keys[option], value, where)
         else:
             self._idle(option, value, unknown, where)

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import parse_value
-from simcore.inputs.yaml_parser import KeyPath
+from simcore.inputs.yaml_parser import KeyPath, dotted
 from simcore.recipes.shell.pieces import Word
 
-__all__ = ["Arguments", "Override", "arguments_of", "expect_known"]
+__all__ = ["Arguments", "Override", "arguments_of", "unknown_of"]
 
 _CONFIGS: Final = ("--config", "-c", "--config_file", "--config-file", "--job.config_file", "--job.config-file")
 _FILE: Final = (".yaml", ".yml", ".toml", ".json")
@@ -81,11 +81,9 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
     return Arguments(tuple(found), config)
 
 
-def expect_known(overrides: Sequence[Override], idle_blocks: Sequence[str] = ()) -> None:
-    """Raises InputError for the first value that is not known, but for keys below the names of `idle_blocks`."""
-    for one in overrides:
-        if one.unknown and one.path[0] not in idle_blocks:
-            raise InputError(Problem(one.where, one.unknown))
+def unknown_of(overrides: Sequence[Override]) -> dict[str, Problem]:
+    """Problem of each value that is not known, by its dotted key."""
+    return {dotted(one.path): Problem(one.where, one.unknown) for one in overrides if one.unknown}
 
 
 def _told(word: Word, where: str, what: str) -> InputError:

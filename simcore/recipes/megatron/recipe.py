@@ -18,7 +18,7 @@ from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by, names_of
 from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.megatron.fields import Writer
-from simcore.recipes.megatron.launch import agreed, gpus_of, split_launch
+from simcore.recipes.megatron.launch import agreed, expect_launcher, gpus_of, split_launch
 from simcore.recipes.megatron.layout import write_batches, write_mesh, write_pipeline
 from simcore.recipes.megatron.model import write_model
 from simcore.recipes.megatron.offload import write_offload
@@ -97,6 +97,7 @@ def _of_script(file: RecipeFile, draft: Draft, *, loose: bool) -> Imported:
     if command.within:
         raise InputError(Problem(f"{file.path}:{command.line}", f"the command with Megatron's arguments lies in "
                                                                 f"{command.within}: give one command"))
+    expect_launcher(launch, file.path)
     _expect_training(draft, launch, f"{file.path}:{command.line}")
     set_here = Reader(Document(file.path, {name: " ".join(word.text for word in words)
                                            for name, words in script.variables.items()

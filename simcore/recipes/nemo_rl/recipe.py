@@ -114,4 +114,4 @@ def _refused(reader: Reader, draft: Draft, *, loose: bool) -> Imported:
     return draft.imported([reader], loose=loose)
 
 
-FORMAT: Final = Format("nemo_rl", "NeMo RL YAML", _recognises, _read, idle_blocks=IDLE_BLOCKS)
+FORMAT: Final = Format("nemo_rl", "NeMo RL YAML", _recognises, _read)

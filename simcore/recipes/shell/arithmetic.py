@@ -12,8 +12,8 @@ __all__ = ["Arithmetic"]
 _MOST: Final = 2**63
 _LONGEST: Final = 400
 _MAX_DEPTH: Final = 24
-_TOKEN: Final = re.compile(r"\s*(0[xX][0-9a-fA-F]+|[0-9]+|[A-Za-z_]\w*|<<=|>>=|\*\*|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^<>=!]="
-                           r"|[-+*/%&|^<>=!~?:(),])")
+_TOKEN: Final = re.compile(r"\s*(0[xX][0-9a-fA-F]+|[0-9]+|[A-Za-z_]\w*|<<=|>>=|\*\*|\+\+|--|&&|\|\||<<|>>"
+                           r"|[-+*/%&|^<>=!]=|[-+*/%&|^<>=!~?:(),])")
 _ASSIGNS: Final = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^="})
 
 
@@ -41,11 +41,11 @@ _OPERATIONS: Final[dict[str, tuple[int, Callable[[int, int], int]]]] = {
     ">=": (7, operator.ge), "<<": (8, _shifted), ">>": (8, operator.rshift), "+": (9, operator.add),
     "-": (9, operator.sub), "*": (10, operator.mul), "/": (10, _quotient),
     "%": (10, lambda left, right: left - _quotient(left, right) * right), "**": (11, _power)}
-"""How firmly an operator of two numbers binds, and what it makes of them."""
+"""Rank of an operator of two numbers, and its function; the highest rank is computed first."""
 
 
 class Arithmetic:
-    """Evaluation of one expression. `read`: value of a variable, None if not known; `write`: sets one, or makes it so."""
+    """Evaluation of expressions. `read`: value of a variable, None if not known; `write`: sets one, or makes it so."""
 
     def __init__(self, read: Callable[[str], int | None], write: Callable[[str, int | None], None]) -> None:
         self.read, self.write = read, write
@@ -115,26 +115,26 @@ class Arithmetic:
         return left
 
     def _single(self) -> int | None:
-        token = self.tokens[self.at]
+        sign = self.tokens[self.at]
         self.at += 1
-        if token in ("++", "--"):
-            return self._stepped(self._name(), 1 if token == "++" else -1, after=False)
-        if token in ("-", "+", "!", "~"):
+        if sign in ("++", "--"):
+            return self._stepped(self._name(), 1 if sign == "++" else -1, after=False)
+        if sign in ("-", "+", "!", "~"):
             inner = self._single()
-            return None if inner is None else {"-": -inner, "+": inner, "!": int(not inner), "~": ~inner}[token]
-        if token == "(":
+            return None if inner is None else {"-": -inner, "+": inner, "!": int(not inner), "~": ~inner}[sign]
+        if sign == "(":
             value = self._list()
             if not self._take(")"):
                 raise ValueError
             return value
-        if token[0].isdigit():
-            return int(token, 0) if token[:2] in ("0x", "0X") else int(token, 8 if token[0] == "0" else 10)
-        if not re.fullmatch(r"[A-Za-z_]\w*", token):
+        if sign[0].isdigit():
+            return int(sign, 0) if sign[:2] in ("0x", "0X") else int(sign, 8 if sign[0] == "0" else 10)
+        if not re.fullmatch(r"[A-Za-z_]\w*", sign):
             raise ValueError
-        for sign, step in (("++", 1), ("--", -1)):
-            if self._take(sign):
-                return self._stepped(token, step, after=True)
-        return self.read(token)
+        for behind, step in (("++", 1), ("--", -1)):
+            if self._take(behind):
+                return self._stepped(sign, step, after=True)
+        return self.read(sign)
 
     def _stepped(self, name: str, step: int, *, after: bool) -> int | None:
         old = self.read(name)

@@ -62,8 +62,8 @@ def _assign_array(variables: Variables, name: str, token: Token, *, appends: boo
     keyed = [re.match(r"\[([^]]*)\]=", one.text) for one in token.items]
     old = variables.values.get(name, ()) if appends else ()
     if not appends:
-        for key in [one for one in variables.values if one.startswith(f"{name}[")]:
-            del variables.values[key]
+        for item in [one for one in variables.values if one.startswith(f"{name}[")]:
+            del variables.values[item]
     if any(keyed):
         variables.make_unknown(name, token.line, f"all items of {name}, which have keys")
         for one, key in zip(token.items, keyed, strict=True):
@@ -111,7 +111,7 @@ def _set(variables: Variables, words: Sequence[Token], within: str) -> bool | No
     texts = [token.text for token in words[1:]]
     number = 0
     while number < len(texts) and re.fullmatch(r"[-+][a-zA-Z]+", texts[number]):
-        number += 2 if texts[number] in ("-o", "+o") else 1
+        number += 2 if texts[number].endswith("o") else 1
         if "a" in texts[number - 1][1:] and texts[number - 1][:1] == "-":
             variables.exports_all = True
     if number < len(texts):

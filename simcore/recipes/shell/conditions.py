@@ -19,7 +19,7 @@ _NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
     "-ge": operator.ge}
 _LONGEST: Final = 200
-_PLAIN: Final = re.compile(r"[\w\s.,:/@^$|()*+?-]*")
+_PLAIN: Final = re.compile(r"[\w\s.,:/@^$|()*+?\[\]-]*")
 """Patterns of `=~` that mean the same in Python, and are not slow."""
 
 

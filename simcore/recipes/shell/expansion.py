@@ -19,6 +19,7 @@ from simcore.recipes.shell.pieces import (
     in_quotes,
     is_argument,
     item,
+    items_of,
     known_text,
     lines_of,
     pattern_of,
@@ -143,7 +144,8 @@ class Variables(Values):
             inner = raw[at + 2:end]
             if rest[0] == "{":
                 value = self._braced(inner, line, is_quoted=is_quoted, depth=depth + 1)
-                found += self._placed(value, line, is_quoted=is_quoted, joins=re.match(r"\*|\w+\[\*\]", inner) is not None)
+                joins = re.match(r"\*|\w+\[\*\]", inner) is not None
+                found += self._placed(value, line, is_quoted=is_quoted, joins=joins)
             elif rest == "((" or rest[0] == "[":
                 found.append(self._computed(raw[at:end + 1], inner[1:-1] if rest == "((" else inner, line,
                                             is_quoted=is_quoted, depth=depth))
@@ -235,11 +237,13 @@ class Variables(Values):
             return Piece("0", line)
         if any(piece.unknown and not (is_list and piece.is_quoted) for piece in value):
             return unknown(f"${{{inner}}}", line, f"${{{inner[:40]}}}: {reason_of(value) or value[0].unknown}")
-        return Piece(str(sum(piece.is_break for piece in value) or bool(value) if is_list else
-                         sum(len(piece.text) for piece in value)), line)
+        number = len(items_of(value)) if is_list else sum(len(piece.text) for piece in value)
+        return Piece(str(number), line)
 
     def _slice(self, name: str, value: tuple[Piece, ...], operation: str, line: int, depth: int) -> Sequence[Piece]:
         """Items of `${@:2:3}` or `${A[@]:2:3}`; `$@` has the name of the script before them."""
+        if value and value[0].is_unset:
+            return value
         first, length = split_slice(operation[1:])
         offset, count = self.number(first, line, depth), self.number(length, line, depth) if length else None
         is_open = offset is None or (length and count is None) or (name in ("@", "*") and offset <= 0)

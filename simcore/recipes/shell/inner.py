@@ -34,13 +34,16 @@ def inner_of(words: Sequence[Word], document: Token | None, variables: Variables
     """Script that a command is given; None for a command that is given none. What is not known stays so in it."""
     if words[0].text == "eval":
         return Inner(" ".join(_text(word, variables) for word in words[1:]), words[0].line, is_own=True)
-    for number, word in enumerate(words[:-2]):
-        if word.text in _SHELLS and re.fullmatch(r"-[a-z]*c", words[number + 1].text):
-            script = words[number + 2]
-            if script.unknown and not any(piece.text for piece in script.pieces if not piece.unknown):
-                return None
-            return Inner(_text(script, variables), script.line, tuple(words[:number]),
-                         arguments=_behind(words[number + 3:]))
+    for number, word in enumerate(words[:-2] if any(word.text in _SHELLS for word in words) else ()):
+        at = number + 1
+        while word.text in _SHELLS and at < len(words) - 1 and words[at].text[:1] in ("-", "+"):
+            if re.fullmatch(r"-[a-z]*c", words[at].text):
+                script = words[at + 1]
+                if script.unknown and not any(piece.text for piece in script.pieces if not piece.unknown):
+                    return None
+                return Inner(_text(script, variables), script.line, tuple(words[:number]),
+                             arguments=_behind(words[at + 2:]))
+            at += 2 if words[at].text.endswith("o") else 1
     wrapped = _wrapped(words)
     if wrapped is not None:
         return Inner(_text(wrapped, variables), wrapped.line, tuple(words))

@@ -18,9 +18,9 @@ _Value = tuple[Piece, ...]
 def joined(paths: Sequence[_Values], variables: Values, line: int, reason: str) -> dict[str, _Value]:
     """Variables where several ways through a script come together again.
 
-    A value that all ways give alike stays. Of others the beginning that they share stays, and behind it stands what each
-    way adds, as not known: `reason`, and the lines that set it; a value that is no list of arguments is one such word.
-    What the user says of a variable (`variables.given`) answers.
+    A value that all ways give alike stays. Of others the beginning that they share stays, and behind it stands what
+    each way adds, as not known: `reason`, and the lines that set it; a value that is no list of arguments is one such
+    word. What the user says of a variable (`variables.given`) answers.
     """
     found: dict[str, _Value] = {}
     for name in dict.fromkeys(name for path in paths for name in path):
@@ -55,7 +55,7 @@ def _open(name: str, values: Sequence[_Value | None], line: int, reason: str) ->
     kept = _shared([value or () for value in values])
     added = [(value or ())[len(kept):] for value in values]
     lines = sorted({part[0].line for part in added if part})
-    told = f"{reason} ({'line' if len(lines) == 1 else 'lines'} {_listed(lines)} {'sets' if len(lines) == 1 else 'set'} it)"
+    told = f"{reason} ({_set_by(lines)})"
     if not any(_is_list(part) for part in added):
         return (*kept, unknown(f"${name}", lines[0] if lines else line, told))
     between = any(piece.is_break for part in (kept, *added) for piece in part)
@@ -93,5 +93,7 @@ def _is_list(value: _Value) -> bool:
     return any(piece.is_break for piece in value) or bool(re.search(r"(?:^|\s)-{1,2}[A-Za-z]|\w=", text))
 
 
-def _listed(lines: Sequence[int]) -> str:
-    return " and ".join(filter(None, (", ".join(map(str, lines[:-1])), str(lines[-1])))) if lines else ""
+def _set_by(lines: Sequence[int]) -> str:
+    if len(lines) < 2:
+        return f"line {lines[0]} sets it" if lines else "nothing sets it"
+    return f"lines {', '.join(map(str, lines[:-1]))} and {lines[-1]} set it"

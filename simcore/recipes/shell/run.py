@@ -2,80 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.errors import InputError, Problem
-from simcore.recipes.shell.changes import CHANGES, DECLARES, assign, is_assigned
-from simcore.recipes.shell.conditions import holds, matches
-from simcore.recipes.shell.expansion import Variables
-from simcore.recipes.shell.inner import Inner, inner_of
+from simcore.recipes.shell.changes import is_assigned
+from simcore.recipes.shell.commands import Commands
+from simcore.recipes.shell.conditions import matches
 from simcore.recipes.shell.paths import joined
-from simcore.recipes.shell.pieces import Piece, Word, known_text, pattern_of, unknown
-from simcore.recipes.shell.syntax import Case, Chain, Command, Function, Group, If, Loop, Node, nodes_of
-from simcore.recipes.shell.tokens import Token, tokens_of
+from simcore.recipes.shell.pieces import Piece, known_text, pattern_of, unknown
+from simcore.recipes.shell.syntax import Case, Chain, Command, Group, If, Loop, Node
+from simcore.recipes.shell.tokens import Token
 
-__all__ = ["Run", "Started"]
+__all__ = ["Run"]
 
 _MOST: Final = 4_000
 """Statements that are taken."""
-_MAX_DEPTH: Final = 16
-"""Functions and scripts in one another."""
 _MOST_ROUNDS: Final = 64
 """Rounds of a loop; of one with more nothing is known."""
-_SAYS: Final = frozenset({"echo", "printf", "cat", "sleep", "true", ":", "exit", "return", "set", "usage", "help", "die"})
+_SAYS: Final = frozenset({"echo", "printf", "cat", "sleep", "true", ":", "exit", "return", "set", "usage", "help",
+                          "die"})
 """Commands of a body that only tells what is wrong, and ends the script."""
-_ASKS: Final = frozenset({"grep", "egrep", "fgrep", "command", "which", "type", "hash", "nvidia-smi", "pgrep", "ping", "diff",
-                          "cmp", "rocm-smi", "nc", "getent"})
+_ASKS: Final = frozenset({"grep", "egrep", "fgrep", "command", "which", "type", "hash", "nvidia-smi", "pgrep", "ping",
+                          "diff", "cmp", "rocm-smi", "nc", "getent"})
 """Commands that are started for whether they succeed; any other is taken to succeed before `&&`."""
-_IDLE_FILES: Final = frozenset({"activate", ".bashrc", ".bash_profile", ".profile", "profile", "bashrc", "conda.sh", "mamba.sh",
-                                "micromamba.sh", "modules.sh", "lmod.sh", "z00_lmod.sh", "setvars.sh", "nvm.sh"})
-"""Files of a login, of Python's environments and of modules, which set paths alone."""
-_IDLE_TEXTS: Final = re.compile(r"\b(conda|mamba|micromamba|pyenv|ssh-agent|direnv|modulecmd|brew)\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A command that the script starts: its words, and the commands around it (`srun ... bash -c`) as words.
-
-    `within`: the loop, or the condition that more than the script decides, that it lies in; "" for none.
-    """
-
-    words: tuple[Word, ...]
-    around: tuple[Word, ...] = ()
-    within: str = ""
-
-    @property
-    def line(self) -> int:
-        """Line of the script that the command begins on."""
-        return self.words[0].line
 
 
 @dataclass
-class Run:
-    """State of a script that is being read. `within`: as in `Started`; `around`: words around a script in a script.
-
-    `ended`: what ends the statements that are being taken (exit, return, break, continue; "gone": all ways do), ""
-    for nothing. `returned`: variables of the ways on which the function has returned; `is_torn`: on some way the loop
-    was left. `hidden`: variables that local ones of the function hide. `before`: variables set before a command alone.
-    """
-
-    variables: Variables
-    commands: list[Started] = field(default_factory=list)
-    functions: dict[str, tuple[Node, ...]] = field(default_factory=dict)
-    doubtful: set[str] = field(default_factory=set)
-    within: str = ""
-    around: tuple[Word, ...] = ()
-    depth: int = 0
-    taken: int = 0
-    ended: str = ""
-    returned: list[dict[str, tuple[Piece, ...]]] = field(default_factory=list)
-    is_torn: bool = False
-    hidden: dict[str, tuple[Piece, ...] | None] | None = None
-    before: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
-    headers: list[tuple[str, int]] = field(default_factory=list)
+class Run(Commands):
+    """Statements of a script that is being read: lists, conditions, cases, loops and groups."""
 
     def take(self, nodes: Sequence[Node]) -> bool | None:
         """Takes statements up to one that ends them; truth of the last."""
@@ -92,7 +48,7 @@ class Run:
     def _one(self, node: Node) -> bool | None:
         """Takes a statement; truth of it, where the script decides it."""
         if isinstance(node, Command):
-            return self._command(node)
+            return self.command(node)
         if isinstance(node, Chain):
             return self._chain(node)
         if isinstance(node, Group):
@@ -127,7 +83,7 @@ class Run:
         chosen: Sequence[Node] = node.otherwise
         for condition, body in node.branches:
             was, self.within = self.within, self.within or (
-                self._reason("condition", node.line) if open_bodies else "")
+                self.reason("condition", node.line) if open_bodies else "")
             truth = self.take(condition)
             self.within = was
             if truth is None:
@@ -159,7 +115,7 @@ class Run:
 
     def _either(self, bodies: Sequence[Sequence[Node]], line: int, what: str) -> None:
         """Takes each of several bodies, of which more than the script decides which one runs."""
-        variables, reason = self.variables, self._reason(what, line)
+        variables, reason = self.variables, self.reason(what, line)
         values, functions = dict(variables.values), dict(self.functions)
         was_within, self.within = self.within, self.within or reason
         paths: list[dict[str, tuple[Piece, ...]]] = []
@@ -178,10 +134,6 @@ class Run:
         self.within, self.functions = was_within, functions
         variables.values = joined(paths, variables, line, reason) if paths else values
         self.ended = "" if paths else "gone"
-
-    def _reason(self, what: str, line: int) -> str:
-        told = ", which the script alone does not decide" if what == "condition" else ""
-        return f"the {what} at {self.variables.place(line)}{told}"
 
     def _apart(self, nodes: Sequence[Node]) -> bool | None:
         """Takes statements in brackets, whose variables are lost behind them."""
@@ -219,7 +171,7 @@ class Run:
             self.ended = ""
             self._open_loop(node)
         elif rounds > 1:
-            reason = self._reason("loop", node.line)
+            reason = self.reason("loop", node.line)
             started = [replace(one, within=one.within or reason) for one in self.commands[count:]]
             self.commands[count:] = dict.fromkeys(started)  # those that are alike in every round once
         self.is_torn = was_torn
@@ -236,8 +188,9 @@ class Run:
             self.take(node.body)
             if self.is_torn:
                 return None
-            is_left, self.ended = self.ended == "break", self.ended if self.ended not in ("break", "continue") else ""
-            if is_left or self.ended:
+            ended = self.ended
+            self.ended = "" if ended in ("break", "continue") else ended
+            if ended not in ("", "continue"):
                 break
         return rounds
 
@@ -285,174 +238,8 @@ class Run:
             del self.commands[count:]
             if node.word in ("for", "select") and node.names and node.names[0].kind == "word":
                 name = node.names[0].text
-                self.variables.values[name] = (unknown(f"${name}", node.line, self._reason("loop", node.line)),)
+                self.variables.values[name] = (unknown(f"${name}", node.line, self.reason("loop", node.line)),)
             self._either([[*node.condition, *node.body], []], node.line, "loop")
-
-    # ---- commands ----------------------------------------------------------------------------------------------
-    def _command(self, node: Command) -> bool | None:
-        words = list(node.words)
-        is_negated = False
-        while len(words) > 1 and words[0].kind == "word" and words[0].text == "!":
-            words.pop(0)
-            is_negated = not is_negated
-        number = next((number for number, token in enumerate(words) if not is_assigned(token)), len(words))
-        truth = self._simple(words[number:], words[:number], node)
-        return truth if truth is None or not is_negated else not truth
-
-    def _simple(self, words: list[Token], assigned: Sequence[Token], node: Command) -> bool | None:
-        variables = self.variables
-        if not words:
-            for token in assigned:
-                assign(variables, token)
-            return None if any("$(" in token.text or "`" in token.text for token in assigned) else True
-        name = words[0].text
-        if words[0].kind == "arithmetic":
-            value = variables.number(name, words[0].line)
-            return None if value is None else value != 0
-        if words[0].kind == "condition" or name in ("[", "test"):
-            return holds(words, variables)
-        if name in DECLARES:
-            self._declare(words)
-            return True
-        if name in CHANGES or (name == "printf" and len(words) > 2 and words[1].text == "-v"):
-            return CHANGES["read" if name == "printf" else name](variables, words, self.within)
-        if name in ("source", "."):
-            self._source(words)
-            return None
-        if name in ("exit", "return", "break", "continue"):
-            self.ended = name
-            self.is_torn = self.is_torn or (name in ("break", "continue") and len(words) > 1)
-            return None
-        return self._external([token for token in words if token.kind == "word"], assigned, node)
-
-    def _external(self, tokens: list[Token], assigned: Sequence[Token], node: Command) -> bool | None:
-        """Starts a command, with variables that are set for it alone, and that its own words do not see."""
-        words = self.variables.words(tokens)
-        was, exported = dict(self.variables.values), set(self.variables.exported)
-        for token in assigned:
-            assign(self.variables, token)
-            name = token.text.partition("=")[0].rstrip("+")
-            self.variables.exported.add(name)
-            self.before[name] = self.variables.values.get(name, ())
-        changed = {name: self.variables.values[name] for name in self.before if assigned and name in self.variables.values}
-        self._start(words, node, tokens)
-        if assigned:
-            self.variables.exported = exported
-            for name, value in changed.items():
-                if self.variables.values.get(name) is value:
-                    self.variables.values.pop(name)
-                    self.variables.values.update({name: was[name]} if name in was else {})
-        first = words[0].text if words else ""
-        if first == "exec" and len(words) > 1:
-            self.ended = "exit"
-        return {"false": False, "echo": True, "printf": True, ":": True, "true": True}.get(first)
-
-    def _declare(self, words: Sequence[Token]) -> None:
-        """Takes export, declare, local, readonly and typeset."""
-        variables, line = self.variables, words[0].line
-        flags = "".join(token.text[1:] for token in words[1:] if token.kind == "word" and token.text[:1] == "-")
-        is_local = self.hidden is not None and words[0].text in ("local", "declare", "typeset") and "g" not in flags
-        for token in words[1:]:
-            named = re.match(r"[A-Za-z_]\w*", token.text)
-            if token.kind == "word" and token.text[:1] in ("-", "+"):
-                continue
-            if named is None or not (is_assigned(token) or named[0] == token.text):
-                if any(word.unknown and word.may_hold for word in variables.words([token])):
-                    variables.forget(line, f"what line {line} sets")
-                continue
-            name = named[0]
-            if is_local and self.hidden is not None:
-                self.hidden.setdefault(name, variables.values.get(name))
-                if token.text == name:
-                    variables.values.pop(name, None)
-            if words[0].text == "export" or "x" in flags:
-                variables.exported.add(name)
-            variables.integers |= {name} if "i" in flags else set()
-            variables.tables |= {name} if "A" in flags else set()
-            if is_assigned(token):
-                assign(variables, token)
-            if "n" in flags and words[0].text != "export":
-                variables.make_unknown(name, line, f"${name}, another name of a variable")
-
-    def _source(self, words: Sequence[Token]) -> None:
-        """Reads a file that the user names beside the script; any other may change all variables."""
-        line = words[0].line
-        given = self.variables.words(words[1:2])
-        name = given[0].text.rpartition("/")[2] if given else ""
-        if name in _IDLE_FILES or (given and given[0].text.endswith("/init/bash")):
-            return
-        text = self.variables.beside.get(name)
-        if text is None:
-            self.variables.forget(line, f"the file that is sourced at line {line}")
-            return
-        if self.depth >= _MAX_DEPTH:
-            raise InputError(Problem(f"{self.variables.path}:{line}", f"{name}: more than {_MAX_DEPTH} files that source "
-                                                                      "each other"))
-        was = self.variables.inside
-        self.variables.inside = was or (line, name)
-        arguments = self.variables.given_to(words[2:]) if len(words) > 2 else self.variables.arguments
-        self._within(arguments, nodes_of(tokens_of(text, name), name), is_function=False)
-        self.variables.inside = was
-
-    def _start(self, words: list[Word], node: Command, tokens: Sequence[Token]) -> None:
-        if not words:
-            return
-        name = words[0].text
-        if name in self.functions and self.depth < _MAX_DEPTH:
-            if name in self.doubtful:
-                told = f"{name}: a function that more than the script decides: it differs by a condition"
-                raise InputError(Problem(f"{self.variables.path}:{node.line}", told))
-            self._within(self.variables.given_to(tokens)[1:], self.functions[name])
-            return
-        if name == "eval" and any(word.unknown and not word.is_unset for word in words[1:2]):
-            if not _IDLE_TEXTS.search(words[1].text):
-                self.variables.forget(node.line, f"the text that line {node.line} evaluates")
-                self.commands.append(Started(tuple(words), self.around, self.within))
-            return
-        inner = inner_of(words, node.document, self.variables)
-        if inner is None or self.depth >= _MAX_DEPTH:
-            self.commands.append(Started(tuple(words), self.around, self.within))
-        else:
-            self._inner(inner, node)
-
-    def _inner(self, inner: Inner, node: Command) -> None:
-        """Takes a script that a command has as its argument or input."""
-        was_around, self.around = self.around, (*self.around, *inner.around)
-        nodes = nodes_of(tokens_of(inner.text, self.variables.path, inner.line), self.variables.path)
-        if inner.is_own:
-            self._within(self.variables.arguments, nodes, is_function=False)
-            self.around = was_around
-            return
-        values, functions, ended = self.variables.values, self.functions, self.ended
-        self.headers += [(found[0], inner.line) for found in re.finditer(r"^#SBATCH\s.*$", inner.text, re.MULTILINE)]
-        self.variables.values = self.variables.seen_by_commands()
-        self.functions = {name: body for name, body in functions.items() if name in self.variables.exported}
-        self._within(inner.arguments, nodes)
-        self.variables.values, self.functions, self.ended, self.around = values, functions, ended, was_around
-
-    def _within(self, arguments: tuple[tuple[Piece, ...], ...] | None, nodes: Sequence[Node], *,
-                is_function: bool = True) -> None:
-        """Takes the statements of a function, or of a script in the script, with its own `$@`."""
-        variables = self.variables
-        outer = (variables.arguments, self.returned, self.hidden)
-        variables.arguments, self.returned, self.depth = arguments, [], self.depth + 1
-        self.hidden = {} if is_function else self.hidden
-        self.take(nodes)
-        paths = [*([variables.values] if self.ended not in ("exit", "gone") else []), *self.returned]
-        if is_function:
-            for path in paths:
-                for name, value in (self.hidden or {}).items():
-                    path.pop(name, None)
-                    path.update({} if value is None else {name: value})
-        if len(paths) > 1:
-            line = nodes[0].line if nodes else 1
-            variables.values = joined(paths, variables, line, self._reason("condition", line))
-        elif paths:
-            variables.values = paths[0]
-        self.ended = "" if paths else "exit"
-        variables.arguments, self.returned, self.hidden = outer if is_function or arguments is not outer[0] else (
-            variables.arguments, *outer[1:])
-        self.depth -= 1
 
 
 def _name(node: Node) -> str:
@@ -461,6 +248,8 @@ def _name(node: Node) -> str:
 
 def _asks(node: Node) -> bool:
     """True for a command that is there for whether it succeeds."""
+    if isinstance(node, Group) and node.body:
+        return _asks(node.body[-1])
     return isinstance(node, Command) and bool(node.words) and (
         node.words[0].kind in ("condition", "arithmetic", "array") or is_assigned(node.words[0])
         or node.words[0].text in ("[", "test", "!", *_ASKS))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.errors import InputError, Problem
+from simcore.recipes.shell.commands import Started
 from simcore.recipes.shell.expansion import Variables
 from simcore.recipes.shell.pieces import Word
-from simcore.recipes.shell.run import Run, Started
+from simcore.recipes.shell.run import Run
 from simcore.recipes.shell.syntax import nodes_of
 from simcore.recipes.shell.tokens import Token, tokens_of
 

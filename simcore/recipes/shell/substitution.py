@@ -49,8 +49,10 @@ def output_of(inner: str, path: str, line: int, words_of: Callable[[Sequence[Tok
 def _first(name: str, given: list[str]) -> str | None:
     """Output of a command that reads nothing."""
     if name == "echo" and not any("\\" in word for word in given):
+        if given[:1] in (["-e"], ["-ne"], ["-E"]):
+            return None
         is_short = given[:1] == ["-n"]
-        return None if given[:1] in (["-e"], ["-ne"], ["-E"]) else " ".join(given[is_short:]) + ("" if is_short else "\n")
+        return " ".join(given[is_short:]) + ("" if is_short else "\n")
     if name == "printf" and len(given) == 2 and given[0] in ("%s", "%d", "%s\\n", "%d\\n"):
         return given[1] if "s" in given[0] or re.fullmatch(r"[0-9]+", given[1]) else None
     if name == "seq" and 1 <= len(given) <= 3 and all(re.fullmatch(r"-?[0-9]{1,6}", word) for word in given):
@@ -74,8 +76,9 @@ def _filtered(name: str, given: list[str], text: str) -> str | None:
     """Output of a command that reads the text of the one before it."""
     if name == "bc" and not given:
         return _computed(text)
-    if name == "tr" and len(given) == 2 and len(given[0].replace("\\n", "\n")) == len(given[1].replace("\\n", "\n")) == 1:
-        return text.replace(given[0].replace("\\n", "\n"), given[1].replace("\\n", "\n"))
+    if name == "tr" and len(given) == 2:
+        old, new = (word.replace("\\n", "\n") for word in given)
+        return text.replace(old, new) if len(old) == len(new) == 1 else None
     if name == "wc" and given in (["-l"], ["-w"]):
         return str(text.count("\n") if given == ["-l"] else len(text.split()))
     return None

@@ -49,8 +49,9 @@ class _Scanner:
     line: int
     at: int = 0
     found: list[Token] = field(default_factory=list)
-    awaited: list[tuple[str, bool]] = field(default_factory=list)
-    """Ends of here-documents that begin after this line, as written, and True where tabs before lines are dropped."""
+    awaited: list[tuple[str, bool, int]] = field(default_factory=list)
+    """Ends of here-documents that begin after this line, as written, True where tabs before lines are dropped, and the
+    number of tokens before each."""
 
     def tokens(self) -> list[Token]:
         while self._skip_blank():
@@ -91,8 +92,8 @@ class _Scanner:
         self.found.append(Token("operator", operator, self.line))
         self._move(len(operator))
         if operator == "\n":
-            for end, is_indented in self.awaited:
-                self._document(end, is_indented=is_indented)
+            for added, (end, is_indented, place) in enumerate(self.awaited):
+                self.found.insert(place + added, self._document(end, is_indented=is_indented))
             self.awaited.clear()
 
     def _at_start(self) -> bool:
@@ -117,9 +118,9 @@ class _Scanner:
     def _announce(self, operator: str) -> None:
         self._move(len(operator))
         self._skip_blank()
-        self.awaited.append((self._word().text, operator == "<<-"))
+        self.awaited.append((self._word().text, operator == "<<-", len(self.found)))
 
-    def _document(self, written: str, *, is_indented: bool) -> None:
+    def _document(self, written: str, *, is_indented: bool) -> Token:
         line, body, end = self.line, list[str](), re.sub(r"[\"'\\]", "", written)
         while self.at < len(self.text):
             stop = self.text.find("\n", self.at)
@@ -129,7 +130,7 @@ class _Scanner:
             if (one.lstrip("\t") if is_indented else one) == end:
                 break
             body.append(one.lstrip("\t") if is_indented else one)
-        self.found.append(Token("document" if end == written else "literal", "\n".join(body), line))
+        return Token("document" if end == written else "literal", "\n".join(body), line)
 
     def _add_word(self) -> None:
         token = self._word()

@@ -64,8 +64,8 @@ class Values:
         if self.sourced:
             return (unknown(f"${name}", line, f"${name}, which the file that is sourced at line {self.sourced} may set "
                                               f"(give that file too, or --set env.{name}=VALUE)"),)
-        return (Piece(f"${name}", line, False, f"${name}, which the script does not set (--set env.{name}=VALUE gives "
-                                               "it)", is_unset=True),)
+        return (Piece(f"${name}", line, unknown=f"${name}, which the script does not set (--set env.{name}=VALUE gives "
+                                                "it)", is_unset=True),)
 
     def forget(self, line: int, what: str) -> None:
         """Makes all variables unknown that a file may set, which is read at a line; those the user says stay."""

@@ -56,7 +56,8 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
                beside: Mapping[str, str] | None = None) -> Command:
     """Reads a script; `variables`, `beside`: as of `read_script`.
 
-    InputError, with the line, for one without exactly one trainer, or a word that sets no key."""
+    InputError, with the line, for one without exactly one trainer, or a word that sets no key.
+    """
     script = read_script(text, path, variables, beside)
     found = [(command, number) for command in script.commands if (number := _trainer_at(command.words)) is not None]
     if len({command.line for command, _ in found}) != 1:

@@ -10,8 +10,9 @@ from samples_of_recipes import SAMPLES
 from simcore.errors import InputError
 from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported, read_known
 from simcore.recipes.importing import import_recipe
-from simcore.recipes.launch.arguments import expect_known
+from simcore.recipes.launch.arguments import unknown_of
 from simcore.recipes.launch.launch_of import Launch, launch_of
 
 HEADERS = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n"
@@ -33,7 +34,7 @@ def read(text: str, recipe: str = "mine.yaml") -> Launch:
 
 def refusal(text: str) -> str:
     with pytest.raises(InputError) as caught:
-        expect_known(read(text).overrides)
+        read_known(lambda: Imported("", "", {}, {}), unknown_of(read(text).overrides))
     return "\n".join(f"{one.where}: {one.message}" for one in caught.value.problems)
 
 
@@ -54,7 +55,8 @@ def refusal(text: str) -> str:
     ("srun -N 2 -n 16 --gpus-per-task=1 python train.py", 16),
     ("srun -N 2 bash -c 'torchrun --nnodes 2 --nproc-per-node 8 train.py'", 16),
     ("mpirun -np 16 --allow-run-as-root -mca btl tcp -x PATH python train.py", 16),
-    ("mpirun -n 2 python train.py", 2),
+    ("mpirun -n 2 python train.py", 2), ("mpirun -np 2 torchrun --nnodes 2 --nproc-per-node 8 train.py", 16),
+    ("mpirun -np 2 accelerate launch --num_machines 2 --num_processes 16 train.py", 16),
     ("accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank $R train.py", 16),
     ("deepspeed --num_gpus 4 --num_nodes=2 train.py", 8),
     ("pip install deepspeed\ndeepspeed --num_gpus 4 train.py", 4),
@@ -101,6 +103,9 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     (f"{HEADERS}srun torchrun --nnodes 2 --nproc-per-node 4 a.py", "run.sh:4: 4 processes a node, which has 8 GPUs "
                                                                    "(run.sh:3)"),
     (f"{HEADERS}srun --ntasks-per-node=8 torchrun --nnodes 2 --nproc-per-node 8 a.py", "srun 8 tasks on each (run.sh"),
+    ("srun -n 16 torchrun --nnodes 2 --nproc-per-node 8 a.py", "torchrun is of 2 nodes, and srun starts it 16 times"),
+    ("mpirun -np 2 torchrun --nproc-per-node 8 a.py", "is of 1 nodes, and mpirun starts it 2 times (run.sh:1)"),
+    ("srun -n 16 accelerate launch --num_machines 2 --num_processes 16 a.py", "and srun starts it 16 times (run.sh:1)"),
     (f"{HEADERS}accelerate launch --num_processes 8 a.py", "run.sh:4: --num_processes 8, the job has 2 x 8 GPUs"),
     ("export CUBLAS_WORKSPACE_CONFIG=$X\ntorchrun a.py", "run.sh:1: CUBLAS_WORKSPACE_CONFIG is $X: not known"),
     ("torchrun a.py --lr $LR", "run.sh:1: the argument '$LR' is the value of lr, and not known"),

@@ -33,6 +33,8 @@ def test_numbers_that_agree_are_counted(text: str, gpus: int | None) -> None:
      r"run.sh:2: torchrun is of 3 nodes, the job has 2 \(run.sh:2 srun\)"),
     ("#SBATCH --nodes=4\ntorchrun --nnodes 3 --nproc-per-node 4 pretrain_gpt.py",
      r"torchrun is of 3 nodes, the job has 4 \(run.sh:1 #SBATCH\)"),
+    ("#SBATCH --nodes=4\nsrun torchrun --nproc-per-node 8 pretrain_gpt.py",
+     r"torchrun is of 1 nodes, as it has no --nnodes, the job has 4 \(run.sh:1 #SBATCH\)"),
     ("#SBATCH --nodes=2\nsrun --ntasks-per-node 8 torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py",
      r"torchrun starts the processes of a node, and srun 8 of it on each \(run.sh:2 srun\)"),
     ("#SBATCH --gpus-per-node=8\ntorchrun --nproc-per-node 4 pretrain_gpt.py",
