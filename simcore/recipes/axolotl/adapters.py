@@ -13,8 +13,14 @@ from simcore.recipes.rows import Idle, Off, Says, read_rows
 
 __all__ = ["ADAPTER_ROWS", "BASE_ROWS", "read_method"]
 
-_KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-_FUSED: Final = "the fused MLP keeps less for backward than PEFT's layers, which are counted"
+_KERNELS: Final = {
+    "lora_mlp_kernel": "the fused MLP keeps less for backward than PEFT's layers, which are counted",
+    "lora_qkv_kernel": "fused queries, keys and values keep their input once, PEFT's layers, which are counted, each",
+    "lora_o_kernel": "the fused output keeps less for backward than PEFT's layer, which is counted"}
+"""Fused layers (`kernels/lora.py`), each with how it is counted instead."""
+_EMBEDDING: Final = "lora_embedding_kernel"
+_OF_EMBEDDING: Final = "the fused embedding keeps less for backward than PEFT's layer, which is counted"
+_WITHOUT: Final = "no embedding has an adapter"
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
 ADAPTER_ROWS: Final = (
     Says("lora_r", "training.lora.rank"),
@@ -25,7 +31,6 @@ ADAPTER_ROWS: Final = (
     Says("lora_exclude_modules", "training.lora.exclude_modules", "words"),
     Off("lora_on_cpu", "adapters on the host"),
     Off("relora", "restarts of the optimizer (ReLoRA)"),
-    Idle(_KERNELS[1:], "not told apart"),
     Idle(("relora_*", "peft.loftq_config.*", "peft_init_lora_weights"), "first values of adapters, restarts"),
 )
 BASE_ROWS: Final = (
@@ -55,12 +60,10 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
                 "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter, *packed,
                 source="loaders/model.py _set_quantization_config")
     _read_packed(reader, draft, on, shards)
-    if not any(reader.has(key) for key in _KERNELS):
-        _tell_kernels(reader, draft, on, shards)
+    _read_kernels(reader, draft, on, shards)
     read_rows(reader, draft, ADAPTER_ROWS)
     for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
-    _read_fused_mlp(reader, draft)
     _read_targets(reader, draft)
 
 
@@ -94,23 +97,25 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
     read_rows(reader, draft, BASE_ROWS)
 
 
-def _tell_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
+def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
     """Tells of fused kernels, which axolotl switches on by itself if no key of theirs is given.
 
     utils/schemas/config.py check_auto_enable_lora_kernels: but for LoRA beside 8 bits, remote code, and FSDP 1.
     """
-    remote = reader.look("trust_remote_code")
+    given = [one for key in (*_KERNELS, _EMBEDDING) if (one := reader.flag(key)) is not None]
+    has_embedding = any("embed" in str(word) for word in reader.look("lora_target_modules") or ())
+    for one in given:
+        if not one.value:
+            draft.idle(one, "PEFT's layer, which is counted")
+        elif one.key == _EMBEDDING and not has_embedding:
+            draft.idle(one, _WITHOUT)
+        else:
+            draft.unmodelled(one, _KERNELS.get(one.key, _OF_EMBEDDING))
     eight = any(one.key == "load_in_8bit" for one in on) and reader.look("adapter") == "lora"
-    if not eight and not remote and shards is not Shards.FLAT:
-        draft.unmodelled_default(_KERNELS[0], "true", _FUSED)
-
-
-def _read_fused_mlp(reader: Reader, draft: Draft) -> None:
-    kernel = reader.flag("lora_mlp_kernel")
-    if kernel is not None and kernel.value:
-        draft.unmodelled(kernel, _FUSED)
-    else:
-        draft.idle(kernel, "the default")
+    if given or eight or reader.look("trust_remote_code") or shards is Shards.FLAT:
+        return
+    for key, why in (*_KERNELS.items(), *([(_EMBEDDING, _OF_EMBEDDING)] if has_embedding else [])):
+        draft.unmodelled_default(key, "true", why)
 
 
 def _read_targets(reader: Reader, draft: Draft) -> None:

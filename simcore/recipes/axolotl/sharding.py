@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -44,6 +44,7 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
     zero = reader.text("deepspeed")
     if zero is not None and file is not None:
         draft.use(zero)
+        check_named(draft, zero, file)
         return _read_zero(reader, draft, file)
     draft.refuse(zero, "DeepSpeed's configuration in another file: name it too, by --with")
     if file is not None:

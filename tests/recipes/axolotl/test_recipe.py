@@ -73,6 +73,7 @@ name: mine
 model: qwen3-8b
 framework: ddp
 topology: dgx-h100
+environment: {expandable_segments: true}
 mesh: {dp_replicate: 4}
 training:
   seq_len: 768
@@ -90,6 +91,7 @@ name: mine
 model: qwen3-8b
 framework: ddp
 topology: dgx-h100
+environment: {expandable_segments: true}
 mesh: {dp_replicate: 1}
 training:
   method: qlora
@@ -171,6 +173,7 @@ name: mine
 model: qwen3-8b
 framework: zero3
 topology: dgx-h100
+environment: {expandable_segments: true}
 mesh: {dp_shard: 4}
 training:
   seq_len: 768
@@ -260,7 +263,46 @@ def test_gpus_that_contradict_the_recipe_are_told(tmp_path: Path) -> None:
     (FSDP2.removeprefix(RECIPE), True), ("fsdp_version: 1\nfsdp_config: {use_orig_params: true}\n", False)])
 def test_kernels_that_axolotl_switches_on_by_itself_are_told(tmp_path: Path, more: str, told: bool) -> None:
     left = imported(tmp_path, QLORA + more).left
-    assert ("lora_mlp_kernel" in {one.key for one in left if one.kind == "not modelled"}) == told
+    kernels = {"lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"}
+    assert kernels & {one.key for one in left if one.kind == "not modelled"} == (kernels if told else set())
+
+
+def test_a_kernel_that_is_asked_for_has_an_effect(tmp_path: Path) -> None:
+    keys = ("lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+    left = imported(tmp_path, changed(QLORA, **dict.fromkeys(keys, True))).left
+    assert [one.kind for key in keys for one in left if one.key == key] == ["not modelled", "not modelled", "no effect"]
+    assert all(one.key not in ("lora_mlp_kernel", "lora_embedding_kernel") or one.kind == "no effect" for one in left)
+
+
+def test_the_command_makes_segments_expandable_and_its_module_does_not(tmp_path: Path) -> None:
+    """`utils/__init__.py` set_pytorch_cuda_alloc_conf, which `cli/main.py` calls before any command."""
+    (tmp_path / "mine.yaml").write_text(RECIPE, encoding="utf-8")
+    found = []
+    for line in ("axolotl train mine.yaml --launcher torchrun -- --nproc-per-node=4",
+                 "export PYTORCH_ALLOC_CONF=expandable_segments:False\naxolotl train mine.yaml -- --num_processes 4",
+                 "torchrun --nproc-per-node 4 -m axolotl.cli.train mine.yaml"):
+        (tmp_path / "run.sh").write_text(line, encoding="utf-8")
+        result = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "run.sh")],
+                               Answers.of_options(topology="dgx-h100"))
+        found.append(parse_scenario(result.document()).environment.expandable_segments)
+    assert found == [True, False, False]
+
+
+def test_workers_of_ray_are_the_ranks(tmp_path: Path) -> None:
+    """`cli/train.py` do_cli: ScalingConfig(num_workers=cfg.ray_num_workers)."""
+    text = RECIPE + "use_ray: true\nray_num_workers: 2\n"
+    assert scenario(tmp_path, text, 2).mesh.dp_replicate == 2
+    assert imported(tmp_path, text, None).values["mesh"] == {"dp_replicate": 2}
+    assert "Ray starts 2 ranks: ray_num_workers" in str(imported(tmp_path, text, 8).wrong[0])
+    assert [one.why for one in imported(tmp_path, RECIPE + "ray_num_workers: 2\n").left if one.key == "ray_num_workers"]
+
+
+def test_another_file_of_deepspeed_than_the_recipe_names_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(changed(RECIPE, deepspeed="configs/zero3.json"), encoding="utf-8")
+    (tmp_path / "zero1.json").write_text(json.dumps(ZERO), encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "zero1.json")],
+                          Answers.of_options(4, None, "dgx-h100"))
+    assert "deepspeed names configs/zero3.json, and" in str(found.wrong[0])
 
 
 def test_units_keep_their_parameters_where_transformers_has_them_so(tmp_path: Path) -> None:
