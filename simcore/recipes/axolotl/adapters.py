@@ -21,6 +21,7 @@ _KERNELS: Final = {
 _EMBEDDING: Final = "lora_embedding_kernel"
 _OF_EMBEDDING: Final = "the fused embedding keeps less for backward than PEFT's layer, which is counted"
 _WITHOUT: Final = "no embedding has an adapter"
+_QUANTIZED: Final = "loaders/model.py _set_quantization_config"
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
 ADAPTER_ROWS: Final = (
     Says("lora_r", "training.lora.rank"),
@@ -56,15 +57,32 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
         draft.use(*packed)
         draft.idle(reader.matching("lora_*", "peft_*", "bnb_config_kwargs.*"), "settings of these adapters")
         return
+    on = _packing(draft, adapter, packed)
     draft.infer("training.method", "qlora" if on else "lora",
-                "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter, *packed,
-                source="loaders/model.py _set_quantization_config")
+                "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter,
+                *(one for one in packed if one in on or not one.value), source=_QUANTIZED)
     _read_packed(reader, draft, on, shards)
     _read_kernels(reader, draft, on, shards)
     read_rows(reader, draft, ADAPTER_ROWS)
     for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
     _read_targets(reader, draft)
+
+
+def _packing(draft: Draft, adapter: Taken[str], packed: list[Taken[bool]]) -> list[Taken[bool]]:
+    """Switch that packs the base: qlora packs it in 4 bits and takes no other, lora in 8."""
+    four = adapter.value == "qlora"
+    on = [one for one in packed if one.value]
+    found = [one for one in on if (one.key == "load_in_4bit") == four]
+    others = [one for one in on if one not in found]
+    if four and others:
+        draft.fail(others[0].where, "qlora beside load_in_8bit (utils/schemas/peft.py validate_qlora)")
+        draft.use(*others)
+    else:
+        draft.idle(others, "read with qlora alone")
+    if four and not found:
+        draft.fail(adapter.where, "qlora without load_in_4bit (utils/schemas/peft.py validate_qlora)")
+    return found
 
 
 def _read_checkpoint(reader: Reader, draft: Draft) -> None:
@@ -92,9 +110,11 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
     if any(one.key == "load_in_8bit" for one in on):
         draft.infer("training.quantization.format", "int8", "load_in_8bit", source="LLM.int8() of bitsandbytes")
     if on and shards is Shards.FLAT:
-        draft.default("framework_options.bnb_4bit_quant_storage", "bfloat16", "axolotl 067b021c",
-                      "loaders/model.py _set_quantization_config")
-    read_rows(reader, draft, BASE_ROWS)
+        draft.default("framework_options.bnb_4bit_quant_storage", "bfloat16", "axolotl 067b021c", _QUANTIZED)
+    if on:
+        read_rows(reader, draft, BASE_ROWS)
+    else:
+        draft.idle(reader.matching("bnb_config_kwargs.*"), "no base is packed")
 
 
 def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:

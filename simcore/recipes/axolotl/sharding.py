@@ -88,8 +88,12 @@ def _version(reader: Reader) -> list[Taken[object]]:
 
 def _copies(reader: Reader, draft: Draft) -> None:
     """One model on each GPU."""
-    for name in ("dp_shard_size", "dp_replicate_size"):
-        draft.idle(reader.integer(name), "each GPU has the whole model")
+    shard = reader.integer("dp_shard_size")
+    if shard is not None and shard.value > 1:
+        draft.refuse(shard, "shards without fsdp_config")
+    else:
+        draft.idle(shard, "each GPU has the whole model")
+    draft.idle(reader.integer("dp_replicate_size"), "each GPU has the whole model")
     if draft.answers.gpus is None:
         draft.ask("mesh", "--gpus N", "number of GPUs")
     else:

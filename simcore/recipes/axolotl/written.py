@@ -102,6 +102,7 @@ def _write_formats(outline: Outline) -> None:
     plain = _is_without_casts(outline)
     if plain and compute == "fp16":
         outline.put("float16", True, "training.precision.compute", "training.precision.params")  # noqa: FBT003 - a value
+        outline.put("bf16", False, "training.precision.compute")  # noqa: FBT003 - a value: `auto` where it is not said
         return
     outline.put("fp16" if compute == "fp16" else "bf16", "full" if plain and compute == "bf16" else compute != "fp32",
                 "training.precision.compute", "training.precision.params")

@@ -308,3 +308,51 @@ def test_another_file_of_deepspeed_than_the_recipe_names_is_told(tmp_path: Path)
 def test_units_keep_their_parameters_where_transformers_has_them_so(tmp_path: Path) -> None:
     found = imported(tmp_path, f"{RECIPE}fsdp_version: 1\nfsdp_config: {{auto_wrap_policy: TRANSFORMER_BASED_WRAP}}\n")
     assert found.values["framework_options"]["use_orig_params"] is True
+
+
+@pytest.mark.parametrize(("keys", "compute"), [
+    ({"bf16": None}, "bf16"), ({"bf16": None, "fp16": True}, "fp16"), ({"fp16": True}, "fp16"),
+    ({"bf16": True, "fp16": True}, "bf16"), ({"bf16": None, "float16": True}, "bf16"), ({"bf16": False}, "fp32"),
+    ({"bf16": False, "adapter": "lora", "load_in_8bit": True}, "fp16")])
+def test_the_format_is_bf16_unless_the_recipe_says_otherwise(tmp_path: Path, keys: dict[str, Any],
+                                                             compute: str) -> None:
+    """`utils/schemas/config.py`: bf16 is auto by default; `utils/config/__init__.py` resolve_dtype."""
+    assert imported(tmp_path, changed(RECIPE, **keys)).values["training"]["precision"]["compute"] == compute
+
+
+def test_a_batch_alone_does_not_accumulate(tmp_path: Path) -> None:
+    """`utils/schemas/training.py`: gradient_accumulation_steps is 1 by default, and goes before batch_size."""
+    found = imported(tmp_path, changed(RECIPE, gradient_accumulation_steps=None, batch_size=12))
+    assert found.values["training"]["global_batch_size"] == 3 * 4
+    assert [one.kind for one in found.left if one.key == "batch_size"] == ["no effect"]
+    both = imported(tmp_path, changed(RECIPE, batch_size=12))
+    assert "only one of gradient_accumulation_steps and batch_size" in str(both.wrong[0])
+
+
+def test_lengths_have_axolotls_defaults(tmp_path: Path) -> None:
+    found = imported(tmp_path, changed(RECIPE, sequence_len=None, micro_batch_size=None))
+    assert (found.values["training"]["seq_len"], found.values["training"]["micro_batch_size"]) == (512, 1)
+    assert found.questions == ()
+
+
+@pytest.mark.parametrize(("keys", "told"), [
+    ({"adapter": "qlora"}, "qlora without load_in_4bit"),
+    ({"adapter": "qlora", "load_in_8bit": True, "load_in_4bit": True}, "qlora beside load_in_8bit"),
+    ({"base_model_config": "Qwen/Qwen3-4B"}, "the configuration of another model"),
+    ({"dp_shard_size": 4}, "shards without fsdp_config"),
+])
+def test_what_axolotl_does_not_take_is_told(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(RankscopeError, match=told):
+        imported(tmp_path, changed(RECIPE, **keys)).expect_complete()
+
+
+def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:
+    """`loaders/model.py` _set_quantization_config asks for qlora with load_in_4bit, and for lora with load_in_8bit."""
+    found = imported(tmp_path, changed(RECIPE, adapter="lora", lora_r=8, load_in_4bit=True))
+    assert found.values["training"]["method"] == "lora"
+    assert [one.why for one in found.left if one.key == "load_in_4bit"] == ["read with qlora alone"]
+
+
+def test_no_key_is_in_two_lists(tmp_path: Path) -> None:
+    left = imported(tmp_path, RECIPE + "peft_autocast_adapter_dtype: true\nlora_r: 8\n").left
+    assert len({one.key for one in left}) == len(left)
