@@ -29,7 +29,6 @@ _OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*"
 _LIGER: Final = ("liger_rms_norm", "liger_glu_activation", "liger_rope", "liger_layer_norm", "liger_rms_norm_gated")
 _ROWS: Final = (
     Off("tiled_mlp", "an MLP that is computed in tiles"),
-    Off("torch_compile", "layers by torch.compile"),
     Says("use_kernels", "framework_options.use_kernels", "flag", {True: True}, {False: "the default"}),
     Off("fp8", "products in 8 bits"),
     Off("use_scattermoe", "experts by ScatterMoE"),
@@ -46,7 +45,7 @@ _ROWS: Final = (
     Off("reinit_weights", "weights drawn anew", "a checkpoint is read"),
     Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
     Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "model_config.output_router_logits",
-          "num_labels", "center_rewards_coefficient", "freeze_mm_modules", "expert_parallel_*"),
+          "num_labels", "center_rewards_coefficient", "freeze_mm_modules"),
          "settings of what is refused, or of the loss"),
 )
 

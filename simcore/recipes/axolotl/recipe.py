@@ -14,6 +14,7 @@ from simcore.recipes.axolotl.environment import write_environment
 from simcore.recipes.axolotl.model import read_formats, read_model
 from simcore.recipes.axolotl.optimizer import read_optimizer
 from simcore.recipes.axolotl.ranks import read_ranks
+from simcore.recipes.axolotl.refused import refuse_rest
 from simcore.recipes.axolotl.sharding import read_sharding
 from simcore.recipes.axolotl.without_effect import WITHOUT_EFFECT
 from simcore.recipes.axolotl.written import WRITER
@@ -54,6 +55,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     read_optimizer(reader, draft, sharding)
     write_environment(draft)
     _check(reader, draft, sharding.shards)
+    refuse_rest(reader, draft)
     read_rows(reader, draft, WITHOUT_EFFECT)
     return draft.imported([reader, *beside.readers()], loose=loose)
 

@@ -22,7 +22,8 @@ _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa:
                         "transformers 5.23.0", "training_args.py _process_fsdp_args, to which axolotl hands the block",
                         ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch"),
                         "axolotl's utils/schemas/fsdp.py")
-_ROWS: Final = (Idle(("accelerator_config.*",), "accelerate's own settings of batches"),)
+_ROWS: Final = (Idle(("expert_parallel_*",), "one rank"),
+                Idle(("accelerator_config.*",), "accelerate's own settings of batches"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
             draft.refuse(degree, "transformers' own parallelism beside data parallel")
         else:
             draft.idle(degree, "one rank")
+    read_rows(reader, draft, _ROWS)
     zero = reader.text("deepspeed")
     if zero is not None and file is not None:
         draft.use(zero)
@@ -63,7 +65,6 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
     draft.infer("framework", "fsdp2" if second else "fsdp1", "version of FSDP", *asked, source=_VERSION,
                 where=(asked or reader.untouched())[0].where)
     read_plugin(reader, draft, _PLUGIN, second=second)
-    read_rows(reader, draft, _ROWS)
     _shards(reader, draft)
     return Sharding(Shards.EACH if second else Shards.FLAT)
 
@@ -74,7 +75,6 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader) -> Sharding:
         draft.refuse(reader.take(name), "FSDP beside DeepSpeed")
     for name in ("dp_shard_size", "dp_replicate_size"):
         draft.idle(reader.integer(name), "ZeRO cuts over all ranks")
-    read_rows(reader, draft, _ROWS)
     zero = read_deepspeed(file, draft)
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft)
@@ -94,6 +94,7 @@ def _copies(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(shard, "each GPU has the whole model")
     draft.idle(reader.integer("dp_replicate_size"), "each GPU has the whole model")
+    draft.put("framework_options.bucket_cap_mb", reader.integer("ddp_bucket_cap_mb"))
     if draft.answers.gpus is None:
         draft.ask("mesh", "--gpus N", "number of GPUs")
     else:

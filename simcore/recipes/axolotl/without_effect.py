@@ -10,8 +10,8 @@ __all__ = ["WITHOUT_EFFECT"]
 
 WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(("wandb_*", "mlflow_*", "comet_*", "use_wandb", "use_mlflow", "use_comet", "use_tensorboard", "use_swanlab",
-          "swanlab_*", "trackio_*", "use_trackio", "use_otel_metrics", "otel_*", "logging_steps", "include_tkps",
-          "include_tokens_per_second"), "logging and measuring"),
+          "swanlab_*", "trackio_*", "use_trackio", "use_otel_metrics", "otel_*", "logging_steps", "profiler_*",
+          "include_tkps", "include_tokens_per_second"), "logging and measuring"),
     Idle(("datasets.*", "datasets", "test_datasets.*", "pretraining_dataset.*", "dataset_*", "dataloader_*",
           "shuffle_*", "skip_prepare_dataset", "push_dataset_to_hub", "streaming*", "group_by_length",
           "min_sample_len", "total_num_tokens", "curriculum_sampling", "remove_unused_columns", "train_on_inputs",
@@ -33,6 +33,14 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(("ddp_find_unused_parameters",), "what DDP looks for, not what it sends"),
     Unmodelled(("ddp_broadcast_buffers",), "buffers are a few hundred bytes, which nothing sends here"),
     Idle(("gptq_*", "lora_model_dir", "lora_fan_in_fan_out"), "settings of what is not asked for, or of files"),
+    Idle(("selective_checkpointing.*", "chunked_cross_entropy_*", "eaft_*", "tiled_mlp_*", "pose_*",
+          "scaling_softmax_*", "fp32_norm_classes", "lisa_*", "heads_k_stride", "ring_attn_func", "qgalore_*",
+          "dion_*", "jagged_restart_*"),
+         "settings of what is not asked for, or is refused"),
+    Idle(("gradio_*", "generat*", "num_generation_samples", "merge_method", "bench_*", "metric_for_best_model",
+          "greater_is_better", "dynamic_checkpoint.*", "num_dataset_shards_to_save"), "beside the training"),
+    Unmodelled(("torch_empty_cache_steps",), "the allocator's cache is emptied every so many steps"),
+    Unmodelled(("gc_steps", "gc_collect_steps"), "garbage is collected every so many steps"),
     Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
     Unmodelled(("resize_token_embeddings_to_32x",), "the vocabulary is that of the configuration"),
 )

@@ -16,8 +16,8 @@ __all__ = ["Arguments", "Override", "arguments_of", "expect_known"]
 
 _CONFIGS: Final = ("--config", "-c", "--config_file", "--config-file", "--job.config_file", "--job.config-file")
 _FILE: Final = (".yaml", ".yml", ".toml", ".json")
-_NEGATES: Final = "--no-"
-"""Prefix that a switch of axolotl's has where it is off (`cli/utils/args.py` add_options_from_config)."""
+_NEGATES: Final = re.compile(r"(?<=--)no-|(?<=\.)no-(?=[^.]*$)")
+"""What stands before a switch that is off: of axolotl (`cli/utils/args.py` add_options_from_config), and of tyro."""
 _KEY: Final = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*")
 
 
@@ -46,8 +46,8 @@ class Arguments:
 def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (), dashes: bool = False) -> Arguments:
     """Reads the arguments behind a program. InputError, with the line, for one that sets no key.
 
-    `names`: words that may stand alone, such as `train`. `dashes`: dashes in keys are underscores, and `--no-KEY` is
-    false.
+    `names`: words that may stand alone, such as `train`. `dashes`: dashes in keys are underscores, and `--no-KEY` or
+    `--block.no-KEY` is false.
     """
     found: list[Override] = []
     config: Word | None = None
@@ -66,8 +66,8 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
                 continue
             raise _told(word, where, "sets no key of a recipe")
         value = Word(inner, word.line, word.unknown) if has_value else None
-        if dashes and value is None and name.startswith(_NEGATES):
-            name, value = name.removeprefix(_NEGATES), Word("false", word.line)
+        if dashes and value is None and _NEGATES.search(name):
+            name, value = _NEGATES.sub("", name), Word("false", word.line)
         if value is None and following is not None and not following.text.startswith("--"):
             value, number = following, number + 1
         if name in _CONFIGS:

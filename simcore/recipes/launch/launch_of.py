@@ -26,6 +26,8 @@ _NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"
 """Words that stand behind these launchers, beside the recipe's file."""
 _OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "llamafactory": ()}
 """Options of these launchers themselves, among keys of the recipe."""
+_BY_TYRO: Final = re.compile(r"^torchtitan\.train$|torchtitan/train\.py$")
+"""Programs whose arguments tyro reads (torchtitan 0.2.2 `config/manager.py`)."""
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
@@ -73,7 +75,8 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
         starters = (*starters[:-1], inner)
         arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
     else:
-        arguments = arguments_of(last.rest if last.kind == NEMO_RL else _behind_program(last, path), path)
+        rest = last.rest if last.kind == NEMO_RL else _behind_program(last, path)
+        arguments = arguments_of(rest, path, dashes=any(_BY_TYRO.search(word.text) for word in last.rest))
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   _kind(last, starters[-1], script, path), _further(starters[-1], path),

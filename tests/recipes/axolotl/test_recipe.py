@@ -237,6 +237,10 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
     ({"adapter": "llama-adapter"}, "adapters of kind llama-adapter"),
     ({"model_quantization_config": "Mxfp4Config"}, "stays in the format of its checkpoint"),
     ({"adapter": "lora", "lora_target_modules": "model.layers.[0-9]+.mlp"}, "modules by a pattern"),
+    ({"torch_compile": "auto"}, "layers by torch.compile"),
+    ({"batch_flattening": "auto"}, "one row of unpadded samples"),
+    ({"layer_offloading": True}, "layers whose parameters wait on the host"),
+    ({"gpu_memory_limit": "20GiB"}, "spread over the GPUs"),
     ({"micro_batch_size": "many"}, "micro_batch_size: expected a whole number"),
     ({"micro_batchsize": 2}, "unknown key 'micro_batchsize'"),
 ])
@@ -354,5 +358,6 @@ def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:
 
 
 def test_no_key_is_in_two_lists(tmp_path: Path) -> None:
-    left = imported(tmp_path, RECIPE + "peft_autocast_adapter_dtype: true\nlora_r: 8\n").left
+    more = "peft_autocast_adapter_dtype: true\nlora_r: 8\nexpert_parallel_size: 1\nlayer_offloading: false\n"
+    left = imported(tmp_path, RECIPE + more).left
     assert len({one.key for one in left}) == len(left)

@@ -132,6 +132,13 @@ def test_switches_of_axolotls_command_are_on_or_off() -> None:
         ("micro_batch_size", 2), ("sample_packing", False), ("use_kernels", True)]
 
 
+def test_switches_of_torchtitan_are_on_or_off() -> None:
+    line = "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file mine.yaml"
+    found = read(f"{line} --debug.no-deterministic --training.seq-len 64 --compile.enable").overrides
+    assert [(".".join(one.path), one.value) for one in found] == [
+        ("debug.deterministic", False), ("training.seq_len", 64), ("compile.enable", True)]
+
+
 def test_axolotls_command_is_told_from_its_module() -> None:
     lines = ("axolotl train mine.yaml --launcher torchrun", "torchrun -m axolotl.cli.train mine.yaml",
              "python -m axolotl.cli.train mine.yaml")
