@@ -96,7 +96,8 @@ def _write(path: Path, text: str, imported: Imported, *, force: bool) -> None:
 def _json(imported: Imported) -> str:
     keys = {".".join(map(str, path)): asdict(origin) for path, origin in imported.origins.items()}
     shown = {"format": imported.format, "path": imported.path, "scenario": imported.values, "origins": keys,
-             "left": [asdict(one) for one in imported.left]}
+             "left": [asdict(one) for one in imported.left],
+             "decides": [{**asdict(one), "why": str(one)} for one in imported.decides]}
     return f"[\n{json_module.dumps(shown)}\n]\n"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from simcore.inputs.document import Document
-from simcore.recipes.imported import Imported, Left, Origin
+from simcore.recipes.imported import Imported, Left, Origin, overruled
 
 __all__ = ["with_environment"]
 
@@ -16,15 +16,16 @@ _CUBLAS: Final = "CUBLAS_WORKSPACE_CONFIG"
 
 def with_environment(imported: Imported, variables: Sequence[tuple[str, str, str]]) -> Imported:
     """Copy of an imported recipe with the variables (name, value, place) of its launch script."""
-    document, origins, left = Document(imported.path, dict(imported.values)), dict(imported.origins), [*imported.left]
+    document, left = Document(imported.path, dict(imported.values)), list[Left]()
     for name, value, where in variables:
         key = ("environment", "cublas_workspace_config" if name == _CUBLAS else "expandable_segments")
         settings = dict(part.partition(":")[::2] for part in value.split(","))
         is_expandable = settings.pop("expandable_segments", "").lower() == "true"
         if name == _CUBLAS or is_expandable:
             document = document.with_value(key, value if name == _CUBLAS else True, where)
-            origins[key] = Origin("recipe", where, name)
+            imported = overruled(imported, key, f"{name} of the launch goes before it ({where})")
+            imported = replace(imported, origins={**imported.origins, key: Origin("recipe", where, name)})
         if name != _CUBLAS and settings:
             left.append(Left("not modelled", where, name, value, "settings of the allocator other than "
                                                                  "expandable_segments"))
-    return replace(imported, values=document.data, origins=origins, left=tuple(left))
+    return replace(imported, values=document.data, left=(*imported.left, *left))

@@ -68,7 +68,7 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     told = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
-    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind)
+    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, exported=launch.variables)
     overrides = (*first.overrides, *launch.overrides)
     imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),
                           unknown_of(launch.overrides))

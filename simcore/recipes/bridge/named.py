@@ -14,7 +14,9 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer
-from simcore.recipes.bridge.lengths import aligned
+from simcore.recipes.bridge.layouts import BUILDER, laid_out
+from simcore.recipes.bridge.lengths import aligned, data_owns
+from simcore.recipes.bridge.vocabulary import without_computed
 from simcore.recipes.bridge.words import asked_of, program_of
 from simcore.recipes.imported import Left
 from simcore.recipes.launch.launch_of import environment_of
@@ -24,8 +26,7 @@ from simcore.recipes.shell.script import read_script
 __all__ = ["COMMIT", "Launch", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
 
 COMMIT: Final = "067f987d"
-_NAME: Final = re.compile(r"\b[a-z][a-z0-9_]+_config\b")
-_OF_TABLE: Final = ("name", "benchmark")
+_NAME: Final = re.compile(r"\b[a-z][a-z0-9_]+_config(?:_[a-z0-9_]+)?\b")
 
 
 @lru_cache
@@ -41,21 +42,29 @@ def recipes() -> Mapping[str, Mapping[str, Any]]:
     Those of benchmarks are as Bridge's launchers change them; of a name that is a benchmark's and the library's too it
     is the benchmark (scripts/training/recipe_metadata.py, BENCHMARK_RECIPE_PRECEDENCE_COLLISIONS).
     """
-    rows = {name: _table()[values] if isinstance(values, str) else values for name, values in _table().items()}
-    return MappingProxyType({name: MappingProxyType({key: value for key, value in row.items() if key not in _OF_TABLE})
-                             for name, row in rows.items()})
+    values = _table()["values"]
+    found = {name: {**dict(values[number] for number in row["has"]), **({"?": row["?"]} if "?" in row else {})}
+             for name, row in _rows().items() if not isinstance(row, str)}
+    return MappingProxyType({name: MappingProxyType(found[row if isinstance(row, str) else name])
+                             for name, row in _rows().items()})
 
 
 def present_name(name: str) -> str:
     """Name of a recipe that an older name stands for; another name as it is."""
-    values = _table()[name]
-    return values if isinstance(values, str) else str(values.get("name", name))
+    row = _rows()[name]
+    return row if isinstance(row, str) else str(row.get("name", name))
 
 
 def is_benchmark(name: str) -> bool:
     """True for a recipe that Bridge's launchers take for a benchmark on the GPUs of its name."""
-    values = _table()[name]
-    return not isinstance(values, str) and bool(values.get("benchmark"))
+    row = _rows()[name]
+    return not isinstance(row, str) and bool(row.get("benchmark"))
+
+
+def _rows() -> Mapping[str, Any]:
+    """Rows of the table by name: numbers of values (`has`), or, of an older name, the present one."""
+    rows: Mapping[str, Any] = _table()["recipes"]
+    return rows
 
 
 def names_in(text: str) -> list[str]:
@@ -68,15 +77,16 @@ class Launch:
 
     `gpus`: processes that torchrun, srun or mpirun starts, None where none is there; `environment`: variables of the
     script that change memory, with their places; `left`: options, and keys, of the launch that give nothing; `unknown`:
-    problems of values that are not known, by their keys.
+    problems of values that are not known, by their keys; `data_owns`: the data set says the length of the model, too.
     """
 
     def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
                  environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str],
-                 left: tuple[Left, ...] = (), unknown: Mapping[str, Problem] | None = None) -> None:
+                 left: tuple[Left, ...] = (), unknown: Mapping[str, Problem] | None = None, *,
+                 data_owns: bool = True) -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
         self.gpus, self.environment, self._overridden, self.left = gpus, environment, overridden, left
-        self.unknown = unknown or {}
+        self.unknown, self.data_owns = unknown or {}, data_owns
 
     def gives(self, key: str) -> bool:
         """True if the launch itself gives the key, or the block that it stands in."""
@@ -103,17 +113,18 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
                                                             f"{commands[0].within}: give one command"))
     name = next(found for word in words for found in names_in(word.text))
     place = next(f"{path}:{word.line} {name}" for word in words if name in names_in(word.text))
-    document = Document(path, {}, places={(): place})
-    open_keys = tuple(recipes()[name].get("?", ()))
-    for key, value in recipes()[name].items():
-        if key != "?":
-            document = document.with_value(tuple(key.split(".")), value, place)
+    values = recipes()[name]
+    document = Document(path, {}, places={(): place}).with_values(
+        (tuple(key.split(".")), value, place) for key, value in values.items() if key != "?")
     start = program_of(words, [bool(names_in(word.text)) for word in words])
-    asked = asked_of(words, start, path, name, recipes()[name])
-    for key, value, where in (*asked.base, *asked.overrides):
-        document = document.with_value(tuple(key.split(".")), value, where)
-        open_keys = tuple(one for one in open_keys if one != key)
+    asked = asked_of(words, start, path, name, values)
+    document = document.with_values((tuple(key.split(".")), value, where)
+                                    for key, value, where in (*asked.base, *asked.overrides))
+    open_keys = tuple(key for key in values.get("?", ()) if key not in {one for one, _, _ in asked.overrides})
     given = frozenset(key for key, _, _ in asked.overrides)
+    document = laid_out(document, name, asked.launcher, given, computed=BUILDER in open_keys)
     document, left = aligned(document, asked.launcher, given, benchmark=is_benchmark(name))
+    document, of_model, open_keys = without_computed(document, open_keys)
     return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(commands[0], script, path)),
-                  environment_of(script.variables, path), given, (*asked.left, *left), asked.unknown)
+                  environment_of(script.variables, path), given, (*asked.left, *left, *of_model), asked.unknown,
+                  data_owns=data_owns(asked.launcher, given, benchmark=is_benchmark(name)))

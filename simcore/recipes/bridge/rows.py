@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled
 
-__all__ = ["ROWS", "give_up"]
+__all__ = ["ROWS", "give_up", "reason_of"]
 
 _OPTION: Final = "framework_options."
 _DEFAULT: Final = "as the simulation has it"
@@ -52,10 +53,13 @@ REFUSED: Final[tuple[Row, ...]] = (
 IDLE: Final[tuple[Row, ...]] = (
     Idle(("_target_", "train._target_", "dataset._target_", "ddp._target_", "optimizer._target_", "scheduler._target_",
           "mixed_precision._target_", "comm_overlap._target_", "*.offline_packing_specs._target_"), "names of classes"),
+    Idle(("model._pipeline_model_parallel_layout_builder",), "it is called where the launch changes stages"),
+    Idle(("model.moe_a2a_overlap",), "nothing in Bridge or Megatron-LM d98e8a64 reads it; comm_overlap says it"),
     Idle(("logger.*", "profiling.*", "straggler*", "nvrx*", "tensor_inspect*", "ft.*"), "logging and measuring"),
     Idle(("checkpoint.*", "inprocess_restart*", "dist.*"), "files, and how ranks find each other"),
-    Idle(("env_vars.*",), "variables that change no memory here"),
-    Idle(("scheduler.*", "validation.*", "rng.*", "rerun_state_machine.*", "optimizer.lr", "optimizer.*_lr",
+    Idle(("validation.*",), "evaluation, which is no part of a step"),
+    Idle(("rng.*", "rerun_state_machine.*"), "random numbers, and steps that are run again"),
+    Idle(("scheduler.*", "optimizer.lr", "optimizer.*_lr",
           "optimizer.adam_*", "optimizer.weight_decay", "optimizer.clip_grad", "optimizer.muon_*", "optimizer.lion_*",
           "optimizer.apply_wd_to_qk_layernorm", "optimizer.bf16", "optimizer.fp16", "optimizer.sgd_*",
           "optimizer.min_lr", "mixed_precision.*loss_scale*", "mixed_precision.hysteresis"),
@@ -100,6 +104,12 @@ NOT_MODELLED: Final[tuple[Row, ...]] = (
                "simulated; what its MLP frees during backward may differ"),
 )
 ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *NOT_MODELLED, *IDLE)
+
+
+def reason_of(key: str) -> str:
+    """Reason why nothing depends on a key, whatever its value; "" for a key that another one reads."""
+    fitting = (row.why for row in IDLE if isinstance(row, Idle) and any(fnmatchcase(key, one) for one in row.keys))
+    return next(fitting, "")
 
 
 def give_up(draft: Draft, where: str, message: str) -> None:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
+from simcore.inputs.block import shorten
 from simcore.inputs.document import parse_value
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.options import FLAGS, IDLE, KEYS, TEXTS, Launcher, launcher_of
@@ -99,6 +100,7 @@ class _Words:
             number += 1
         late = self.asked.launcher == "performance"  # Hydra's before argparse's (scripts/performance/run_script.py)
         self.asked.overrides = [*trailing, *self.options] if late else [*self.options, *trailing]
+        self._leave_overridden()
         return self.asked
 
     def _leave_open(self, name: str, key: str, where: str, reason: str) -> None:
@@ -107,6 +109,15 @@ class _Words:
         if not any(fnmatchcase(key, pattern) for row in ROWS if isinstance(row, Idle) for pattern in row.keys):
             raise InputError(problem)
         self.asked.unknown[key] = problem
+
+    def _leave_overridden(self) -> None:
+        """Lists what a later override of the same key goes before."""
+        last: dict[str, Override] = {}
+        for one in self.asked.overrides:
+            if one[0] in last:
+                key, value, where = last[one[0]]
+                self.asked.left.append(Left("no effect", where, key, shorten(value), f"{one[2]} goes before it"))
+            last[one[0]] = one
 
     def _refuse_word(self, word: Word, where: str) -> None:
         if word.unknown:
@@ -152,10 +163,10 @@ class _Words:
         if key not in TEXTS and not is_none and not re.fullmatch(r"-?[0-9]{1,18}", value):
             raise InputError(Problem(where, f"{option}: expected a whole number, got {value!r}"))
         read = None if is_none else value if key in TEXTS else int(value)
-        self.options.append((key, read, where))
+        self.options.append((key, read, f"{where} {option}"))
         if self.asked.launcher == "performance" and key == "model.tensor_model_parallel_size":
             # scripts/performance/utils/overrides.py, set_user_overrides: -tp sets both
-            self.options.append(("model.sequence_parallel", int(value) > 1, where))
+            self.options.append(("model.sequence_parallel", int(value) > 1, f"{where} {option}"))
 
     def _flag(self, option: str, where: str) -> None:
         if option == "--deterministic":

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -165,6 +165,7 @@ def _read_zero(reader: Reader, draft: Draft, mixed: Taken[Any] | None, file: Rea
             draft.fail(named.where if named else draft.path,
                        "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
             return Launch(Shards.ZERO, mixed)
+        check_named(draft, named, file)
         zero = read_deepspeed(file, draft)
         if zero.shards is Shards.ZERO:
             shard_over_ranks(draft)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_launch
 from simcore.recipes.huggingface.companions import Companions
-from simcore.recipes.huggingface.deepspeed import check_numbers, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import check_named, check_numbers, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
 from simcore.recipes.huggingface.shards import Shards
@@ -128,6 +128,8 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
                    "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
         return Launch(Shards.ZERO)
     draft.use(named)
+    if file is not None:
+        check_named(draft, named, file)
     zero = read_deepspeed(reader, draft, "deepspeed.") if file is None else read_deepspeed(file, draft)
     if zero.shards is not Shards.ZERO:
         return Launch(zero.shards, is_refused=True)

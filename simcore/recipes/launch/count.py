@@ -31,6 +31,8 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) ->
     where = f"{path}:{last.word.line} {last.kind}"
     if last.kind == NEMO_RL:
         return None
+    if last.kind == "python":
+        return Number(1, where)
     if last.kind == "srun":
         return Number(_of_tasks(job, where), where)
     if last.kind == "mpirun":

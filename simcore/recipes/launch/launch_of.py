@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.arguments import Arguments, Override, arguments_of
+from simcore.recipes.launch.axolotl import inner_launcher, is_command
 from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
-from simcore.recipes.launch.options import Number, Options
+from simcore.recipes.launch.options import Number, Options, parted
 from simcore.recipes.launch.slurm import Allocation, allocation_of
 from simcore.recipes.launch.starters import NEMO_RL, Starter, starters_of
 from simcore.recipes.shell.pieces import Word
@@ -23,8 +24,10 @@ __all__ = ["Launch", "environment_of", "launch_of"]
 _NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",),
                  "llamafactory": ("train",)}
 """Words that stand behind these launchers, beside the recipe's file."""
-_OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "axolotl": ("--launcher",), "llamafactory": ()}
+_OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "llamafactory": ()}
 """Options of these launchers themselves, among keys of the recipe."""
+_BY_TYRO: Final = re.compile(r"^torchtitan\.train$|torchtitan/train\.py$")
+"""Programs whose arguments tyro reads (torchtitan 0.2.2 `config/manager.py`)."""
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
@@ -38,6 +41,7 @@ class Launch:
 
     `kind`: the last launcher, such as `torchrun`. `further`: file of accelerate's settings that it names, "" for none,
     and the place. `environment`: variables that the script sets and the simulation knows, with their places.
+    `variables`: value and place of every variable of the script, as far as it is known.
     """
 
     gpus: Number | None
@@ -45,6 +49,7 @@ class Launch:
     kind: str = ""
     further: tuple[str, str] = ("", "")
     environment: tuple[tuple[str, str, str], ...] = ()
+    variables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | None = None,
@@ -68,15 +73,28 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
                                                                 "one command"))
     last = starters[-1]
     if last.kind in _NAMES:
-        inner, rest = _own_options(last)
+        inner, rest = _own_options(last, path)
         starters = (*starters[:-1], inner)
         arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
     else:
-        arguments = arguments_of(last.rest if last.kind == NEMO_RL else _behind_program(last, path), path)
+        rest = last.rest if last.kind == NEMO_RL else _behind_program(last, path)
+        arguments = arguments_of(rest, path, dashes=any(_BY_TYRO.search(word.text) for word in last.rest))
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
-                  kind_of(script.variables, path) if last.kind == "llamafactory" else starters[-1].kind,
-                  _further(starters[-1], path), environment_of(script.variables, path))
+                  _kind(last, starters[-1], script, path), _further(starters[-1], path),
+                  environment_of(script.variables, path), _known(script, path))
+
+
+def _kind(outer: Starter, inner: Starter, script: Script, path: str) -> str:
+    if outer.kind == "llamafactory":
+        return kind_of(script.variables, path)
+    return "axolotl" if is_command(outer) else inner.kind
+
+
+def _known(script: Script, path: str) -> Mapping[str, tuple[str, str]]:
+    """(value, place) of the variables of one word that the script alone tells."""
+    return {name: (words[0].text, f"{path}:{words[0].line}") for name, words in script.variables.items()
+            if len(words) == 1 and not words[0].unknown}
 
 
 def _processes(starters: Sequence[Starter], script: Script, path: str, headers: Allocation) -> Number | None:
@@ -109,24 +127,12 @@ def _trains(starter: Starter) -> bool:
         _PYTHON.fullmatch(word.text) or word.text.endswith((".py", ".sh")) for word in starter.rest))
 
 
-def _own_options(starter: Starter) -> tuple[Starter, tuple[Word, ...]]:
-    """Options of the launcher out of a list that they share with keys of the recipe, as another launcher's."""
-    names = _OWN[starter.kind]
-    words = starter.rest
-    split = next((number for number, word in enumerate(words) if word.text == "--"), len(words))
-    own: list[Word] = []
-    rest: list[Word] = []
-    number = 0
-    while number < split:
-        name, has_value, _ = words[number].text.partition("=")
-        taken = 1 if has_value else 2
-        (own if name in names else rest).extend(words[number:number + (taken if name in names else 1)])
-        number += taken if name in names else 1
-    if starter.kind in ("automodel", "llamafactory"):
-        return Starter(starter.kind, starter.word, tuple(own), ()), tuple(rest)
-    chosen = Options(own, "", "axolotl").word("--launcher")
-    kind = chosen.text if chosen and chosen.text in ("torchrun", "accelerate") else "accelerate"
-    return Starter(kind, starter.word, tuple(words[split + 1:]), ()), tuple(rest)
+def _own_options(starter: Starter, path: str) -> tuple[Starter, tuple[Word, ...]]:
+    """Options of the launcher out of a list that they share with keys of the recipe."""
+    if starter.kind == "axolotl":
+        return inner_launcher(starter, path)
+    own, rest = parted(starter.rest, _OWN[starter.kind])
+    return Starter(starter.kind, starter.word, own, ()), rest
 
 
 def _behind_program(starter: Starter, path: str) -> tuple[Word, ...]:

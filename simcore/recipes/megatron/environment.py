@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.imported import Left
 from simcore.recipes.reader import Taken
 
 __all__ = ["READ", "write_environment"]
@@ -16,15 +17,31 @@ READ: Final = (_CUBLAS, *_ALLOCATOR)
 """Variables that decide keys of the scenario."""
 
 
-def write_environment(draft: Draft, variables: Mapping[str, Taken[str]]) -> None:
-    """Writes the variables that the simulation knows. `variables`: by name."""
+def write_environment(draft: Draft, variables: Mapping[str, Taken[str]], *, captures: bool = True) -> None:
+    """Writes the variables that the simulation knows. `variables`: by name; `captures`: whether graphs may be."""
     if _CUBLAS in variables:
         draft.put("environment.cublas_workspace_config", variables[_CUBLAS])
     for name in _ALLOCATOR:
         if name not in variables:
             continue
         settings = dict(part.partition(":")[::2] for part in variables[name].value.split(","))
-        if settings.get("expandable_segments", "").lower() == "true":
-            draft.put("environment.expandable_segments", variables[name], value=True)
-        else:
-            draft.unmodelled(variables[name], "settings of the allocator other than expandable_segments")
+        if settings.pop("expandable_segments", "").lower() != "true":
+            if any(settings):
+                draft.unmodelled(variables[name], "settings of the allocator other than expandable_segments")
+            else:
+                draft.use(variables[name], why="segments do not expand, as without it")
+            continue
+        draft.put("environment.expandable_segments", variables[name], value=True)
+        for setting, value in settings.items():
+            _leave_setting(draft, variables[name], setting, value, captures=captures)
+
+
+def _leave_setting(draft: Draft, variable: Taken[str], setting: str, value: str, *, captures: bool) -> None:
+    """Lists a setting of the allocator beside expandable_segments."""
+    if setting == "graph_capture_record_stream_reuse" and not captures:
+        draft.left.append(Left("no effect", variable.where, f"{variable.key}.{setting}", value, "nothing is captured"))
+        return
+    why = ("blocks that other streams have used are given out again within a capture (PyTorch's notes on CUDA, "
+           "graph_capture_record_stream_reuse): they wait for its end" if setting == "graph_capture_record_stream_reuse"
+           else "a setting of the allocator other than expandable_segments")
+    draft.left.append(Left("not modelled", variable.where, f"{variable.key}.{setting}", value, why))

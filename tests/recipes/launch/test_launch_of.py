@@ -63,6 +63,10 @@ def refusal(text: str) -> str:
     ("automodel mine.yaml --nproc-per-node 8", 8),
     ("automodel finetune llm -c mine.yaml --nproc_per_node=2", 2),
     ("axolotl train mine.yaml --launcher torchrun -- --nproc_per_node 8 --nnodes 2", 16),
+    ("axolotl train mine.yaml --num-processes 4 --main-process-port=29500", 4),
+    ("axolotl train mine.yaml --launcher python", 1),
+    ("python -m axolotl.cli.train mine.yaml", 1),
+    ("torchrun --nproc-per-node 2 -m axolotl.cli.train mine.yaml", 2),
     ("FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 NODE_RANK=$R llamafactory-cli train mine.yaml", 16),
     ("CUDA_VISIBLE_DEVICES=0,3 llamafactory-cli train mine.yaml", 2),
     ("export NPROC_PER_NODE=4\nlmf train mine.yaml lora_rank=4", 4),
@@ -111,6 +115,8 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     ("torchrun a.py --lr $LR", "run.sh:1: the argument '$LR' is the value of lr, and not known"),
     ("MIN_NNODES=1 MAX_NNODES=3 llamafactory-cli train mine.yaml", "run.sh:1: not yet: MIN_NNODES: a number of nodes"),
     ("NPROC_PER_NODE=$N llamafactory-cli train mine.yaml", "$N, which the script does not set (--set env.N=VALUE"),
+    ("axolotl train mine.yaml --sweep s.yaml", "run.sh:1: axolotl: not yet: --sweep: several recipes"),
+    ("axolotl train mine.yaml --launcher slurm", "--launcher: expected one of accelerate, torchrun, python"),
     ("llamafactory-cli export mine.yaml", "has no launch command that is read"),
     ("torchrun a.py extra", "run.sh:1: the argument 'extra' sets no key of a recipe"),
 ])
@@ -123,7 +129,25 @@ def test_arguments_are_keys_of_the_recipe() -> None:
     assert [(one.path, one.value, one.where) for one in found] == [
         (("a", "b"), 3, "run.sh:1"), (("c", "d"), 1e-5, "run.sh:2"), (("e",), "x", "run.sh:2"),
         (("flag",), True, "run.sh:2"), (("name",), "some text", "run.sh:2")]
-    assert read("axolotl train mine.yaml --micro-batch-size 2").overrides[0].path == ("micro_batch_size",)
+
+
+def test_switches_of_axolotls_command_are_on_or_off() -> None:
+    line = "axolotl train mine.yaml --micro-batch-size 2 --no-sample-packing --use-kernels --num-processes 4"
+    assert [(".".join(one.path), one.value) for one in read(line).overrides] == [
+        ("micro_batch_size", 2), ("sample_packing", False), ("use_kernels", True)]
+
+
+def test_switches_of_torchtitan_are_on_or_off() -> None:
+    line = "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file mine.yaml"
+    found = read(f"{line} --debug.no-deterministic --training.seq-len 64 --compile.enable").overrides
+    assert [(".".join(one.path), one.value) for one in found] == [
+        ("debug.deterministic", False), ("training.seq_len", 64), ("compile.enable", True)]
+
+
+def test_axolotls_command_is_told_from_its_module() -> None:
+    lines = ("axolotl train mine.yaml --launcher torchrun", "torchrun -m axolotl.cli.train mine.yaml",
+             "python -m axolotl.cli.train mine.yaml")
+    assert [read(line).kind for line in lines] == ["axolotl", "torchrun", "python"]
 
 
 def test_variables_of_the_environment_are_answers() -> None:
