@@ -72,3 +72,12 @@ def test_the_launcher_of_an_experiment_says_nodes_and_forwards_the_rest(tmp_path
     found = imported(tmp_path, f"scripts/training/train.sh --nodes 2 --gpus-per-node 8 --account me --recipe {LLAMA} "
                                "-tp 2")
     assert (value(found, "mesh.tp"), value(found, "mesh.dp_shard")) == (2, 4)  # cp 2
+
+
+def test_a_variable_of_the_script_goes_before_the_recipes(tmp_path: Path) -> None:
+    """training/config.py:1984: a recipe's variables are set where the process has none."""
+    found = imported(tmp_path, f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False\n{RUN}")
+    assert value(found, "environment.expandable_segments") is False
+    (left,) = (one for one in found.left if one.key == "env_vars.PYTORCH_CUDA_ALLOC_CONF")
+    assert left.why.startswith("PYTORCH_CUDA_ALLOC_CONF of the launch goes before it")
+    assert value(imported(tmp_path, RUN), "environment.expandable_segments") is True
