@@ -13,7 +13,7 @@ from simcore.recipes.bridge.named import COMMIT, launch_of, names_in, present_na
 from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
-from simcore.recipes.bridge.rows import ROWS, give_up, reason_of
+from simcore.recipes.bridge.rows import ROWS, give_up, read_small, reason_of
 from simcore.recipes.bridge.scaling import scaled
 from simcore.recipes.bridge.selection import selects
 from simcore.recipes.bridge.step import (
@@ -73,6 +73,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
     _read_parts(reader, draft, gpus, machine, unknown, owns=owns)
+    read_small(reader, draft)
     read_rows(reader, draft, ROWS)
     read_variables(reader, draft)
     leave_rest(reader, draft)
