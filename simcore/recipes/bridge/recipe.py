@@ -13,8 +13,9 @@ from simcore.recipes.bridge.named import COMMIT, Launch, launch_of, names_in, pr
 from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
-from simcore.recipes.bridge.rows import ROWS, give_up, reason_of
+from simcore.recipes.bridge.rows import ROWS, give_up, read_small, reason_of
 from simcore.recipes.bridge.scaling import scaled
+from simcore.recipes.bridge.selection import selects
 from simcore.recipes.bridge.step import (
     read_experts,
     read_formats,
@@ -46,7 +47,7 @@ _BLOCKS: Final = frozenset({"model", "train", "ddp", "optimizer"})
 def _recognises(file: RecipeFile) -> bool:
     document = file.mapping()
     if document is None:
-        return len(file.text) < 2**16 and bool(names_in(file.text))
+        return len(file.text) < 2**16 and (bool(names_in(file.text)) or selects(file.text))
     return document.data.keys() >= _BLOCKS and all(isinstance(document.data[name], dict) for name in _BLOCKS)
 
 
@@ -69,7 +70,8 @@ def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answ
         owns = launch.data_owns
         gpus = agreed(gpus, launch.gpus) or gpus_of(present_name(name), f"{file.path} {name}")
         machine, unknown = machine_of(present_name(name)), unknown_machine(present_name(name))
-        document = scaled(draft, document, name, gpus, given=launch.gives("train.global_batch_size"))
+        document = scaled(draft, document, name, gpus, launcher=launch.launcher,
+                          given=launch.gives("train.global_batch_size"))
         for key in launch.open_keys:
             _leave_open(draft, key, document.where(()))
     draft.infer("name", name, "the recipe's name" if document is not file.mapping() else "the file's name")
@@ -77,6 +79,7 @@ def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answ
         draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
     _read_parts(reader, draft, gpus, machine, unknown, owns=owns)
+    read_small(reader, draft)
     read_rows(reader, draft, ROWS)
     read_variables(reader, draft)
     leave_rest(reader, draft)

@@ -84,3 +84,12 @@ def test_a_path_that_is_not_known_stops_nothing_and_a_number_does(tmp_path: Path
     assert {"checkpoint.save", "checkpoint.load"} <= {one.key for one in found.left if one.kind == "no effect"}
     with pytest.raises(InputError, match=r"train\.global_batch_size: its value depends on"):
         launch_of(f"{RUN} train.global_batch_size=$GBS", "run.sh")
+
+
+def test_a_variable_of_the_script_goes_before_the_recipes(tmp_path: Path) -> None:
+    """training/config.py:1984: a recipe's variables are set where the process has none."""
+    found = imported(tmp_path, f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False\n{RUN}")
+    assert value(found, "environment.expandable_segments") is False
+    (left,) = (one for one in found.left if one.key == "env_vars.PYTORCH_CUDA_ALLOC_CONF")
+    assert left.why.startswith("PYTORCH_CUDA_ALLOC_CONF of the launch goes before it")
+    assert value(imported(tmp_path, RUN), "environment.expandable_segments") is True
