@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simcore.errors import InputError, Problem
+from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
+from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported, read_known
-from simcore.recipes.launch.arguments import unknown_of
+from simcore.recipes.imported import Imported, Left, read_known
+from simcore.recipes.launch.arguments import Override, unknown_of
 from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.model_file import is_of_model, with_model
 from simcore.recipes.recipe_file import RecipeFile, read_files
@@ -72,7 +74,19 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     overrides = (*first.overrides, *launch.overrides)
     imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),
                           unknown_of(launch.overrides))
+    imported = replace(imported, left=(*imported.left, *_overridden(first, launch.overrides)))
     return with_environment(imported, launch.environment)
+
+
+def _overridden(file: RecipeFile, overrides: Sequence[Override]) -> Iterator[Left]:
+    """Values of the recipe that its launch command sets anew, each with the place that does."""
+    document = file.document
+    for one in {one.path: one for one in overrides}.values():
+        value: object = document.data
+        for key in one.path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            yield Left("no effect", document.where(one.path), dotted(one.path), shorten(value), f"{one.where} sets it")
 
 
 @dataclass(frozen=True, slots=True)

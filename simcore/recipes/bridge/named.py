@@ -126,7 +126,7 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     document, left = aligned(document, asked.launcher, given, benchmark=is_benchmark(name))
     document, of_model, open_keys = without_computed(document, open_keys)
     return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(command, script, path)),
-                  environment_of(script.variables, path), given, (*asked.left, *left, *of_model), asked.unknown,
+                  environment_of(script, text, path), given, (*asked.left, *left, *of_model), asked.unknown,
                   launcher=asked.launcher)
 
 

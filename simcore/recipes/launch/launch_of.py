@@ -31,6 +31,7 @@ _BY_TYRO: Final = re.compile(r"^torchtitan\.train$|torchtitan/train\.py$")
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
+_OF_LIBRARIES: Final = re.compile(r"(?:NCCL|TORCH|PYTORCH|CUDA|CUBLAS|NVTE|UB|UCX|OMP|TORCHINDUCTOR|TRITON|HF|WANDB)_")
 _LAUNCHERS: Final = ("torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train, "
                      "llamafactory-cli train, and NeMo RL's run_sft.py, run_dpo.py, run_grpo.py")
 
@@ -82,7 +83,7 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   _kind(last, starters[-1], script, path), _further(starters[-1], path),
-                  environment_of(script.variables, path), _known(script, path))
+                  environment_of(script, text, path), _known(script, path))
 
 
 def _kind(outer: Starter, inner: Starter, script: Script, path: str) -> str:
@@ -99,7 +100,7 @@ def _known(script: Script, path: str) -> Mapping[str, tuple[str, str]]:
 
 def _processes(starters: Sequence[Starter], script: Script, path: str, headers: Allocation) -> Number | None:
     if starters[-1].kind == "llamafactory":
-        return processes_by_variables(script.variables, starters[-1], path)
+        return processes_by_variables(script.variables, starters, path, headers)
     return processes_of(starters, path, headers)
 
 
@@ -157,14 +158,22 @@ def _expect_recipe(arguments: Arguments, text: str, path: str, recipe: str) -> N
         raise InputError(Problem(f"{path}:{word.line}", f"starts a training with {word.text}, not with {recipe}"))
 
 
-def environment_of(variables: Mapping[str, Sequence[Word]], path: str) -> tuple[tuple[str, str, str], ...]:
-    """(name, value, place) of the variables that change memory; InputError for one that is not known."""
-    found = [(name, variables[name][0]) for name in _VARIABLES if variables.get(name)]
-    for name, word in found:
-        if word.unknown:
-            raise InputError(Problem(f"{path}:{word.line}", f"{name} is {word.text}: not known from the script alone: "
-                                                            f"{word.unknown}"))
-    return tuple((name, word.text, f"{path}:{word.line}") for name, word in found if word.text)
+def environment_of(script: Script, text: str, path: str) -> tuple[tuple[str, str, str], ...]:
+    """(name, value, place) of the variables that the training sees; InputError for one of memory that is not known.
+
+    Not those that the script itself uses (`$NAME`), unless their names are those of a library.
+    """
+    found: list[tuple[str, str, str]] = []
+    for name in script.exported:
+        words = script.variables[name]
+        if not words or (re.search(rf"\$\{{?{name}\b", text) and not _OF_LIBRARIES.match(name)):
+            continue
+        open_word = next((word for word in words if word.unknown), None)
+        if name in _VARIABLES and open_word is not None:
+            told = f"{name} is {open_word.text}: not known from the script alone: {open_word.unknown}"
+            raise InputError(Problem(f"{path}:{open_word.line}", told))
+        found.append((name, " ".join(word.text for word in words), f"{path}:{words[0].line}"))
+    return tuple(found)
 
 
 def _further(starter: Starter, path: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -215,7 +215,13 @@ class Commands(ABC):
         self.variables.values = self.variables.seen_by_commands()
         self.functions = {name: body for name, body in functions.items() if name in self.variables.exported}
         self._within(inner.arguments, nodes)
+        self.remember(values)
         self.variables.values, self.functions, self.ended, self.around = values, functions, ended, was_around
+
+    def remember(self, outer: Mapping[str, tuple[Piece, ...]]) -> None:
+        """Keeps variables that an inner shell exports, which are lost behind it, as set for its commands."""
+        self.before |= {name: value for name, value in self.variables.values.items()
+                        if name in self.variables.exported and outer.get(name) is not value}
 
     def _within(self, arguments: tuple[tuple[Piece, ...], ...] | None, nodes: Sequence[Node], *,
                 is_function: bool = True) -> None:

@@ -140,6 +140,7 @@ class Run(Commands):
         values, functions = dict(self.variables.values), dict(self.functions)
         arguments, returned = self.variables.arguments, len(self.returned)
         truth = self.take(nodes)
+        self.remember(values)
         self.variables.values, self.functions, self.variables.arguments = values, functions, arguments
         self.ended = ""
         del self.returned[returned:]

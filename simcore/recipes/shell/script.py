@@ -24,12 +24,13 @@ _SBATCH: Final = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
 class Script:
     """Commands of a script in order, its variables at its end as words, and the words of its `#SBATCH` lines.
 
-    Variables that are set for one command alone count among them.
+    Variables that are set for one command alone count among them. `exported`: names of those that commands see.
     """
 
     commands: tuple[Started, ...]
     variables: Mapping[str, tuple[Word, ...]]
     sbatch: tuple[Word, ...]
+    exported: tuple[str, ...] = ()
 
 
 def read_script(text: str, path: str, variables: Mapping[str, str] | None = None,
@@ -45,7 +46,14 @@ def read_script(text: str, path: str, variables: Mapping[str, str] | None = None
     run.take(nodes_of(tokens_of(text, path), path))
     run.variables.values.update({name: value for name, value in run.before.items() if value})
     held = {name: tuple(run.variables.words([Token("word", f"${{{name}[@]}}", 1)])) for name in run.variables.held()}
-    return Script(tuple(run.commands), held, _headers(text, run))
+    exported = tuple(name for name in held if (name in run.variables.exported or name in run.before)
+                     and not (name in run.variables.given and name not in _set_in(text)))
+    return Script(tuple(run.commands), held, _headers(text, run), exported)
+
+
+def _set_in(text: str) -> frozenset[str]:
+    """Names that a text sets somewhere."""
+    return frozenset(re.findall(r"\b([A-Za-z_]\w*)\+?=", text))
 
 
 def _headers(text: str, run: Run) -> tuple[Word, ...]:

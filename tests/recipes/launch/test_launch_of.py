@@ -68,6 +68,7 @@ def refusal(text: str) -> str:
     ("python -m axolotl.cli.train mine.yaml", 1),
     ("torchrun --nproc-per-node 2 -m axolotl.cli.train mine.yaml", 2),
     ("FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 NODE_RANK=$R llamafactory-cli train mine.yaml", 16),
+    (f"{HEADERS}export FORCE_TORCHRUN=1 NNODES=$SLURM_NNODES\nsrun llamafactory-cli train mine.yaml", 16),
     ("CUDA_VISIBLE_DEVICES=0,3 llamafactory-cli train mine.yaml", 2),
     ("export NPROC_PER_NODE=4\nlmf train mine.yaml lora_rank=4", 4),
     ("CUDA_VISIBLE_DEVICES=1 NNODES=2 llamafactory-cli train mine.yaml", 1),
@@ -117,6 +118,7 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     ("NPROC_PER_NODE=$N llamafactory-cli train mine.yaml", "$N, which the script does not set (--set env.N=VALUE"),
     ("axolotl train mine.yaml --sweep s.yaml", "run.sh:1: axolotl: not yet: --sweep: several recipes"),
     ("axolotl train mine.yaml --launcher slurm", "--launcher: expected one of accelerate, torchrun, python"),
+    (f"{HEADERS}FORCE_TORCHRUN=1 srun llamafactory-cli train mine.yaml", "is of 1 nodes (NNODES), the job has 2"),
     ("llamafactory-cli export mine.yaml", "has no launch command that is read"),
     ("torchrun a.py extra", "run.sh:1: the argument 'extra' sets no key of a recipe"),
 ])
@@ -211,6 +213,27 @@ def test_a_contradiction_names_both_places(old: str, new: str, gpus: int | None,
         told = "\n".join(f"{one.where}: {one.message}" for one in error.problems)
     assert message in told
     assert bool(message) == bool(told)
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_the_script_exports_and_what_it_sets_anew_is_listed() -> None:
+    text = "export NCCL_DEBUG=INFO OWN=1\nexport TP=2; echo $TP\nLATER=3\n" + SCRIPT
+    Path("run.sh").write_text(text.replace("srun torch", "SOME=4 srun torch"), encoding="utf-8")
+    found = import_recipe(["mine.toml", "run.sh"], Answers.of_options(topology="dgx-h100"))
+    left = {one.key: (one.where, one.value, one.why) for one in found.left}
+    assert left["NCCL_DEBUG"] == ("run.sh:1", "INFO", "how NCCL works")
+    assert left["OWN"] == ("run.sh:1", "1", "nothing that is simulated reads it")
+    assert left["SOME"][:2] == ("run.sh:9", "4")
+    assert left["training.local_batch_size"] == ("mine.toml:15", "3", "run.sh:11 sets it")
+    assert not left.keys() & {"TP", "LATER", "GPUS"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_settings_of_accelerates_by_a_variable_are_refused() -> None:
+    Path("run.sh").write_text(f"export ACCELERATE_USE_FSDP=true\n{SCRIPT}", encoding="utf-8")
+    found = import_recipe(["mine.toml", "run.sh"], Answers.of_options(topology="dgx-h100"))
+    assert [one.message for one in found.refused] == [
+        "not yet: ACCELERATE_USE_FSDP: settings of accelerate by a variable"]
 
 
 @pytest.mark.usefixtures("folder")

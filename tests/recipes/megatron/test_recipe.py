@@ -250,6 +250,15 @@ def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], t
     assert told in messages(of(tmp_path, **changes))
 
 
+def test_variables_of_attention_are_those_of_the_backend(tmp_path: Path) -> None:
+    """Core 0.16.1, language_module.py, _set_attention_backend."""
+    text = SCRIPT.replace("#SBATCH --nodes=2", "#SBATCH --nodes=2\nexport NVTE_FUSED_ATTN=0 NCCL_IB_SL=1")
+    found = imported(tmp_path, text)
+    assert "run.sh:3: NVTE_FUSED_ATTN is 0, and --attention-backend auto does not start" in messages(found)
+    assert [one.where.rpartition("/")[2] for one in found.left if one.key == "NCCL_IB_SL"] == ["run.sh:3"]
+    assert "NVTE" not in messages(imported(tmp_path, text.replace("--lr 1e-4", "--lr 1e-4 --attention-backend flash")))
+
+
 @pytest.mark.parametrize(("text", "told"), [
     (SCRIPT.replace("TP=${TP:-2}", ""), "--tensor-model-parallel-size: its value depends on $TP, which the script"),
     (SCRIPT.replace("$NNODES ", "$1 ").replace("#SBATCH --nodes=2", ""), "number of GPUs; answer with --gpus N"),
