@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from simcore.errors import InputError, Problem
@@ -16,10 +17,13 @@ _EACH: Final = ("--nproc-per-node", "--nproc_per_node")
 _COPIES: Final = ("-np", "-n", "--np", "-c")
 
 
-def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) -> Number | None:
+def processes_of(starters: Sequence[Starter], path: str, headers: Allocation,
+                 visible: Number | None = None) -> Number | None:
     """Number of processes; None if the command leaves it to the machine, to a further file, or to the recipe.
 
-    `headers`: sizes that `#SBATCH` lines give. InputError for numbers that contradict each other, or that are no
+    `headers`: sizes that `#SBATCH` lines give; `visible`: GPUs of a node that CUDA_VISIBLE_DEVICES leaves.
+
+    InputError for numbers that contradict each other, or that are no
     numbers, such as a range of nodes.
     """
     last = starters[-1]
@@ -27,6 +31,8 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) ->
     for starter in starters:
         if starter.kind == "srun":
             job = allocation_of(starter.options, path, headers)
+    if visible and job.gpus_per_node and visible.value < job.gpus_per_node.value:
+        job = replace(job, gpus_per_node=visible)
     options = Options(last.options, path, last.kind)
     where = f"{path}:{last.word.line} {last.kind}"
     if last.kind == NEMO_RL:

@@ -15,11 +15,11 @@ from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options, parted
 from simcore.recipes.launch.slurm import Allocation, allocation_of
-from simcore.recipes.launch.starters import NEMO_RL, Starter, starters_of
+from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters_of
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
-__all__ = ["Launch", "environment_of", "launch_of"]
+__all__ = ["Launch", "environment_of", "launch_of", "visible_in"]
 
 _NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",),
                  "llamafactory": ("train",)}
@@ -31,6 +31,7 @@ _BY_TYRO: Final = re.compile(r"^torchtitan\.train$|torchtitan/train\.py$")
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _OF_LIBRARIES: Final = re.compile(r"(?:NCCL|TORCH|PYTORCH|CUDA|CUBLAS|NVTE|UB|UCX|OMP|TORCHINDUCTOR|TRITON|HF|WANDB)_")
 _LAUNCHERS: Final = ("torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train, "
                      "llamafactory-cli train, and NeMo RL's run_sft.py, run_dpo.py, run_grpo.py")
@@ -66,9 +67,10 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
     headers = allocation_of(read_script(text, path, variables, beside).sbatch, path)
     set_by_slurm = {name: str(size) for name, size in headers.variables().items()}
     script = read_script(text, path, set_by_slurm | dict(variables or {}), beside)
-    command, starters = _one([(one, starters) for one in script.commands
-                              if (starters := starters_of([*one.around, *one.words])) and _trains(starters[-1])],
-                             script.commands, path)
+    found = [(one, starters) for one in script.commands
+             if (starters := starters_of([*one.around, *one.words])) and _trains(starters[-1])]
+    _expect_training(found, path)
+    command, starters = _one([one for one in found if not prepares(one[1][-1])], script.commands, path)
     if command.within:
         raise InputError(Problem(f"{path}:{command.line}", f"the launch command lies in {command.within}: give "
                                                                 "one command"))
@@ -101,7 +103,24 @@ def _known(script: Script, path: str) -> Mapping[str, tuple[str, str]]:
 def _processes(starters: Sequence[Starter], script: Script, path: str, headers: Allocation) -> Number | None:
     if starters[-1].kind == "llamafactory":
         return processes_by_variables(script.variables, starters, path, headers)
-    return processes_of(starters, path, headers)
+    return processes_of(starters, path, headers, visible_in(script, path))
+
+
+def visible_in(script: Script, path: str) -> Number | None:
+    """GPUs of a node that CUDA_VISIBLE_DEVICES leaves, where the script exports a list of them."""
+    word = next(iter(script.variables.get(_VISIBLE, ())), None)
+    if _VISIBLE not in script.exported or word is None or word.unknown or not re.fullmatch(r"\d+(,\d+)*", word.text):
+        return None
+    return Number(len(word.text.split(",")), f"{path}:{word.line} {_VISIBLE}")
+
+
+def _expect_training(found: Sequence[tuple[Started, tuple[Starter, ...]]], path: str) -> None:
+    """Raises InputError if all that is launched prepares data, or converts or tries a model."""
+    names = [(prepares(starters[-1]), command) for command, starters in found]
+    if names and all(name for name, _ in names):
+        name, command = names[0]
+        raise InputError(Problem(f"{path}:{command.line}", f"not yet: starts {name}: by its name no training, but data "
+                                                           "that are prepared, or a model that is converted or tried"))
 
 
 def _one(found: Sequence[tuple[Started, tuple[Starter, ...]]], commands: Sequence[Started],

@@ -9,6 +9,7 @@ from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.recipes.answers import Answer
+from simcore.recipes.launch.launch_of import visible_in
 from simcore.recipes.launch.options import Number
 from simcore.recipes.launch.starters import starters_of
 from simcore.recipes.shell.pieces import Word
@@ -117,7 +118,9 @@ def _job(command: Started, script: Script, path: str) -> _Job:
         return _number(options.get("srun", ()), _SLURM[name], path, "srun") or _number(
             script.sbatch, _SLURM[name], path, "#SBATCH")
 
-    return _Job(said("nodes"), said("tasks"), said("tasks_per_node"), said("gpus_per_node"),
+    gpus, visible = said("gpus_per_node"), visible_in(script, path)
+    gpus = visible if gpus and visible and visible.value < gpus.value else gpus
+    return _Job(said("nodes"), said("tasks"), said("tasks_per_node"), gpus,
                 _number(options.get("mpirun", ()), _COPIES, path, "mpirun"), "srun" in options)
 
 

@@ -55,7 +55,11 @@ def refusal(text: str) -> str:
     ("srun -N 2 -n 16 --gpus-per-task=1 python train.py", 16),
     ("srun -N 2 bash -c 'torchrun --nnodes 2 --nproc-per-node 8 train.py'", 16),
     ("mpirun -np 16 --allow-run-as-root -mca btl tcp -x PATH python train.py", 16),
-    ("mpirun -n 2 python train.py", 2), ("mpirun -np 2 torchrun --nnodes 2 --nproc-per-node 8 train.py", 16),
+    ("torchrun preprocess_data.py\ntorchrun --nproc-per-node 8 train.py", 8),
+    ("torchrun --nproc-per-node 8 preprocess_and_train.py", 8),
+    ("#SBATCH --gpus-per-node=8\nexport CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun --nproc-per-node 4 train.py", 4),
+    ("mpirun -n 2 python train.py", 2),
+    ("mpirun -np 2 torchrun --nnodes 2 --nproc-per-node 8 train.py", 16),
     ("mpirun -np 2 accelerate launch --num_machines 2 --num_processes 16 train.py", 16),
     ("accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank $R train.py", 16),
     ("deepspeed --num_gpus 4 --num_nodes=2 train.py", 8),
@@ -120,6 +124,9 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     ("axolotl train mine.yaml --launcher slurm", "--launcher: expected one of accelerate, torchrun, python"),
     (f"{HEADERS}FORCE_TORCHRUN=1 srun llamafactory-cli train mine.yaml", "is of 1 nodes (NNODES), the job has 2"),
     ("llamafactory-cli export mine.yaml", "has no launch command that is read"),
+    ("cd x\ntorchrun --nproc-per-node 8 tools/preprocess_data.py --workers 8", "run.sh:2: not yet: starts tools/prep"),
+    ("srun -n 8 python -m scripts.tokenize_corpus", "run.sh:1: not yet: starts scripts.tokenize_corpus: by its name"),
+    ("torchrun convert_checkpoint.py", "run.sh:1: not yet: starts convert_checkpoint.py"),
     ("torchrun a.py extra", "run.sh:1: the argument 'extra' sets no key of a recipe"),
 ])
 def test_what_is_not_known_or_contradicts_is_refused_by_name(text: str, message: str) -> None:

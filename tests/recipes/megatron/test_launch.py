@@ -22,6 +22,7 @@ def count(text: str) -> int | None:
     ("#SBATCH -N 2\n#SBATCH --gpus-per-node=8\nsrun -l torchrun --nnodes=2 --nproc_per_node=8 pretrain_gpt.py", 16),
     ("#SBATCH -N2\n#SBATCH --ntasks-per-node=8\nsrun numactl -N 0 python pretrain_gpt.py", 16),
     ("mpirun -np 2 torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py", 16),
+    ("#SBATCH --gpus-per-node=8\nCUDA_VISIBLE_DEVICES=0,1 torchrun --nproc-per-node 2 pretrain_gpt.py", 2),
     ("mpirun -np 16 python pretrain_gpt.py", 16), ("torchrun --nproc-per-node $N pretrain_gpt.py", None),
     ("#SBATCH --ntasks-per-node=8\ntorchrun --nproc-per-node 8 pretrain_gpt.py", 8)])
 def test_numbers_that_agree_are_counted(text: str, gpus: int | None) -> None:

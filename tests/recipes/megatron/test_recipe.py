@@ -11,7 +11,7 @@ import pytest
 
 from checkout import ROOT
 from recipes.looked_into import messages, value
-from simcore.errors import RankscopeError
+from simcore.errors import InputError, RankscopeError
 from simcore.inputs.document import Document, parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.recipes.answers import Answers
@@ -332,3 +332,10 @@ def test_megatron_fsdp_has_a_format_of_gradients_of_its_own(tmp_path: Path) -> N
         found = of(tmp_path, **FSDP, **kept)
         precision = value(found, "training.precision")
         assert (precision["main_grads"], precision["grad_reduce"]) == (grads, sent), messages(found)
+
+
+@pytest.mark.parametrize("name", ["tools/preprocess_data.py", "tools/checkpoint/util.py", "tokenize_corpus.py"])
+def test_scripts_that_prepare_data_or_convert_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=f"not yet: {name}: no training"):
+        imported(tmp_path, SCRIPT.replace("pretrain_gpt.py", name))
+    assert "no training" not in messages(imported(tmp_path, SCRIPT.replace("pretrain", "export/pretrain")))

@@ -195,6 +195,19 @@ cluster: {{gpus_per_node: 8, num_nodes: 2}}
                model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", training__sequence_parallel=True)
 
 
+def test_the_size_of_log_probabilities_that_are_not_fused_is_told(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab distributed/model_utils.py, DistributedLogprob: 12 bytes a token and row in place of 4."""
+    found = imported(tmp_path, SFT, "policy: {dtensor_cfg: {enabled: false}, train_micro_batch_size: 2, "
+                     "max_total_sequence_length: 2048, logprob_chunk_size: 1024, "
+                     "megatron_cfg: {enabled: true, tensor_model_parallel_size: 2}}\n"
+                     "cluster: {gpus_per_node: 8}\n")
+    left = {one.key: (one.kind, one.why) for one in found.left}
+    kind, why = left["policy.megatron_cfg.use_fused_linear_logprobs"]
+    assert kind == "not modelled"
+    assert "8 bytes x 4,096 tokens x rows of the vocabulary / 2 more than is counted" in why
+    assert left["policy.logprob_chunk_size"][0] == "not modelled"
+
+
 def test_packs_are_sequences_of_full_length_and_read_by_flash_attention(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "cluster: {gpus_per_node: 8}\n")
     read_ = scenario(found)
