@@ -40,7 +40,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         _write_formats(draft, launch)
         zero = launch.zero or Zero(launch.shards, steps=launch.steps)
         write_batches(draft, zero)
-        draft.use(*zero.autos.values())
+        draft.use(*zero.autos.values(), why="the training script's, which is asked for")
         if any(one.value for one in launch.checkpoints):
             draft.infer("training.recompute", "full", "FSDP checkpoints each layer", *launch.checkpoints)
         else:
@@ -58,7 +58,7 @@ def _write_formats(draft: Draft, launch: Launch) -> None:
     left = zero.formats if zero is not None else ()
     name = "no" if mixed is None else str(mixed.value).lower()
     if name not in ("bf16", "fp16"):
-        draft.use(mixed, *left)
+        draft.use(mixed, *left, why="no mixed precision: the format is the training script's")
         ask_for_format(draft)
         said = draft.answers.settings.get("training.precision.compute")
         if said is not None and launch.shards in (Shards.FLAT, Shards.EACH):

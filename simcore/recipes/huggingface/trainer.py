@@ -85,7 +85,7 @@ def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
     mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
     micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
     if steps is None or not mesh or micro is None:
-        draft.use(steps)
+        draft.use(steps, why="microbatches of a step of so many ranks as are asked for")
         return
     draft.infer("training.global_batch_size", micro * steps.value * ranks,
                 f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_TRAINER)
@@ -123,11 +123,11 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
     inside = reader.is_mapping("deepspeed")
     named = None if inside else reader.text("deepspeed")
     if file is None and not inside:
-        draft.use(named)
+        draft.use(named, why="names the file that stands beside the recipe")
         draft.fail(named.where if named else draft.path,
                    "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
         return Launch(Shards.ZERO)
-    draft.use(named)
+    draft.use(named, why="names the file that stands beside the recipe")
     if file is not None:
         check_named(draft, named, file)
     zero = read_deepspeed(reader, draft, "deepspeed.") if file is None else read_deepspeed(file, draft)

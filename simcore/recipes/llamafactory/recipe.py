@@ -102,7 +102,7 @@ def _read_workers(reader: Reader, draft: Draft) -> Draft:
         draft.idle(workers, "read with USE_RAY=1 alone")
         return draft
     said = Answer(workers.value if workers else 1, workers.where if workers else by_ray)
-    draft.use(workers)
+    draft.use(workers, why="Ray starts as many ranks as it has workers")
     if answer is not None and answer.value != said.value:
         draft.fail(answer.where, f"Ray starts {said.value} ranks ({said.where}; USE_RAY, {by_ray}): ray_num_workers, 1 "
                                  "where it is not said")
