@@ -14,8 +14,9 @@ from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
+from simcore.recipes.launch.accelerate import asks_for_more
 from simcore.recipes.launch.arguments import expect_known
-from simcore.recipes.launch.launch_of import launch_of
+from simcore.recipes.launch.launch_of import Launch, launch_of
 from simcore.recipes.model_file import is_of_model, with_model
 from simcore.recipes.recipe_file import RecipeFile, read_files
 from simcore.recipes.registry import format_named, format_of, is_scenario, known_formats
@@ -68,9 +69,11 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     told = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
-    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, exported=launch.variables)
-    overrides = (*first.overrides, *launch.overrides)
-    imported = format_.read([replace(first, overrides=overrides), *rest], answers, loose)
+    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, exported=launch.variables,
+                      options=launch.options)
+    _expect_options(format_, launch)
+    first = replace(first, overrides=(*first.overrides, *launch.overrides))
+    imported = format_.read([first, *rest], answers, loose)
     return with_environment(imported, launch.environment)
 
 
@@ -97,6 +100,15 @@ class Opener:
         imported.expect_complete()
         self.imported(imported.with_settings(self.answers.settings))  # the document gets them where all do
         return imported.document()
+
+
+def _expect_options(format_: Format, launch: Launch) -> None:
+    """InputError for options of `accelerate launch` that are not known, or beside a recipe that takes none."""
+    expect_known(launch.options)
+    if asks_for_more(launch.options) and not format_.takes_launcher:
+        keys = ", ".join(".".join(one.path) for one in launch.options)
+        raise InputError(Problem(launch.options[0].where, "not yet: options of accelerate beside a recipe of "
+                                                          f"{format_.title}: {keys}"))
 
 
 def _expect_named(answers: Answers, scripts: Sequence[RecipeFile]) -> None:

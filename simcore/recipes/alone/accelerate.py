@@ -13,7 +13,7 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_launch, read_processes
-from simcore.recipes.huggingface.companions import companions_of, is_of_accelerate
+from simcore.recipes.huggingface.companions import companions_of, is_of_accelerate, with_options
 from simcore.recipes.huggingface.deepspeed import Zero
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.imported import Imported
@@ -28,7 +28,7 @@ _POLICY: Final = "accelerate 1.15.0 utils/dataclasses.py set_mixed_precision: pa
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
-    file = files[0]
+    file = with_options(files[:1], answers.options)[0]
     reader, draft = Reader(file.document), Draft("accelerate", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     beside = companions_of(files[1:], draft, takes=("deepspeed",))
@@ -70,4 +70,5 @@ def _write_formats(draft: Draft, launch: Launch) -> None:
         draft.infer("training.precision.grad_reduce", name, "mixed precision", mixed, source=_POLICY)
 
 
-FORMAT: Final = Format("accelerate", "accelerate YAML", is_of_accelerate, _read, OF_ACCELERATE)
+FORMAT: Final = Format("accelerate", "accelerate YAML", is_of_accelerate, _read, OF_ACCELERATE,
+                       takes_launcher=True)

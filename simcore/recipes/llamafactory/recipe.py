@@ -109,4 +109,4 @@ def _read_workers(reader: Reader, draft: Draft) -> Draft:
     return replace(draft, answers=replace(draft.answers, gpus=answer or said))
 
 
-FORMAT: Final = Format("llamafactory", "LLaMA-Factory YAML", _recognises, _read)
+FORMAT: Final = Format("llamafactory", "LLaMA-Factory YAML", _recognises, _read, takes_launcher=True)
