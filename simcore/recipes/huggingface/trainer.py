@@ -37,7 +37,12 @@ SWITCHES: Final[tuple[Row, ...]] = (
     Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
     Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
     Unmodelled(("label_smoothing_factor",), "a loss of one more pass over the logits"),
-    Idle(("torch_compile_*", "liger_kernel_config.*", "torch_empty_cache_steps"), "settings of what is not asked for"),
+    Unmodelled(("full_determinism",), "deterministic kernels are not told apart from others"),
+    Unmodelled(("group_by_length",), "batches of sequences that are about as long as each other"),
+    Off("accelerator_config.split_batches", "a microbatch that is shared out over the ranks"),
+    Idle(("average_tokens_*",), "the loss is scaled by one number, which ranks add up"),
+    Unmodelled(("torch_empty_cache_steps",), "the allocator's cache, which is emptied every so many steps"),
+    Idle(("torch_compile_*", "liger_kernel_config.*"), "settings of what is not asked for"),
 )
 """Arguments that change layers, loss, or the search for a batch size."""
 
