@@ -27,8 +27,9 @@ _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
 _DDP: Final[tuple[Row, ...]] = (
     Says("ddp_bucket_cap_mb", "framework_options.bucket_cap_mb"),
     Off("ddp_static_graph", "a graph that DDP takes as fixed"),
-    Idle(("ddp_find_unused_parameters", "ddp_broadcast_buffers", "ddp_backend", "ddp_timeout"),
-         "what DDP looks for, not what it sends"))
+    Says("ddp_backend", "", "text", {None: None}, {"nccl": "the default"}, "collectives by"),
+    Unmodelled(("ddp_broadcast_buffers",), "buffers of a few hundred bytes, which nothing sends here"),
+    Idle(("ddp_find_unused_parameters", "ddp_timeout"), "what DDP looks for, not what it sends"))
 _NO_DDP: Final[tuple[Row, ...]] = (Idle(("ddp_*",), "about DDP"),)
 SWITCHES: Final[tuple[Row, ...]] = (
     Off("torch_compile", "layers by torch.compile"),
@@ -36,13 +37,15 @@ SWITCHES: Final[tuple[Row, ...]] = (
     Off("use_cpu", "training on the CPU"),
     Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
     Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
-    Unmodelled(("label_smoothing_factor",), "a loss of one more pass over the logits"),
+    Says("label_smoothing_factor", "", "number", {None: None}, {0.0: "the default"}, "a loss that is smoothed by"),
+    *(Says(f"torch_compile_{name}", "", "text", {None: None}, what=f"layers by torch.compile, {name}")
+      for name in ("backend", "mode")),
+    Off("accelerator_config.gradient_accumulation_kwargs.sync_each_batch", "reductions after each microbatch"),
     Unmodelled(("full_determinism",), "deterministic kernels are not told apart from others"),
     Unmodelled(("group_by_length",), "batches of sequences that are about as long as each other"),
     Off("accelerator_config.split_batches", "a microbatch that is shared out over the ranks"),
     Idle(("average_tokens_*",), "the loss is scaled by one number, which ranks add up"),
     Unmodelled(("torch_empty_cache_steps",), "the allocator's cache, which is emptied every so many steps"),
-    Idle(("torch_compile_*", "liger_kernel_config.*"), "settings of what is not asked for"),
 )
 """Arguments that change layers, loss, or the search for a batch size."""
 
