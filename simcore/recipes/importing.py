@@ -16,8 +16,9 @@ from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left, read_known
+from simcore.recipes.launch.accelerate import asks_for_more
 from simcore.recipes.launch.arguments import Override, unknown_of
-from simcore.recipes.launch.launch_of import launch_of
+from simcore.recipes.launch.launch_of import Launch, launch_of
 from simcore.recipes.model_file import is_of_model, with_model
 from simcore.recipes.recipe_file import RecipeFile, read_files
 from simcore.recipes.registry import format_named, format_of, is_scenario, known_formats
@@ -70,7 +71,9 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     told = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
-    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, exported=launch.variables)
+    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, exported=launch.variables,
+                      options=launch.options)
+    _expect_options(format_, launch)
     overrides = (*first.overrides, *launch.overrides)
     imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),
                           unknown_of(launch.overrides))
@@ -128,6 +131,16 @@ def _with_sources(files: Sequence[RecipeFile]) -> Sequence[RecipeFile]:
 def _may_source(script: RecipeFile, file: RecipeFile) -> bool:
     """True for a script that names the file, and sources one."""
     return Path(file.path).name in script.text and bool(re.search(r"(?:^|[\s;&|({])(?:source|\.)\s+\S", script.text))
+
+
+def _expect_options(format_: Format, launch: Launch) -> None:
+    """InputError for options of `accelerate launch` that are not known, or beside a recipe that takes none."""
+    if unknown := unknown_of(launch.options):
+        raise InputError(tuple(unknown.values()))
+    if asks_for_more(launch.options) and not format_.takes_launcher:
+        keys = ", ".join(".".join(one.path) for one in launch.options)
+        raise InputError(Problem(launch.options[0].where, "not yet: options of accelerate beside a recipe of "
+                                                          f"{format_.title}: {keys}"))
 
 
 def _expect_named(answers: Answers, scripts: Sequence[RecipeFile]) -> None:

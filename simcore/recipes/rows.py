@@ -88,7 +88,11 @@ def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:
         elif isinstance(row, Idle):
             draft.idle(reader.matching(*row.keys), row.why)
         else:
-            draft.unmodelled(reader.matching(*row.keys), row.why)
+            for found in reader.matching(*row.keys):
+                if found.value is False:
+                    draft.idle(found, "off")
+                else:
+                    draft.unmodelled(found, row.why)
 
 
 def _read_said(reader: Reader, draft: Draft, row: Says) -> None:

@@ -54,17 +54,17 @@ MEGATRON_LOAD: Final[Mapping[str, Transfer]] = {
 }
 
 
-def fsdp2_files(job: Draft) -> Files:
-    """Returns how an FSDP2 job reads and writes checkpoints, as the scenario asks or by default.
+def fsdp2_files(job: Draft, defaults: tuple[str, str]) -> Files:
+    """Returns how an FSDP2 job reads and writes checkpoints, as the scenario asks or by its trainer's `defaults`.
 
-    torch itself has no default: it is that of a plain script with transformers, which reads on every rank and gathers
-    on rank 0.
+    torch itself has none. A plain script with transformers reads on every rank and gathers on rank 0; torchtitan makes
+    the model on the meta device and reads and writes shards.
     """
     lora = job.scenario.training.method != "full"
     save = {"full": Transfer(_FULL + ": a tensor at a time", whole_on="rank0", trained_only=lora, in_flight=0,
                              on_device="tensor"),
             "sharded": Transfer(f"{_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor", trained_only=lora)}
-    return _chosen(job, FSDP2_LOAD, save, ("every_rank", "full"))
+    return _chosen(job, FSDP2_LOAD, save, defaults)
 
 
 def fsdp1_files(job: Draft) -> Files:

@@ -70,6 +70,7 @@ class Trainer:
     assumptions: Callable[[Draft, dict[str, Any]], Assumptions] = _none
     serves_muon: bool = False
     hub_files: str = ""
+    files: tuple[str, str] = ("every_rank", "full")
     evaluation: EvaluationLoop = OWN_LOOP
     kept_logits: Callable[[Job, str], str] = _no_logits
 

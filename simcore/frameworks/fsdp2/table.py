@@ -77,7 +77,7 @@ def table(job: Draft) -> Framework:
         returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs", given.returns_outputs)),
         options=_cast_stream(job, trainer.layer_options(job, options)),
         communicators=_communicators(job, made, fully=fully),
-        files=fsdp2_files(job),
+        files=fsdp2_files(job, trainer.files),
         afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
                                        writes=trainer.hub_files),
         libraries=torch_libraries(job, options),

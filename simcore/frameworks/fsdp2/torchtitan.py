@@ -214,4 +214,5 @@ def tp_layout(spec: TensorSpec) -> Placements:
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
                          checkpoint=checkpoint, stages=weighed_stages, tp_layout=tp_layout, in_fp8=in_fp8,
-                         gathered_weights=gathered_weights, evaluation=TITAN_LOOP)
+                         gathered_weights=gathered_weights, evaluation=TITAN_LOOP,
+                         files=("sharded", "sharded"))  # 0.2.2 train.py:148 meta device, components/checkpoint.py DCP

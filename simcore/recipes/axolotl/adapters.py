@@ -143,7 +143,7 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
     linear, named = reader.flag("lora_target_linear"), reader.words("lora_target_modules")
     if named is not None and any(re.search(r"[\\()|*\[]", word) for word in named.value):
         draft.refuse(named, "modules by a pattern")
-        draft.use(linear)
+        draft.use(linear, why="beside a pattern, which is refused")
         return
     if linear is None or not linear.value:
         draft.idle(linear, "the default")
@@ -151,10 +151,10 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
         return
     family = family_of(draft.values.get("model"))
     if not family:  # the model is unknown, which is told in any case
-        draft.use(linear, named)
+        draft.use(linear, named, why="adapters of a model that is not known")
     elif family in LINEARS:
         names = list(dict.fromkeys([*LINEARS[family], *(named.value if named else ())]))
         draft.infer("training.lora.target_modules", names, "every linear layer", linear, named, source=_LINEAR)
     else:
         draft.refuse(linear, f"all linear layers of the family {family}")
-        draft.use(named)
+        draft.use(named, why="beside all linear layers, which are refused")

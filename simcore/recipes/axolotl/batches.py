@@ -45,7 +45,7 @@ def _packed(reader: Reader, draft: Draft, packing: Taken[bool], limit: Taken[int
         draft.idle(limit, f"{draft.answers.seq_len.where} says how long packs are")
     rows = reader.flag("multipack_real_batches")
     if rows is not None and rows.value:
-        draft.use(rows)
+        draft.use(rows, why="each sample of a microbatch has a row of its own")
         _length(draft, limit, 1)
         _write_micro(draft, micro)
         return
@@ -76,10 +76,10 @@ def _padded(reader: Reader, draft: Draft, limit: Taken[int] | None) -> None:
         draft.answered("training.seq_len", draft.answers.seq_len)
         draft.idle([one for one in (limit, whole) if one], f"{draft.answers.seq_len.where} says how long sequences are")
     elif limit is None:
-        draft.use(whole)
+        draft.use(whole, why="all samples are padded to sequence_len")
         draft.default("training.seq_len", _LONGEST, _RELEASE, _LENGTH)
     elif whole is not None and whole.value:
-        draft.use(whole)
+        draft.use(whole, why="all samples are padded to sequence_len")
         draft.put("training.seq_len", limit)
     else:
         draft.idle(whole, "the longest sequences are counted")
@@ -106,7 +106,7 @@ def read_batches(reader: Reader, draft: Draft, zero: Zero | None) -> None:
     mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
     micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
     if micro is None or not mesh:
-        draft.use(steps)  # the number of ranks is asked for
+        draft.use(steps, why="microbatches of a step of so many ranks as are asked for")
     elif steps is not None:
         draft.infer("training.global_batch_size", micro * steps.value * ranks,
                     f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_STEP)

@@ -157,11 +157,11 @@ def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     by: tuple[Taken[Any] | None, ...] = (half, full, *more)
     zero = sharding.zero
     if zero is not None and zero.compute:
-        draft.use(*by)
+        draft.use(*by, why="DeepSpeed's configuration says the format, which must be this one")
         if zero.compute != name:
             draft.fail(reader.document.path, f"DeepSpeed's configuration enables {zero.compute}, the recipe {name}")
     elif is_missing and bf16:
-        draft.use(*by, *(zero.formats if zero else ()))
+        draft.use(*by, *(zero.formats if zero else ()), why="beside bf16, which is auto")
         draft.default("training.precision.compute", name, _RELEASE, _HALF)
     else:
         draft.infer("training.precision.compute", name, "formats of the recipe", *by, *(zero.formats if zero else ()),
@@ -189,7 +189,7 @@ def _read_adapters(reader: Reader, draft: Draft, sharding: Sharding, name: str, 
     if kept is not None and not kept.value and method == "lora":
         draft.put("training.lora.dtype", kept, name)
         return
-    draft.use(kept)
+    draft.use(kept, why="adapters are in fp32, as by default")
     draft.default("training.lora.dtype", "fp32", "PEFT 0.21.2", "mapping_func.py autocast_adapter_dtype")
     if sharding.shards is Shards.NONE and mixed and name != "fp32":
         draft.infer("framework_options.autocast", True, "mixed precision of the Trainer", *by,  # noqa: FBT003 - a value

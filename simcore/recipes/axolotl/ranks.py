@@ -23,7 +23,7 @@ def read_ranks(reader: Reader, draft: Draft) -> Draft:
     if ray is None or not ray.value:
         draft.idle([one for one in (ray, workers) if one is not None], "read with use_ray alone")
         return draft
-    draft.use(ray, workers)
+    draft.use(ray, workers, why="Ray starts as many ranks as it has workers")
     said = Answer(workers.value if workers else 1, workers.where if workers else ray.where)
     answer = draft.answers.gpus
     if answer is not None and answer.value != said.value:

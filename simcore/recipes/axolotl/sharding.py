@@ -45,7 +45,7 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
     read_rows(reader, draft, _ROWS)
     zero = reader.text("deepspeed")
     if zero is not None and file is not None:
-        draft.use(zero)
+        draft.use(zero, why="names the file that stands beside the recipe")
         check_named(draft, zero, file)
         return _read_zero(reader, draft, file)
     draft.refuse(zero, "DeepSpeed's configuration in another file: name it too, by --with")
@@ -108,7 +108,7 @@ def _shards(reader: Reader, draft: Draft) -> None:
     for one in (shard, copies):
         if one is not None and one.value < 1:
             draft.fail(one.where, f"{one.key}: expected a number of ranks, got {one.value}")
-            draft.use(shard)
+            draft.use(shard, why="must be the GPUs over dp_replicate_size")
             return
     if draft.answers.gpus is None:
         if shard is not None:
@@ -118,7 +118,7 @@ def _shards(reader: Reader, draft: Draft) -> None:
         return
     found = share_out(draft, draft.answers.gpus, {"dp_replicate_size": copies}, "mesh.dp_shard",
                       "GPUs / dp_replicate_size", "accelerate's FSDP shards over all ranks of a replica")
-    draft.use(shard)
+    draft.use(shard, why="must be the GPUs over dp_replicate_size")
     if shard is not None and found is not None and shard.value != found:
         draft.fail(shard.where, f"dp_shard_size {shard.value} x dp_replicate_size are not the GPUs of "
                                 f"{draft.answers.gpus.where}")

@@ -29,6 +29,7 @@ _FILLED: Final = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_p
 _STAGE_3: Final = "stage3_"
 _DEVICES: Final = {"cpu": "host", "nvme": "nvme"}
 _FORMATS: Final = "transformers 5.23.0 integrations/deepspeed.py trainer_config_process"
+_ENGINE: Final = "runtime/engine.py _configure_basic_optimizer"
 _OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw"}
 """DeepSpeed's Adam decouples weight decay unless `adam_w_mode` is off (`ops/adam/fused_adam.py`)."""
 
@@ -203,18 +204,37 @@ def _without_effect(at: str, zero: str) -> list[Row]:
 def _read_optimizer(reader: Reader, draft: Draft, at: str) -> bool:
     """True if the configuration names DeepSpeed's own optimizer, which then takes the place of the trainer's."""
     kind = reader.text(f"{at}type")
-    plain = reader.flag(f"{at}params.adam_w_mode")
+    plain, torchs = reader.flag(f"{at}params.adam_w_mode"), reader.flag(f"{at}params.torch_adam")
     draft.idle(reader.matching(f"{at}params.*"), "numbers of the update")
     draft.idle(reader.flag(f"{at}legacy_fusion"), "about BF16_Optimizer")
     if kind is None:
-        draft.idle(plain, "no optimizer is named")
+        draft.idle([one for one in (plain, torchs) if one is not None], "no optimizer is named")
         return False
     if kind.value.lower() not in _OPTIMIZERS:
         draft.refuse(kind, f"the optimizer {kind.value} of DeepSpeed")
     else:
         draft.put("training.optimizer.name", kind, _OPTIMIZERS[kind.value.lower()])
     draft.idle(plain, "when weight decay is taken: the same states")
+    _read_kernel(draft, torchs)
     return True
+
+
+def _read_kernel(draft: Draft, torchs: Taken[bool] | None) -> None:
+    """Writes torch's loop over lists of tensors for `torch_adam`; else the kernel is DeepSpeed's FusedAdam.
+
+    Rule: deepspeed 0.19.6 `runtime/engine.py` _configure_basic_optimizer. States on the host have Adam of DeepSpeed for
+    CPUs.
+    """
+    key, on_host = "training.optimizer.implementation", ("training", "offload", "optimizer") in draft.origins
+    if torchs is not None and torchs.value:
+        if on_host:
+            draft.refuse(torchs, "torch's Adam for states on the host")
+        else:
+            draft.put(key, torchs, "foreach", _ENGINE)
+        return
+    draft.idle(torchs, "the default")
+    if not on_host:
+        draft.default(key, "fused", "deepspeed 0.19.6", _ENGINE)
 
 
 def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Taken[Any], ...]]:

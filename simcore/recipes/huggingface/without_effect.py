@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.recipes.rows import Idle, Row
+from simcore.recipes.rows import Idle, Row, Says
 
 __all__ = ["TRAINER"]
 
 TRAINER: Final[tuple[Row, ...]] = (
-    Idle(("local_rank", "accelerator_config.*", "disable_tqdm", "debug", "skip_memory_metrics"),
-         "how ranks are started"),
-    Idle(("logging_*", "log_*", "report_to", "run_name", "project", "trackio_*", "include_*", "average_tokens_*"),
+    Idle(("local_rank",), "how ranks are started"),
+    Idle(("accelerator_config.*",), "which samples a rank reads"),
+    Idle(("disable_tqdm", "skip_memory_metrics"), "messages, and measuring of memory"),
+    Says("debug", "", "text", {None: None}, {"": "off"}, "a check of every module, by"),
+    Idle(("logging_*", "log_*", "report_to", "run_name", "project", "trackio_*", "include_*"),
          "logging and measuring"),
     Idle(("dataloader_*", "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name",
-          "group_by_length", "ignore_data_skip"), "which samples are read"),
-    Idle(("learning_rate", "lr_*", "warmup_*", "weight_decay", "adam_*", "max_grad_norm", "seed", "data_seed",
-          "full_determinism"), "numbers of the update"),
+          "ignore_data_skip"), "which samples are read"),
+    Idle(("learning_rate", "lr_*", "warmup_*", "weight_decay", "adam_*", "max_grad_norm", "seed", "data_seed"),
+         "numbers of the update"),
     Idle(("num_train_epochs", "max_steps", "save_*", "output_dir", "overwrite_output_dir", "resume_from_checkpoint",
           "load_best_*", "metric_for_*", "greater_is_better", "hub_*", "push_to_hub", "enable_jit_checkpoint",
           "restore_callback_*", "do_train", "do_predict"), "length of the run and its files: not part of a step"),

@@ -17,7 +17,7 @@ __all__ = ["Arguments", "Override", "arguments_of", "unknown_of"]
 _CONFIGS: Final = ("--config", "-c", "--config_file", "--config-file", "--job.config_file", "--job.config-file")
 _FILE: Final = (".yaml", ".yml", ".toml", ".json")
 _NEGATES: Final = re.compile(r"(?<=--)no-|(?<=\.)no-(?=[^.]*$)")
-"""What stands before a switch that is off: of axolotl (`cli/utils/args.py` add_options_from_config), and of tyro."""
+"""Prefix of a switch that is off: of axolotl (`cli/utils/args.py` add_options_from_config), and of tyro."""
 _KEY: Final = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*")
 
 

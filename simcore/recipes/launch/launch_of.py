@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from simcore.errors import InputError, Problem
+from simcore.recipes.launch.accelerate import options_of
 from simcore.recipes.launch.arguments import Arguments, Override, arguments_of
 from simcore.recipes.launch.axolotl import inner_launcher, is_command
 from simcore.recipes.launch.count import processes_of
@@ -43,7 +44,8 @@ class Launch:
 
     `kind`: the last launcher, such as `torchrun`. `further`: file of accelerate's settings that it names, "" for none,
     and the place. `environment`: variables that the script sets and the simulation knows, with their places.
-    `variables`: value and place of every variable of the script, as far as it is known.
+    `variables`: value and place of every variable of the script, as far as it is known. `options`: of accelerate, as
+    keys of its YAML.
     """
 
     gpus: Number | None
@@ -52,6 +54,7 @@ class Launch:
     further: tuple[str, str] = ("", "")
     environment: tuple[tuple[str, str, str], ...] = ()
     variables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    options: tuple[Override, ...] = ()
 
 
 def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | None = None,
@@ -85,7 +88,8 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   _kind(last, starters[-1], script, path), _further(starters[-1], path),
-                  environment_of(script, text, path), _known(script, path))
+                  environment_of(script, text, path), _known(script, path),
+                  options_of(starters[-1].options, path) if starters[-1].kind == "accelerate" else ())
 
 
 def _kind(outer: Starter, inner: Starter, script: Script, path: str) -> str:

@@ -26,7 +26,9 @@ _FLAGS: Final[Mapping[str, frozenset[str]]] = {
                            "--use_env", "--signals-to-handle"}),
     "accelerate": frozenset({"--multi_gpu", "--cpu", "--tpu", "--use_deepspeed", "--use_fsdp", "--use_megatron_lm",
                              "--quiet", "-q", "--debug", "--no_python", "--use_parallelism_config",
-                             "--enable_cpu_affinity", "--use_xpu", "--ipex", "--downcast_bf16", "--same_network"}),
+                             "--enable_cpu_affinity", "--use_xpu", "--ipex", "--downcast_bf16", "--same_network",
+                             "--dynamo_use_fullgraph", "--dynamo_use_dynamic", "--dynamo_use_regional_compilation",
+                             "--fp8_use_autocast_during_eval", "--tpu_cluster", "--no_tpu_cluster"}),
     "deepspeed": frozenset({"--no_python", "--no_local_rank", "--force_multi", "--save_pid", "--no_ssh",
                             "--bind_cores_to_rank", "--no_ssh_check"}),
     "srun": frozenset({"--label", "-l", "--unbuffered", "-u", "--exclusive", "--overlap", "--kill-on-bad-exit", "-v",
@@ -118,6 +120,7 @@ def _end_of_options(words: Sequence[Word], kind: str) -> int:
         if not text.startswith("-"):
             return number
         is_short = re.fullmatch(r"-[A-Za-z][0-9]+", text) is not None
-        takes_none = text in _FLAGS[kind] or "=" in text or is_short
+        plain = f"--{text[2:].replace('-', '_')}" if kind == "accelerate" and text.startswith("--") else text
+        takes_none = plain in _FLAGS[kind] or "=" in text or is_short
         number += 1 if takes_none else 3 if text in _TWO_VALUES else 2
     return number

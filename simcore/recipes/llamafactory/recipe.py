@@ -107,11 +107,11 @@ def _read_workers(reader: Reader, draft: Draft) -> Draft:
         draft.idle(workers, "read with USE_RAY=1 alone")
         return draft
     said = Answer(workers.value if workers else 1, workers.where if workers else by_ray)
-    draft.use(workers)
+    draft.use(workers, why="Ray starts as many ranks as it has workers")
     if answer is not None and answer.value != said.value:
         draft.fail(answer.where, f"Ray starts {said.value} ranks ({said.where}; USE_RAY, {by_ray}): ray_num_workers, 1 "
                                  "where it is not said")
     return replace(draft, answers=replace(draft.answers, gpus=answer or said))
 
 
-FORMAT: Final = Format("llamafactory", "LLaMA-Factory YAML", _recognises, _read)
+FORMAT: Final = Format("llamafactory", "LLaMA-Factory YAML", _recognises, _read, takes_launcher=True)

@@ -174,7 +174,7 @@ def _read_recompute(reader: Reader, draft: Draft) -> None:
         draft.idle([one for one in (on, kind, modules) if one], "nothing is recomputed")
     elif kind is None or kind.value == "full":
         draft.put("training.recompute", on, "full", f"{_SETUP} _apply_performance_config: uniform, layer by layer")
-        draft.use(kind)
+        draft.use(kind, why="all of a layer is recomputed")
         draft.idle(modules, "they are of granularity selective")
     elif kind.value == "selective":
         draft.infer("training.recompute", modules.value if modules else ["core_attn"], "recompute_modules, core_attn "
@@ -201,7 +201,7 @@ def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
     draft.put(f"{_OPTION}moe_token_dispatcher_type", kind)
     if kind is not None and kind.value == "flex":
         draft.put(f"{_OPTION}moe_flex_dispatcher_backend", backend)
-        draft.use(deep)
+        draft.use(deep, why="beside the backend of the dispatcher")
         if backend is None:
             draft.infer(f"{_OPTION}moe_flex_dispatcher_backend", "deepep", "the default of flex")
     else:
@@ -239,7 +239,7 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
         if words is not None and words.value:
             draft.put(f"training.lora.{key}", words)
         else:
-            draft.use(words)
+            draft.use(words, why="names no module")
     if not (named and named.value) and not (spared and spared.value):
         draft.infer("training.lora.exclude_modules", list(_NOTHING), "no targets: every linear module", named, spared,
                     source="Bridge peft/module_matcher.py")

@@ -62,7 +62,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     draft.wrong.extend(problems)
     if any(_is_on(reader.document.data, name) for name in _REFUSED):
         return _refused(reader, draft, loose=loose)
-    draft.use(reader.take(DEFAULTS))
+    draft.use(reader.take(DEFAULTS), why="names the parents, which are read")
     kind = next((name for name in ("grpo", "dpo", "sft") if reader.is_mapping(name)), "")
     if not kind:
         draft.fail(file.path, "has no block sft, dpo or grpo: name its parents (defaults)")
@@ -76,7 +76,7 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     draft.infer("workload", "train" if kind == "sft" else kind, f"the block {kind}")
     read_model(reader, draft)
     by_megatron = reader.flag("policy.megatron_cfg.enabled")
-    draft.use(by_megatron)
+    draft.use(by_megatron, why="says which workers train")
     engine_gpus = read_generation(reader, draft) if kind == "grpo" else 0
     gpus = read_cluster(reader, draft, engine_gpus)
     is_megatron = by_megatron is not None and by_megatron.value

@@ -14,6 +14,7 @@ from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows
+from simcore.recipes.torchtitan.files import read_files
 from simcore.recipes.torchtitan.model import read_model, read_products
 from simcore.recipes.torchtitan.parallelism import read_parallelism
 from simcore.recipes.torchtitan.step import (
@@ -85,6 +86,7 @@ def _read_blocks(reader: Reader, draft: Draft) -> None:
     read_checkpointing(reader, draft)
     read_compile(reader, draft)
     read_optimizer(reader, draft)
+    read_files(reader, draft)
     read_rows(reader, draft, (*SWITCHES, *WITHOUT_EFFECT))
     draft.idle([one for block in BLOCKS if reader.look(block) == {} and (one := reader.take(block)) is not None],
                "an empty table")

@@ -39,12 +39,11 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
          "which samples are read, and how, on the host"),
     Idle(_keys("training", "steps gc_freq gc_debug"), "length of the run, and Python's own memory"),
     Idle(("training.max_norm",), "gradients are clipped by norm in any case"),
-    Idle(_keys("checkpoint", "enable enable_checkpoint enable_ft_dataloader_checkpoints folder interval "
-                             "initial_load_path initial_load_model_only initial_load_in_hf "
-                             "initial_load_in_hf_quantized last_save_model_only last_save_model_weights_only "
-                             "model_weights_only last_save_in_hf export_dtype async_mode keep_latest_k load_step "
-                             "exclude_from_loading enable_first_step_checkpoint create_seed_checkpoint load_only"),
-         "reading and writing files: not part of a step"),
+    Idle(_keys("checkpoint", "folder interval initial_load_model_only initial_load_in_hf_quantized "
+                             "last_save_model_only last_save_model_weights_only model_weights_only export_dtype "
+                             "keep_latest_k load_step exclude_from_loading enable_first_step_checkpoint "
+                             "create_seed_checkpoint load_only"),
+         "which files are read and written, and when: not part of a step"),
     Idle(_keys("validation", "enable dataset dataset_path local_batch_size seq_len freq steps dataloader.num_workers "
                              "dataloader.persistent_workers dataloader.pin_memory dataloader.prefetch_factor"),
          "validation: not part of a step"),

@@ -34,6 +34,7 @@ def _write(outline: Outline) -> None:
     _write_parallelism(outline)
     _write_checkpoints(outline)
     _write_compile(outline)
+    _write_files(outline)
     for key in ("name", "implementation"):
         outline.value(f"training.optimizer.{key}")
     write_rows(outline, OPTIMIZER_ROWS)
@@ -158,6 +159,21 @@ def _write_compile(outline: Outline) -> None:
     if parts in (True, "model"):
         outline.put("compile.enable", True, f"{_OPTIONS}compile")  # noqa: FBT003 - a value
         outline.put("compile.components", ["model"] if parts == "model" else ["model", "loss"], f"{_OPTIONS}compile")
+
+
+def _write_files(outline: Outline) -> None:
+    """Writes the block `checkpoint`: files are written wherever checkpoints are on, and read if they are named."""
+    load, save = (outline.value(f"checkpoint.{key}") for key in ("load", "save"))
+    for key, value in (("load", load), ("save", save)):
+        if value not in ("sharded", "none"):
+            outline.refuse(f"checkpoint.{key}", "torchtitan reads and writes shards")
+    if (load, save) == ("sharded", "none"):
+        outline.refuse("checkpoint.save", "torchtitan writes files at the end of a run that may read them")
+    if save == "sharded":
+        outline.put("checkpoint.enable", True, "checkpoint.save")  # noqa: FBT003 - a value
+        if load == "sharded":
+            outline.put("checkpoint.initial_load_in_hf", True, "checkpoint.load")  # noqa: FBT003 - a value
+    outline.said.update(("checkpoint.load", "checkpoint.save"))
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

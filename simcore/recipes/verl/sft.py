@@ -60,7 +60,9 @@ def read_sft(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
     checkpoints = reader.flag("model.enable_gradient_checkpointing")
     if checkpoints is None or checkpoints.value:
         _said(draft, "training.recompute", checkpoints, "full")
-        draft.default("framework_options.recompute_by", "transformers", _RELEASE, f"{_TRAINER} _build_model_optimizer")
+        if not _is_first(draft):  # a layer of FSDP 1 is gathered around its checkpoint, whoever sets it
+            draft.default("framework_options.recompute_by", "transformers", _RELEASE,
+                          f"{_TRAINER} _build_model_optimizer")
     else:
         draft.put("training.recompute", checkpoints, "none")
     if not reader.has("model.fsdp_config.model_dtype"):
@@ -135,6 +137,11 @@ def _read_sharding(reader: Reader, draft: Draft) -> None:
         draft.idle(away, "everything is on the device")
 
 
+def _is_first(draft: Draft) -> bool:
+    """True if the recipe shards by FSDP 1."""
+    return draft.values.get("framework") == "fsdp1"
+
+
 def _is_tied(draft: Draft) -> bool:
     """True for a model whose head is its embedding, and for one that is not known."""
     model = draft.answers.settings.get("model", draft.values.get("model"))
@@ -151,7 +158,7 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
     if rank is None or rank.value < 1:
         draft.idle([one for one in (rank, alpha, named) if one], "no adapters: the rank is 0")
         return
-    if draft.has_option("use_orig_params"):
+    if _is_first(draft):
         draft.refuse(rank, "adapters under FSDP 1, each a unit of its own")
         draft.idle([one for one in (alpha, named) if one], "of adapters that are refused")
         return

@@ -62,6 +62,21 @@ def test_a_configuration_is_the_scenario_that_a_person_would_write() -> None:
     assert check(parse_scenario(found.document())).problems == ()
 
 
+@pytest.mark.parametrize(("given", "kernel"), [({}, "fused"), ({"torch_adam": False}, "fused"),
+                                               ({"torch_adam": True}, "foreach")])
+def test_the_kernel_of_adam_is_deepspeeds_own_unless_torchs_is_asked_for(given: dict[str, Any], kernel: str) -> None:
+    found = imported({**CONFIG, "optimizer": {"type": "AdamW", "params": given}})
+    assert found.values["training"]["optimizer"]["implementation"] == kernel
+    assert check(parse_scenario(found.document())).problems == ()
+
+
+def test_torchs_adam_on_the_host_is_refused() -> None:
+    found = imported({**zero(offload_optimizer={"device": "cpu"}),
+                      "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}})
+    assert [one.message for one in found.refused] == [
+        "not yet: optimizer.params.torch_adam: torch's Adam for states on the host"]
+
+
 def test_what_stands_in_the_training_script_is_asked() -> None:
     Path("zero.json").write_text(json.dumps({"zero_optimization": ZERO, "bf16": {"enabled": "auto"}}), encoding="utf-8")
     assert {one.key for one in import_recipe(["zero.json"], Answers()).questions} == {

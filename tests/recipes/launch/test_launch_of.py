@@ -250,3 +250,62 @@ def test_a_recipe_that_says_another_number_contradicts_the_launch() -> None:
     found = import_recipe(["mine.toml", "run.sh"], Answers.of_options(topology="dgx-h100"))
     assert [(one.where, one.message) for one in found.wrong] == [
         ("run.sh:6 torchrun", "the recipe is for 8 GPUs: parallelism.data_parallel_shard_degree is 4 (mine.toml:29)")]
+
+
+# ---- options of accelerate ------------------------------------------------------------------------------------------
+SFT = """\
+model_name_or_path: llama-3.2-3b
+dataset_name: some/answers
+max_length: 256
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+"""
+SHARDS = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_reshard_after_forward: true}
+num_processes: 8
+"""
+
+
+def started(folder: Path, line: str, *beside: str) -> Imported:
+    (folder / "sft.yaml").write_text(SFT, encoding="utf-8")
+    (folder / "run.sh").write_text(line, encoding="utf-8")
+    names = [f"beside{number}.yaml" for number, _ in enumerate(beside)]
+    for name, text in zip(names, beside, strict=True):
+        (folder / name).write_text(text, encoding="utf-8")
+    files = [str(folder / name) for name in ("sft.yaml", *names, "run.sh")]
+    return import_recipe(files, Answers.of_options(topology="dgx-h100"))
+
+
+@pytest.mark.parametrize(("options", "framework"), [
+    ("--use_deepspeed --zero_stage 3", "zero3"), ("--use-fsdp --fsdp-version=2 --fsdp_auto_wrap_policy "
+                                                  "TRANSFORMER_BASED_WRAP", "fsdp2"), ("--multi_gpu", "ddp")])
+def test_the_command_line_of_accelerate_says_who_shards(tmp_path: Path, options: str, framework: str) -> None:
+    """accelerate 1.15.0 `commands/launch.py`: options without a file make the plugin."""
+    found = started(tmp_path, f"accelerate launch --num_processes 4 {options} trl/scripts/sft.py --config sft.yaml")
+    found.expect_complete()
+    assert found.values["framework"] == framework
+    assert sum(found.values["mesh"].values()) == 4
+
+
+def test_options_of_accelerate_go_before_its_yaml(tmp_path: Path) -> None:
+    line = "accelerate launch --config_file beside0.yaml --num_processes 16 --fsdp_reshard_after_forward false sft.py"
+    found = started(tmp_path, line, SHARDS)
+    found.expect_complete()
+    assert found.values["mesh"] == {"dp_shard": 16}
+    assert found.values["framework_options"]["reshard_after_forward"] is False
+    assert str(found.origins["framework_options", "reshard_after_forward"]).startswith(f"{tmp_path}/run.sh:1 fsdp_")
+
+
+def test_what_asks_accelerate_for_shards_beside_another_recipe_is_refused(tmp_path: Path) -> None:
+    SAMPLES["axolotl"].write(tmp_path)
+    name = SAMPLES["axolotl"].name
+    (tmp_path / "run.sh").write_text(f"accelerate launch --use_fsdp -m axolotl.cli.train {name}", encoding="utf-8")
+    with pytest.raises(InputError, match="not yet: options of accelerate beside a recipe of axolotl YAML"):
+        import_recipe([str(tmp_path / name), str(tmp_path / "run.sh")], Answers.of_options(8, topology="dgx-h100"))
+
+
+def test_an_unknown_option_of_accelerate_is_an_error(tmp_path: Path) -> None:
+    found = started(tmp_path, "accelerate launch --num_processes 4 --use_fsdp --fsdp_versoin 2 sft.py")
+    assert any("fsdp_versoin" in one.message for one in found.unknown)

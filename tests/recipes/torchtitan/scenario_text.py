@@ -16,5 +16,6 @@ training:
   recompute: {mode: per_op}
   precision: {params: fp32, compute: bf16, grad_reduce: fp32}
   optimizer: {name: adamw, implementation: foreach}
+checkpoint: {load: none, save: none}
 framework_options: {reshard_after_forward: true, early_stop: true}
 """

@@ -20,7 +20,7 @@ from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
 from simcore.recipes.reader import Reader
 from simcore.recipes.torchtitan.flavors import FLAVORS
-from simcore.simulate import check
+from simcore.simulate import check, simulate
 
 SAMPLE = SAMPLES["torchtitan"].text
 PUBLISHED = """\
@@ -50,6 +50,8 @@ filter_fqns = ["output"]
 enable_fsdp_float8_all_gather = %(gather)s
 """
 """Keys of the runs of Llama 3.1 8B on torchtitan's page of benchmarks."""
+WITHOUT_FILES = {"checkpoint": {"load": "none", "save": "none"}}
+"""Runs on torchtitan's page have random values; peaks are those of steps."""
 FP8 = 'converters = ["quantize.linear.float8"]'
 EAGER = {"converters": "", "batch": 2, "length": 8192, "cp": 1, "mode": "selective", "compile": "false",
          "components": '["model"]', "gather": "false"}
@@ -190,7 +192,7 @@ def test_a_published_run_is_its_scenario(name: str) -> None:
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()
               if key in ("wrap", "set_last_reshard", "sdpa_backend")}
     found = imported(PUBLISHED % values, gpus, truth["topology"]).with_settings(beside)
-    assert scenario(found) == parse_scenario(Document("mine.toml", truth | {"name": "mine"}))
+    assert scenario(found) == parse_scenario(Document("mine.toml", truth | {"name": "mine"} | WITHOUT_FILES))
 
 
 def test_a_published_run_on_stages_is_its_scenario() -> None:
@@ -198,7 +200,31 @@ def test_a_published_run_on_stages_is_its_scenario() -> None:
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()
               if key != "compile"}
     found = imported(STAGES, 512, truth["topology"]).with_settings(beside | {"model": truth["model"]})
-    assert scenario(found) == parse_scenario(Document("mine.toml", truth | {"name": "mine"}))
+    assert scenario(found) == parse_scenario(Document("mine.toml", truth | {"name": "mine"} | WITHOUT_FILES))
+
+
+@pytest.mark.parametrize(("block", "load", "save"), [
+    ("", "none", "none"), ("enable = false", "none", "none"), ("enable = true", "none", "sharded"),
+    ('enable = true\ninitial_load_path = "a"', "sharded", "sharded"),
+    ("enable = true\ninitial_load_in_hf = true", "sharded", "sharded"),
+    ("enable = false\ninitial_load_in_hf = true", "none", "none")])
+def test_files_are_read_and_written_where_checkpoints_are_on(block: str, load: str, save: str) -> None:
+    read = scenario(imported(f"{PUBLISHED % EAGER}[checkpoint]\n{block}\n")).checkpoint
+    assert (read.load, read.save) == (load, save)
+
+
+def test_a_model_made_on_the_meta_device_is_not_whole_on_the_host() -> None:
+    found = imported(PUBLISHED % EAGER + "[checkpoint]\nenable = true\ninitial_load_in_hf = true\n")
+    host = simulate(scenario(found), timed=False).host
+    assert host is not None
+    load = next(phase for phase in host.phases if phase.phase == "load")
+    assert "whole model" not in load.by_owner
+
+
+def test_a_copy_that_waits_on_the_host_is_told() -> None:
+    found = imported(PUBLISHED % EAGER + '[checkpoint]\nenable = true\nasync_mode = "async"\n')
+    assert [(one.kind, one.key) for one in found.left if "async" in one.key] == [
+        ("not modelled", "checkpoint.async_mode")]
 
 
 def test_what_it_saves_as_json_is_read_alike() -> None:

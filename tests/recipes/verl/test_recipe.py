@@ -13,6 +13,7 @@ from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
+from simcore.simulate import place
 
 ADAPTERS: Final = """\
 # Tested with 2 & 4 GPUs
@@ -96,6 +97,12 @@ def test_fsdp_1_has_the_ranks_of_its_launcher(tmp_path: Path) -> None:
     assert (read.training.recompute, read.training.precision.params) == ("none", "bf16")
     assert (read.training.micro_batch_size, read.training.global_batch_size) == (4, 64)
     assert found.origins[("training", "micro_batch_size")].kind == "default"
+
+
+@pytest.mark.parametrize("checkpoints", ["True", "False"])
+def test_fsdp_1_is_a_layout_that_the_engine_takes(tmp_path: Path, checkpoints: str) -> None:
+    text = FLAT.replace("checkpointing=False", f"checkpointing={checkpoints}").replace("llama-3-8b", "llama-tiny")
+    assert not place(parse_scenario(imported(tmp_path, text).document())).problems
 
 
 def test_values_of_lines_have_their_lines(tmp_path: Path) -> None:
