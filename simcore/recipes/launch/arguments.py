@@ -26,13 +26,14 @@ class Override:
     """A key of the recipe that a launch command sets: path, value, and the place of the argument.
 
     `unknown`: message of a value that is not known from the script alone, such as `$LOG_DIR`, which is its text here;
-    "" for one that is.
+    "" for one that is. `sign`: Hydra's before the key, `+` for one that the recipe does not have, `++` for any.
     """
 
     path: KeyPath
     value: Any
     where: str
     unknown: str = ""
+    sign: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,11 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
 
 def _override(key: str, value: Word | None, where: str) -> Override:
     """Key of the recipe with its value; without one it is a switch that is on."""
-    path = tuple(key.lstrip("+").split("."))
+    path, sign = tuple(key.lstrip("+").split(".")), key[:len(key) - len(key.lstrip("+"))]
     if value is not None and value.unknown:
         told = _message(value, f"is the value of {key}, and not known from the script alone")
-        return Override(path, value.text, where, told)
-    return Override(path, True if value is None else parse_value(value.text, where), where)
+        return Override(path, value.text, where, told, sign)
+    return Override(path, True if value is None else parse_value(value.text, where), where, sign=sign)
 
 
 def unknown_of(overrides: Sequence[Override]) -> dict[str, Problem]:

@@ -17,13 +17,14 @@ from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options, parted
 from simcore.recipes.launch.slurm import Allocation, allocation_of
 from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters_of
+from simcore.recipes.launch.trl import COMMANDS, inner_accelerate
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
 __all__ = ["Launch", "environment_of", "launch_of", "visible_in"]
 
 _NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",),
-                 "llamafactory": ("train",)}
+                 "llamafactory": ("train",), "trl": COMMANDS}
 """Words that stand behind these launchers, beside the recipe's file."""
 _OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "llamafactory": ()}
 """Options of these launchers themselves, among keys of the recipe."""
@@ -35,7 +36,7 @@ _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTO
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _OF_LIBRARIES: Final = re.compile(r"(?:NCCL|TORCH|PYTORCH|CUDA|CUBLAS|NVTE|UB|UCX|OMP|TORCHINDUCTOR|TRITON|HF|WANDB)_")
 _LAUNCHERS: Final = ("torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train, "
-                     "llamafactory-cli train, and NeMo RL's run_sft.py, run_dpo.py, run_grpo.py")
+                     "llamafactory-cli train, trl sft, and NeMo RL's run_sft.py, run_dpo.py, run_grpo.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +146,16 @@ def _trains(starter: Starter) -> bool:
     """False for commands of axolotl or LLaMA-Factory that do something else, and for srun or mpirun of a helper."""
     if starter.kind == "axolotl":
         return starter.word.text == "axolotl.cli.train" or any(word.text == "train" for word in starter.rest[:1])
-    if starter.kind == "llamafactory":
-        return any(word.text == "train" for word in starter.rest[:1])
+    if starter.kind in ("llamafactory", "trl"):
+        return any(word.text in _NAMES[starter.kind] for word in starter.rest[:1])
     return bool(starter.rest) and (starter.kind not in ("srun", "mpirun") or any(
         _PYTHON.fullmatch(word.text) or word.text.endswith((".py", ".sh")) for word in starter.rest))
 
 
 def _own_options(starter: Starter, path: str) -> tuple[Starter, tuple[Word, ...]]:
     """Options of the launcher out of a list that they share with keys of the recipe."""
-    if starter.kind == "axolotl":
-        return inner_launcher(starter, path)
+    if starter.kind in ("axolotl", "trl"):
+        return inner_launcher(starter, path) if starter.kind == "axolotl" else inner_accelerate(starter)
     own, rest = parted(starter.rest, _OWN[starter.kind])
     return Starter(starter.kind, starter.word, own, ()), rest
 

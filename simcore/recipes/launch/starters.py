@@ -19,7 +19,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate", "accelerate-launch": "accelerate", "deepspeed": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed", "automodel": "automodel", "axolotl": "axolotl",
-    "llamafactory-cli": "llamafactory", "lmf": "llamafactory",
+    "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "trl": "trl",
     "axolotl.cli.train": "axolotl", "srun": "srun", "mpirun": "mpirun", "mpiexec": "mpirun", "orterun": "mpirun"}
 _FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "torchrun": frozenset({"--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env",
@@ -110,7 +110,7 @@ def _base(word: Word) -> str:
 
 def _end_of_options(words: Sequence[Word], kind: str) -> int:
     """Number of words that are the launcher's own: none where all are one list, and of NeMo RL."""
-    if kind in ("automodel", "axolotl", "llamafactory", NEMO_RL):
+    if kind in ("automodel", "axolotl", "llamafactory", "trl", NEMO_RL):
         return 0
     number = 0
     while number < len(words):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +55,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if any(name in file.document.data for name in _REFUSED):
         return _refused(Reader(file.document), draft, loose=loose)
     chain, named = with_parents(file, files[1:])
+    _expect_signs(file, files[1:], draft)
     for other in files[1:]:
         if other not in named:
             draft.fail(other.path, "is no parent of this recipe")
@@ -70,6 +72,32 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         return draft.imported([reader], loose=loose)
     _read_blocks(reader, draft, kind)
     return draft.imported([reader], loose=loose)
+
+
+def _expect_signs(file: RecipeFile, beside: Sequence[RecipeFile], draft: Draft) -> None:
+    """Records keys that a launch adds though they are there, or changes though they are not.
+
+    Rule: utils/config.py parse_hydra_overrides: Hydra's, on a structure that is closed.
+    """
+    known: dict[KeyPath, str] = {}
+    if file.overrides:
+        chain = with_parents(replace(file, overrides=()), beside)[0]
+        known = {path: chain.where(path) for path in _paths(chain.data, ())}
+    for one in file.overrides:
+        key = ".".join(map(str, one.path))
+        if one.sign == "+" and one.path in known:
+            draft.fail(one.where, f"+{key}: the recipe has this key ({known[one.path]}), and Hydra does not append it: "
+                                  f"{key} sets it")
+        elif not one.sign and one.path not in known:
+            draft.fail(one.where, f"{key}: the recipe has no such key, and Hydra does not set it: +{key} appends it")
+        known.setdefault(one.path, one.where)
+
+
+def _paths(data: object, path: KeyPath) -> Iterator[KeyPath]:
+    """Paths of all keys, also of those that have keys below them."""
+    for key, inner in data.items() if isinstance(data, Mapping) else ():
+        yield (*path, key)
+        yield from _paths(inner, (*path, key))
 
 
 def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:

@@ -65,6 +65,7 @@ def refusal(text: str) -> str:
     ("deepspeed --num_gpus 4 --num_nodes=2 train.py", 8),
     ("pip install deepspeed\ndeepspeed --num_gpus 4 train.py", 4),
     ("automodel mine.yaml --nproc-per-node 8", 8),
+    ("trl sft --config mine.yaml --num_processes 4 --learning_rate 1e-5", 4),
     ("automodel finetune llm -c mine.yaml --nproc_per_node=2", 2),
     ("axolotl train mine.yaml --launcher torchrun -- --nproc_per_node 8 --nnodes 2", 16),
     ("axolotl train mine.yaml --num-processes 4 --main-process-port=29500", 4),
@@ -157,6 +158,13 @@ def test_axolotls_command_is_told_from_its_module() -> None:
     lines = ("axolotl train mine.yaml --launcher torchrun", "torchrun -m axolotl.cli.train mine.yaml",
              "python -m axolotl.cli.train mine.yaml")
     assert [read(line).kind for line in lines] == ["axolotl", "torchrun", "python"]
+
+
+def test_options_of_trls_command_are_accelerates_or_the_trainings() -> None:
+    found = read("trl sft --config mine.yaml --accelerate_config zero3 \\\n --num_processes 4 --max_length 9 --packing")
+    assert (found.further, found.kind) == (("zero3.yaml", "run.sh:1"), "accelerate")
+    assert [one.path for one in found.overrides] == [("max_length",), ("packing",)]
+    assert "has no launch command" in refusal("trl env")
 
 
 def test_variables_of_the_environment_are_answers() -> None:

@@ -363,6 +363,19 @@ def test_a_recipe_without_its_parents_asks_for_them(tmp_path: Path) -> None:
     assert "is no parent of this recipe" in str(other.wrong[0])
 
 
+@pytest.mark.parametrize(("argument", "told"), [
+    ("+policy.train_micro_batch_size=2", "+policy.train_micro_batch_size: the recipe has this key"),
+    ("policy.own=2", "policy.own: the recipe has no such key"),
+    ("++policy.train_micro_batch_size=2", ""), ("policy.train_micro_batch_size=2", "")])
+def test_signs_of_hydra_are_those_of_the_keys(tmp_path: Path, argument: str, told: str) -> None:
+    """utils/config.py 7ea279ab, parse_hydra_overrides."""
+    (tmp_path / "mine.yaml").write_text(SFT, encoding="utf-8")
+    (tmp_path / "run.sh").write_text(f"uv run examples/run_sft.py --config mine.yaml {argument}", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "run.sh")],
+                          Answers.of_options(8, None, "dgx-h100"))
+    assert [one.message.partition(",")[0].partition(" (")[0] for one in found.wrong] == ([told] if told else [])
+
+
 def test_keys_of_the_launch_command_go_before_all_files(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(SFT, encoding="utf-8")
     (tmp_path / "mine.yaml").write_text("defaults: base.yaml\npolicy: {train_micro_batch_size: 2}\n", encoding="utf-8")
