@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from simcore.recipes.launch.arguments import Override
+
 __all__ = ["Answer", "Answers"]
 
 
@@ -23,7 +25,8 @@ class Answers:
 
     `gpus`: number of GPUs; `seq_len`: tokens of a sequence; `topology`: name or file of the machine. `settings`: keys
     of the scenario that `--set` gives: what they say is not asked. `launcher`: kind of the launch command that stands
-    beside the recipe, such as `torchrun`; "" without one. `variables`: of the environment of a script.
+    beside the recipe, such as `torchrun`; "" without one. `variables`: of the environment of a script. `exported`:
+    value and place of variables of that script; `options`: of accelerate in it, as keys of its YAML.
     """
 
     gpus: Answer | None = None
@@ -32,6 +35,8 @@ class Answers:
     settings: Mapping[str, Any] = field(default_factory=dict)
     launcher: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    exported: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    options: tuple[Override, ...] = ()
 
     @classmethod
     def of_options(cls, gpus: int | None = None, seq_len: int | None = None, topology: str = "",

@@ -52,7 +52,7 @@ def ask_for_longest(reader: Reader, draft: Draft, keys: tuple[str, ...], text: s
     name = str(reader.look(key)) if key else ""
     counted = _COUNTED.get(name.casefold())
     if counted is None:
-        draft.use(*by[1:])
+        draft.use(*by[1:], why="lengths of samples, which are asked for")
         unknown = f" (no public count of the tokens of {name} is known)" if name else ""
         draft.ask("training.seq_len", "--seq-len N", f"{text}{unknown}", by[0] if by else None)
         return

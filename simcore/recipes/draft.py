@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from simcore.inputs.block import shorten
 from simcore.inputs.sweep import split_key
 from simcore.inputs.yaml_parser import KeyPath
 from simcore.recipes.answers import Answer, Answers
-from simcore.recipes.imported import Imported, Left, Origin, Question
+from simcore.recipes.imported import Decided, Imported, Left, Origin, Question
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["Draft"]
@@ -24,8 +24,9 @@ class Draft:
 
     A format writes a key of the scenario by `put` (the recipe says it), `infer` (it follows from what the recipe says),
     `default` (the release's) or `ask` (the user must say). A key of the recipe that gives nothing is passed to `idle`
-    or `unmodelled` with the reason, one that cannot be followed to `refuse`. `imported` checks that every key that a
-    reader handed out was passed to one of these.
+    or `unmodelled` with the reason, one that cannot be followed to `refuse`, one that decides over others, or says what
+    is simulated anyway, to `use`. `imported` checks that every key that a reader handed out was passed to one of these,
+    and lists those that no origin names (`Imported.decides`).
     """
 
     format: str
@@ -38,14 +39,15 @@ class Draft:
     refused: list[Problem] = field(default_factory=list)
     barred: list[Problem] = field(default_factory=list)
     wrong: list[Problem] = field(default_factory=list)
-    _used: set[tuple[int, KeyPath]] = field(default_factory=set)
+    _used: dict[tuple[int, KeyPath], list[str]] = field(default_factory=dict)
+    _reasons: dict[tuple[int, KeyPath], str] = field(default_factory=dict)
     _given_up: set[tuple[int, KeyPath]] = field(default_factory=set)
 
     # ---- keys of the scenario ----------------------------------------------------------------------------------
     def put(self, key: str, taken: Taken[Any] | None, value: Any = None, source: str = "") -> None:
         """Writes a key that the recipe states; None writes nothing. `value`: what the recipe's word means here."""
         if taken is not None:
-            self._tell([taken])
+            self._tell([taken], key)
             self._write(key, taken.value if value is None else value,
                         Origin("recipe", taken.where, taken.key, source))
 
@@ -55,7 +57,7 @@ class Draft:
         `where`: the place that messages name; "": that of the first of them.
         """
         taken = [one for one in by if one is not None]
-        self._tell(taken)
+        self._tell(taken, key)
         where = where or (taken[0].where if taken else self.path)
         self._write(key, value, Origin("inferred", where, rule, source))
 
@@ -69,7 +71,7 @@ class Draft:
 
     def ask(self, key: str, option: str, text: str, by: Taken[Any] | None = None) -> None:
         """Asks for a key that the recipe leaves open, unless `--set` gives it. `by`: the key that leaves it open."""
-        self._tell([by] if by else [])
+        self._tell([by] if by else [], key)
         if key not in self.answers.settings:
             self.questions.append(Question(key, option, by.where if by else self.path, text))
 
@@ -101,9 +103,15 @@ class Draft:
         """True if the framework that the recipe, or `--set`, has named so far has an option."""
         return has_option(str(self.values.get("framework", self.answers.settings.get("framework", ""))), option)
 
-    def use(self, *taken: Taken[Any] | None) -> None:
-        """Tells that values decide over others that are told elsewhere, such as the target of a class."""
-        self._tell([one for one in taken if one is not None])
+    def use(self, *taken: Taken[Any] | None, why: str = "") -> None:
+        """Tells that values decide over others that are told elsewhere, or say what is simulated anyway.
+
+        `why`: what a value does, for a key that no key of the scenario comes from; the first that is given is listed.
+        """
+        found = [one for one in taken if one is not None]
+        self._tell(found)
+        for one in found if why else ():
+            self._reasons.setdefault(_key(one), why)
 
     def fail(self, where: str, message: str) -> None:
         """Records a problem of values that the format does not take, or that contradict each other."""
@@ -128,7 +136,9 @@ class Draft:
                           one.reader.near(one)) for one in rest]
             left += [Left("unknown", one.where, "", "", f"{one.message}; left out by --loose") for one in self.refused]
         wrong = [*self.wrong, *(problem for reader in readers for problem in reader.problems)]
+        decides = tuple(self._decides(readers))
         return Imported(self.format, self.path, self.values, self.origins, left=tuple(left), used=tuple(used),
+                        decides=decides,
                         questions=tuple(self.questions), unknown=() if loose else tuple(unknown),
                         refused=(*self.barred, *(() if loose else self.refused)), wrong=tuple(wrong))
 
@@ -141,13 +151,23 @@ class Draft:
         inner[path[-1]] = value
         self.origins[path] = origin
 
-    def _tell(self, taken: Sequence[Taken[Any]]) -> None:
-        self._used.update(map(_key, taken))
+    def _tell(self, taken: Sequence[Taken[Any]], scenario: str = "") -> None:
+        for one in taken:
+            self._used.setdefault(_key(one), []).extend([scenario] if scenario else [])
+
+    def _decides(self, readers: Sequence[Reader]) -> Iterator[Decided]:
+        """Keys that are used, and that neither an origin nor a list names, in the order in which they were read."""
+        named = {(one.where, one.key) for one in self.left}
+        named |= {(one.where, one.text) for one in self.origins.values() if one.kind == "recipe"}
+        for one in (one for reader in readers for one in reader.handed_out()):
+            if _key(one) in self._used and (one.where, one.key) not in named:
+                yield Decided(one.where, one.key, shorten(one.value), tuple(dict.fromkeys(self._used[_key(one)])),
+                              self._reasons.get(_key(one), ""))
 
     def _check(self, readers: Sequence[Reader]) -> None:
         taken = [one for reader in readers for one in reader.handed_out()]
-        silent = [one.key for one in taken if _key(one) not in self._used | self._given_up]
-        both = [one.key for one in taken if _key(one) in self._used & self._given_up]
+        silent = [one.key for one in taken if _key(one) not in self._used.keys() | self._given_up]
+        both = [one.key for one in taken if _key(one) in self._used.keys() & self._given_up]
         assert not silent, f"the format {self.format} dropped {', '.join(silent)}"
         assert not both, f"the format {self.format} used and left out {', '.join(both)}"
 

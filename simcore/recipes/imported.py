@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from simcore.errors import InputError, NotYet, Problem
+from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
 from simcore.inputs.sweep import split_key
-from simcore.inputs.yaml_parser import KeyPath
+from simcore.inputs.yaml_parser import KeyPath, dotted
 
-__all__ = ["Imported", "Left", "Origin", "Question"]
+__all__ = ["Decided", "Imported", "Left", "Origin", "Question", "overruled", "read_known"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,25 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """A key of the recipe that is read and that no origin names: place, dotted key, value as text.
+
+    `keys`: keys of the scenario that it decides, alone or with others. `why`: what it does where these are none.
+    """
+
+    where: str
+    key: str
+    value: str
+    keys: tuple[str, ...] = ()
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.keys:
+            return f"decides {', '.join(self.keys)}"
+        return self.why or "decides how other keys are read, or says what is simulated anyway"
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
     """Something that the recipe leaves open and the user must say: `key` of the scenario, `option` that answers it."""
 
@@ -74,9 +94,9 @@ class Imported:
 
     `format`: name of the recipe's format; `path`: its first file. `values`: the scenario, as `parse_scenario` takes it;
     `origins`: by path of each key in it. `left`: keys of the recipe that give it nothing; `used`: dotted keys of those
-    that give it something. `questions`: what is open; `unknown`, `refused`, `wrong`: problems of keys that nothing
-    knows, of options that are not modelled, of values that the format does not take. With any of these the scenario is
-    not complete.
+    that give it something; `decides`: those of them that no origin names. `questions`: what is open; `unknown`,
+    `refused`, `wrong`: problems of keys that nothing knows, of options that are not modelled, of values that the format
+    does not take. With any of these the scenario is not complete.
     """
 
     format: str
@@ -85,6 +105,7 @@ class Imported:
     origins: Mapping[KeyPath, Origin]
     left: tuple[Left, ...] = ()
     used: tuple[str, ...] = ()
+    decides: tuple[Decided, ...] = ()
     questions: tuple[Question, ...] = ()
     unknown: tuple[Problem, ...] = ()
     refused: tuple[Problem, ...] = ()
@@ -97,19 +118,63 @@ class Imported:
             raise (NotYet if len(problems) == len(self.refused) else InputError)(problems)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Imported:
-        """Copy with keys of the scenario that `--set` gives, by dotted key."""
-        document, origins = Document(self.path, dict(self.values)), dict(self.origins)
+        """Copy with keys of the scenario that `--set` gives, by dotted key; what they go before is listed."""
+        found, document = self, Document(self.path, dict(self.values))
         for key, value in settings.items():
-            path = split_key(key)
-            document = document.with_value(path, value, f"--set {key}")
-            origins = {other: origin for other, origin in origins.items() if other[:len(path)] != path}
-            origins[path] = Origin("asked", f"--set {key}", "")
-        return replace(self, values=document.data, origins=origins)
+            path, place = split_key(key), f"--set {key}"
+            found = overruled(found, path, f"{place} goes before it")
+            document = document.with_value(path, value, place)
+            found = replace(found, origins={**found.origins, path: Origin("asked", place, "")})
+        return replace(found, values=document.data)
 
     def document(self) -> Document:
         """Document of the scenario, in which each key's place is the line of the recipe that it comes from."""
         return Document(self.path, dict(self.values),
                         places={path: _place(origin, self.path) for path, origin in self.origins.items()})
+
+
+def read_known(read: Callable[[], Imported], unknown: Mapping[str, Problem]) -> Imported:
+    """Recipe that `read` gives. InputError for a value that is not known, unless nothing depends on its key.
+
+    `unknown`: problem of each such value by its dotted key.
+    """
+    try:
+        imported = read()
+    except InputError:
+        if unknown:
+            raise InputError(tuple(unknown.values())) from None
+        raise
+    idle = {one.key for one in imported.left if one.kind == "no effect"}
+    if problems := [problem for key, problem in unknown.items() if key not in idle]:
+        raise InputError(problems)
+    return imported
+
+
+def overruled(imported: Imported, path: KeyPath, why: str) -> Imported:
+    """Copy without the origins of a scenario's key, and of keys below it; the recipe's keys that gave them are listed.
+
+    `why`: what goes before them, for those that decide nothing else.
+    """
+    gone = {other: origin for other, origin in imported.origins.items() if other[:len(path)] == path}
+    kept = {other: origin for other, origin in imported.origins.items() if other not in gone}
+    still = {(one.where, one.text) for one in kept.values() if one.kind == "recipe"}
+    left = [Left("no effect", one.where, one.text, shorten(_value(imported.values, other)), why)
+            for other, one in gone.items() if one.kind == "recipe" and (one.where, one.text) not in still]
+    names, decides = {dotted(other) for other in gone}, []
+    for one in imported.decides:
+        rest = tuple(key for key in one.keys if key not in names)
+        if one.keys and not rest:
+            left.append(Left("no effect", one.where, one.key, one.value, why))
+        else:
+            decides.append(replace(one, keys=rest))
+    return replace(imported, origins=kept, left=(*imported.left, *left), decides=tuple(decides))
+
+
+def _value(values: Mapping[str, Any], path: KeyPath) -> Any:
+    inner: Any = values
+    for key in path:
+        inner = inner.get(key) if isinstance(inner, Mapping) else None
+    return inner
 
 
 def _place(origin: Origin, path: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Final
 
 from simcore.inputs.block import shorten
@@ -17,6 +18,11 @@ __all__ = ["left_line", "origin_lines", "recipe_text", "scenario_text"]
 
 _COLUMN: Final = 40
 """Column at which origins begin, unless a value is longer."""
+_WIDTH: Final = 140
+"""Columns of a line on which several keys stand, unless one is longer."""
+_GLUE: Final = "\0"
+"""Stands for a blank at which no line ends."""
+_DECIDES: Final = "Read, and named in no line above."
 _LISTS: Final = {"not modelled": "Not modelled: it changes what is run, and the answer leaves it out.",
                  "unknown": "Left out by --loose.", "no effect": "Without effect here."}
 
@@ -29,8 +35,9 @@ def scenario_text(imported: Imported) -> str:
     lines = [f"# Imported from {imported.path} ({imported.format}). Beside each key stands what it comes from."]
     lines += _lines(imported.values, (), imported)
     for kind, head in _LISTS.items():
-        rows = [one for one in imported.left if one.kind == kind]
-        lines += [*([f"# {head}"] if rows else []), *(f"#   {_without_folder(_row(one), imported)}" for one in rows)]
+        rows = [(one.where, one.key, one.value, one.why) for one in imported.left if one.kind == kind]
+        lines += _listed(head, rows, imported)
+    lines += _listed(_DECIDES, [(one.where, one.key, one.value, str(one)) for one in imported.decides], imported)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -88,9 +95,22 @@ def _commented(text: str, origin: str) -> str:
     return f"{text:<{_COLUMN}}  # {plain}" if plain else text
 
 
-def _row(left: Left) -> str:
-    text = f"{left.where} {left.key}: {left.value}: {left.why}" if left.key else f"{left.where}: {left.why}"
-    return _one_line(text)
+def _listed(head: str, rows: Iterable[tuple[str, str, str, str]], imported: Imported) -> Iterator[str]:
+    """A list of keys (place, key, value, reason) under its heading; keys of one place and reason stand together."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for where, key, value, why in rows:
+        together.setdefault((where, why), []).append(f"{key}: {value}" if key else "")
+    if together:
+        yield f"# {head}"
+    for (where, why), keys in together.items():
+        place, reason = _one_line(_without_folder(where, imported)), _one_line(_without_folder(why, imported))
+        if len(keys) == 1:
+            yield f"#   {place} {_one_line(keys[0])}: {reason}" if keys[0] else f"#   {place}: {reason}"
+        else:
+            yield f"#   {place}: {reason}:"
+            whole = ", ".join(_one_line(key).replace(" ", _GLUE) for key in keys)
+            for line in wrap(whole, _WIDTH, break_long_words=False, break_on_hyphens=False):
+                yield f"#     {line.replace(_GLUE, ' ')}"
 
 
 def _without_folder(text: str, imported: Imported) -> str:

@@ -74,6 +74,16 @@ def test_a_value_that_no_scenario_has_is_an_error_at_the_recipes_line(ran: Run, 
     assert "mine.yaml:7: training.lora.rank" in printed.err
 
 
+@pytest.mark.parametrize(("old", "new", "told"), [
+    ("llama-3.2-1b", "no/such-model", "mine.yaml:5: unknown model 'no/such-model'"),
+    ("tp_size: 1", "tp_size: 3", "mine.yaml:8: ")])
+def test_a_scenario_that_does_not_run_is_printed_and_told(ran: Run, recipe: str, old: str, new: str, told: str) -> None:
+    Path(recipe).write_text(RECIPE.replace(old, new), encoding="utf-8")
+    printed = ran("import", recipe, "--gpus", 12, *ANSWERS[2:], "--set", "training.global_batch_size=48")
+    assert (printed.code, "framework: automodel" in printed.out) == (2, True)
+    assert told in printed.err
+
+
 @pytest.mark.parametrize("command", [("check",), ("place",), ("run", "--no-advise")])
 def test_commands_take_a_recipe_as_it_is(ran: Run, recipe: str, command: tuple[str, ...]) -> None:
     printed = ran(*command, recipe, *ANSWERS, "--json")

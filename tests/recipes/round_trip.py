@@ -13,7 +13,8 @@ __all__ = ["read_back"]
 
 def read_back(made: Converted, asked: Scenario) -> Scenario:
     """The imported recipe. A test's own reader: of `converting` nothing is used."""
-    name = next((word for word in made.launch.split() if word.endswith(made.suffix)), f"recipe{made.suffix}")
+    words = " ".join([made.launch, *made.beside.values()]).split()
+    name = next((word for word in words if word.endswith(made.suffix)), f"recipe{made.suffix}")
     files = [RecipeFile(str(asked.folder / name), made.text)]
     files += [RecipeFile(str(asked.folder / beside), text) for beside, text in made.beside.items()]
     form = "" if made.beside else made.format

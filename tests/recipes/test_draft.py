@@ -104,3 +104,27 @@ def test_what_set_gives_is_not_asked() -> None:
     imported.expect_complete()
     assert imported.values == {"training": {"seq_len": 512}}
     assert imported.document().where(("training", "seq_len")) == "--set training.seq_len"
+
+
+def test_a_key_that_no_origin_names_says_what_it_decides() -> None:
+    """A key that is put is its own origin; one that is used without any says why, or that it is read at all."""
+    reader, draft = begun("size: 8\nbatch: 2\nkind: a\nfast: false\n")
+    draft.put("mesh.tp", reader.integer("size"))
+    draft.infer("training.seq_len", 16, "eight times it", reader.integer("batch"), reader.integer("size"))
+    draft.use(reader.text("kind"), why="names the class")
+    draft.use(reader.flag("fast"))
+    found = draft.imported([reader]).decides
+    assert [(one.key, str(one)) for one in found] == [
+        ("batch", "decides training.seq_len"), ("kind", "names the class"),
+        ("fast", "decides how other keys are read, or says what is simulated anyway")]
+
+
+def test_keys_that_an_answer_goes_before_have_no_effect() -> None:
+    reader, draft = begun("size: 8\nbatch: 2\n")
+    draft.put("training.seq_len", reader.integer("size"))
+    draft.infer("training.lora.rank", 16, "eight times it", reader.integer("batch"))
+    draft.infer("mesh.tp", 2, "as it", reader.integer("batch"))
+    imported = draft.imported([reader]).with_settings({"training": {"seq_len": 4}})
+    assert [(one.key, one.why) for one in imported.left] == [("size", "--set training goes before it")]
+    assert [one.keys for one in imported.decides] == [("mesh.tp",)]
+    assert draft.imported([reader]).with_settings({"mesh.tp": 1, "training.lora": {}}).decides == ()

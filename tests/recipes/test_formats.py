@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from recipes.accounts import keys_of, unaccounted
 from samples_of_recipes import SAMPLES
 from simcore.inputs.scenario import parse_scenario
 from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
-from simcore.recipes.importing import import_recipe
+from simcore.recipes.importing import import_files, import_recipe
+from simcore.recipes.launch.arguments import Override
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import read_files
 from simcore.recipes.registry import format_of, known_formats
@@ -56,11 +58,24 @@ def test_a_sample_is_recognised_and_is_a_legal_scenario(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_key_is_accounted_for_once(tmp_path: Path, name: str) -> None:
-    keys = [one.key for one in Reader(read_files([SAMPLES[name].write(tmp_path)])[0].document).all()]
+def test_every_key_is_in_one_list_that_is_printed(tmp_path: Path, name: str) -> None:
+    files = read_files([SAMPLES[name].write(tmp_path)])
     result = imported(tmp_path, name)
-    said = [*result.used, *(one.key for one in result.left)]
-    assert sorted(said) == sorted(keys)
+    assert [line for line in unaccounted(result, keys_of(files)) if name != "megatron" or "why" not in line] == []
+    assert {*result.used, *(one.key for one in result.left)} == {key for _, key in keys_of(files)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_that_a_launch_sets_is_in_one_list(tmp_path: Path, name: str) -> None:
+    file = read_files([SAMPLES[name].write(tmp_path)])[0]
+    overrides = [Override(one.path, one.value, f"run.sh:{number}")
+                 for number, one in enumerate(Reader(file.document).all(), 1)
+                 if all(isinstance(part, str) for part in one.path)]
+    launched = replace(file, overrides=tuple(overrides))
+    result = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings)
+    found = [line for line in unaccounted(result, keys_of([launched])) if name != "megatron" or "why" not in line]
+    assert found == []
+    assert sum(where.startswith("run.sh:") for where, _ in keys_of([launched])) == len(overrides)
 
 
 @pytest.mark.parametrize("name", NAMES)

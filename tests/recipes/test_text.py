@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simcore.inputs.document import parse_document
-from simcore.recipes.imported import Imported, Left, Origin
+from simcore.recipes.imported import Decided, Imported, Left, Origin
 from simcore.recipes.text import scenario_text
 
 IMPORTED = Imported(
@@ -46,3 +46,19 @@ def test_the_folder_of_the_recipe_is_named_once() -> None:
     assert lines[0].startswith("# Imported from recipes/mine.yaml (toy)")
     assert "  tp: 2                                   # mine.yaml:9 tp_size" in lines
     assert lines[-2:] == ["#   mine.yaml:5 seed: 1: random", "#   other/mine.yaml:6 seed: 2: random"]
+
+
+def test_keys_of_one_place_and_reason_stand_together() -> None:
+    """And those that no origin names say what they decide."""
+    many = tuple(Left("no effect", "a.sh:1 toy", f"optimizer.rate_{number}", "[1, 2]", "rates") for number in range(9))
+    decides = (Decided("a.sh:1 toy", "model.tp", "1", ("mesh.dp_shard", "mesh.tp")),
+               Decided("a.sh:2", "model.kind", "'hf'", (), "names the class"), Decided("a.sh:2", "model.fast", "false"))
+    lines = scenario_text(replace(IMPORTED, left=many, decides=decides)).splitlines()
+    first = lines.index("# Without effect here.")
+    assert lines[first + 1] == "#   a.sh:1 toy: rates:"
+    assert [line.count("optimizer.") for line in lines[first + 2:first + 4]] == [5, 4]
+    assert "#     optimizer.rate_5: [1, 2], " in lines[first + 3]
+    assert lines[first + 4:] == [
+        "# Read, and named in no line above.", "#   a.sh:1 toy model.tp: 1: decides mesh.dp_shard, mesh.tp",
+        "#   a.sh:2 model.kind: 'hf': names the class",
+        "#   a.sh:2 model.fast: false: decides how other keys are read, or says what is simulated anyway"]

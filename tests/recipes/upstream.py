@@ -75,11 +75,11 @@ def outcome(path: Path, gpus: int, *, loose: bool = False) -> tuple[str, str, li
 
 
 def _outcome(path: Path, gpus: int, *, loose: bool) -> tuple[str, list[str]]:
-    paths = [str(path), *_named(path)]
+    paths = [str(path), *named_files(path)]
     first = import_recipe(paths, Answers(), loose=loose)
     found = ("refused", [""])
     for machine in MACHINES if first.questions else MACHINES[:1]:
-        imported = _enough(paths, first, gpus, machine, loose=loose) if first.questions else first
+        imported = answered(paths, first, gpus, machine, loose=loose) if first.questions else first
         found = _judged(first, imported)
         if not any(TOO_OLD in reason for reason in found[1]):
             break
@@ -105,7 +105,7 @@ def _judged(first: Imported, imported: Imported) -> tuple[str, list[str]]:
     return ("answered after one question" if first.questions else "answered"), []
 
 
-def _named(path: Path) -> list[str]:
+def named_files(path: Path) -> list[str]:
     """DeepSpeed's JSON that a recipe names by a path from one of the folders that it lies in."""
     document = read_files([str(path)])[0].mapping()
     name = document.data.get("deepspeed") if document is not None else None
@@ -115,7 +115,7 @@ def _named(path: Path) -> list[str]:
     return [str(one) for one in found if one.is_file()][:1]
 
 
-def _enough(paths: list[str], first: Imported, gpus: int, machine: str, *, loose: bool) -> Imported:
+def answered(paths: list[str], first: Imported, gpus: int, machine: str, *, loose: bool = False) -> Imported:
     """Import with the least number of GPUs, from `gpus` on by doubling, that the recipe's degrees divide.
 
     Where its batch is too small for so many GPUs, the largest number below by halving.

@@ -2,12 +2,12 @@
 
     python tests/truth/list_bridge_recipes.py BRIDGE_GIT
 
-Comes in: a git directory of Megatron-Bridge. Goes out: `simcore/recipes/bridge/recipes.json`, one recipe a line: its
-name, and every value that its function sets, by dotted key; of an older name the present one (`name`, where a benchmark
-has that). `benchmark`: Bridge's launcher changes it (`launched`), and scales its batch. A small interpreter
-(`bridge_interpreter.py`) follows assignments, calls of functions of the package itself, and conditions whose values it
-knows; classes become mappings of what they are given, with `_target_`. A value that it does not know is left out, and
-named in `?`. Keys on which nothing depends here (logging, files, learning rates) are left out.
+Comes in: a git directory of Megatron-Bridge. Goes out: `simcore/recipes/bridge/recipes.json`: every value that some
+recipe's function sets, a line each (`values`, dotted key and value), and one recipe a line: its name, and the numbers
+of its values (`has`); of an older name the present one (`name`, where a benchmark has that). `benchmark`: Bridge's
+launcher changes it (`launched`), and scales its batch. A small interpreter (`bridge_interpreter.py`) follows
+assignments, calls of functions of the package itself, and conditions whose values it knows; classes become mappings of
+what they are given, with `_target_`. A value that it does not know is named in `?`.
 """
 
 from __future__ import annotations
@@ -16,61 +16,18 @@ import ast
 import json
 import re
 import sys
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bridge_interpreter import UNKNOWN, Found, Name, Package, Run, Thing, Unknown
 
 TARGET = Path(__file__).resolve().parents[2] / "simcore" / "recipes" / "bridge" / "recipes.json"
-LEFT_OUT = ("logger.*", "checkpoint.*", "scheduler.*", "validation.*", "rng.*", "dist.*", "profiling.*",
-            "rerun_state_machine.*", "optimizer.lr", "optimizer.*_lr", "optimizer.adam_*",
-            "optimizer.weight_decay", "optimizer.clip_grad", "optimizer.muon_*", "optimizer.lion_*", "optimizer.sgd_*",
-            "optimizer._target_", "ddp._target_", "train._target_", "dataset.data*", "dataset.*path*", "dataset.blend*",
-            "dataset.split", "dataset.num_workers", "dataset.random_seed", "dataset.*mask*", "dataset.reset_*",
-            "dataset.eod_*", "dataset.num_*", "dataset.mmap*", "dataset.source*", "dataset.preprocessing*",
-            "dataset.do_*", "dataset.seed", "dataset.rewrite", "dataset.persistent*", "dataset.pin_memory",
-            "dataset.memmap*", "dataset.tokenizer*", "dataset.hf_*", "dataset.max_train*", "dataset.enable_in*",
-            "train.manual_gc*", "train.train_iters", "train.eval_*", "train.exit_*", "inprocess_restart*",
-            "straggler*", "ft.*", "nvrx*", "tensor_inspect*", "model.init_method_std", "model.pipeline_dtype",
-            "model.*_init_method*", "comm_overlap.tp_comm_overlap_cfg*", "model.params_dtype", "model.autocast_dtype",
-            "comm_overlap.data_parallel_size", "comm_overlap._target_", "mixed_precision._target_", "model.bf16",
-            "model.fp16", "optimizer.bf16", "optimizer.fp16", "optimizer.min_lr", "mixed_precision.params_dtype",
-            "mixed_precision.pipeline_dtype", "mixed_precision.autocast*", "optimizer.params_dtype", "_target_",
-            "dataset._target_", "ddp.check_for_*", "ddp.average_in_collective", "mixed_precision.*_scale*",
-            "mixed_precision.hysteresis", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax*", "model.rotary_*",
-            "model.moe_aux_loss_coeff", "model.moe_router_bias*", "model.use_te_rng_tracker", "model.moe_*_num_sms*",
-            "model.persist_layer_norm", "model.apply_query_key_layer_scaling", "model.mtp_loss_scaling_factor",
-            "model.hf_model_revision", "model.should_pad_vocab", "model.make_vocab_size_divisible_by",
-            "dataset.pad_to*", "dataset.prompt*", "dataset.validation*", "dataset.defer*", "dataset.fast*",
-            "model.moe_router_topk_scaling_factor", "model.moe_router_load*", "model.moe_router_enable*",
-            "model.moe_router_fusion", "comm_overlap.tp_comm_bootstrap_backend", "optimizer.apply_wd*",
-            "model.calculate_per_token_loss", "model.attention_softmax_in_fp32", "model.bias_dropout_fusion",
-            "dataset.trust*", "dataset.offline_packing_specs.tok*", "dataset.offline_packing_specs.pad_*",
-            "dataset.offline_packing_specs._target_", "model._pipeline_model_parallel_layout_builder",
-            "model.moe_a2a_overlap", "train.check_*", "train.skip_*", "model.yarn_*", "optimizer.main_grads_dtype")
 BENCHMARK = re.compile(r"_(?P<task>pretrain|sft|peft)_[1-9][0-9]*gpu_[a-z0-9]+_"
                        r"(?P<precision>bf16|fp8cs|fp8ds|fp8mx|fp8sc|nvfp4)(?:_[a-z0-9_]+)?_config$")
 GPU = re.compile(r"_\d+gpu_([a-z]+\d+)")
+OF_ROWS = ("?", "name", "benchmark")
+"""Keys of a row that are no values of its recipe."""
 OTHER_STEPS = ("qwen3_vl_", "qwen35_vl_", "wan_", "kimi_k25_vl_")
 """Names of benchmarks that train no texts."""
-VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Variables of the environment on which memory depends; the others are left out."""
-USUAL = {"mixed_precision.fp32": False, "mixed_precision.fp16": False, "mixed_precision.bf16": True,
-         "mixed_precision.fp8_wgrad": True, "mixed_precision.first_last_layers_bf16": False,
-         "mixed_precision.fp8_dot_product_attention": False, "mixed_precision.fp8_multi_head_attention": False,
-         "mixed_precision.fp4_recipe": "nvfp4", "mixed_precision.fp4_param_gather": False,
-         "mixed_precision.num_layers_at_start_in_bf16": 0, "mixed_precision.num_layers_at_end_in_bf16": 0,
-         "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": False, "model.fine_grained_activation_offloading": False,
-         "optimizer.main_params_dtype": "fp32", "optimizer.exp_avg_dtype": "fp32", "optimizer.exp_avg_sq_dtype": "fp32",
-         "optimizer.use_precision_aware_optimizer": False, "ddp.use_megatron_fsdp": False,
-         "model.transformer_impl": "transformer_engine", "model.moe_router_force_load_balancing": False,
-         "model.moe_router_padding_for_fp8": False, "model.moe_shared_expert_overlap": False,
-         "comm_overlap.overlap_moe_expert_parallel_comm": False, "comm_overlap.delay_wgrad_compute": False,
-         "model.cuda_graph_impl": "none", "model.moe_router_num_groups": 1, "model.moe_router_group_topk": 1,
-         "optimizer.overlap_param_gather_with_optimizer_step": False, "model.freeze_vision_model": False,
-         "comm_overlap.overlap_param_gather_with_optimizer_step": False, "model.masked_softmax_fusion": True,
-         "model.freeze_language_model": False, "model.freeze_vision_projection": False}
-"""Values that are left out as well: the defaults of what reads them."""  # fmt: skip
 
 
 def flat(thing, prefix=""):
@@ -80,7 +37,7 @@ def flat(thing, prefix=""):
         if isinstance(value, Thing):
             yield from flat(value, f"{key}.")
         elif key == "env_vars" and isinstance(value, dict):
-            yield from ((f"{key}.{name}", _plain(value[name])) for name in VARIABLES if name in value)
+            yield from ((f"{key}.{name}", _plain(one)) for name, one in value.items())
         else:
             yield key, _plain(value)
 
@@ -140,34 +97,28 @@ def aliases(package, known):
                         if name != original and original in known and name not in known)
 
 
-def counted(values):
-    """Keys of the tokenizer whose number of tokens makes the model's rows; none where they are the model's own.
-
-    training/setup.py, _validate_and_set_vocab_size: the tokenizer counts if it is told to, or the model has no number.
-    Recipes that give the tokenizer the number of the model compute it, which is not known here.
-    """
-    own = values.get("model.vocab_size") is not None or values.get("model.hf_model_id") is not None
-    if isinstance(values.get("tokenizer.vocab_size"), Unknown) or not (
-            values.get("tokenizer.use_tokenizer_vocab_size") or not own):
-        return ()
-    return tuple(f"tokenizer.{name}" for name in ("tokenizer_type", "tokenizer_model", "vocab_size",
-                                                  "use_tokenizer_vocab_size"))
-
-
 def kept(values):
-    """Values that matter here, and names of those that are not known."""
-    found, unknown, of_tokenizer = {}, [], counted(values)
-    for key, value in values.items():
-        if key.startswith("tokenizer.") and key not in of_tokenizer:
-            continue
-        if any(fnmatchcase(key, pattern) for pattern in LEFT_OUT) or value is None or (
-                key in USUAL and value == USUAL[key]):
-            continue
-        if isinstance(value, Unknown):
-            unknown.append(key)
-        else:
-            found[key] = value
+    """Values by key, and names of those that are not known."""
+    unknown = [key for key, value in values.items() if isinstance(value, Unknown)]
+    found = {key: value for key, value in values.items() if key not in unknown}
     return found | ({"?": unknown} if unknown else {})
+
+
+def table(rows):
+    """The rows with values by number: `values` are pairs of a key and a value, in the order of keys."""
+    pairs = sorted({(key, json.dumps(value)) for row in rows.values() if isinstance(row, dict)
+                    for key, value in row.items() if key not in OF_ROWS})
+    numbers = {pair: number for number, pair in enumerate(pairs)}
+    lines = [f'  "{name}": {json.dumps(row if isinstance(row, str) else numbered(row, numbers))}'
+             for name, row in sorted(rows.items())]
+    values = [f'  ["{key}", {value}]' for key, value in pairs]
+    return '{"values": [\n' + ",\n".join(values) + '\n], "recipes": {\n' + ",\n".join(lines) + "\n}}\n"
+
+
+def numbered(row, numbers):
+    """A row with the numbers of its values."""
+    found = sorted(numbers[key, json.dumps(value)] for key, value in row.items() if key not in OF_ROWS)
+    return {"has": found} | {key: row[key] for key in OF_ROWS if key in row}
 
 
 def main(git):
@@ -183,9 +134,8 @@ def main(git):
     older = {alias: {"name": name, **library[name]} if name in library and name in benchmarks else name
              for alias, name in aliases(package, found)}
     rows = found | older
-    lines = ",\n".join(f'"{name}": {json.dumps(values)}' for name, values in sorted(rows.items()))
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8", newline="\n")
+    TARGET.write_text(table(rows), encoding="utf-8", newline="\n")
     print(len(found), "recipes,", len(rows) - len(found), "older names")
 
 

@@ -13,7 +13,7 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_launch, read_processes
-from simcore.recipes.huggingface.companions import companions_of, is_of_accelerate
+from simcore.recipes.huggingface.companions import companions_of, is_of_accelerate, with_options
 from simcore.recipes.huggingface.deepspeed import Zero
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.imported import Imported
@@ -28,7 +28,7 @@ _POLICY: Final = "accelerate 1.15.0 utils/dataclasses.py set_mixed_precision: pa
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
-    file = files[0]
+    file = with_options(files[:1], answers.options)[0]
     reader, draft = Reader(file.document), Draft("accelerate", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     beside = companions_of(files[1:], draft, takes=("deepspeed",))
@@ -40,7 +40,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         _write_formats(draft, launch)
         zero = launch.zero or Zero(launch.shards, steps=launch.steps)
         write_batches(draft, zero)
-        draft.use(*zero.autos.values())
+        draft.use(*zero.autos.values(), why="the training script's, which is asked for")
         if any(one.value for one in launch.checkpoints):
             draft.infer("training.recompute", "full", "FSDP checkpoints each layer", *launch.checkpoints)
         else:
@@ -58,7 +58,7 @@ def _write_formats(draft: Draft, launch: Launch) -> None:
     left = zero.formats if zero is not None else ()
     name = "no" if mixed is None else str(mixed.value).lower()
     if name not in ("bf16", "fp16"):
-        draft.use(mixed, *left)
+        draft.use(mixed, *left, why="no mixed precision: the format is the training script's")
         ask_for_format(draft)
         said = draft.answers.settings.get("training.precision.compute")
         if said is not None and launch.shards in (Shards.FLAT, Shards.EACH):
@@ -70,4 +70,5 @@ def _write_formats(draft: Draft, launch: Launch) -> None:
         draft.infer("training.precision.grad_reduce", name, "mixed precision", mixed, source=_POLICY)
 
 
-FORMAT: Final = Format("accelerate", "accelerate YAML", is_of_accelerate, _read, OF_ACCELERATE)
+FORMAT: Final = Format("accelerate", "accelerate YAML", is_of_accelerate, _read, OF_ACCELERATE,
+                       takes_launcher=True)

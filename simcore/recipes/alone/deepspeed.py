@@ -34,7 +34,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft)
         write_batches(draft, zero)
-        draft.use(*zero.formats, *zero.autos.values())
+        draft.use(*zero.formats, *zero.autos.values(), why="the training script's, which is asked for")
         if not zero.compute:
             ask_for_format(draft)
     companions_of(files[1:], draft, takes=())
@@ -55,7 +55,7 @@ def write_batches(draft: Draft, zero: Zero) -> None:
         draft.infer("training.global_batch_size", micro * zero.steps.value * gpus.value,
                     f"{micro} x {zero.steps.key} x {gpus.value} ranks", zero.steps, source=_STEP)
     else:
-        draft.use(zero.steps)
+        draft.use(zero.steps, why="microbatches of a step, whose size and ranks are asked for")
 
 
 FORMAT: Final = Format("deepspeed", "DeepSpeed JSON", is_of_deepspeed, _read, OF_DEEPSPEED)

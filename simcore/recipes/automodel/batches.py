@@ -35,7 +35,7 @@ _SCHEDULER: Final = "components/training/step_scheduler.py StepSchedulerConfig"
 def read_lengths(reader: Reader, draft: Draft) -> None:
     """Writes the length of sequences: that of packs, the user's, that of samples; or asks for it."""
     target = reader.text("dataset._target_")
-    draft.use(target)
+    draft.use(target, why="how samples are cut and padded")
     pack = reader.integer("packed_sequence.packed_sequence_size")
     if pack is not None and pack.value > 0:
         draft.put("training.lengths", pack, "packed")
@@ -121,4 +121,4 @@ def _read_schedule(draft: Draft, local: Taken[int] | None, whole: Taken[int] | N
     if local is not None and replicas and local.value * replicas != (whole.value if whole else _GLOBAL):
         draft.put("framework_options.local_batch_size", local)
     else:
-        draft.use(local)
+        draft.use(local, why="all of a step, in one schedule")

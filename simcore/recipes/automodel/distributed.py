@@ -60,7 +60,7 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     if strategy is not None and strategy.value.lower() != "fsdp2":
         draft.refuse(strategy, f"strategy {strategy.value} of Automodel", always=True)
     else:
-        draft.use(strategy)
+        draft.use(strategy, why="FSDP2 shards, as is simulated")
     draft.idle(reader.take("distributed._target_"), "strategy decides; the loader strips it")
     sizes = {name: reader.integer(f"distributed.{name}_size") for name in ("pp", "cp", "tp", "ep")}
     for name, size in sizes.items():
@@ -100,7 +100,7 @@ def _read_data_parallel(reader: Reader, draft: Draft, sizes: dict[str, Taken[int
         hint = f" (Automodel's own tests use {nodes} {'node' if nodes == 1 else 'nodes'})" if nodes else ""
         draft.ask("mesh.dp_shard", "--gpus N", f"number of GPUs{hint}", stated)
         return
-    draft.use(stated)
+    draft.use(stated, why="the number of GPUs follows from it")
     share_out(draft, gpus, others, "mesh.dp_shard", "GPUs over the other degrees", _SIZES)
 
 
@@ -113,14 +113,14 @@ def _gpus_of_nodes(reader: Reader, draft: Draft) -> Answer | None:
     nodes, each = reader.integer("ci.nodes"), reader.integer("ci.nproc_per_node")
     of_benchmark, machine = reader.integer("benchmark.num_nodes"), draft.values.get("topology")
     if each is not None:
-        draft.use(nodes, each)
+        draft.use(nodes, each, why="the number of GPUs follows from it")
         draft.idle(of_benchmark, f"{each.key} says how many GPUs there are")
         return Answer((nodes.value if nodes else 1) * each.value, each.where)
     draft.idle(nodes, "Automodel's own tests, on GPUs of a number that is not said")
     if of_benchmark is None or of_benchmark.value == 1 or machine not in topology_names():
         draft.idle(of_benchmark, "how many GPUs of its nodes are used is not said")
         return None
-    draft.use(of_benchmark)
+    draft.use(of_benchmark, why="the number of GPUs follows from it")
     return Answer(of_benchmark.value * load_topology(machine).gpus_per_host, of_benchmark.where)
 
 

@@ -66,7 +66,7 @@ def read_model(reader: Reader, draft: Draft) -> str:
         draft.refuse(builder, f"models are read that {' or '.join(_BUILDERS)} makes", always=True)
         draft.idle(reader.matching("model.*"), "of a model that is refused")
         return ""
-    draft.use(builder)
+    draft.use(builder, why="makes the model that is named")
     family = _read_name(reader, draft)
     forced = reader.flag("model.force_hf")
     own = forced is None or not forced.value
@@ -104,7 +104,7 @@ def _read_name(reader: Reader, draft: Draft) -> str:
         draft.ask("model", "--set model=NAME or PATH of its config.json", "model", loader)
         draft.idle(reader.matching("model.config.*"), "the model is asked for")
         return ""
-    draft.use(loader, *found)
+    draft.use(loader, *found, why="names the model, or reads its configuration")
     fields = _fields(reader)
     draft.put("model.config" if fields else "model", found[0])
     for field in fields:
@@ -184,7 +184,7 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
     if not own:
         draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
         return
-    draft.use(reader.text("model.backend._target_"))
+    draft.use(reader.text("model.backend._target_"), why="the class of these settings")
     kernels: list[tuple[str, tuple[str, ...]]] = [("rms_norm", ("te", "torch", "torch_fp32", "quack"))]
     if not read_te_fp8(reader, draft):
         _read_experts(reader, draft)

@@ -43,10 +43,10 @@ def read_implementation(reader: Reader, draft: Draft, at: str) -> None:
     foreach, fused = reader.flag(f"{at}foreach"), reader.flag(f"{at}fused")
     if fused is not None and fused.value:
         draft.put("training.optimizer.implementation", fused, "fused")
-        draft.use(foreach)
+        draft.use(foreach, why="fused goes before it")
     elif foreach is not None:
         draft.put("training.optimizer.implementation", foreach, "foreach" if foreach.value else "for_loop")
-        draft.use(fused)
+        draft.use(fused, why="beside foreach, which decides")
     else:
         draft.idle(fused, "the default")
 

@@ -84,6 +84,6 @@ def _read_quantization(reader: Reader, draft: Draft) -> bool:
         draft.idle(four, "the default")
         draft.idle(reader.matching("quantization.*"), "settings of a packed base alone")
         return False
-    draft.use(four)
+    draft.use(four, why="packs the base, which makes the method qlora")
     read_rows(reader, draft, PACKED_ROWS)
     return True

@@ -13,8 +13,15 @@ from simcore.recipes.rows import Idle, Off, Says, read_rows
 
 __all__ = ["ADAPTER_ROWS", "BASE_ROWS", "read_method"]
 
-_KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-_FUSED: Final = "the fused MLP keeps less for backward than PEFT's layers, which are counted"
+_KERNELS: Final = {
+    "lora_mlp_kernel": "the fused MLP keeps less for backward than PEFT's layers, which are counted",
+    "lora_qkv_kernel": "fused queries, keys and values keep their input once, PEFT's layers, which are counted, each",
+    "lora_o_kernel": "the fused output keeps less for backward than PEFT's layer, which is counted"}
+"""Fused layers (`kernels/lora.py`), each with how it is counted instead."""
+_EMBEDDING: Final = "lora_embedding_kernel"
+_OF_EMBEDDING: Final = "the fused embedding keeps less for backward than PEFT's layer, which is counted"
+_WITHOUT: Final = "no embedding has an adapter"
+_QUANTIZED: Final = "loaders/model.py _set_quantization_config"
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
 ADAPTER_ROWS: Final = (
     Says("lora_r", "training.lora.rank"),
@@ -25,7 +32,6 @@ ADAPTER_ROWS: Final = (
     Says("lora_exclude_modules", "training.lora.exclude_modules", "words"),
     Off("lora_on_cpu", "adapters on the host"),
     Off("relora", "restarts of the optimizer (ReLoRA)"),
-    Idle(_KERNELS[1:], "not told apart"),
     Idle(("relora_*", "peft.loftq_config.*", "peft_init_lora_weights"), "first values of adapters, restarts"),
 )
 BASE_ROWS: Final = (
@@ -51,17 +57,32 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
         draft.use(*packed)
         draft.idle(reader.matching("lora_*", "peft_*", "bnb_config_kwargs.*"), "settings of these adapters")
         return
+    on = _packing(draft, adapter, packed)
     draft.infer("training.method", "qlora" if on else "lora",
-                "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter, *packed,
-                source="loaders/model.py _set_quantization_config")
+                "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter,
+                *(one for one in packed if one in on or not one.value), source=_QUANTIZED)
     _read_packed(reader, draft, on, shards)
-    if not any(reader.has(key) for key in _KERNELS):
-        _tell_kernels(reader, draft, on, shards)
+    _read_kernels(reader, draft, on, shards)
     read_rows(reader, draft, ADAPTER_ROWS)
     for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
-    _read_fused_mlp(reader, draft)
     _read_targets(reader, draft)
+
+
+def _packing(draft: Draft, adapter: Taken[str], packed: list[Taken[bool]]) -> list[Taken[bool]]:
+    """Switch that packs the base: qlora packs it in 4 bits and takes no other, lora in 8."""
+    four = adapter.value == "qlora"
+    on = [one for one in packed if one.value]
+    found = [one for one in on if (one.key == "load_in_4bit") == four]
+    others = [one for one in on if one not in found]
+    if four and others:
+        draft.fail(others[0].where, "qlora beside load_in_8bit (utils/schemas/peft.py validate_qlora)")
+        draft.use(*others)
+    else:
+        draft.idle(others, "read with qlora alone")
+    if four and not found:
+        draft.fail(adapter.where, "qlora without load_in_4bit (utils/schemas/peft.py validate_qlora)")
+    return found
 
 
 def _read_checkpoint(reader: Reader, draft: Draft) -> None:
@@ -89,28 +110,32 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
     if any(one.key == "load_in_8bit" for one in on):
         draft.infer("training.quantization.format", "int8", "load_in_8bit", source="LLM.int8() of bitsandbytes")
     if on and shards is Shards.FLAT:
-        draft.default("framework_options.bnb_4bit_quant_storage", "bfloat16", "axolotl 067b021c",
-                      "loaders/model.py _set_quantization_config")
-    read_rows(reader, draft, BASE_ROWS)
+        draft.default("framework_options.bnb_4bit_quant_storage", "bfloat16", "axolotl 067b021c", _QUANTIZED)
+    if on:
+        read_rows(reader, draft, BASE_ROWS)
+    else:
+        draft.idle(reader.matching("bnb_config_kwargs.*"), "no base is packed")
 
 
-def _tell_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
+def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
     """Tells of fused kernels, which axolotl switches on by itself if no key of theirs is given.
 
     utils/schemas/config.py check_auto_enable_lora_kernels: but for LoRA beside 8 bits, remote code, and FSDP 1.
     """
-    remote = reader.look("trust_remote_code")
+    given = [one for key in (*_KERNELS, _EMBEDDING) if (one := reader.flag(key)) is not None]
+    has_embedding = any("embed" in str(word) for word in reader.look("lora_target_modules") or ())
+    for one in given:
+        if not one.value:
+            draft.idle(one, "PEFT's layer, which is counted")
+        elif one.key == _EMBEDDING and not has_embedding:
+            draft.idle(one, _WITHOUT)
+        else:
+            draft.unmodelled(one, _KERNELS.get(one.key, _OF_EMBEDDING))
     eight = any(one.key == "load_in_8bit" for one in on) and reader.look("adapter") == "lora"
-    if not eight and not remote and shards is not Shards.FLAT:
-        draft.unmodelled_default(_KERNELS[0], "true", _FUSED)
-
-
-def _read_fused_mlp(reader: Reader, draft: Draft) -> None:
-    kernel = reader.flag("lora_mlp_kernel")
-    if kernel is not None and kernel.value:
-        draft.unmodelled(kernel, _FUSED)
-    else:
-        draft.idle(kernel, "the default")
+    if given or eight or reader.look("trust_remote_code") or shards is Shards.FLAT:
+        return
+    for key, why in (*_KERNELS.items(), *([(_EMBEDDING, _OF_EMBEDDING)] if has_embedding else [])):
+        draft.unmodelled_default(key, "true", why)
 
 
 def _read_targets(reader: Reader, draft: Draft) -> None:
@@ -118,7 +143,7 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
     linear, named = reader.flag("lora_target_linear"), reader.words("lora_target_modules")
     if named is not None and any(re.search(r"[\\()|*\[]", word) for word in named.value):
         draft.refuse(named, "modules by a pattern")
-        draft.use(linear)
+        draft.use(linear, why="beside a pattern, which is refused")
         return
     if linear is None or not linear.value:
         draft.idle(linear, "the default")
@@ -126,10 +151,10 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
         return
     family = family_of(draft.values.get("model"))
     if not family:  # the model is unknown, which is told in any case
-        draft.use(linear, named)
+        draft.use(linear, named, why="adapters of a model that is not known")
     elif family in LINEARS:
         names = list(dict.fromkeys([*LINEARS[family], *(named.value if named else ())]))
         draft.infer("training.lora.target_modules", names, "every linear layer", linear, named, source=_LINEAR)
     else:
         draft.refuse(linear, f"all linear layers of the family {family}")
-        draft.use(named)
+        draft.use(named, why="beside all linear layers, which are refused")

@@ -13,6 +13,11 @@ __all__ = ["read_batches", "read_lengths"]
 _PACKED: Final = ("core/trainers/base.py _create_multipack_sampler: one row of micro_batch_size x sequence_len tokens, "
                   "unless multipack_real_batches")
 _PADDED: Final = "core/builders/causal.py: a batch is padded to its longest sequence, in steps of 64"
+_RELEASE: Final = "axolotl 067b021c"
+_DEFAULTS: Final = "utils/schemas/training.py gradient_accumulation_steps"
+_LENGTH: Final = "utils/schemas/config.py sequence_len"
+_LONGEST: Final = 512
+"""Length of samples where the recipe does not say one."""
 _STEP: Final = "utils/config/__init__.py normalize_config: micro_batch_size x gradient_accumulation_steps x ranks"
 
 
@@ -26,7 +31,7 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
         draft.idle(packing, "the default")
         draft.idle(reader.take("multipack_real_batches"), "no packing")
         _padded(reader, draft, limit)
-        draft.put("training.micro_batch_size", micro)
+        _write_micro(draft, micro)
     draft.idle(reader.matching("sample_packing_*", "eval_sample_packing", "pretrain_multipack_*"),
                "which samples come into a pack")
 
@@ -40,9 +45,9 @@ def _packed(reader: Reader, draft: Draft, packing: Taken[bool], limit: Taken[int
         draft.idle(limit, f"{draft.answers.seq_len.where} says how long packs are")
     rows = reader.flag("multipack_real_batches")
     if rows is not None and rows.value:
-        draft.use(rows)
+        draft.use(rows, why="each sample of a microbatch has a row of its own")
         _length(draft, limit, 1)
-        draft.put("training.micro_batch_size", micro)
+        _write_micro(draft, micro)
         return
     draft.idle(rows, "the default")
     _length(draft, limit, micro.value if micro else 1)
@@ -54,7 +59,9 @@ def _length(draft: Draft, limit: Taken[int] | None, rows: int) -> None:
     if draft.answers.seq_len is not None:
         draft.answered("training.seq_len", draft.answers.seq_len)
     elif limit is None:
-        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence (sequence_len)")
+        draft.default("training.seq_len", _LONGEST * rows, _RELEASE, _LENGTH)
+        if rows > 1:
+            draft.infer("training.packed_length", _LONGEST, "the longest sample of a pack", source=_PACKED)
     elif rows == 1:
         draft.put("training.seq_len", limit)
     else:
@@ -69,14 +76,21 @@ def _padded(reader: Reader, draft: Draft, limit: Taken[int] | None) -> None:
         draft.answered("training.seq_len", draft.answers.seq_len)
         draft.idle([one for one in (limit, whole) if one], f"{draft.answers.seq_len.where} says how long sequences are")
     elif limit is None:
-        draft.use(whole)
-        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence (sequence_len)")
+        draft.use(whole, why="all samples are padded to sequence_len")
+        draft.default("training.seq_len", _LONGEST, _RELEASE, _LENGTH)
     elif whole is not None and whole.value:
-        draft.use(whole)
+        draft.use(whole, why="all samples are padded to sequence_len")
         draft.put("training.seq_len", limit)
     else:
         draft.idle(whole, "the longest sequences are counted")
         draft.infer("training.seq_len", limit.value, "the longest that sequence_len allows", limit, source=_PADDED)
+
+
+def _write_micro(draft: Draft, micro: Taken[int] | None) -> None:
+    if micro is not None:
+        draft.put("training.micro_batch_size", micro)
+    else:
+        draft.default("training.micro_batch_size", 1, _RELEASE, "utils/schemas/training.py micro_batch_size")
 
 
 def read_batches(reader: Reader, draft: Draft, zero: Zero | None) -> None:
@@ -84,15 +98,17 @@ def read_batches(reader: Reader, draft: Draft, zero: Zero | None) -> None:
     steps, batch = reader.integer("gradient_accumulation_steps"), reader.integer("batch_size")
     check_numbers(draft, zero, reader.integer("micro_batch_size"), steps)
     if steps is not None and batch is not None:
-        draft.idle(batch, f"{steps.key} decides")
+        draft.use(batch)
+        draft.fail(batch.where, "only one of gradient_accumulation_steps and batch_size may be said "
+                                "(utils/schemas/validation.py check_gas_bsz)")
+    else:
+        draft.idle(batch, f"gradient_accumulation_steps goes before it, 1 where it is not said ({_DEFAULTS})")
     mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
     micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
     if micro is None or not mesh:
-        draft.use(steps or batch)  # the number of ranks is asked for
+        draft.use(steps, why="microbatches of a step of so many ranks as are asked for")
     elif steps is not None:
         draft.infer("training.global_batch_size", micro * steps.value * ranks,
                     f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_STEP)
-    elif batch is not None:
-        recipe_micro = reader.document.data.get("micro_batch_size", micro)
-        draft.infer("training.global_batch_size", micro * max(batch.value // int(recipe_micro), 1) * ranks,
-                    f"{micro} x (batch_size / micro_batch_size) x {ranks} data-parallel ranks", batch, source=_STEP)
+    else:
+        draft.default("training.global_batch_size", micro * ranks, _RELEASE, f"{_DEFAULTS}: no accumulation")

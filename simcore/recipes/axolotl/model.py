@@ -13,7 +13,9 @@ from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["read_formats", "read_model"]
 
+_RELEASE: Final = "axolotl 067b021c"
 _FORMATS: Final = "utils/config/__init__.py resolve_dtype"
+_HALF: Final = "utils/schemas/config.py bf16: auto"
 _ADAPTERS: Final = "peft_autocast_adapter_dtype"
 _AUTOCAST: Final = "core/builders/base.py: bf16 of the Trainer; accelerate 1.15.0 accelerator.py prepare_model"
 _LEGACY: Final = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
@@ -27,7 +29,6 @@ _OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*"
 _LIGER: Final = ("liger_rms_norm", "liger_glu_activation", "liger_rope", "liger_layer_norm", "liger_rms_norm_gated")
 _ROWS: Final = (
     Off("tiled_mlp", "an MLP that is computed in tiles"),
-    Off("torch_compile", "layers by torch.compile"),
     Says("use_kernels", "framework_options.use_kernels", "flag", {True: True}, {False: "the default"}),
     Off("fp8", "products in 8 bits"),
     Off("use_scattermoe", "experts by ScatterMoE"),
@@ -44,7 +45,7 @@ _ROWS: Final = (
     Off("reinit_weights", "weights drawn anew", "a checkpoint is read"),
     Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
     Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "model_config.output_router_logits",
-          "num_labels", "center_rewards_coefficient", "freeze_mm_modules", "expert_parallel_*"),
+          "num_labels", "center_rewards_coefficient", "freeze_mm_modules"),
          "settings of what is refused, or of the loss"),
 )
 
@@ -52,6 +53,11 @@ _ROWS: Final = (
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model, its attention, its loss; refuses what changes its layers otherwise."""
     read_named_model(reader, draft, "base_model")
+    config = reader.text("base_model_config")
+    if config is not None and config.value != reader.look("base_model"):
+        draft.refuse(config, "the configuration of another model")
+    else:
+        draft.idle(config, "the model's own")
     _read_kind(reader, draft)
     experts = reader.text("experts_implementation")
     if experts is not None and experts.value != "grouped_mm":
@@ -132,29 +138,37 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
 
 
 def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
-    """Writes formats of parameters and products."""
+    """Writes formats of parameters and products: bf16, which is `auto` where the recipe has no such key, or another.
+
+    resolve_dtype: `auto` is off beside fp16; a base of 8 bits without any is read in fp16.
+    """
+    is_missing = "bf16" not in reader.names()
     half, full = reader.take("bf16"), reader.take("fp16")
     more = [one for one in (reader.flag("bfloat16"), reader.flag("float16")) if one is not None]
     draft.idle(reader.take("torch_dtype"), "bf16 and fp16 decide")
     said = {one.key: one.value for one in more}
-    if (half is not None and half.value in (True, "auto", "full")) or said.get("bfloat16"):
+    fp16 = full is not None and full.value is True
+    asked = "auto" if is_missing else half.value if half is not None else None
+    bf16 = asked in (True, "full") or (asked == "auto" and not fp16)
+    if bf16 or said.get("bfloat16"):
         name = "bf16"
-    elif (full is not None and full.value is True) or said.get("float16"):
-        name = "fp16"
     else:
-        name = "fp32"
+        name = "fp16" if fp16 or said.get("float16") or reader.look("load_in_8bit") is True else "fp32"
     by: tuple[Taken[Any] | None, ...] = (half, full, *more)
     zero = sharding.zero
     if zero is not None and zero.compute:
-        draft.use(*by)
+        draft.use(*by, why="DeepSpeed's configuration says the format, which must be this one")
         if zero.compute != name:
             draft.fail(reader.document.path, f"DeepSpeed's configuration enables {zero.compute}, the recipe {name}")
+    elif is_missing and bf16:
+        draft.use(*by, *(zero.formats if zero else ()), why="beside bf16, which is auto")
+        draft.default("training.precision.compute", name, _RELEASE, _HALF)
     else:
         draft.infer("training.precision.compute", name, "formats of the recipe", *by, *(zero.formats if zero else ()),
                     source=_FORMATS)
     if sharding.shards in (Shards.NONE, Shards.EACH):  # accelerate keeps what FSDP 1 trains in fp32
         draft.infer("training.precision.params", name, "the checkpoint is read in this format", source=_FORMATS)
-    mixed = (name == "bf16" and (half is None or half.value != "full")) or (full is not None and full.value is True)
+    mixed = (name == "bf16" and asked != "full") or (fp16 and not bf16)
     _read_adapters(reader, draft, sharding, name, mixed=mixed, by=by)
 
 
@@ -165,14 +179,17 @@ def _read_adapters(reader: Reader, draft: Draft, sharding: Sharding, name: str, 
     `name`: format of the checkpoint and of products. `mixed`: transformers' Trainer is told so, but by `bf16: full`
     (core/builders/base.py _configure_precision_settings). Adapters beside a packed base are made in fp32.
     """
-    method, kept = draft.values.get("training", {}).get("method", "full"), reader.flag(_ADAPTERS)
-    if method == "full" or sharding.shards not in (Shards.NONE, Shards.EACH):
+    method = draft.values.get("training", {}).get("method", "full")
+    if method == "full":
+        return
+    kept = reader.flag(_ADAPTERS)
+    if sharding.shards not in (Shards.NONE, Shards.EACH):
         draft.idle(kept, "no adapters are cast here")
         return
     if kept is not None and not kept.value and method == "lora":
         draft.put("training.lora.dtype", kept, name)
         return
-    draft.use(kept)
+    draft.use(kept, why="adapters are in fp32, as by default")
     draft.default("training.lora.dtype", "fp32", "PEFT 0.21.2", "mapping_func.py autocast_adapter_dtype")
     if sharding.shards is Shards.NONE and mixed and name != "fp32":
         draft.infer("framework_options.autocast", True, "mixed precision of the Trainer", *by,  # noqa: FBT003 - a value

@@ -28,8 +28,8 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     elif zero is not None and (named is None or named.value in _PLAIN):
         draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
     elif named is None:
-        draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
-                      "training_args.py: adamw_torch_fused")
+        draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "axolotl 067b021c",
+                      "utils/schemas/training.py optimizer: adamw_torch_fused")
     elif named.value in _SERVED:
         draft.put("training.optimizer", named, _SERVED[named.value], SOURCE)
     else:

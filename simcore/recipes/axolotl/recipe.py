@@ -10,8 +10,11 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.axolotl.adapters import read_method
 from simcore.recipes.axolotl.batches import read_batches, read_lengths
 from simcore.recipes.axolotl.checkpointing import read_checkpointing
+from simcore.recipes.axolotl.environment import write_environment
 from simcore.recipes.axolotl.model import read_formats, read_model
 from simcore.recipes.axolotl.optimizer import read_optimizer
+from simcore.recipes.axolotl.ranks import read_ranks
+from simcore.recipes.axolotl.refused import refuse_rest
 from simcore.recipes.axolotl.sharding import read_sharding
 from simcore.recipes.axolotl.without_effect import WITHOUT_EFFECT
 from simcore.recipes.axolotl.written import WRITER
@@ -39,6 +42,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     file = files[0]
     reader, draft = Reader(file.document), Draft("axolotl", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
+    draft = read_ranks(reader, draft)
     read_machine(draft, None)
     read_model(reader, draft)
     beside = companions_of(files[1:], draft, takes=("deepspeed",))
@@ -49,7 +53,9 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     read_lengths(reader, draft)
     read_batches(reader, draft, sharding.zero)
     read_optimizer(reader, draft, sharding)
+    write_environment(draft)
     _check(reader, draft, sharding.shards)
+    refuse_rest(reader, draft)
     read_rows(reader, draft, WITHOUT_EFFECT)
     return draft.imported([reader, *beside.readers()], loose=loose)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -22,7 +22,8 @@ _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa:
                         "transformers 5.23.0", "training_args.py _process_fsdp_args, to which axolotl hands the block",
                         ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch"),
                         "axolotl's utils/schemas/fsdp.py")
-_ROWS: Final = (Idle(("accelerator_config.*",), "accelerate's own settings of batches"),)
+_ROWS: Final = (Idle(("expert_parallel_*",), "one rank"),
+                Idle(("accelerator_config.*",), "accelerate's own settings of batches"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,11 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
             draft.refuse(degree, "transformers' own parallelism beside data parallel")
         else:
             draft.idle(degree, "one rank")
+    read_rows(reader, draft, _ROWS)
     zero = reader.text("deepspeed")
     if zero is not None and file is not None:
-        draft.use(zero)
+        draft.use(zero, why="names the file that stands beside the recipe")
+        check_named(draft, zero, file)
         return _read_zero(reader, draft, file)
     draft.refuse(zero, "DeepSpeed's configuration in another file: name it too, by --with")
     if file is not None:
@@ -62,7 +65,6 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
     draft.infer("framework", "fsdp2" if second else "fsdp1", "version of FSDP", *asked, source=_VERSION,
                 where=(asked or reader.untouched())[0].where)
     read_plugin(reader, draft, _PLUGIN, second=second)
-    read_rows(reader, draft, _ROWS)
     _shards(reader, draft)
     return Sharding(Shards.EACH if second else Shards.FLAT)
 
@@ -73,7 +75,6 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader) -> Sharding:
         draft.refuse(reader.take(name), "FSDP beside DeepSpeed")
     for name in ("dp_shard_size", "dp_replicate_size"):
         draft.idle(reader.integer(name), "ZeRO cuts over all ranks")
-    read_rows(reader, draft, _ROWS)
     zero = read_deepspeed(file, draft)
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft)
@@ -87,8 +88,13 @@ def _version(reader: Reader) -> list[Taken[object]]:
 
 def _copies(reader: Reader, draft: Draft) -> None:
     """One model on each GPU."""
-    for name in ("dp_shard_size", "dp_replicate_size"):
-        draft.idle(reader.integer(name), "each GPU has the whole model")
+    shard = reader.integer("dp_shard_size")
+    if shard is not None and shard.value > 1:
+        draft.refuse(shard, "shards without fsdp_config")
+    else:
+        draft.idle(shard, "each GPU has the whole model")
+    draft.idle(reader.integer("dp_replicate_size"), "each GPU has the whole model")
+    draft.put("framework_options.bucket_cap_mb", reader.integer("ddp_bucket_cap_mb"))
     if draft.answers.gpus is None:
         draft.ask("mesh", "--gpus N", "number of GPUs")
     else:
@@ -102,7 +108,7 @@ def _shards(reader: Reader, draft: Draft) -> None:
     for one in (shard, copies):
         if one is not None and one.value < 1:
             draft.fail(one.where, f"{one.key}: expected a number of ranks, got {one.value}")
-            draft.use(shard)
+            draft.use(shard, why="must be the GPUs over dp_replicate_size")
             return
     if draft.answers.gpus is None:
         if shard is not None:
@@ -112,7 +118,7 @@ def _shards(reader: Reader, draft: Draft) -> None:
         return
     found = share_out(draft, draft.answers.gpus, {"dp_replicate_size": copies}, "mesh.dp_shard",
                       "GPUs / dp_replicate_size", "accelerate's FSDP shards over all ranks of a replica")
-    draft.use(shard)
+    draft.use(shard, why="must be the GPUs over dp_replicate_size")
     if shard is not None and found is not None and shard.value != found:
         draft.fail(shard.where, f"dp_shard_size {shard.value} x dp_replicate_size are not the GPUs of "
                                 f"{draft.answers.gpus.where}")

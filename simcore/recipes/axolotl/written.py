@@ -37,6 +37,7 @@ _KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_
 """Fused layers, which axolotl switches on unless told (`utils/schemas/config.py`), where PEFT's are simulated."""
 _REASONS: Final = {"datasets": "yours", "learning_rate": "yours",
                    _KERNELS[0]: "on unless told; PEFT's layers are simulated"}
+_FIXED: Final = "PYTORCH_ALLOC_CONF=expandable_segments:False"
 
 
 def _write(outline: Outline) -> None:
@@ -101,6 +102,7 @@ def _write_formats(outline: Outline) -> None:
     plain = _is_without_casts(outline)
     if plain and compute == "fp16":
         outline.put("float16", True, "training.precision.compute", "training.precision.params")  # noqa: FBT003 - a value
+        outline.put("bf16", False, "training.precision.compute")  # noqa: FBT003 - a value: `auto` where it is not said
         return
     outline.put("fp16" if compute == "fp16" else "bf16", "full" if plain and compute == "bf16" else compute != "fp32",
                 "training.precision.compute", "training.precision.params")
@@ -215,8 +217,10 @@ def _zero_file(job: Job) -> str:
 
 
 def _launch(job: Job) -> str:
+    """Axolotl's command, which makes segments expandable unless the variable is set."""
+    fixed = "" if "PYTORCH_CUDA_ALLOC_CONF" in job.environment else f"export {_FIXED}\n"
     nodes = f"--nnodes={job.nodes} " if job.nodes > 1 else ""
-    return f"axolotl train {job.file} --launcher torchrun -- {nodes}--nproc-per-node={job.gpus_per_node}\n"
+    return f"{fixed}axolotl train {job.file} --launcher torchrun -- {nodes}--nproc-per-node={job.gpus_per_node}\n"
 
 
 WRITER: Final = RecipeWriter(".yaml", FRAMEWORKS, _write, _launch, _text, _beside, patches=True)

@@ -15,7 +15,7 @@ from simcore.inputs.document import Document
 from simcore.recipes.bridge.options import Launcher
 from simcore.recipes.imported import Left
 
-__all__ = ["aligned"]
+__all__ = ["aligned", "data_owns"]
 
 _MODEL: Final = "model.seq_length"
 _DATA: Final = ("dataset.seq_length", "dataset.sequence_length")
@@ -33,7 +33,7 @@ def aligned(document: Document, launcher: Launcher, given: frozenset[str], *,
     data = next((key for key in _DATA if _value(document, key) is not None), None)
     if data is None:
         return document, []
-    if launcher == "performance" or (not launcher and benchmark and data not in given):
+    if not data_owns(launcher, given, benchmark=benchmark):
         if _value(document, _MODEL) is None:
             return document, []
         return _with(document, _MODEL, (data,), "benchmarks' launcher gives its mock samples the model's length "
@@ -48,6 +48,11 @@ def aligned(document: Document, launcher: Launcher, given: frozenset[str], *,
     found, left = _with(document, data, (_MODEL, *packs), f"the launcher takes {data} in its place "
                                                           "(scripts/training/recipe_runner.py:430, :471)")
     return found, [one for one in left if one.key in given]
+
+
+def data_owns(launcher: Launcher, given: frozenset[str], *, benchmark: bool) -> bool:
+    """True if the data set's length becomes the model's, False if it is the other way round."""
+    return launcher != "performance" and (bool(launcher) or not benchmark or bool(given & {*_DATA}))
 
 
 def _with(document: Document, key: str, others: tuple[str, ...], why: str) -> tuple[Document, list[Left]]:

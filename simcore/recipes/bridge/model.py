@@ -41,13 +41,13 @@ def read_model(reader: Reader, draft: Draft) -> None:
         draft.refuse(target, f"the provider {kind}", always=True)
         draft.use(name, pattern)
     elif pattern is not None:
-        draft.use(target, name)
-        _read_hybrid(reader, draft, pattern)
+        draft.use(target, name, why="names the provider; the pattern of layers and the sizes beside it are the model")
+        _read_hybrid(reader, draft, pattern, name)
     elif name is not None:
-        draft.use(target)
+        draft.use(target, why="the provider of the model by its name")
         _read_named(reader, draft, name)
     elif reader.has("model.num_layers") and reader.has("model.hidden_size"):
-        draft.use(target)
+        draft.use(target, why="the provider; its sizes are the model")
         read_provider(reader, draft)
     elif kind == "GPTModelProvider":
         draft.use(target)
@@ -78,7 +78,7 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     if not read_vocabulary(reader, draft, name) and not (own or (further and further.value)) and depth is None:
         draft.put("model", name)
         draft.use(further, reader.text("model.mtp_hybrid_override_pattern"),
-                  reader.flag("model.mtp_use_repeated_layer"))
+                  reader.flag("model.mtp_use_repeated_layer"), why="no modules of multi-token prediction")
         return
     draft.put("model.config", name)
     if further is not None and further.value:
@@ -86,7 +86,7 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     elif own:
         draft.infer("model.overrides.mtp_num_layers", own, "modules of the model's own configuration", name,
                     source="Bridge models/conversion/model_bridge.py:497: num_nextn_predict_layers")
-    draft.use(further)
+    draft.use(further, why="no modules of multi-token prediction")
     if depth is not None:
         draft.put("model.overrides.num_hidden_layers", depth)
     pattern, repeats = reader.text("model.mtp_hybrid_override_pattern"), reader.flag("model.mtp_use_repeated_layer")
@@ -95,7 +95,7 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     if repeats is not None and repeats.value:
         draft.put("model.overrides.mtp_use_repeated_layer", repeats)
     else:
-        draft.use(repeats)
+        draft.use(repeats, why="off, as without it")
 
 
 def _predicted(name: str) -> int:
@@ -106,7 +106,7 @@ def _predicted(name: str) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str]) -> None:
+def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str], name: Taken[str] | None) -> None:
     """HybridModelProvider by its sizes (models/hybrid/hybrid_provider.py): Nemotron-H's layers."""
     main, *further = pattern.value.split("/")
     letters = main.replace("|", "")
@@ -114,17 +114,17 @@ def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str]) -> None:
     draft.infer("model.config", preset, "a pattern of layers is a Nemotron-H's", pattern)
     _override(draft, "hybrid_override_pattern", letters, pattern)
     _override(draft, "num_hidden_layers", len(letters), pattern)
-    draft.use(reader.integer("model.num_layers"))
+    draft.use(reader.integer("model.num_layers"), why="the pattern of layers has as many")
     for key, field in _HYBRID.items():
         one = reader.integer(f"model.{key}")
         if one is not None:
             _override(draft, field, one.value, one)
-    read_vocabulary(reader, draft, None)
+    read_vocabulary(reader, draft, name)
     _style(reader, draft)
     count, repeats, old = (reader.integer("model.mtp_num_layers"), reader.flag("model.mtp_use_repeated_layer"),
                            reader.text("model.mtp_hybrid_override_pattern"))
     further = further or [old.value] * (count.value if count else 0) if old else further
-    draft.use(count, repeats, old)
+    draft.use(count, repeats, old, why="no modules of multi-token prediction")
     if further:
         _override(draft, "mtp_num_layers", len(further), *(one for one in (pattern, count) if one))
         _override(draft, "mtp_hybrid_override_pattern", further[0], *(one for one in (pattern, old) if one))
@@ -134,11 +134,11 @@ def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str]) -> None:
 def _style(reader: Reader, draft: Draft) -> None:
     """Activation and positions; other than Nemotron-H's they are written."""
     active = reader.text("model.activation_func")
-    draft.use(active)
+    draft.use(active, why="a Nemotron-H's")
     if active is not None and active.value != "squared_relu":
         give_up(draft, active.where, f"not yet: {active.value} in a hybrid (served: squared_relu)")
     gated, norm = reader.flag("model.gated_linear_unit"), reader.text("model.normalization")
-    draft.use(gated)
+    draft.use(gated, why="off, a Nemotron-H's")
     if norm is not None:
         draft.put("model.overrides.normalization", norm)
     if gated is not None and gated.value:
@@ -151,7 +151,7 @@ def _style(reader: Reader, draft: Draft) -> None:
         if one is not None and one.value:
             draft.put(f"model.overrides.{name}", one)
         else:
-            draft.use(one)
+            draft.use(one, why="none, as without it")
     tied = reader.flag("model.share_embeddings_and_output_weights")
     if tied is not None:
         draft.put("model.overrides.tie_word_embeddings", tied)

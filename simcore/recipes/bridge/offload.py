@@ -33,7 +33,7 @@ def read_offload(reader: Reader, draft: Draft) -> None:
         draft.use(asked, count)
         return
     draft.put(KEY, asked, "host")
-    draft.use(kept)
+    draft.use(kept, why="activations leave, as without it")
     draft.put(f"{OPTION}{LAYERS}", count)
 
 
@@ -53,15 +53,15 @@ def _read_modules(reader: Reader, draft: Draft) -> None:
     if smallest is not None and smallest.value != 1024 * 1024:
         draft.put(f"{OPTION}{SMALLEST}", smallest)
     else:
-        draft.use(smallest)
+        draft.use(smallest, why="1 Mi elements, as without it")
     if share is not None and share.value != 1:
         draft.refuse(share, "a part of the groups of modules")
     else:
-        draft.use(share)
+        draft.use(share, why="all groups, as without it")
     if delta is not None and delta.value:
         draft.refuse(delta, "groups of modules that stay by the number of the stage")
     else:
-        draft.use(delta)
+        draft.use(delta, why="0, as without it")
     for one in later:
         draft.unmodelled(one, "when copies to the host begin, and how many run before kernels wait")
 

@@ -14,6 +14,7 @@ __all__ = ["gpus_of", "machine_of", "read_degrees", "read_overlap", "unknown_mac
 
 _DEGREES: Final = {"pp": "pipeline", "cp": "context", "tp": "tensor"}
 _OPTION: Final = "framework_options."
+_OVERLAPS: Final = "Megatron-FSDP gathers and reduces beside products by itself"
 _BUCKET: Final = 128 * 2**20
 _SIZE: Final = re.compile(r"_(\d+)gpu_([a-z]+\d+)")
 _MACHINES: Final = {"h100": "dgx-h100", "h200": "dgx-h200", "b200": "dgx-b200", "b300": "dgx-b300",
@@ -46,13 +47,13 @@ def read_degrees(reader: Reader, draft: Draft, gpus: Answer | None) -> int:
         if one is not None and one.value != 1:
             draft.put(f"mesh.{axis}", one)
         else:
-            draft.use(one)
+            draft.use(one, why="1, as without it")
     for axis, key in (("ep", "model.expert_model_parallel_size"), ("etp", "model.expert_tensor_parallel_size")):
         one = reader.integer(key)
         if one is not None and (one.value != 1 or axis == "etp"):
             draft.put(f"mesh.{axis}", one)
         else:
-            draft.use(one)
+            draft.use(one, why="1, as without it")
     experts = draft.values.get("mesh", {})
     if experts.get("ep", 1) > 1 and "etp" not in experts:
         draft.infer("mesh.etp", 1, "1 where there is expert parallelism; core's default is tp",
@@ -81,7 +82,9 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
     has_one = reader.is_mapping("comm_overlap") and scatters is not None and scatters.value
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
         given = [reader.flag(f"{block}.{name}") for block in ("comm_overlap", "ddp", "optimizer")]
-        draft.use(*given)
+        draft.use(*given, why=_OVERLAPS if shards else "on, as without it" if not has_one else
+                  "comm_overlap goes before ddp and the optimizer, and overlaps where there are several data-parallel "
+                  "ranks (training/comm_overlap.py)")
         own = given[0].value if given[0] is not None else data != 1
         is_on = own if has_one else any(one.value for one in given if one) or not any(given)
         if not is_on and not shards:
@@ -102,20 +105,30 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
 def _read_products(reader: Reader, draft: Draft) -> None:
     """Writes overlap of matrix products, experts and the head's weight gradients with what is sent."""
     mesh = draft.values.get("mesh", {})
-    products = reader.flag("comm_overlap.tp_comm_overlap")
+    products, own = reader.flag("comm_overlap.tp_comm_overlap"), reader.flag("model.tp_comm_overlap")
+    if products is None:
+        products = own
+    else:
+        draft.idle(own, "comm_overlap.tp_comm_overlap goes before it (training/comm_overlap.py)")
     if products is not None and products.value and mesh.get("tp", 1) > 1 and draft.values["training"].get(
             "sequence_parallel"):
         draft.put(f"{_OPTION}tp_comm_overlap", products)
     else:
-        draft.idle(products, "there is one tensor parallel rank, or no sequence parallelism")
+        draft.idle(products, "there is one tensor parallel rank, or no sequence parallelism" if products and
+                   products.value else "off, as without it")
+    details = reader.matching("comm_overlap.tp_comm_overlap_cfg.*")
+    if draft.values.get("framework_options", {}).get("tp_comm_overlap"):
+        draft.unmodelled(details, "how products are cut while pieces are sent: methods, splits and multiprocessors")
+    else:
+        draft.idle(details, "tp_comm_overlap is off")
     for name in ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "defer_embedding_wgrad_compute"):
         one = reader.flag(f"comm_overlap.{name}")
         if one is not None and one.value:
             draft.put(f"{_OPTION}{name}", one)
         else:
-            draft.idle(one, "as the simulation has it")
+            draft.idle(one, "off, as without it")
     limit = reader.integer("comm_overlap.wgrad_deferral_limit")
     if limit is not None and draft.values.get("framework_options", {}).get("defer_embedding_wgrad_compute"):
         draft.put(f"{_OPTION}wgrad_deferral_limit", limit)
     else:
-        draft.use(limit)
+        draft.idle(limit, "read with defer_embedding_wgrad_compute alone")

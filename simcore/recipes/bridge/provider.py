@@ -126,6 +126,8 @@ def leave_rest(reader: Reader, draft: Draft) -> None:
             keys = [one.key for one in reader.untouched() if one.path[0] == "model" and any(
                 fnmatchcase(name, pattern) for name in names_of((str(one.path[1]),)) for pattern in row.keys)]
             tell(reader.matching(*keys), row.why)
+    nothing = [one.key for one in reader.untouched() if one.value is None]
+    draft.idle(reader.matching(*nothing), "null: nothing is asked for")
     off = [one.key for one in reader.untouched() if one.path[0] == "model" and one.value is False]
     draft.idle(reader.matching(*off), "off")
     functions = [one.key for one in reader.untouched() if one.path[-1] in ("_target_", "_call_", "_partial_")]

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Final
 
 from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.bridge.framework import read_framework
 from simcore.recipes.bridge.model import read_model
-from simcore.recipes.bridge.named import COMMIT, launch_of, names_in, present_name
+from simcore.recipes.bridge.named import COMMIT, Launch, launch_of, names_in, present_name
 from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
-from simcore.recipes.bridge.rows import ROWS, give_up
+from simcore.recipes.bridge.rows import ROWS, give_up, read_small, reason_of
 from simcore.recipes.bridge.scaling import scaled
+from simcore.recipes.bridge.selection import selects
 from simcore.recipes.bridge.step import (
     read_experts,
     read_formats,
-    read_framework,
     read_graphs,
     read_lengths,
     read_loss,
@@ -26,13 +27,13 @@ from simcore.recipes.bridge.step import (
     read_stages,
     read_states,
 )
+from simcore.recipes.bridge.variables import read_variables
 from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported, Left
+from simcore.recipes.imported import Imported, Left, read_known
 from simcore.recipes.machine import read_machine
-from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
@@ -41,40 +42,46 @@ from simcore.recipes.rows import read_rows
 __all__ = ["FORMAT"]
 
 _BLOCKS: Final = frozenset({"model", "train", "ddp", "optimizer"})
-_DECIDES: Final = ("model.cuda_graph_scope", "model.pipeline_model_parallel_layout", "model.attention_backend",
-                   "model.quant_recipe", "peft.target_modules", "model.hf_model_id", "model")
-"""Keys whose unknown values would change the answer."""
 
 
 def _recognises(file: RecipeFile) -> bool:
     document = file.mapping()
     if document is None:
-        return len(file.text) < 2**16 and bool(names_in(file.text))
+        return len(file.text) < 2**16 and (bool(names_in(file.text)) or selects(file.text))
     return document.data.keys() >= _BLOCKS and all(isinstance(document.data[name], dict) for name in _BLOCKS)
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
+    launch = launch_of(file.text, file.path, answers.variables, file.sources) if file.mapping() is None else None
+    return read_known(lambda: _of_launch(files, launch, answers, loose=loose), launch.unknown if launch else {})
+
+
+def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answers, *, loose: bool) -> Imported:
+    """Reads a recipe that a launch names; without one the values of a run_config.yaml."""
+    file = files[0]
     document, name, gpus, machine, unknown = file.mapping(), Path(file.path).stem, answers.gpus, "", ""
+    owns = True
     variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
-    if document is None:
-        launch = launch_of(file.text, file.path, answers.variables)
+    if launch is not None:
         document, name, variables = launch.document, launch.name, launch.environment
         draft.left += launch.left
+        owns = launch.data_owns
         gpus = agreed(gpus, launch.gpus) or gpus_of(present_name(name), f"{file.path} {name}")
         machine, unknown = machine_of(present_name(name)), unknown_machine(present_name(name))
-        document = scaled(draft, document, name, gpus, given=launch.gives("train.global_batch_size"))
+        document = scaled(draft, document, name, gpus, launcher=launch.launcher,
+                          given=launch.gives("train.global_batch_size"))
         for key in launch.open_keys:
-            if key in _DECIDES:
-                give_up(draft, document.where(()), f"not yet: {key} of this recipe, which is computed (Bridge "
-                                                   f"{COMMIT}): give it as an override")
+            _leave_open(draft, key, document.where(()))
     draft.infer("name", name, "the recipe's name" if document is not file.mapping() else "the file's name")
     for other in files[1:]:
         draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
-    _read_parts(reader, draft, gpus, machine, unknown)
+    _read_parts(reader, draft, gpus, machine, unknown, owns=owns)
+    read_small(reader, draft)
     read_rows(reader, draft, ROWS)
+    read_variables(reader, draft)
     leave_rest(reader, draft)
     if draft.refuses("model._target_"):
         draft.idle(reader.matching("model.*"), "the provider's own; it is not read")
@@ -83,6 +90,16 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         draft.use(*(one for one in reader.handed_out()
                     if (one.where, one.key) not in left and not draft.refuses(one.key)))
     return with_environment(draft.imported([reader], loose=loose), variables)
+
+
+def _leave_open(draft: Draft, key: str, where: str) -> None:
+    """Lists a key whose value the recipe computes, if nothing depends on it; refuses another."""
+    why = reason_of(key)
+    if why:
+        draft.left.append(Left("no effect", where, key, "computed", why))
+    else:
+        give_up(draft, where, f"not yet: {key} of this recipe, which is computed (Bridge {COMMIT}): give it as an "
+                              "override")
 
 
 def _read_machine(draft: Draft, other: str) -> None:
@@ -98,7 +115,8 @@ def _read_machine(draft: Draft, other: str) -> None:
                                f"is not known here: numbers are those of {answer.value}"))
 
 
-def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str, other: str) -> None:
+def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str, other: str, *,
+                owns: bool) -> None:
     read_model(reader, draft)
     read_framework(reader, draft)
     if machine and draft.answers.topology is None:
@@ -109,9 +127,9 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str,
     if copies is not None and copies.value > 1:
         draft.put("mesh.dp_replicate", copies)
     else:
-        draft.use(copies)
+        draft.use(copies, why="1, as without it")
     data = read_degrees(reader, draft, gpus)
-    read_lengths(reader, draft)
+    read_lengths(reader, draft, owns=owns)
     read_stages(reader, draft)
     parallel = reader.flag("model.sequence_parallel")
     if parallel is not None and parallel.value and draft.values.get("mesh", {}).get("tp", 1) == 1:
@@ -128,8 +146,6 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str,
     read_experts(reader, draft)
     read_graphs(reader, draft)
     read_overlap(reader, draft, data)
-    found = {name: reader.text(f"env_vars.{name}") for name in READ}
-    write_environment(draft, {name: one for name, one in found.items() if one is not None})
 
 
 FORMAT: Final = Format("bridge", "Megatron-Bridge recipes and run_config.yaml", _recognises, _read, WRITER)

@@ -32,7 +32,7 @@ def read_stash(reader: Reader, draft: Draft, *, experts: bool) -> None:
     if capacity is not None:
         draft.put(f"{_OPTION}{_CAPACITY}", capacity, float(capacity.value))
     if stash is None or not stash.value:
-        draft.use(stash)
+        draft.use(stash, why="off, as without it")
         draft.idle(rest, f"it is read with {_STASH}")
         return
     draft.put(f"{_OPTION}{_STASH}", stash)

@@ -10,19 +10,12 @@ from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.stash import read_stash
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.step import recompute_problem
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["read_experts", "read_formats", "read_framework", "read_graphs", "read_lengths", "read_loss", "read_method",
+__all__ = ["read_experts", "read_formats", "read_graphs", "read_lengths", "read_loss", "read_method",
            "read_recompute", "read_stages", "read_states"]  # fmt: skip
 
 _OPTION: Final = "framework_options."
-OF_FSDP: Final = {"data_parallel_sharding_strategy": "", "outer_dp_sharding_strategy": "no_shard",
-                  "suggested_communication_unit_size": 0, "fsdp_double_buffer": False,
-                  "fsdp_all_gather_in_start_param_sync": True, "keep_fp8_transpose_cache": False}
-"""Megatron-FSDP's settings of ddp, with the value that changes nothing."""
-_SWITCHES: Final = {"fsdp_db_use_persist_buf_on_alloc_fail": "persistent buffers where units share none",
-                    "megatron_fsdp_max_pool_double_buffer": "shared buffers of the largest size",
-                    "megatron_fsdp_enable_fine_grained_param_gather": "parameters gathered module by module"}
 _PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "bf16_with_fp8_delayed_scaling_mixed": "delayed", "bf16_with_mxfp8_mixed": "mxfp8",
                    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
@@ -33,78 +26,15 @@ _ENDS: Final = {"nemotron_h_bf16_with_fp8_current_scaling_mixed": 2, "nanov2_bf1
 """Layers at each end in bf16, by preset (training/mixed_precision.py)."""
 
 
-def read_framework(reader: Reader, draft: Draft) -> None:
-    """Writes the framework: Megatron-FSDP if the configuration of DDP asks for it, with its own options."""
-    fsdp = reader.flag("ddp.use_megatron_fsdp")
-    own = {name: reader.take(f"ddp.{name}") for name in OF_FSDP}
-    registers, by_hand = reader.flag("ddp.nccl_ub"), reader.flag("ddp.fsdp_manual_registration")
-    scatter = [reader.flag(f"{block}.use_distributed_optimizer") for block in ("ddp", "optimizer")]
-    draft.infer("framework", "megatron_fsdp" if fsdp and fsdp.value else "megatron",
-                "ddp.use_megatron_fsdp" if fsdp else "recipes of Bridge", fsdp)
-    draft.infer("framework_version", "main 2026-08-22", "the release of the recipes")
-    for name, one in own.items():
-        if one is not None and fsdp and fsdp.value and one.value != OF_FSDP[name]:
-            draft.put(f"{_OPTION}{name}", one)
-        else:
-            draft.idle(one, "it is Megatron-FSDP's")
-    if registers is not None and registers.value:
-        draft.put(f"{_OPTION}nccl_ub", registers)
-    else:
-        draft.use(registers)
-    draft.idle(by_hand, "when buffers are registered: after the first step")
-    _read_buffers(reader, draft, is_on=fsdp is not None and fsdp.value)
-    draft.use(*scatter)
-    said = [one for one in scatter if one is not None]
-    if said and not any(one.value for one in said) and not (fsdp and fsdp.value):
-        draft.infer(f"{_OPTION}use_distributed_optimizer", False, "neither ddp nor the optimizer asks for it",  # noqa: FBT003
-                    *said, source="Bridge training/config.py, _validate_and_sync_distributed_optimizer_settings")
-        if "muon" in str(reader.look("optimizer.optimizer")):
-            draft.infer(f"{_OPTION}use_layer_wise_param_layout", False, "whole parameters are dealt",  # noqa: FBT003
-                        *said, source="Megatron-LM main optimizer/__init__.py, use_separate_distributed_optimizer")
-
-
-def _read_buffers(reader: Reader, draft: Draft, *, is_on: bool) -> None:
-    """Reads settings of Megatron-FSDP's buffers that the simulation has one value of."""
-    formats = [reader.text(f"ddp.megatron_fsdp_{name}_dtype") for name in ("main_grads", "grad_comm")]
-    master = reader.text("ddp.megatron_fsdp_main_params_dtype")
-    release = reader.integer("ddp.megatron_fsdp_version")
-    switches = [(reader.flag(f"ddp.{name}"), what) for name, what in _SWITCHES.items()]
-    _read_kept_gradients(reader, draft, formats[0].value if formats[0] else "", is_on=is_on)
-    if is_on:
-        draft.use(*formats)
-    else:
-        draft.idle([one for one in formats if one], "it is Megatron-FSDP's")
-    for one, usual, what in ((master, "fp32", "masters in another format than fp32"),
-                             (release, 1, "the second implementation of Megatron-FSDP"),
-                             *((one, False, what) for one, what in switches)):
-        if one is None:
-            continue
-        if is_on and one.value != usual:
-            draft.refuse(one, what)
-        else:
-            draft.idle(one, "as the simulation has it" if is_on else "it is Megatron-FSDP's")
-
-
-def _read_kept_gradients(reader: Reader, draft: Draft, kept: str, *, is_on: bool) -> None:
-    """Refuses gradients that a graph keeps as a cast copy beside their buffer. `kept`: the buffer's format, or "".
-
-    Megatron-LM d98e8a64 megatron_fsdp/param_and_grad_buffer.py, zero_grad: they are views of the buffer, and cost
-    nothing, where the optimizer is precision-aware, or its parameters (fp32) have the buffer's format.
-    """
-    mode = reader.flag("ddp.megatron_fsdp_cuda_graph_mode")
-    is_view = bool(reader.look("optimizer.use_precision_aware_optimizer")) or kept == "fp32"
-    if mode is not None and mode.value and is_on and not is_view:
-        draft.refuse(mode, "gradients cast to the format of the optimizer's parameters stay between steps")
-    else:
-        draft.idle(mode, "it is Megatron-FSDP's" if not is_on else "gradients are views of their buffer, or let go")
-
-
 def read_formats(reader: Reader, draft: Draft) -> None:
     """Writes formats: mixed_precision wins over ddp (training/mixed_precision.py, setup)."""
     preset = None if reader.is_mapping("mixed_precision") else reader.text("mixed_precision")
     kind, recipe, narrow = (reader.text(f"mixed_precision.{name}") for name in ("fp8", "fp8_recipe", "fp4"))
     half, wide = reader.flag("mixed_precision.fp16"), reader.flag("mixed_precision.fp32")
-    draft.use(reader.flag("mixed_precision.bf16"), half, wide, preset, kind, recipe, narrow)
+    draft.use(half, reader.flag("mixed_precision.bf16"), preset, kind, narrow, why="parameters and products in bf16, "
+              "unless fp16, fp8 or fp4 says otherwise")
+    _read_wide(draft, wide)
+    draft.use(recipe, why="read with mixed_precision.fp8 alone")
     name = preset.value.replace("-", "_") if preset else "bf16_mixed"
     if name not in _PRESETS:
         give_up(draft, preset.where if preset else draft.path, f"not yet: mixed_precision {name}")
@@ -134,6 +64,13 @@ def read_formats(reader: Reader, draft: Draft) -> None:
     _read_narrow(reader, draft, compute)
 
 
+def _read_wide(draft: Draft, wide: Taken[bool] | None) -> None:
+    if wide is not None and wide.value:
+        draft.refuse(wide, "training in fp32")
+    else:
+        draft.idle(wide, "off, as without it")
+
+
 def _read_own_gradients(reader: Reader, draft: Draft, base: str) -> None:
     """Writes formats of gradients under main's Megatron-FSDP, which reads settings of its own."""
     kept, sent = (reader.text(f"ddp.megatron_fsdp_{name}_dtype") for name in ("main_grads", "grad_comm"))
@@ -157,10 +94,10 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
                 "framework_options", {}).get("use_distributed_optimizer") is False and not is_dealt:
             draft.refuse(one, "weights in 8 or 4 bits without the distributed optimizer")
             draft.infer(f"{_OPTION}{name}", False, "what it asks for is refused")  # noqa: FBT003 - a value
-        elif one is not None and matters and (one.value or name in ("fp8_param_gather", "first_last_layers_bf16")):
+        elif one is not None and matters and (name.endswith("_param_gather") or one.value is not (name == "fp8_wgrad")):
             draft.put(f"{_OPTION}{name}", one)
         else:
-            draft.idle(one, "nothing depends on it with these formats")
+            draft.idle(one, "the default, as without it" if matters else "nothing depends on it with these formats")
     is_keyed = reader.is_mapping("mixed_precision")
     if compute == "fp4" and is_keyed and reader.look("mixed_precision.fp4_param_gather") is None:
         draft.default(f"{_OPTION}fp4_param_gather", False, f"Bridge {COMMIT}",  # noqa: FBT003 - a value
@@ -175,8 +112,11 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
             draft.put(f"{_OPTION}{count.path[-1]}", count)
         else:
             draft.idle(count, "no layers are kept in bf16")
-    draft.use(*(reader.take(f"mixed_precision.{name}") for name in ("fp8_param", "fp4_param", "fp4_recipe")),
-              reader.flag("ddp.reuse_grad_buf_for_mxfp8_param_ag"))
+    for name in ("fp8", "fp4"):
+        draft.use(reader.take(f"mixed_precision.{name}_param"), why=f"the same setting as {name}_param_gather "
+                  "(training/mixed_precision.py:81), which says it")
+    draft.use(reader.take("mixed_precision.fp4_recipe"), why="read with mixed_precision.fp4 alone, and nvfp4 there")
+    draft.use(reader.flag("ddp.reuse_grad_buf_for_mxfp8_param_ag"), why="mixed_precision says it")
 
 
 def _read_single(reader: Reader, draft: Draft, *, on: bool) -> None:
@@ -194,11 +134,14 @@ def read_states(reader: Reader, draft: Draft) -> None:
     """Writes who holds states of the optimizer, and their formats."""
     precise = reader.flag("optimizer.use_precision_aware_optimizer")
     first, second = reader.text("optimizer.exp_avg_dtype"), reader.text("optimizer.exp_avg_sq_dtype")
-    draft.use(precise, first, second, reader.text("optimizer.main_grads_dtype"))
+    draft.use(precise, why="off, as without it")
+    draft.use(first, second, why="moments in fp32, as without it")
+    draft.use(reader.text("optimizer.main_grads_dtype"), why="the format in which the optimizer takes gradients, which "
+              "are those of their buffer (Megatron-LM core/optimizer/distrib_optimizer.py)")
     rest = reader.flag("optimizer.store_param_remainders")
     if precise is not None and precise.value:
         draft.put(f"{_OPTION}use_precision_aware_optimizer", precise)
-    draft.use(rest)
+    draft.use(rest, why="masters are what parameters lack, as with the precision-aware optimizer without it")
     if rest is not None and not rest.value:
         give_up(draft, rest.where, "not yet: optimizer.store_param_remainders: whole masters beside parameters")
     if first is not None and first.value != "fp32":
@@ -209,10 +152,9 @@ def read_states(reader: Reader, draft: Draft) -> None:
     share = reader.number("optimizer.optimizer_offload_fraction")
     if offload is not None and offload.value:
         part = "host" if share is None or share.value == 1 else {"space": "host", "fraction": share.value}
-        draft.put("training.offload.optimizer", offload, part)
-        draft.use(share)
+        draft.infer("training.offload.optimizer", part, "optimizer_cpu_offload and its fraction", offload, share)
     else:
-        draft.use(offload)
+        draft.use(offload, why="off, as without it")
         draft.idle(share, "the optimizer is on the device")
 
 
@@ -245,7 +187,7 @@ def read_method(reader: Reader, draft: Draft) -> None:
     rank, alpha, dropout = (reader.integer("peft.dim"), reader.number("peft.alpha"), reader.number("peft.dropout"))
     wanted, unwanted = reader.words("peft.target_modules"), reader.words("peft.exclude_modules")
     if target is None:
-        draft.use(rank, alpha, dropout, wanted, unwanted)
+        draft.idle([one for one in (rank, alpha, dropout, wanted, unwanted) if one], "there are no adapters")
         return
     kind = target.value.rpartition(".")[2]
     if kind not in ("LoRA", "DoRA"):
@@ -256,32 +198,46 @@ def read_method(reader: Reader, draft: Draft) -> None:
     if dropout is not None and dropout.value:
         draft.put("training.lora.dropout", dropout)
     else:
-        draft.use(dropout)
+        draft.use(dropout, why="none, as without it")
     if kind == "DoRA":
         draft.infer("training.lora.use_dora", value=True, rule="peft is DoRA")
     if wanted is not None and wanted.value:
         draft.put("training.lora.target_modules", wanted)
     if unwanted is not None and unwanted.value:
         draft.put("training.lora.exclude_modules", unwanted)
-    draft.use(wanted, unwanted, reader.flag("peft.normalize_moe_lora"), reader.text("peft.dropout_position"),
-              reader.text("peft.lora_A_init_method"), reader.text("peft.lora_B_init_method"))
+    draft.use(wanted, unwanted, why="none, as without it")
+    draft.idle([one for name in ("lora_A_init_method", "lora_B_init_method") if (one := reader.text(f"peft.{name}"))],
+               "initial values")
+    position = reader.text("peft.dropout_position")
+    draft.idle(position, "there is no dropout" if not (dropout and dropout.value) else "where dropout stands")
+    fewer = reader.flag("peft.normalize_moe_lora")
+    if fewer is not None and fewer.value:
+        draft.refuse(fewer, "adapters of experts whose rank is dim over moe_router_topk")
+    else:
+        draft.idle(fewer, "off, as without it")
 
 
-def read_lengths(reader: Reader, draft: Draft) -> None:
-    """Writes the length; offline packs fill it, and hold one sequence each unless the data says otherwise."""
+def read_lengths(reader: Reader, draft: Draft, *, owns: bool) -> None:
+    """Writes the length; offline packs fill it, and hold one sequence each unless the data says otherwise.
+
+    `owns`: the data set says the length where the model says the same, as in all launches but those of benchmarks.
+    """
     own, data = reader.integer("model.seq_length"), reader.integer("dataset.seq_length")
     pack = reader.integer("dataset.offline_packing_specs.packed_sequence_size")
     packs = reader.flag("dataset.enable_offline_packing")
-    draft.use(own, data)
     if own is not None and data is not None and own.value != data.value:
         draft.fail(data.where, f"dataset.seq_length {data.value}, model.seq_length {own.value} ({own.where}): they are "
                                "equal (Bridge training/config.py:1642)")
-    length = own or data
+    owner = data if owns else own
+    length = owner or own or data
     if packs is not None and packs.value:
         draft.put("training.lengths", packs, "packed")
         length = pack or length
-    draft.use(pack, packs)
+    else:
+        draft.idle([one for one in (pack, packs) if one], "no packs are made before the run")
     answer = draft.answers.seq_len
+    for one in (own, data, pack if packs is not None and packs.value else None):
+        draft.use(one, why=f"{answer.where} goes before it" if answer else "the length, as training.seq_len says it")
     if answer is not None:
         draft.answered("training.seq_len", answer)
     elif length is not None:
@@ -298,9 +254,9 @@ def read_loss(reader: Reader, draft: Draft) -> None:
         draft.idle(kind, "it is read only with cross_entropy_loss_fusion")
     elif kind is not None:
         draft.put("training.loss", kind, {"te": "te"}.get(kind.value, "megatron"))
-        draft.use(fused)
+        draft.use(fused, why="on, as without it; cross_entropy_fusion_impl says which")
     else:
-        draft.use(fused)
+        draft.use(fused, why="on, as without it")
 
 
 def read_experts(reader: Reader, draft: Draft) -> None:
@@ -316,7 +272,7 @@ def read_experts(reader: Reader, draft: Draft) -> None:
     read_stash(reader, draft, experts=True)
     capacity, pads = reader.number("model.moe_expert_capacity_factor"), reader.flag(
         "model.moe_pad_expert_input_to_capacity")
-    draft.use(pads)
+    draft.use(pads, why="read with moe_expert_capacity_factor alone")
     if capacity is not None and pads is not None and pads.value:
         draft.put("training.routing.capacity_factor", capacity)
     elif capacity is not None:
@@ -324,7 +280,7 @@ def read_experts(reader: Reader, draft: Draft) -> None:
     if shared is not None and shared.value:
         draft.put(f"{_OPTION}moe_shared_expert_overlap", shared)
     else:
-        draft.use(shared)
+        draft.use(shared, why="off, as without it")
     if kind is not None:
         draft.put(f"{_OPTION}moe_token_dispatcher_type", kind)
     if backend is not None and kind is not None and kind.value == "flex":
@@ -339,7 +295,7 @@ def read_experts(reader: Reader, draft: Draft) -> None:
     if forced is not None and forced.value and "routing" not in draft.values["training"]:
         draft.put("training.routing", forced, "balanced")
     else:
-        draft.use(forced)
+        draft.use(forced, why="training.routing says it" if forced and forced.value else "off, as without it")
 
 
 def read_graphs(reader: Reader, draft: Draft) -> None:
@@ -350,7 +306,7 @@ def read_graphs(reader: Reader, draft: Draft) -> None:
         draft.idle([one for one in (kind, warm, scope, modules) if one], "nothing is captured")
         return
     draft.put(f"{_OPTION}cuda_graph_impl", kind)
-    draft.use(scope, modules)
+    draft.use(scope, modules, why="everything that the implementation captures")
     said = modules or scope
     named = [name for name in said.value if name != "full"] if said else []
     if named and said:
@@ -358,13 +314,15 @@ def read_graphs(reader: Reader, draft: Draft) -> None:
     if warm is not None and warm.value != 3:
         draft.put(f"{_OPTION}cuda_graph_warmup_steps", warm)
     else:
-        draft.use(warm)
+        draft.use(warm, why="3, as without it")
 
 
 def read_stages(reader: Reader, draft: Draft) -> None:
     """Writes virtual stages, or a layout of the pipeline, which says them; both must agree."""
     layout, chunks = (reader.take("model.pipeline_model_parallel_layout"),
                       reader.integer("model.virtual_pipeline_model_parallel_size"))
+    builder = reader.take("model._pipeline_model_parallel_layout_builder")
+    draft.use(builder, why="makes a layout where the launch changes stages (scripts/training/recipe_runner.py:373)")
     if layout is not None:
         stages, pp = num_chunks(layout.value), reader.look("model.pipeline_model_parallel_size")
         if chunks is not None and isinstance(pp, int) and pp > 0 and stages % pp == 0 and stages != pp * chunks.value:
@@ -372,8 +330,8 @@ def read_stages(reader: Reader, draft: Draft) -> None:
                        f"pipeline_model_parallel_layout, which has {stages} chunks: {chunks.value} x {pp} stages "
                        "(Megatron-LM d98e8a64 transformer/transformer_config.py:2280)")
         draft.put(f"{_OPTION}pipeline_model_parallel_layout", layout)
-        draft.use(chunks)
+        draft.use(chunks, why="pipeline_model_parallel_layout has as many")
     elif chunks is not None and chunks.value > 1:
         draft.put("training.pipeline.virtual_stages", chunks)
     else:
-        draft.use(chunks)
+        draft.use(chunks, why="1, as without it")

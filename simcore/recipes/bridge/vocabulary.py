@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.inputs.block import shorten
+from simcore.inputs.document import Document
 from simcore.recipes.draft import Draft
+from simcore.recipes.imported import Left
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["read_vocabulary"]
+__all__ = ["read_vocabulary", "without_computed"]
 
+_COUNT: Final = "tokenizer.vocab_size"
 _KEY: Final = "model.overrides.vocab_size"
 _TOKENS: Final = {"qwen/qwen3-": 151669, "qwen/qwen2.5-": 151665, "nvidia/nvidia-nemotron-": 131072,
                   "nvidia/nemotron-h-": 131072}
@@ -34,6 +38,7 @@ def read_vocabulary(reader: Reader, draft: Draft, model: Taken[str] | None, *, a
     wins, kind = reader.flag("tokenizer.use_tokenizer_vocab_size"), reader.text("tokenizer.tokenizer_type")
     count, name = reader.integer("tokenizer.vocab_size"), reader.text("tokenizer.tokenizer_model")
     rest = (pads, wins, kind, count, name)
+    draft.use(*rest, why="the model's own rows count (training/setup.py:741)")
     tokenizer = _tokens(kind, count, name)
     if wins and wins.value and tokenizer:
         _write(reader, draft, tokenizer, model, *rest, own)
@@ -53,6 +58,21 @@ def read_vocabulary(reader: Reader, draft: Draft, model: Taken[str] | None, *, a
         draft.use(*rest)
         return False
     return True
+
+
+def without_computed(document: Document, open_keys: tuple[str, ...]) -> tuple[Document, list[Left], tuple[str, ...]]:
+    """The document of a recipe that gives its tokenizer as many tokens as the model has rows, without the tokenizer.
+
+    Such a recipe computes the number, which is then the model's own (`cfg.tokenizer.vocab_size = cfg.model.vocab_size`,
+    recipes/kimi/h100/kimi_k2.py). Lists the tokenizer's keys, and takes the number out of `open_keys`.
+    """
+    kept = document.data.get("tokenizer")
+    if _COUNT not in open_keys or not isinstance(kept, dict):
+        return document, [], open_keys
+    where = {f"tokenizer.{name}": (document.where(("tokenizer", name)), value) for name, value in kept.items()}
+    left = [Left("no effect", place, key, shorten(value), "the tokenizer has as many tokens as the model has rows")
+            for key, (place, value) in (*where.items(), (_COUNT, (document.where(("tokenizer",)), "computed")))]
+    return document.without("tokenizer"), left, tuple(key for key in open_keys if key != _COUNT)
 
 
 def _tokens(kind: Taken[str] | None, count: Taken[int] | None, name: Taken[str] | None) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from simcore.inputs.scenario import Scenario
 from simcore.models.names import find
 from simcore.recipes.bridge.named import is_benchmark, recipes
+from simcore.recipes.bridge.rows import reason_of
 from simcore.recipes.bridge.wanted import wanted
 from simcore.recipes.outline import Outline
 from simcore.recipes.recipe_writer import Job, RecipeWriter
@@ -59,7 +60,7 @@ def _candidates(outline: Outline) -> Iterator[str]:
     for name, values in recipes().items():
         model, adapters = values.get("model.hf_model_id"), str(values.get("peft._target_", ""))
         has = _LORA.get(adapters.rpartition(".")[2], "other") if adapters and adapters != "None" else "full"
-        is_open = values.get("?") or "model.hybrid_layer_pattern" in values
+        is_open = not all(map(reason_of, values.get("?", ()))) or "model.hybrid_layer_pattern" in values
         if isinstance(model, str) and has == wants and not is_open and _is_of(model, scenario):
             yield name
 

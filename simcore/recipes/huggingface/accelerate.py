@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -77,7 +77,7 @@ def read_processes(reader: Reader, draft: Draft) -> Draft:
     if str(reader.look("distributed_type")).upper() in _ALONE:
         draft.idle(count, "distributed_type NO starts one rank")
         return replace(draft, answers=replace(draft.answers, gpus=answer or Answer(1, count.where)))
-    draft.use(count)
+    draft.use(count, why="the number of ranks")
     if machines is not None and machines.value > 0 and count.value % machines.value:
         draft.fail(count.where, f"num_processes {count.value} is no multiple of num_machines {machines.value}")
     if answer is not None and answer.value != count.value:
@@ -96,11 +96,11 @@ def read_launch(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
         mixed = None
     if name not in (*_COPIES, "FSDP", "DEEPSPEED"):
         draft.refuse(kind, f"distributed_type {name}", always=True)
-        draft.use(mixed)
+        draft.use(mixed, why="of a launch that is refused")
         draft.idle(reader.matching("*"), "of a launch that is refused")
         return Launch(Shards.NONE, is_refused=True)
     if name not in _COPIES:
-        draft.use(kind)
+        draft.use(kind, why="says whose block is read")
     _read_degrees(reader, draft, cuts=name == "FSDP")
     for block, owner in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED"), ("megatron_lm_config", "")):
         if owner != name:
@@ -159,12 +159,13 @@ def _read_zero(reader: Reader, draft: Draft, mixed: Taken[Any] | None, file: Rea
     named = reader.text("deepspeed_config.deepspeed_config_file")
     read_rows(reader, draft, _OF_ZERO)
     if named is not None or file is not None:
-        draft.use(named)
+        draft.use(named, why="names the file that stands beside this one")
         draft.idle(reader.matching("deepspeed_config.*"), "the file that is named says all of it")
         if file is None:
             draft.fail(named.where if named else draft.path,
                        "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
             return Launch(Shards.ZERO, mixed)
+        check_named(draft, named, file)
         zero = read_deepspeed(file, draft)
         if zero.shards is Shards.ZERO:
             shard_over_ranks(draft)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
@@ -17,7 +18,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["Zero", "check_numbers", "read_deepspeed", "shard_over_ranks"]
+__all__ = ["Zero", "check_named", "check_numbers", "read_deepspeed", "shard_over_ranks"]
 
 _AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
@@ -74,6 +75,13 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     steps = _number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
     _read_whole(reader, draft, at, micro, steps)
     return Zero(Shards.ZERO, compute, formats, micro, steps, has_optimizer, autos)
+
+
+def check_named(draft: Draft, named: Taken[str] | None, file: Reader) -> None:
+    """Compares the name of DeepSpeed's file in the recipe with that of the file which stands beside it."""
+    path = file.document.path
+    if named is not None and Path(named.value).name != Path(path).name:
+        draft.fail(named.where, f"{named.key} names {named.value}, and {path} stands beside the recipe")
 
 
 def _number_or_auto(reader: Reader, key: str, autos: dict[str, Taken[Any]]) -> Taken[int] | None:

@@ -75,12 +75,12 @@ def share_ranks(reader: Reader, draft: Draft, copies: str, shards: str) -> None:
     replicate, shard = reader.integer(copies), reader.integer(shards)
     draft.put("mesh.dp_replicate", replicate)
     if draft.answers.gpus is None:
-        draft.use(shard)
+        draft.use(shard, why="must be the GPUs over copies of the shards")
         draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
         return
     found = share_out(draft, draft.answers.gpus, {copies: replicate}, "mesh.dp_shard", "GPUs over copies of the shards",
                       "accelerate's FSDP shards over all ranks of a replica")
-    draft.use(shard)
+    draft.use(shard, why="must be the GPUs over copies of the shards")
     if shard is not None and found is not None and shard.value not in (found, -1) and not draft.refused:
         draft.fail(shard.where, f"{shards} {shard.value} x copies of them are not the {draft.answers.gpus.value} GPUs "
                                 f"of {draft.answers.gpus.where}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_launch
 from simcore.recipes.huggingface.companions import Companions
-from simcore.recipes.huggingface.deepspeed import check_numbers, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import check_named, check_numbers, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
 from simcore.recipes.huggingface.shards import Shards
@@ -27,8 +27,9 @@ _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
 _DDP: Final[tuple[Row, ...]] = (
     Says("ddp_bucket_cap_mb", "framework_options.bucket_cap_mb"),
     Off("ddp_static_graph", "a graph that DDP takes as fixed"),
-    Idle(("ddp_find_unused_parameters", "ddp_broadcast_buffers", "ddp_backend", "ddp_timeout"),
-         "what DDP looks for, not what it sends"))
+    Says("ddp_backend", "", "text", {None: None}, {"nccl": "the default"}, "collectives by"),
+    Unmodelled(("ddp_broadcast_buffers",), "buffers of a few hundred bytes, which nothing sends here"),
+    Idle(("ddp_find_unused_parameters", "ddp_timeout"), "what DDP looks for, not what it sends"))
 _NO_DDP: Final[tuple[Row, ...]] = (Idle(("ddp_*",), "about DDP"),)
 SWITCHES: Final[tuple[Row, ...]] = (
     Off("torch_compile", "layers by torch.compile"),
@@ -36,13 +37,15 @@ SWITCHES: Final[tuple[Row, ...]] = (
     Off("use_cpu", "training on the CPU"),
     Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
     Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
-    Unmodelled(("label_smoothing_factor",), "a loss of one more pass over the logits"),
+    Says("label_smoothing_factor", "", "number", {None: None}, {0.0: "the default"}, "a loss that is smoothed by"),
+    *(Says(f"torch_compile_{name}", "", "text", {None: None}, what=f"layers by torch.compile, {name}")
+      for name in ("backend", "mode")),
+    Off("accelerator_config.gradient_accumulation_kwargs.sync_each_batch", "reductions after each microbatch"),
     Unmodelled(("full_determinism",), "deterministic kernels are not told apart from others"),
     Unmodelled(("group_by_length",), "batches of sequences that are about as long as each other"),
     Off("accelerator_config.split_batches", "a microbatch that is shared out over the ranks"),
     Idle(("average_tokens_*",), "the loss is scaled by one number, which ranks add up"),
     Unmodelled(("torch_empty_cache_steps",), "the allocator's cache, which is emptied every so many steps"),
-    Idle(("torch_compile_*", "liger_kernel_config.*"), "settings of what is not asked for"),
 )
 """Arguments that change layers, loss, or the search for a batch size."""
 
@@ -90,7 +93,7 @@ def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
     mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
     micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
     if steps is None or not mesh or micro is None:
-        draft.use(steps)
+        draft.use(steps, why="microbatches of a step of so many ranks as are asked for")
         return
     draft.infer("training.global_batch_size", micro * steps.value * ranks,
                 f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_TRAINER)
@@ -128,11 +131,13 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
     inside = reader.is_mapping("deepspeed")
     named = None if inside else reader.text("deepspeed")
     if file is None and not inside:
-        draft.use(named)
+        draft.use(named, why="names the file that stands beside the recipe")
         draft.fail(named.where if named else draft.path,
                    "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
         return Launch(Shards.ZERO)
-    draft.use(named)
+    draft.use(named, why="names the file that stands beside the recipe")
+    if file is not None:
+        check_named(draft, named, file)
     zero = read_deepspeed(reader, draft, "deepspeed.") if file is None else read_deepspeed(file, draft)
     if zero.shards is not Shards.ZERO:
         return Launch(zero.shards, is_refused=True)

@@ -9,13 +9,15 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import parse_value
-from simcore.inputs.yaml_parser import KeyPath
-from simcore.recipes.shell.expansion import Word
+from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.recipes.shell.pieces import Word
 
-__all__ = ["Arguments", "Override", "arguments_of", "expect_known"]
+__all__ = ["Arguments", "Override", "arguments_of", "unknown_of"]
 
 _CONFIGS: Final = ("--config", "-c", "--config_file", "--config-file", "--job.config_file", "--job.config-file")
 _FILE: Final = (".yaml", ".yml", ".toml", ".json")
+_NEGATES: Final = re.compile(r"(?<=--)no-|(?<=\.)no-(?=[^.]*$)")
+"""Prefix of a switch that is off: of axolotl (`cli/utils/args.py` add_options_from_config), and of tyro."""
 _KEY: Final = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*")
 
 
@@ -24,13 +26,14 @@ class Override:
     """A key of the recipe that a launch command sets: path, value, and the place of the argument.
 
     `unknown`: message of a value that is not known from the script alone, such as `$LOG_DIR`, which is its text here;
-    "" for one that is.
+    "" for one that is. `sign`: Hydra's before the key, `+` for one that the recipe does not have, `++` for any.
     """
 
     path: KeyPath
     value: Any
     where: str
     unknown: str = ""
+    sign: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class Arguments:
 def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (), dashes: bool = False) -> Arguments:
     """Reads the arguments behind a program. InputError, with the line, for one that sets no key.
 
-    `names`: words that may stand alone, such as `train`. `dashes`: dashes in keys are underscores.
+    `names`: words that may stand alone, such as `train`. `dashes`: dashes in keys are underscores, and `--no-KEY` or
+    `--block.no-KEY` is false.
     """
     found: list[Override] = []
     config: Word | None = None
@@ -63,6 +67,8 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
                 continue
             raise _told(word, where, "sets no key of a recipe")
         value = Word(inner, word.line, word.unknown) if has_value else None
+        if dashes and value is None and _NEGATES.search(name):
+            name, value = _NEGATES.sub("", name), Word("false", word.line)
         if value is None and following is not None and not following.text.startswith("--"):
             value, number = following, number + 1
         if name in _CONFIGS:
@@ -71,21 +77,22 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
         key = name.removeprefix("--")
         if not _KEY.fullmatch(key):
             raise _told(word, where, "sets no key of a recipe")
-        parts = key.lstrip("+").replace("-", "_") if dashes else key.lstrip("+")
-        if value is not None and value.unknown:
-            told = _message(value, f"is the value of {key}, and not known from the script alone")
-            found.append(Override(tuple(parts.split(".")), value.text, where, told))
-            continue
-        said = True if value is None else parse_value(value.text, where)
-        found.append(Override(tuple(parts.split(".")), said, where))
+        found.append(_override(key.replace("-", "_") if dashes else key, value, where))
     return Arguments(tuple(found), config)
 
 
-def expect_known(overrides: Sequence[Override], idle_blocks: Sequence[str] = ()) -> None:
-    """Raises InputError for the first value that is not known, but for keys below the names of `idle_blocks`."""
-    for one in overrides:
-        if one.unknown and one.path[0] not in idle_blocks:
-            raise InputError(Problem(one.where, one.unknown))
+def _override(key: str, value: Word | None, where: str) -> Override:
+    """Key of the recipe with its value; without one it is a switch that is on."""
+    path, sign = tuple(key.lstrip("+").split(".")), key[:len(key) - len(key.lstrip("+"))]
+    if value is not None and value.unknown:
+        told = _message(value, f"is the value of {key}, and not known from the script alone")
+        return Override(path, value.text, where, told, sign)
+    return Override(path, True if value is None else parse_value(value.text, where), where, sign=sign)
+
+
+def unknown_of(overrides: Sequence[Override]) -> dict[str, Problem]:
+    """Problem of each value that is not known, by its dotted key."""
+    return {dotted(one.path): Problem(one.where, one.unknown) for one in overrides if one.unknown}
 
 
 def _told(word: Word, where: str, what: str) -> InputError:

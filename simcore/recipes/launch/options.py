@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.errors import InputError, Problem
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
-__all__ = ["NUMBER", "Number", "Options"]
+__all__ = ["NUMBER", "Number", "Options", "parted"]
 
 NUMBER: Final = re.compile(r"[1-9][0-9]{0,6}")
 """Whole numbers that processes, nodes and GPUs may have."""
@@ -71,3 +71,16 @@ class Options:
     def problem(self, line: int, message: str) -> InputError:
         """Returns the error at a line of the script."""
         return InputError(Problem(f"{self.path}:{line}", f"{self.launcher}: {message}"))
+
+
+def parted(words: Sequence[Word], names: Sequence[str]) -> tuple[tuple[Word, ...], tuple[Word, ...]]:
+    """Options with one of the names, each with its value, and all other words."""
+    own: list[Word] = []
+    rest: list[Word] = []
+    number = 0
+    while number < len(words):
+        name, has_value, _ = words[number].text.partition("=")
+        taken = 2 if name in names and not has_value else 1
+        (own if name in names else rest).extend(words[number:number + taken])
+        number += taken
+    return tuple(own), tuple(rest)

@@ -61,7 +61,7 @@ def _write_zero(draft: Draft, launch: Launch, mixed: str, said: list[Taken[Any]]
         draft.fail(draft.path, "not yet: DeepSpeed without bf16 or fp16")
     formats = zero.formats if zero is not None else ()
     if enabled or not mixed:
-        draft.use(*said, *formats)
+        draft.use(*said, *formats, why="DeepSpeed's configuration says the format, which must be this one")
     else:
         draft.infer("training.precision.compute", mixed, "mixed precision", *said, *formats,
                     source="transformers 5.8.0 integrations/deepspeed.py trainer_config_process")

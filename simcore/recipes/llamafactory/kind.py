@@ -36,7 +36,7 @@ def trains(reader: Reader, draft: Draft) -> bool:
     if stage is not None and stage.value not in _STAGES:
         draft.refuse(stage, f"training by {stage.value}", always=True)
     else:
-        draft.use(stage)
+        draft.use(stage, why="samples and their rows are those of this stage")
     for name, what in _OTHERS.items():
         switch = reader.flag(name)
         if switch is not None and switch.value:
@@ -57,7 +57,7 @@ def _says_train(reader: Reader, draft: Draft) -> bool:
     task = next((name for name in _TASKS if reader.has(name)), None)
     if task is not None:
         draft.refuse(reader.take(task), _TASKS[task], always=True)
-        draft.use(switch)
+        draft.use(switch, why="the recipe does not train")
     elif switch is not None:
         draft.refuse(switch, "a recipe that does not train", always=True)
     elif (stage := reader.take("stage")) is not None:

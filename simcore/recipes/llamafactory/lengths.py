@@ -75,7 +75,7 @@ def _write(draft: Draft, limit: Taken[int] | None, length: int, rule: str, sourc
         draft.answered("training.seq_len", answer)
         draft.idle([one for one in (limit, packing) if one], f"{answer.where} says how long rows are")
     elif limit is None and length == 2048:
-        draft.use(packing)
+        draft.use(packing, why="rows are as long as by default")
         draft.default("training.seq_len", length, _RELEASE, "hparams/data_args.py cutoff_len")
     else:
         draft.infer("training.seq_len", length, rule, limit, packing, source=source)

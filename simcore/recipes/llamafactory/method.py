@@ -90,7 +90,7 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
     family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
     if words == ["all"]:
         if not family:  # the model is unknown, which is told in any case
-            draft.use(named)
+            draft.use(named, why="adapters of a model that is not known")
         elif family in LINEARS:
             draft.infer("training.lora.target_modules", list(LINEARS[family]), "every linear layer but the head", named,
                         source=f"{_RELEASE} model/model_utils/misc.py find_all_linear_modules")
@@ -114,7 +114,7 @@ def _read_packed(reader: Reader, draft: Draft, launch: Launch) -> bool:
     if packer is not None and packer.value not in ("bnb", "bitsandbytes"):
         draft.refuse(packer, f"a base that {packer.value} packs")
         draft.idle(reader.matching("quantization_*", "double_quantization"), "settings of what is refused")
-        draft.use(bits)
+        draft.use(bits, why="the base is packed, which makes the method qlora")
         return True
     draft.idle(packer, "the default")
     if bits.value == 8:
@@ -125,10 +125,10 @@ def _read_packed(reader: Reader, draft: Draft, launch: Launch) -> bool:
             draft.fail(bits.where, f"quantization_bit 8 under {draft.values.get('framework')} is an error of "
                                    f"LLaMA-Factory: 4 bits alone ({_RELEASE} {_PACKED})")
     elif bits.value == 4:
-        draft.use(bits)
+        draft.use(bits, why="the base is packed, which makes the method qlora")
         _read_four(reader, draft, launch)
     else:
-        draft.use(bits)
+        draft.use(bits, why="the base is packed, which makes the method qlora")
         draft.fail(bits.where, f"quantization_bit: expected 4 or 8, got {bits.value} ({_RELEASE} {_PACKED})")
     read_rows(reader, draft, [Says("quantization_device_map", "", "text", {None: None}, what="devices by")])
     return True

@@ -15,9 +15,9 @@ from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import Companions, companions_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
-from simcore.recipes.imported import Imported
+from simcore.recipes.imported import Imported, read_known
 from simcore.recipes.llamafactory.checkpointing import read_checkpointing
-from simcore.recipes.llamafactory.environment import write_environment
+from simcore.recipes.llamafactory.environment import check_programs, ray_at, write_environment
 from simcore.recipes.llamafactory.formats import read_formats
 from simcore.recipes.llamafactory.kind import VERSION_1, trains
 from simcore.recipes.llamafactory.lengths import read_lengths
@@ -47,6 +47,11 @@ def _recognises(file: RecipeFile) -> bool:
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
     script = read_launch_script(file, answers) if file.mapping() is None else Script(file.document, answers)
+    return read_known(lambda: _of_document(files, script, loose=loose), script.unknown)
+
+
+def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
+    file = files[0]
     reader, draft = Reader(script.document), Draft("llamafactory", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed"))
@@ -61,6 +66,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str) -> Draft:
     """Reads the recipe block by block; the draft that it returns has the number of GPUs that files say."""
+    check_programs(draft)
     draft = _read_workers(reader, draft)
     if beside.accelerate is not None:
         draft = read_processes(beside.accelerate, draft)
@@ -90,13 +96,22 @@ def _read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
 
 
 def _read_workers(reader: Reader, draft: Draft) -> Draft:
-    """The draft with the number of Ray's workers, which have a GPU each; `--gpus` goes before it."""
-    workers = reader.integer("ray_num_workers")
-    if workers is None or draft.answers.gpus is not None:
+    """The draft with the number of Ray's workers, which have a GPU each.
+
+    A launch script says by USE_RAY that Ray starts them (1 where the recipe has no number); without a script `--gpus`
+    goes before the recipe's number.
+    """
+    workers, answer = reader.integer("ray_num_workers"), draft.answers.gpus
+    by_ray = ray_at(draft.answers)
+    if not by_ray and (workers is None or answer is not None or draft.answers.launcher):
         draft.idle(workers, "read with USE_RAY=1 alone")
         return draft
-    draft.use(workers)
-    return replace(draft, answers=replace(draft.answers, gpus=Answer(workers.value, workers.where)))
+    said = Answer(workers.value if workers else 1, workers.where if workers else by_ray)
+    draft.use(workers, why="Ray starts as many ranks as it has workers")
+    if answer is not None and answer.value != said.value:
+        draft.fail(answer.where, f"Ray starts {said.value} ranks ({said.where}; USE_RAY, {by_ray}): ray_num_workers, 1 "
+                                 "where it is not said")
+    return replace(draft, answers=replace(draft.answers, gpus=answer or said))
 
 
-FORMAT: Final = Format("llamafactory", "LLaMA-Factory YAML", _recognises, _read)
+FORMAT: Final = Format("llamafactory", "LLaMA-Factory YAML", _recognises, _read, takes_launcher=True)

@@ -6,7 +6,7 @@ from typing import Final
 
 from simcore.recipes.rows import Idle, Unmodelled
 
-__all__ = ["NOT_MODELLED", "OF_TESTS", "VARIABLES", "WITHOUT_EFFECT"]
+__all__ = ["NOT_MODELLED", "OF_TESTS", "WITHOUT_EFFECT"]
 
 
 WITHOUT_EFFECT: Final = (
@@ -116,15 +116,6 @@ NOT_MODELLED: Final = (
         "routing is taken as balanced, whatever the router aims at"),
 )
 """Arguments that change what runs, by little, which the answer leaves out."""
-
-VARIABLES: Final = (
-    Idle(("NCCL_*", "UB_*", "TORCH_NCCL_*", "GLOO_*", "UCX_*", "NVSHMEM_*"), "how NCCL works"),
-    Idle(("CUDA_*", "OMP_NUM_THREADS", "PYTHON*", "TORCHINDUCTOR_*", "TRITON_*", "TOKENIZERS_*", "HF_*",
-         "TRANSFORMERS_*", "WANDB_*", "SKIP_*", "NON_DETERMINSTIC_RESULTS", "ENABLE_*", "RUN_*", "N_REPEAT"),
-        "queues, caches, logs and tests"),
-    Idle(("NVTE_*",), "choices between kernels that attention_backend and the options say"),
-)
-"""Variables of the environment."""
 
 OF_TESTS: Final = (
     Idle(("TEST_TYPE", "MODE", "LAUNCHER", "METRICS", "THROUGHPUT_TEST_PARAMS", "THROUGHPUT_TEST_PARAMS.*",

@@ -31,7 +31,7 @@ def read_cluster(reader: Reader, draft: Draft, engine_gpus: int) -> Answer | Non
         return None
     else:
         total = Answer(each.value * (nodes.value if nodes else 1), each.where)
-        draft.use(each, nodes)
+        draft.use(each, nodes, why="the number of GPUs follows from it")
         if nodes is not None and nodes.value > 1:
             _narrow(draft, each.value, each.where)
     if engine_gpus >= total.value:

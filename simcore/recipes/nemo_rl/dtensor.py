@@ -159,7 +159,7 @@ def _read_adapters(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
                         source=_MATCHER)
         draft.idle([one for one in (named, spared) if one], "match_all_linear goes before them")
     else:
-        draft.use(everything)
+        draft.use(everything, why="modules are named")
         for key, words in (("target_modules", named), ("exclude_modules", spared)):
             if words is not None and words.value:
                 draft.put(f"training.lora.{key}", words)

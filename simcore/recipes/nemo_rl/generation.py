@@ -92,7 +92,7 @@ def _read_resources(reader: Reader, draft: Draft) -> int:
         draft.idle([one for one in (each, nodes) if one], "the engine shares the GPUs that train")
         return 0
     draft.put("generation.colocated", shares)
-    draft.use(each, nodes)
+    draft.use(each, nodes, why="GPUs of the engine")
     if each is None:
         draft.fail(shares.where, "colocated.enabled false: expected resources.gpus_per_node beside it")
         return 0

@@ -106,7 +106,7 @@ def _read_size(reader: Reader, draft: Draft, purpose: str, key: str) -> None:
                          f"{_KINDS[mode]} are counted as sequences of full length")
     if tokens is None or not length:
         draft.put(key, stated)
-        draft.use(tokens)
+        draft.use(tokens, why="a microbatch is as long as a sequence")
     elif tokens.value < length or tokens.value % length:
         draft.refuse(tokens, f"{_KINDS[mode]} of {tokens.value} tokens, no multiple of the {length} of a sequence")
         draft.idle(stated, f"{tokens.key} decides")

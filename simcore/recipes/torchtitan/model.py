@@ -50,7 +50,7 @@ def read_model(reader: Reader, draft: Draft) -> Mapping[str, Any] | None:
     flavors = FLAVORS[kind]
     word = flavor.value if flavor else _FLAVOR
     if word not in flavors:
-        draft.use(name)
+        draft.use(name, why="the family of a flavor that is refused")
         draft.refuse(flavor, f"{word}: no flavor of {RELEASE} (it has {', '.join(flavors)})", always=True)
         return None
     found = flavors[word]
@@ -113,7 +113,7 @@ def _read_float8(reader: Reader, draft: Draft, block: str) -> bool:
         draft.refuse(filtered or converters, "products in fp8 in other linears than all but the output "
                                              f'({block}.filter_fqns = ["output"])')
     else:
-        draft.use(filtered)
+        draft.use(filtered, why="the output stays in 16 bits, as it is counted")
     if filtered is not None:
         draft.put("training.precision.compute", converters, "fp8")
     gathered = reader.flag(f"{block}.enable_fsdp_float8_all_gather")

@@ -83,7 +83,7 @@ def _read_shards(reader: Reader, draft: Draft, degrees: Mapping[str, Taken[int] 
     if gpus is None:
         draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs", stated)
         return
-    draft.use(stated)
+    draft.use(stated, why="the number of GPUs over the other degrees")
     share_out(draft, gpus, others, "mesh.dp_shard", "GPUs over the other degrees", _WORLD)
 
 
@@ -154,7 +154,7 @@ def _read_layers(reader: Reader, draft: Draft, pp: Taken[int] | None, sizes: Map
     if layers is None or layers.value < 1 or not isinstance(count, int) or ranks < 1:
         if several:
             draft.default("training.pipeline.virtual_stages", 2, "torchtitan 0.2.2", _STAGES)
-        draft.use(layers)
+        draft.use(layers, why="layers of a model that is not known, or as many as by default")
         return
     stages = -(-(count + 2) // layers.value)
     if stages % ranks or (stages // ranks > 1) != several:

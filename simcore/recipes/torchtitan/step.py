@@ -64,7 +64,7 @@ def read_batches(reader: Reader, draft: Draft) -> None:
         draft.infer("training.global_batch_size", each * ranks,
                     f"local_batch_size {each} x {ranks} data-parallel ranks", local, whole, source=SOURCE)
     else:
-        draft.use(local, whole)
+        draft.use(local, whole, why="sequences of a step of so many ranks as are asked for")
 
 
 def _read_microbatches(reader: Reader, draft: Draft) -> None:
@@ -83,7 +83,7 @@ def _expect_one_schedule(draft: Draft, mesh: dict[str, Any], local: Taken[int] |
     if schedule and schedule != whole.value:
         draft.refused.append(Problem(whole.where, f"not yet: {whole.key}: several schedules of pipeline stages in a "
                                                   f"step: {whole.value} sequences, {schedule} of them in one"))
-    draft.use(local)
+    draft.use(local, why="all of a step, in one schedule")
 
 
 def read_formats(reader: Reader, draft: Draft, *, fp8: bool) -> None:

@@ -121,7 +121,7 @@ def _read_targets(reader: Reader, draft: Draft, key: str, *, makes_one: bool) ->
 
 def _read_linear(draft: Draft, named: Taken[list[str]], family: str) -> None:
     if not family:  # the model is unknown, which is told in any case
-        draft.use(named)
+        draft.use(named, why="adapters of a model that is not known")
     elif family in LINEARS:
         draft.infer("training.lora.target_modules", list(LINEARS[family]), "all linear layers but the head", named,
                     source="PEFT 0.21.2 tuners/tuners_utils.py _maybe_include_all_linear_layers")
@@ -142,7 +142,7 @@ def _read_packed(reader: Reader, draft: Draft, formats: Formats) -> bool:
         draft.idle(reader.matching("bnb_4bit_*", "use_bnb_nested_quant"), "of a base that is refused")
         draft.idle(on[1:], "of a base that is refused")
         return True
-    draft.use(*on)
+    draft.use(*on, why="packs the base, which makes the method qlora")
     if eight in on:
         draft.infer("training.quantization.format", "int8", "load_in_8bit", source="LLM.int8() of bitsandbytes")
         draft.idle(reader.matching("bnb_4bit_*", "use_bnb_nested_quant"), "about 4 bits")

@@ -47,7 +47,7 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
         return
     draft.idle(free, "packing decides")
     if strategy is not None and strategy.value == "wrapped":
-        draft.use(packing, strategy)
+        draft.use(packing, strategy, why="rows of equal length, as is simulated by default")
         _write_length(draft, limit, 1, "rows of equal length", _ROW, unlimited=_is_unlimited(reader))
         _write_micro(draft, micro)
         return

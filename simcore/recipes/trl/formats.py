@@ -69,7 +69,7 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
         draft.infer("training.precision.compute", formats.compute, "mixed precision, else that of the checkpoint",
                     *formats.said, *(zero.formats if zero else ()), source=_MIXED)
     else:
-        draft.use(*formats.said, *zero.formats)
+        draft.use(*formats.said, *zero.formats, why="DeepSpeed's configuration says the format, which must be this one")
     if launch.shards is Shards.ZERO:
         draft.idle(formats.dtype, "DeepSpeed casts the model to the format of products")
     elif launch.shards is Shards.FLAT and not formats.mixed:

@@ -18,7 +18,7 @@ _LOSS: Final = "trainer/sft_trainer.py: nll makes no whole logits; the engine's 
 _ROWS: Final[tuple[Row, ...]] = (
     *SWITCHES,
     Off("activation_offloading", "activations that wait on the host under TRL"),
-    Idle(("trust_remote_code", "model_revision", "use_cache", "model_init_kwargs.use_cache", "router_aux_loss_coef",
+    Idle(("trust_remote_code", "model_revision", "use_cache", "model_init_kwargs.use_cache",
           "model_init_kwargs.trust_remote_code", "model_init_kwargs.revision"), "which files are read"),
 )
 
@@ -44,8 +44,13 @@ def read_loss(reader: Reader, draft: Draft) -> None:
         draft.put("training.loss", kind, "cut", _LOSS)
     else:
         draft.default("training.loss", "cut", "TRL 1.16.0", _LOSS)
+    draft.unmodelled(reader.take("router_aux_loss_coef"), "the loss that balances experts, of a few numbers a token")
     liger = reader.flag("use_liger_kernel")
+    kernels = reader.matching("liger_kernel_config", "liger_kernel_config.*")
     if liger is not None and liger.value:
         draft.put("framework_options.use_liger_kernel", liger)
+        for one in kernels:
+            draft.refuse(one, "some of Liger's kernels, by name")
     else:
         draft.idle(liger, "the default")
+        draft.idle(kernels, "Liger's kernels are not asked for")

@@ -58,4 +58,4 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     return draft.imported([reader, *beside.readers()], loose=loose)
 
 
-FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read, WRITER)
+FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read, WRITER, takes_launcher=True)

@@ -73,6 +73,7 @@ name: mine
 model: qwen3-8b
 framework: ddp
 topology: dgx-h100
+environment: {expandable_segments: true}
 mesh: {dp_replicate: 4}
 training:
   seq_len: 768
@@ -90,6 +91,7 @@ name: mine
 model: qwen3-8b
 framework: ddp
 topology: dgx-h100
+environment: {expandable_segments: true}
 mesh: {dp_replicate: 1}
 training:
   method: qlora
@@ -171,6 +173,7 @@ name: mine
 model: qwen3-8b
 framework: zero3
 topology: dgx-h100
+environment: {expandable_segments: true}
 mesh: {dp_shard: 4}
 training:
   seq_len: 768
@@ -234,6 +237,10 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
     ({"adapter": "llama-adapter"}, "adapters of kind llama-adapter"),
     ({"model_quantization_config": "Mxfp4Config"}, "stays in the format of its checkpoint"),
     ({"adapter": "lora", "lora_target_modules": "model.layers.[0-9]+.mlp"}, "modules by a pattern"),
+    ({"torch_compile": "auto"}, "layers by torch.compile"),
+    ({"batch_flattening": "auto"}, "one row of unpadded samples"),
+    ({"layer_offloading": True}, "layers whose parameters wait on the host"),
+    ({"gpu_memory_limit": "20GiB"}, "spread over the GPUs"),
     ({"micro_batch_size": "many"}, "micro_batch_size: expected a whole number"),
     ({"micro_batchsize": 2}, "unknown key 'micro_batchsize'"),
 ])
@@ -260,9 +267,97 @@ def test_gpus_that_contradict_the_recipe_are_told(tmp_path: Path) -> None:
     (FSDP2.removeprefix(RECIPE), True), ("fsdp_version: 1\nfsdp_config: {use_orig_params: true}\n", False)])
 def test_kernels_that_axolotl_switches_on_by_itself_are_told(tmp_path: Path, more: str, told: bool) -> None:
     left = imported(tmp_path, QLORA + more).left
-    assert ("lora_mlp_kernel" in {one.key for one in left if one.kind == "not modelled"}) == told
+    kernels = {"lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"}
+    assert kernels & {one.key for one in left if one.kind == "not modelled"} == (kernels if told else set())
+
+
+def test_a_kernel_that_is_asked_for_has_an_effect(tmp_path: Path) -> None:
+    keys = ("lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+    left = imported(tmp_path, changed(QLORA, **dict.fromkeys(keys, True))).left
+    assert [one.kind for key in keys for one in left if one.key == key] == ["not modelled", "not modelled", "no effect"]
+    assert all(one.key not in ("lora_mlp_kernel", "lora_embedding_kernel") or one.kind == "no effect" for one in left)
+
+
+def test_the_command_makes_segments_expandable_and_its_module_does_not(tmp_path: Path) -> None:
+    """`utils/__init__.py` set_pytorch_cuda_alloc_conf, which `cli/main.py` calls before any command."""
+    (tmp_path / "mine.yaml").write_text(RECIPE, encoding="utf-8")
+    found = []
+    for line in ("axolotl train mine.yaml --launcher torchrun -- --nproc-per-node=4",
+                 "export PYTORCH_ALLOC_CONF=expandable_segments:False\naxolotl train mine.yaml -- --num_processes 4",
+                 "torchrun --nproc-per-node 4 -m axolotl.cli.train mine.yaml"):
+        (tmp_path / "run.sh").write_text(line, encoding="utf-8")
+        result = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "run.sh")],
+                               Answers.of_options(topology="dgx-h100"))
+        found.append(parse_scenario(result.document()).environment.expandable_segments)
+    assert found == [True, False, False]
+
+
+def test_workers_of_ray_are_the_ranks(tmp_path: Path) -> None:
+    """`cli/train.py` do_cli: ScalingConfig(num_workers=cfg.ray_num_workers)."""
+    text = RECIPE + "use_ray: true\nray_num_workers: 2\n"
+    assert scenario(tmp_path, text, 2).mesh.dp_replicate == 2
+    assert imported(tmp_path, text, None).values["mesh"] == {"dp_replicate": 2}
+    assert "Ray starts 2 ranks: ray_num_workers" in str(imported(tmp_path, text, 8).wrong[0])
+    assert [one.why for one in imported(tmp_path, RECIPE + "ray_num_workers: 2\n").left if one.key == "ray_num_workers"]
+
+
+def test_another_file_of_deepspeed_than_the_recipe_names_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(changed(RECIPE, deepspeed="configs/zero3.json"), encoding="utf-8")
+    (tmp_path / "zero1.json").write_text(json.dumps(ZERO), encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "zero1.json")],
+                          Answers.of_options(4, None, "dgx-h100"))
+    assert "deepspeed names configs/zero3.json, and" in str(found.wrong[0])
 
 
 def test_units_keep_their_parameters_where_transformers_has_them_so(tmp_path: Path) -> None:
     found = imported(tmp_path, f"{RECIPE}fsdp_version: 1\nfsdp_config: {{auto_wrap_policy: TRANSFORMER_BASED_WRAP}}\n")
     assert found.values["framework_options"]["use_orig_params"] is True
+
+
+@pytest.mark.parametrize(("keys", "compute"), [
+    ({"bf16": None}, "bf16"), ({"bf16": None, "fp16": True}, "fp16"), ({"fp16": True}, "fp16"),
+    ({"bf16": True, "fp16": True}, "bf16"), ({"bf16": None, "float16": True}, "bf16"), ({"bf16": False}, "fp32"),
+    ({"bf16": False, "adapter": "lora", "load_in_8bit": True}, "fp16")])
+def test_the_format_is_bf16_unless_the_recipe_says_otherwise(tmp_path: Path, keys: dict[str, Any],
+                                                             compute: str) -> None:
+    """`utils/schemas/config.py`: bf16 is auto by default; `utils/config/__init__.py` resolve_dtype."""
+    assert imported(tmp_path, changed(RECIPE, **keys)).values["training"]["precision"]["compute"] == compute
+
+
+def test_a_batch_alone_does_not_accumulate(tmp_path: Path) -> None:
+    """`utils/schemas/training.py`: gradient_accumulation_steps is 1 by default, and goes before batch_size."""
+    found = imported(tmp_path, changed(RECIPE, gradient_accumulation_steps=None, batch_size=12))
+    assert found.values["training"]["global_batch_size"] == 3 * 4
+    assert [one.kind for one in found.left if one.key == "batch_size"] == ["no effect"]
+    both = imported(tmp_path, changed(RECIPE, batch_size=12))
+    assert "only one of gradient_accumulation_steps and batch_size" in str(both.wrong[0])
+
+
+def test_lengths_have_axolotls_defaults(tmp_path: Path) -> None:
+    found = imported(tmp_path, changed(RECIPE, sequence_len=None, micro_batch_size=None))
+    assert (found.values["training"]["seq_len"], found.values["training"]["micro_batch_size"]) == (512, 1)
+    assert found.questions == ()
+
+
+@pytest.mark.parametrize(("keys", "told"), [
+    ({"adapter": "qlora"}, "qlora without load_in_4bit"),
+    ({"adapter": "qlora", "load_in_8bit": True, "load_in_4bit": True}, "qlora beside load_in_8bit"),
+    ({"base_model_config": "Qwen/Qwen3-4B"}, "the configuration of another model"),
+    ({"dp_shard_size": 4}, "shards without fsdp_config"),
+])
+def test_what_axolotl_does_not_take_is_told(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(RankscopeError, match=told):
+        imported(tmp_path, changed(RECIPE, **keys)).expect_complete()
+
+
+def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:
+    """`loaders/model.py` _set_quantization_config asks for qlora with load_in_4bit, and for lora with load_in_8bit."""
+    found = imported(tmp_path, changed(RECIPE, adapter="lora", lora_r=8, load_in_4bit=True))
+    assert found.values["training"]["method"] == "lora"
+    assert [one.why for one in found.left if one.key == "load_in_4bit"] == ["read with qlora alone"]
+
+
+def test_no_key_is_in_two_lists(tmp_path: Path) -> None:
+    more = "peft_autocast_adapter_dtype: true\nlora_r: 8\nexpert_parallel_size: 1\nlayer_offloading: false\n"
+    left = imported(tmp_path, RECIPE + more).left
+    assert len({one.key for one in left}) == len(left)

@@ -88,7 +88,10 @@ fsdp_config:
 dp_replicate_size: 2
 dp_shard_size: 8
 """
-    assert made.launch == "axolotl train mine.yaml --launcher torchrun -- --nnodes=2 --nproc-per-node=8\n"
+    line = "axolotl train mine.yaml --launcher torchrun -- --nnodes=2 --nproc-per-node=8\n"
+    assert made.launch == f"export PYTORCH_ALLOC_CONF=expandable_segments:False\n{line}"
+    grown = written(FULL, environment__expandable_segments=True)
+    assert grown.launch == f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n{line}"
 
 
 def test_a_recipe_of_qlora_in_packs() -> None:

@@ -189,6 +189,30 @@ def test_a_launch_command_says_who_sets_the_variables(line: str, *, expandable: 
     assert found.values.get("environment", {}).get("expandable_segments", False) is expandable
 
 
+def launched(recipe: dict[str, Any], line: str, gpus: int | None = None) -> Imported:
+    Path("mine.yaml").write_text(json.dumps(recipe, indent=1), "utf-8")
+    Path("run.sh").write_text(line, "utf-8")
+    return import_recipe(["mine.yaml", "run.sh"], Answers.of_options(gpus, topology="dgx-h100"))
+
+
+@pytest.mark.parametrize("name", ["USE_V1", "USE_MCA", "USE_MEGATRON_BRIDGE", "USE_KT"])
+def test_variables_that_choose_another_program_are_refused(name: str) -> None:
+    """ff6d4d12 `cli.py`, `launcher.py`, `hparams/parser.py`."""
+    line = "NPROC_PER_NODE=8 llamafactory-cli train mine.yaml"
+    assert f"not yet: {name}: " in str(launched(FULL, f"export {name}=1\n{line}").wrong[0])
+    assert launched(FULL, f"export {name}=0\n{line}").wrong == ()
+
+
+def test_rays_workers_are_the_ranks_where_the_script_asks_for_ray() -> None:
+    """`launcher.py` starts no torchrun then, which would make segments expandable."""
+    recipe = {**FULL, "ray_num_workers": 4}
+    found = launched(recipe, "USE_RAY=1 llamafactory-cli train mine.yaml")
+    assert found.values["mesh"] == {"dp_replicate": 4}
+    assert "environment" not in found.values
+    assert "Ray starts 4 ranks" in str(launched(recipe, "USE_RAY=1 llamafactory-cli train mine.yaml", 8).wrong[0])
+    assert launched(recipe, "NPROC_PER_NODE=8 llamafactory-cli train mine.yaml").values["mesh"] == {"dp_replicate": 8}
+
+
 SCRIPT = """\
 MODEL=llama-3.2-3b
 FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train \\

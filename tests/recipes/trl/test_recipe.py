@@ -81,9 +81,9 @@ def without_file(config: dict[str, Any]) -> dict[str, Any]:
     ("trl-deepspeed", (RECIPE, without_file({"zero_stage": 3, "offload_optimizer_device": "cpu",
                                              "offload_param_device": "cpu"})), None,
      {"framework": "zero3", "training__offload": {"optimizer": "host", "params": "host"}}),
-    ("trl-deepspeed", ({**RECIPE, "deepspeed": "zero.json"}, ZERO), 8, {}),
+    ("trl-deepspeed", ({**RECIPE, "deepspeed": "a/beside1.yaml"}, ZERO), 8, {}),
     ("trl-deepspeed", ({**RECIPE, "deepspeed": ZERO},), 8, {}),
-    ("trl-deepspeed", (RECIPE, without_file({"deepspeed_config_file": "zero.json"}), ZERO), None, {}),
+    ("trl-deepspeed", (RECIPE, without_file({"deepspeed_config_file": "beside2.yaml"}), ZERO), None, {}),
     ("trl-deepspeed-lora", (LORA, without_file({"zero_stage": 3})), None, {"framework": "zero3"}),
     ("trainer-fsdp2", (RECIPE, FSDP2), None, {}),
     ("trainer-fsdp2", ({**RECIPE, "fsdp": True, "gradient_accumulation_steps": 2},), 8,
@@ -180,3 +180,22 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
 ])
 def test_what_cannot_be_followed_is_refused_by_name(files: tuple[dict[str, Any], ...], told: str) -> None:
     assert told in refusal(*files)
+
+
+@pytest.mark.parametrize(("keys", "told"), [
+    ({"torch_compile_backend": "inductor"}, "layers by torch.compile, backend inductor"),
+    ({"ddp_backend": "gloo"}, "collectives by gloo"), ({"label_smoothing_factor": 0.1}, "smoothed by 0.1"),
+    ({"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}, "after each microbatch"),
+    ({"use_liger_kernel": True, "liger_kernel_config": {"rope": False}}, "some of Liger's kernels"),
+    ({"debug": "underflow_overflow"}, "a check of every module, by underflow_overflow")])
+def test_arguments_of_the_trainer_that_have_an_effect_are_refused(keys: dict[str, Any], told: str) -> None:
+    """transformers 5.23.0 `training_args.py`: a backend alone switches torch.compile on."""
+    with pytest.raises(RankscopeError, match=told):
+        imported({**RECIPE, **keys}).expect_complete()
+
+
+def test_arguments_of_the_trainer_at_their_defaults_are_listed() -> None:
+    keys = {"ddp_backend": "nccl", "label_smoothing_factor": 0, "debug": "", "skip_memory_metrics": True}
+    found = imported({**RECIPE, **keys})
+    assert found.refused == ()
+    assert {one.key for one in found.left if one.kind == "no effect"} >= {*keys}

@@ -1,0 +1,54 @@
+"""Keys of axolotl's schema (`utils/schemas/config.py`) that change layers, formats or offload, and are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+
+__all__ = ["refuse_rest"]
+
+_OFF: Final = (None, False, "", 0)
+_WHAT: Final[Mapping[str, str]] = {
+    "torch_compile": "layers by torch.compile",
+    "batch_flattening": "a microbatch that is one row of unpadded samples",
+    "chunked_cross_entropy": "a loss over chunks of the logits",
+    "use_eaft": "the loss of EAFT",
+    "layer_offloading": "layers whose parameters wait on the host",
+    "ple_cpu_offload": "embeddings of layers that wait on the host",
+    "embeddings_skip_upcast": "embeddings that stay in fp32 behind a packed base",
+    "fp32_norms": "norms in fp32 beside layers of 16 bits",
+    "float32": "a model in fp32 beside bf16",
+    "selective_checkpointing": "layers of which a part is recomputed",
+    "auto_find_batch_size": "a batch size that is found by trials",
+    "s2_attention": "attention that is shifted (LongLoRA)",
+    "sage_attention": "attention by SageAttention",
+    "flash_attn_d512": "a flash attention of heads of 512",
+    "large_head_attention": "an attention of large heads",
+    "sdpa_varlen": "attention over rows of several samples by SDPA",
+    "scaling_softmax": "an attention whose scores are scaled",
+    "lisa_n_layers": "a few layers that train at a time (LISA)",
+    "use_pose": "samples with skipped positions (PoSE)",
+    "shrink_embeddings": "a vocabulary that shrinks",
+    "fix_untrained_tokens": "rows of the embedding that are replaced",
+    "deepcompile": "DeepSpeed's compiler",
+    "gpu_memory_limit": "a model that is spread over the GPUs of one rank",
+    "max_memory": "a model that is spread over the GPUs of one rank",
+    "sequence_parallel_degree": "samples that are cut over ranks",
+    "qlora_sharded_model_loading": "a packed base that is read in shards",
+    "overrides_of_model_config": "fields of the model that the recipe changes",
+    "rope_scaling": "a key of old releases, which axolotl refuses",
+}
+"""Keys, each with what is refused where it is on."""
+
+
+def refuse_rest(reader: Reader, draft: Draft) -> None:
+    """Refuses each of the keys that is on, and lists those that are off."""
+    for key, what in _WHAT.items():
+        for one in reader.matching(key, f"{key}.*"):
+            if one.value in _OFF or (one.key == "sequence_parallel_degree" and one.value == 1):
+                draft.idle(one, "the default")
+            else:
+                draft.refuse(one, what)

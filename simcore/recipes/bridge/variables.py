@@ -1,0 +1,102 @@
+"""Variables of the environment that recipes and launchers of Megatron-Bridge set, and what becomes of each.
+
+Megatron-Bridge 067f987d training/config.py:1984 sets them where the process has none. What a variable does is said by
+the file behind it: of Bridge where no other project is named, of TransformerEngine (TE) d0067d0d, Megatron-LM d98e8a64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.imported import Left
+from simcore.recipes.megatron.environment import READ, write_environment
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Unmodelled, read_rows
+
+__all__ = ["read_variables"]
+
+_FUSED: Final = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+_UNFUSED: Final = "TE fuses no experts without it (pytorch/ops/fused/grouped_mlp.py:369): they are simulated fused"
+_REPEATS: Final = ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NCCL_ALGO")
+_OFFLOAD: Final = "NVTE_CPU_OFFLOAD_V1"
+_HYBRID_EP: Final = ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", "NVLINK_DOMAIN_SIZE", "USE_MNNVL",
+                     "NUM_OF_TOKENS_PER_CHUNK_*")
+
+
+def _vars(*names: str) -> tuple[str, ...]:
+    return tuple(f"env_vars.{name}" for name in names)
+
+
+ROWS: Final = (
+    Unmodelled(_vars("CUDA_DEVICE_MAX_CONNECTIONS"), "queues that streams share, by which an exchange may wait for a "
+               "product (docs/performance-guide.md:219): streams are taken to run beside each other"),
+    Unmodelled(_vars("NVTE_*_LAYERNORM_SM_MARGIN"), "multiprocessors that norms leave to exchanges (TE "
+               "pytorch/module/layernorm_linear.py:1589): norms are timed on all of them"),
+    Unmodelled(_vars("NVTE_NORM_*_USE_CUDNN"), "norms by cuDNN (TE common/normalization/common.cpp:556): time and "
+               "workspace are those of TE's own kernels"),
+    Unmodelled(_vars("NVTE_USE_FAST_MATH"), "faster, less exact casts (TE pytorch/csrc/extensions/cast.cpp:187)"),
+    Unmodelled(_vars("NVTE_DPA_FP8_RECIPE"), "a recipe of its own for fp8 within attention (TE docs/envvars.rst:253)"),
+    Unmodelled(_vars("CUDNNFE_CLUSTER_OVERLAP_MARGIN"), "multiprocessors that cuDNN's grouped products leave to other "
+               "kernels (perf_recipes alone name it)"),
+    Unmodelled(_vars("NCCL_NVLS_ENABLE"), "whether NCCL reduces in the switch, and its buffers for that (Megatron-LM "
+               "core/transformer/moe/README.md:142): rates and buffers are those of NCCL's own choice"),
+    Unmodelled(_vars("NCCL_CTA_POLICY", "NCCL_P2P_NET_CHUNKSIZE"), "multiprocessors and pieces of NCCL's exchanges "
+               "(scripts/performance/utils/overrides.py:295, :301): rates are those of its own choice"),
+    Unmodelled(_vars("TORCH_NCCL_HIGH_PRIORITY"), "exchanges go before products that wait for multiprocessors "
+               "(docs/recipe-usage.md:327): both run at their rates"),
+    Idle(_vars("NCCL_GRAPH_REGISTER"), "whether buffers of captured exchanges are registered: 0 where segments expand "
+         "(Megatron-LM core/transformer/cuda_graphs.py:2195), as simulated"),
+    Idle(_vars("TORCH_NCCL_AVOID_RECORD_STREAMS"), "PyTorch has had no other way since 2.8 (ProcessGroupNCCL.cpp calls "
+         "the variable deprecated), as simulated"),
+    Idle(_vars("NCCL_IGNORE_CPU_AFFINITY"), "threads of NCCL on the host"),
+)
+"""Variables that depend on no other key."""
+_REST: Final = (Unmodelled(("env_vars.*",), "a variable that this reader does not know"),)
+
+
+def read_variables(reader: Reader, draft: Draft) -> None:
+    """Writes those that decide the allocator and cuBLAS, and lists the others; the keys of the job are read before."""
+    found = {name: reader.text(f"env_vars.{name}") for name in READ}
+    options: dict[str, Any] = draft.values.get("framework_options", {})
+    write_environment(draft, {name: one for name, one in found.items() if one is not None},
+                      captures="cuda_graph_impl" in options)
+    _read_fused(reader, draft, is_on=options.get("use_transformer_engine_op_fuser") is True)
+    _read_offload(reader, draft, options)
+    repeats = reader.matching(*_vars(*_REPEATS))
+    if options.get("deterministic_mode"):
+        draft.idle(repeats, "model.deterministic_mode says it")
+    else:
+        draft.unmodelled(repeats, "kernels and exchanges that repeat bit by bit (TE docs/envvars.rst:205): time and "
+                                  "workspace are those of the others")
+    sizes = reader.matching(*_vars(*_HYBRID_EP))
+    if options.get("moe_flex_dispatcher_backend") == "hybridep":
+        draft.unmodelled(sizes, "ranks of an NVLink domain and pieces of HybridEP's exchanges "
+                                "(scripts/performance/utils/utils.py:284): links are those of the topology, buffers of "
+                                "the order of DeepEP's")
+    else:
+        draft.idle(sizes, "HybridEP alone reads it")
+    read_rows(reader, draft, (*ROWS, *_REST))
+
+
+def _read_fused(reader: Reader, draft: Draft, *, is_on: bool) -> None:
+    fused = reader.take(f"env_vars.{_FUSED}")
+    if not is_on:
+        draft.idle(fused, "read with model.use_transformer_engine_op_fuser alone")
+    elif fused is not None and str(fused.value) == "1":
+        draft.use(fused, why="the experts' one kernel (TE pytorch/ops/fused/grouped_mlp.py:369), as "
+                             "use_transformer_engine_op_fuser is simulated")
+    else:
+        draft.unmodelled(fused, _UNFUSED)
+        if fused is None:
+            draft.left.append(Left("not modelled", draft.path, f"env_vars.{_FUSED}", "not set", _UNFUSED))
+
+
+def _read_offload(reader: Reader, draft: Draft, options: dict[str, Any]) -> None:
+    older = reader.take(f"env_vars.{_OFFLOAD}")
+    if options.get("cpu_offloading_num_layers"):
+        draft.unmodelled(older, "TE's older offload (pytorch/cpu_offload.py:28): the present one is simulated")
+    elif options.get("fine_grained_activation_offloading"):
+        draft.use(older, why="offload of modules asks for it (training/config.py:2209)")
+    else:
+        draft.idle(older, "nothing is offloaded by layers or modules")

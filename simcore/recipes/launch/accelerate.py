@@ -1,0 +1,70 @@
+"""Options of `accelerate launch` as keys of the YAML that `accelerate config` writes, before which they go.
+
+Source: accelerate 1.15.0 `commands/launch.py` _validate_launch_command: the file fills what the command leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from simcore.inputs.document import parse_value
+from simcore.recipes.launch.arguments import Override
+from simcore.recipes.shell.expansion import Word
+
+__all__ = ["asks_for_more", "options_of"]
+
+_KINDS: Final = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM",
+                 "multi_gpu": "MULTI_GPU", "tpu": "XLA", "cpu": "MULTI_CPU"}
+"""Values of `distributed_type` by the switches that ask for them."""
+_DEEPSPEED: Final = frozenset({
+    "deepspeed_config_file", "zero_stage", "offload_optimizer_device", "offload_param_device",
+    "offload_optimizer_nvme_path", "offload_param_nvme_path", "gradient_accumulation_steps", "gradient_clipping",
+    "zero3_init_flag", "zero3_save_16bit_model", "deepspeed_hostfile", "deepspeed_exclusion_filter",
+    "deepspeed_inclusion_filter", "deepspeed_multinode_launcher", "deepspeed_moe_layer_cls_names"})
+_BLOCKS: Final = {"fsdp_": "fsdp_config", "parallelism_config_": "parallelism_config", "dynamo_": "dynamo_config",
+                  "megatron_lm_": "megatron_lm_config", "fp8_": "fp8_config"}
+_NOT_KEYS: Final = frozenset({"config_file", "quiet", "q", "use_parallelism_config", "tee", "t", "log_dir", "role",
+                              "rdzv_conf", "max_restarts", "monitor_interval", "num_cpu_threads_per_process", "module",
+                              "no_python"})
+"""Options that no YAML has, on which nothing depends."""
+_OF_RANKS: Final = frozenset({"num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port",
+                              "gpu_ids", "same_network", "rdzv_backend", "enable_cpu_affinity", "debug",
+                              "main_training_function", "distributed_type", "env", "mpirun_hostfile"})
+"""Keys that say which ranks there are, and nothing of what they do."""
+
+
+def options_of(words: Sequence[Word], path: str) -> tuple[Override, ...]:
+    """Options as keys of the YAML, in order, with their places."""
+    found: list[Override] = []
+    number = 0
+    while number < len(words):
+        word = words[number]
+        name, has_value, inner = word.text.partition("=")
+        key = name.lstrip("-").replace("-", "_")
+        number += 1
+        value = Word(inner, word.line, word.unknown) if has_value else None
+        if value is None and number < len(words) and not words[number].text.startswith("-"):
+            value, number = words[number], number + 1
+        where = f"{path}:{word.line}"
+        if key in _KINDS:
+            found.append(Override(("distributed_type",), _KINDS[key], where))
+        elif key not in _NOT_KEYS:
+            found.append(_override(key, value, where))
+    return tuple(found)
+
+
+def asks_for_more(options: Sequence[Override]) -> bool:
+    """True if the options say more than which ranks there are."""
+    return any(one.path[0] not in _OF_RANKS or one.value in ("FSDP", "DEEPSPEED", "MEGATRON_LM") for one in options)
+
+
+def _override(key: str, value: Word | None, where: str) -> Override:
+    if key in _DEEPSPEED:
+        at: tuple[str, ...] = ("deepspeed_config", key)
+    else:
+        at = next(((block, key) for prefix, block in _BLOCKS.items() if key.startswith(prefix)), (key,))
+    if value is not None and value.unknown:
+        told = f"--{key} {value.text}: not known from the script alone: {value.unknown}"
+        return Override(at, value.text, where, told)
+    return Override(at, True if value is None else parse_value(value.text, where), where)
