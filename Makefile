@@ -16,7 +16,7 @@ TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages,
 LOCK := $(TOOLS)/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
 WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-grpo/%.yaml,dpo-ep8 full-ep8 serve)
 
-.PHONY: run test lint lowest bench clusters studio-test site site-test fuzz truth verify accept lock audit sbom clean
+.PHONY: run test lint lowest bench clusters studio-test studio-pictures site site-test fuzz truth verify accept lock audit sbom clean
 
 SECONDS ?= 3600
 SEED ?= 0
@@ -60,6 +60,9 @@ clusters: $(CLUSTERS)/.ready  ## `--on dask` and `--on ray` on clusters of this 
 studio-test: $(READY)  ## the studio in headless Chromium: speed, ten questions, accessibility; SHOTS=folder for pictures
 	[ -e $(AXE) ] || $(FETCH_AXE)
 	SHOTS=$(SHOTS) AXE=$(AXE) $(BIN)/python -m pytest -q -s tests/browsed
+
+studio-pictures: $(READY)  ## pictures of docs/studio.md, taken again
+	WRITE=1 $(BIN)/python -m pytest -q tests/browsed/test_pictures_of_docs.py
 
 site: $(SITE)/.ready  ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --quiet

@@ -45,7 +45,7 @@ def answered(page: Path, ask: Callable[[str], str]) -> str:
 
 
 def told(command: str, rankscope: Callable[..., Ran], folder: Path) -> str:
-    """Lines that a terminal shows of a command: a call of rankscope goes to `rankscope`, what follows a pipe to bash."""
+    """Lines that a terminal shows of a command: a call of rankscope goes to `rankscope`, the rest to bash."""
     first, _, rest = command.replace("\\\n", "").strip().partition(" | ")
     if not first.startswith("rankscope "):
         return _lines(_shell(command, "", folder))

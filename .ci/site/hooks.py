@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ MOVED = {"README.md": "index.md", "docs/README.md": "pages.md"}
 OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/truth/README.md")
 """Pages outside of `docs/`, beside those of examples: `scenarios/*/README.md` and what these link."""
 LINK = re.compile(r"(?<=\]\()([^()\s#:]+)(?=[)#])")
+LABEL = re.compile(r'aria-labelledby="__nav_([\d_]+)_label"')
+SECTIONS: dict[str, str] = {}
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -48,6 +51,31 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     parts = FENCE.split(markdown)
     return "".join(part if at % 2 else LINK.sub(moved, part) for at, part in enumerate(parts))
+
+
+def on_nav(nav: Any, **_: Any) -> None:
+    """Keeps the titles of sections for `on_post_page`."""
+    SECTIONS.update(_titles(nav.items, ""))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Page for addresses that do not exist, with the same names."""
+    return on_post_page(output_content)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """The page with names that the theme leaves out: of the search, and of the parts of the navigation."""
+    named = output.replace('data-md-component="search" role="dialog"',
+                           'data-md-component="search" role="dialog" aria-label="Search"')
+    return LABEL.sub(lambda found: f'aria-label="Pages of {SECTIONS[found[1]]}"', named)
+
+
+def _titles(items: Iterable[Any], before: str) -> Iterator[tuple[str, str]]:
+    """Titles of sections by their place in the navigation, such as 7_10, as the theme counts."""
+    for number, item in enumerate(items, 1):
+        if item.is_section:
+            yield f"{before}{number}", item.title
+            yield from _titles(item.children, f"{before}{number}_")
 
 
 def place(path: str) -> str:

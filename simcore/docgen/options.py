@@ -17,9 +17,9 @@ __all__ = ["options_page"]
 _HEAD: Final = """# Options
 
 Made by `python -m simcore.docgen.options`. Keys of `framework_options` in a scenario, in the frameworks' own words;
-`rankscope options fsdp2` prints those of one framework. A default is told where the framework's table takes one for small
-models: without it an option is off, or its effect depends on the job. Layers are named where not all of the framework's
-take the option.
+`rankscope options fsdp2` prints those of one framework. A default is told where the framework's table takes one for
+small models: without it an option is off, or its effect depends on the job. Layers are named where not all of the
+framework's take the option.
 """
 
 
