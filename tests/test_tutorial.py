@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,8 @@ def test_quick_commands_print_what_the_pages_show(ran: Run, monkeypatch: pytest.
     assert [one._replace(answer=told(one.command, ran, tmp_path)) for one in asked] == asked
 
 
-def write() -> None:
-    """Asks all commands in a new folder, each in a process of its own, and writes their answers."""
+def asked_again() -> Iterator[tuple[Path, str]]:
+    """Each page, and its text with today's answers: all commands in a new folder, each in a process of its own."""
     environment = {**os.environ, "COLUMNS": COLUMNS, "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8",
                    "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as name:
@@ -51,8 +52,9 @@ def write() -> None:
 
         (Path(name) / "recipe.yaml").write_text(recipe(), encoding="utf-8")
         for page in PAGES:
-            page.write_text(answered(page, lambda command: told(command, call, Path(name))), encoding="utf-8")
+            yield page, answered(page, lambda command: told(command, call, Path(name)))
 
 
 if __name__ == "__main__" and "--write" in sys.argv:
-    write()
+    for written, text in asked_again():
+        written.write_text(text, encoding="utf-8")
