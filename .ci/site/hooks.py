@@ -24,6 +24,8 @@ OUTSIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/truth/README.m
 LINK = re.compile(r"(?<=\]\()([^()\s#:]+)(?=[)#])")
 LABEL = re.compile(r'aria-labelledby="__nav_([\d_]+)_label"')
 SECTIONS: dict[str, str] = {}
+NAMED = re.compile(r"^```(\w+) (\S+)$", re.MULTILINE)
+"""The guides name a file behind the language: the site shows it above the block."""
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -49,7 +51,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     def moved(found: re.Match[str]) -> str:
         return posixpath.relpath(place(_resolved(path, found[1])), here or ".")
 
-    parts = FENCE.split(markdown)
+    parts = FENCE.split(NAMED.sub(r'```\1 title="\2"', markdown))
     return "".join(part if at % 2 else LINK.sub(moved, part) for at, part in enumerate(parts))
 
 
