@@ -65,7 +65,7 @@ studio-pictures: $(READY)  ## pictures of docs/studio.md, taken again
 	WRITE=1 $(BIN)/python -m pytest -q tests/browsed/test_pictures_of_docs.py
 
 site: $(SITE)/.ready  ## the documentation as a site in build/site
-	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build
 
 site-test: $(READY) site  ## the site: links, requests of its pages in headless Chromium, accessibility, answers of the tutorial
 	[ -e $(AXE) ] || $(FETCH_AXE)
