@@ -32,13 +32,17 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Tab:
-    """One page of the browser. `complaints`: what came on its console, refusals of the content policy included."""
+    """One page of the browser.
+
+    `complaints`: what came on its console, refusals of the content policy included. `requests`: what it asked for.
+    """
 
     def __init__(self, to_browser: int, from_browser: int, process: int) -> None:
         self.to_browser, self.from_browser, self.process = to_browser, from_browser, process
         self.number, self.rest, self.session, self.before_s = 0, b"", "", 0.0
         self.complaints: list[str] = []
         self.events: list[str] = []
+        self.requests: list[str] = []
 
     def call(self, method: str, **parameters: Any) -> Any:
         """Answer of the browser to one command."""
@@ -70,6 +74,8 @@ class Tab:
         self.events.append(method)
         if method in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
             self.complaints.append(json.dumps(told)[:500])
+        if method == "Network.requestWillBeSent":
+            self.requests.append(told["request"]["url"])
 
     def open(self, page: Path | str, width: int = 1280, *, dark: bool = False) -> float:
         """Shows a file, or an address; the seconds until it was loaded and drawn."""
@@ -169,6 +175,6 @@ def _private_bytes(process: int) -> float:
 def _attached(made: Tab) -> Tab:
     target = made.call("Target.createTarget", url="about:blank")["targetId"]
     made.session = made.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-    for domain in ("Page", "Runtime", "Log"):
+    for domain in ("Page", "Runtime", "Log", "Network"):
         made.call(f"{domain}.enable")
     return made
