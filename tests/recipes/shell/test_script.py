@@ -55,9 +55,11 @@ def test_words_are_as_a_shell_has_them(text: str, expected: list[str]) -> None:
     ("run --n $1", "argument 1 of the script"),
     ("run --n $(nproc)", "the output of a command"),
     ("run --n `nproc`", "the output of a command"),
-    ("N=1\nfor X in $(ls); do N=$X; done\nrun --n $N", "the loop at line 2 (lines 1 and 2 set it)"),
+    ("N=1\nfor X in $(ls); do N=$X; done\nrun --n $N",
+     "the loop at line 2 (lines 1 and 2 set $N; --set env.N=VALUE answers)"),
     ("N=1\nif grep -q x y; then N=2; fi\nrun --n $N",
-     "the condition at line 2, which the script alone does not decide (lines 1 and 2 set it)"),
+     "the condition at line 2, which the script alone does not decide (lines 1 and 2 set $N; --set env.N=VALUE "
+     "answers)"),
     ("run --n $((N + 1))", "$((N + 1)), which the script alone does not decide"),
     ("N=a.b; run --n ${N//[a-c]/x}", "${N//[a-c]/x}, an operation on texts"),
 ])
