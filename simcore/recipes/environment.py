@@ -58,7 +58,7 @@ def with_environment(imported: Imported, variables: Sequence[tuple[str, str, str
 
 def _with_other(imported: Imported, name: str, value: str, where: str) -> Imported:
     """Copy with a variable that changes no memory in a list; accelerate's own, which change all, are refused."""
-    told = [one.key for one in (*imported.left, *imported.decides)]
+    told = {*(one.key for one in imported.left), *(one.key for one in imported.decides)}
     if name in told or any(f"{name}:" in problem.message for problem in (*imported.wrong, *imported.refused)):
         return imported
     if any(fnmatchcase(name, pattern) for pattern in _ACCELERATE):

@@ -138,7 +138,7 @@ def _expect_options(format_: Format, launch: Launch) -> None:
     if unknown := unknown_of(launch.options):
         raise InputError(tuple(unknown.values()))
     if asks_for_more(launch.options) and not format_.takes_launcher:
-        keys = ", ".join(".".join(one.path) for one in launch.options)
+        keys = ", ".join(dotted(one.path) for one in launch.options)
         raise InputError(Problem(launch.options[0].where, "not yet: options of accelerate beside a recipe of "
                                                           f"{format_.title}: {keys}"))
 

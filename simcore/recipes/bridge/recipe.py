@@ -60,12 +60,13 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answers, *, loose: bool) -> Imported:
     """Reads a recipe that a launch names; without one the values of a run_config.yaml."""
     file = files[0]
-    document, name, gpus, machine, unknown = file.mapping(), Path(file.path).stem, answers.gpus, "", ""
+    document, name = launch.document if launch else file.document, Path(file.path).stem
+    gpus, machine, unknown = answers.gpus, "", ""
     owns = True
     variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
     if launch is not None:
-        document, name, variables = launch.document, launch.name, launch.environment
+        name, variables = launch.name, launch.environment
         draft.left += launch.left
         owns = launch.data_owns
         gpus = agreed(gpus, launch.gpus) or gpus_of(present_name(name), f"{file.path} {name}")

@@ -8,22 +8,24 @@ from typing import Final
 __all__ = ["in_braces"]
 
 _MOST: Final = 1_000
+_MAX_DEPTH: Final = 8
 _RANGE: Final = re.compile(r"(-?[0-9]{1,6})\.\.(-?[0-9]{1,6})(?:\.\.(-?[0-9]{1,6}))?")
 
 
-def in_braces(raw: str) -> list[str]:
+def in_braces(raw: str, depth: int = 0) -> list[str]:
     """Words, as written, that a word stands for: itself where it has no braces to expand.
 
-    A word that would become more than a thousand is left as it is.
+    A word that would become more than a thousand is left as it is, as are braces deep in one another.
     """
-    if "{" not in raw:
+    if "{" not in raw or depth > _MAX_DEPTH:
         return [raw]
+    closes = _pairs(raw)
     found = [""]
     at = 0
     while at < len(raw):
         end = _passed(raw, at)
-        if raw[at] == "{" and end == at + 1 and (close := _close(raw, at)) > 0:
-            parts = _parts(raw[at + 1:close])
+        if (close := closes.get(at, 0)) > 0:
+            parts = _parts(raw[at + 1:close], depth)
             if parts is not None:
                 found = [head + part for head in found for part in parts]
                 end = close + 1
@@ -36,7 +38,7 @@ def in_braces(raw: str) -> list[str]:
     return found
 
 
-def _parts(inner: str) -> list[str] | None:
+def _parts(inner: str, depth: int) -> list[str] | None:
     """Alternatives between braces; None for braces that stay."""
     if range_ := _RANGE.fullmatch(inner):
         first, last, step = int(range_[1]), int(range_[2]), abs(int(range_[3] or 1)) or 1
@@ -45,27 +47,26 @@ def _parts(inner: str) -> list[str] | None:
             return None
         numbers = range(first, last + (1 if last >= first else -1), step if last >= first else -step)
         return [str(number).zfill(width) for number in numbers]
-    parts, start, at = list[str](), 0, 0
+    parts, start, at, closes = list[str](), 0, 0, _pairs(inner)
     while at < len(inner):
         if inner[at] == ",":
             parts.append(inner[start:at])
             start = at = at + 1
-        elif inner[at] == "{" and (close := _close(inner, at)) > 0:
-            at = close + 1
         else:
-            at = _passed(inner, at)
-    return [word for part in (*parts, inner[start:]) for word in in_braces(part)] if parts else None
+            at = closes[at] + 1 if at in closes else _passed(inner, at)
+    return [word for part in (*parts, inner[start:]) for word in in_braces(part, depth + 1)] if parts else None
 
 
-def _close(raw: str, at: int) -> int:
-    """Index of the brace that closes the one at `at`; -1 if none does."""
-    inside = 0
+def _pairs(raw: str) -> dict[int, int]:
+    """Index of the brace that closes another, by the index of that."""
+    opened, found, at = list[int](), dict[int, int](), 0
     while at < len(raw):
-        inside += {"{": 1, "}": -1}.get(raw[at], 0)
-        if not inside:
-            return at
+        if raw[at] == "{":
+            opened.append(at)
+        elif raw[at] == "}" and opened:
+            found[opened.pop()] = at
         at = _passed(raw, at)
-    return -1
+    return found
 
 
 def _passed(raw: str, at: int) -> int:

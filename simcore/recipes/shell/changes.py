@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -34,7 +35,7 @@ def assign(variables: Variables, token: Token) -> None:
     if token.kind == "array":
         _assign_array(variables, name, token, appends=appends)
         return
-    value = tuple(variables.pieces(token.text[found.end():], token.line)) or (Piece("", token.line),)
+    value = _joined(variables.pieces(token.text[found.end():], token.line)) or (Piece("", token.line),)
     if index is not None:
         _assign_item(variables, name, index[1:-1], value, token.line, appends=appends)
         return
@@ -56,6 +57,12 @@ def assign(variables: Variables, token: Token) -> None:
     if is_open and name in variables.given and not appends:
         value = (Piece(variables.given[name], token.line),)
     variables.values[name] = value
+
+
+def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Text of a value; items of an array in it stand with blanks between them."""
+    ends = pieces[:-1] if pieces and pieces[-1].is_break else pieces
+    return tuple(replace(piece, text=" ", is_break=False) if piece.is_break else piece for piece in ends)
 
 
 def _assign_array(variables: Variables, name: str, token: Token, *, appends: bool) -> None:

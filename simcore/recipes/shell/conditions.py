@@ -19,6 +19,8 @@ _NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
     "-ge": operator.ge}
 _LONGEST: Final = 200
+_MOST: Final = 100
+"""Parts of a test."""
 _PLAIN: Final = re.compile(r"[\w\s.,:/@^$|()*+?\[\]-]*")
 """Patterns of `=~` that mean the same in Python, and are not slow."""
 
@@ -45,6 +47,7 @@ class _Test:
     variables: Variables
     is_new: bool
     at: int = 0
+    depth: int = 0
 
     def truth(self) -> bool | None:
         found = self._any()
@@ -63,6 +66,9 @@ class _Test:
         return False if False in results else None if None in results else True
 
     def _one(self) -> bool | None:
+        self.depth += 1
+        if self.depth > _MOST:
+            return None
         if self._next("!"):
             inner = self._one()
             return None if inner is None else not inner

@@ -9,7 +9,7 @@ from typing import Final
 
 __all__ = ["operated", "split_slice"]
 
-_LONGEST: Final = 4_096
+_LONGEST: Final = 256
 """Characters of a text that is searched."""
 
 

@@ -55,7 +55,8 @@ def _open(name: str, values: Sequence[_Value | None], line: int, reason: str) ->
     kept = _shared([value or () for value in values])
     added = [(value or ())[len(kept):] for value in values]
     lines = sorted({part[0].line for part in added if part})
-    told = f"{reason} ({_set_by(lines)})"
+    answers = "" if "[" in name else f"; --set env.{name}=VALUE answers"
+    told = f"{reason} ({_set_by(lines)} ${name}{answers})"
     if not any(_is_list(part) for part in added):
         return (*kept, unknown(f"${name}", lines[0] if lines else line, told))
     between = any(piece.is_break for part in (kept, *added) for piece in part)
@@ -95,5 +96,5 @@ def _is_list(value: _Value) -> bool:
 
 def _set_by(lines: Sequence[int]) -> str:
     if len(lines) < 2:
-        return f"line {lines[0]} sets it" if lines else "nothing sets it"
-    return f"lines {', '.join(map(str, lines[:-1]))} and {lines[-1]} set it"
+        return f"line {lines[0]} sets" if lines else "nothing sets"
+    return f"lines {', '.join(map(str, lines[:-1]))} and {lines[-1]} set"

@@ -20,7 +20,8 @@ __all__ = ["Run"]
 _MOST: Final = 4_000
 """Statements that are taken."""
 _MOST_ROUNDS: Final = 64
-"""Rounds of a loop; of one with more nothing is known."""
+_MOST_IN_LOOP: Final = 800
+"""Rounds of a loop, and statements in it; of one with more nothing is known."""
 _SAYS: Final = frozenset({"echo", "printf", "cat", "sleep", "true", ":", "exit", "return", "set", "usage", "help",
                           "die"})
 """Commands of a body that only tells what is wrong, and ends the script."""
@@ -179,9 +180,9 @@ class Run(Commands):
 
     def _rounds(self, node: Loop) -> int | None:
         """Takes a loop as often as it runs; None if that is not known, or too often."""
-        rounds = 0
+        rounds, begun = 0, self.taken
         for go_on in self._each_round(node):
-            if go_on is None or rounds >= _MOST_ROUNDS:
+            if go_on is None or rounds >= _MOST_ROUNDS or self.taken - begun > _MOST_IN_LOOP:
                 return None
             if not go_on or self.ended:
                 break

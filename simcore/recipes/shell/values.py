@@ -87,7 +87,7 @@ class Values:
         text = list[str]()
         for piece in pieces:
             if not piece.unknown:
-                text.append("\n" if piece.is_break else piece.text)
+                text.append(" " if piece.is_break else piece.text)
                 continue
             name = f"{_HELD}{len(self.values)}"
             self.values[name] = (piece,)

@@ -21,7 +21,7 @@ LAUNCHERS = ("torchrun", "accelerate")
 WRITES = '#!/bin/sh\n{ printf "%s\\0" "${0##*/}" "$@"; printf "\\n\\0"; } >>"$TOLD"\n'
 STARTS = '#!/bin/sh\nwhile [ $# -gt 0 ] && [ "$1" != bash ]; do shift; done\nexec "$@"\n'
 OPEN = {"open_read": "which line 1 reads",
-        "open_source": "which the file that is sourced at line 2 may change", "open_ways": "(lines 3 and 5 set it)"}
+        "open_source": "which the file that is sourced at line 2 may change", "open_ways": "(lines 3 and 5 set $TP; "}
 BASH = shutil.which("bash")
 
 pytestmark = pytest.mark.skipif(BASH is None, reason="bash is missing")

@@ -55,9 +55,11 @@ def test_words_are_as_a_shell_has_them(text: str, expected: list[str]) -> None:
     ("run --n $1", "argument 1 of the script"),
     ("run --n $(nproc)", "the output of a command"),
     ("run --n `nproc`", "the output of a command"),
-    ("N=1\nfor X in $(ls); do N=$X; done\nrun --n $N", "the loop at line 2 (lines 1 and 2 set it)"),
+    ("N=1\nfor X in $(ls); do N=$X; done\nrun --n $N",
+     "the loop at line 2 (lines 1 and 2 set $N; --set env.N=VALUE answers)"),
     ("N=1\nif grep -q x y; then N=2; fi\nrun --n $N",
-     "the condition at line 2, which the script alone does not decide (lines 1 and 2 set it)"),
+     "the condition at line 2, which the script alone does not decide (lines 1 and 2 set $N; --set env.N=VALUE "
+     "answers)"),
     ("run --n $((N + 1))", "$((N + 1)), which the script alone does not decide"),
     ("N=a.b; run --n ${N//[a-c]/x}", "${N//[a-c]/x}, an operation on texts"),
 ])
@@ -145,11 +147,22 @@ def test_what_is_no_script_is_refused_by_name(text: str) -> None:
     "f() { f; f; }\nf\n" + "true\n" * 10,
     "A=1\n" * 30_000,
     "A=1\n" + "A+=$A\n" * 64,
+    "for a in {1..60}; do for b in {1..60}; do for c in {1..60}; do run $a; done; done; done\n" + "true\n" * 4000,
 ])
 def test_bombs_stop_within_a_second(text: str) -> None:
     begin = time.process_time()
     with pytest.raises(InputError):
         read_script(text, "run.sh")
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("text", [
+    "run " + "{" * 50_000, "run " + "{a," * 20_000, "run " + "{a,b}" * 500, "[ " + "! " * 5_000 + "a ] && run",
+    "[[ " + "( " * 5_000 + "a ]] && run", "A=" + "ab" * 2_000 + "\n" + "run ${A%%*b*a*}\n" * 60,
+    "run $((" + "-" * 5_000 + "1))", "while true; do run; done", "run ${A" + "[" * 5_000 + "}"])
+def test_what_is_large_is_passed_within_a_second(text: str) -> None:
+    begin = time.process_time()
+    read_script(text, "run.sh")
     assert time.process_time() - begin < 2
 
 
