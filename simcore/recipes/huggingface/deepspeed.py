@@ -67,6 +67,8 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     _read_sizes(reader, draft, zero, stage.value)
     for name, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
         _read_offload(reader, draft, f"{zero}{name}.", name, part)
+    if "nvme" in draft.values.get("training", {}).get("offload", {}).values():
+        draft.unmodelled(reader.matching(f"{at}aio.*"), "how drives are read: their rate is the machine's")
     read_rows(reader, draft, [*_switches(at, zero), *_without_effect(at, zero)])
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
     compute, formats = _read_formats(reader, draft, at)
@@ -242,7 +244,7 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
     found, names = [], []
     for name in ("bf16", "fp16"):
         switch = reader.take(f"{at}{name}.enabled")
-        draft.idle(reader.matching(f"{at}{name}.*"), "how the loss is scaled")
+        read_rows(reader, draft, _of_format(f"{at}{name}."))
         if switch is None:
             continue
         if switch.value is True or str(switch.value).lower() == "true":
@@ -255,6 +257,19 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
     if len(names) > 1:
         draft.fail(reader.document.path, f"{at}bf16 and {at}fp16 are both enabled")
     return (names[0] if names else ""), tuple(found)
+
+
+def _of_format(at: str) -> list[Row]:
+    """Rows of keys of a block of 16 bits (deepspeed 0.19.6 `runtime/precision_config.py`), but for its switch."""
+    return [
+        *(Off(f"{at}{name}", what) for name, what in (
+            ("bf16_master_weights_and_grads", "masters and gradients in 16 bits"),
+            ("fp16_master_weights_and_grads", "masters and gradients in 16 bits"),
+            ("bf16_optimizer_states", "states of the optimizer in 16 bits"))),
+        Unmodelled((f"{at}check_grad_overflow",), "gradients are looked through as by default"),
+        Idle((f"{at}immediate_grad_update",), "about BF16_Optimizer, which no stage has"),
+        Idle((f"{at}auto_cast",), "inputs are numbers of tokens"),
+        Idle((f"{at}*",), "how the loss is scaled")]
 
 
 def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None, steps: Taken[int] | None) -> None:
