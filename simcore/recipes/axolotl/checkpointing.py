@@ -11,6 +11,7 @@ __all__ = ["read_checkpointing"]
 
 _OFFLOADED: Final = ("loaders/model.py _apply_activation_checkpointing: with adapters all activations go to the host "
                      "instead of being recomputed, else the inputs of recomputed layers")
+_OFF: Final = "utils/schemas/config.py"
 _FSDP: Final = "accelerate's FSDP checkpoints each wrapped layer"
 
 
@@ -46,3 +47,5 @@ def read_checkpointing(reader: Reader, draft: Draft) -> None:
         draft.idle(offload, "the default")
     else:
         draft.idle([one for one in (layers, offload, *by_fsdp) if one], "the default")
+        if layers is None:
+            draft.release_default("gradient_checkpointing", "false", "axolotl 067b021c", _OFF)

@@ -244,6 +244,11 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
     found, names = [], []
     for name in ("bf16", "fp16"):
         switch = reader.take(f"{at}{name}.enabled")
+        checked = reader.flag(f"{at}{name}.check_grad_overflow")
+        if checked is not None and not checked.value:
+            draft.unmodelled(checked, "gradients are looked through as by default")
+        else:
+            draft.idle(checked, "the default")
         read_rows(reader, draft, _of_format(f"{at}{name}."))
         if switch is None:
             continue
@@ -266,7 +271,6 @@ def _of_format(at: str) -> list[Row]:
             ("bf16_master_weights_and_grads", "masters and gradients in 16 bits"),
             ("fp16_master_weights_and_grads", "masters and gradients in 16 bits"),
             ("bf16_optimizer_states", "states of the optimizer in 16 bits"))),
-        Unmodelled((f"{at}check_grad_overflow",), "gradients are looked through as by default"),
         Idle((f"{at}immediate_grad_update",), "about BF16_Optimizer, which no stage has"),
         Idle((f"{at}auto_cast",), "inputs are numbers of tokens"),
         Idle((f"{at}*",), "how the loss is scaled")]

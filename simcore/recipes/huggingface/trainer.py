@@ -53,6 +53,8 @@ SWITCHES: Final[tuple[Row, ...]] = (
 def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
     """Writes `framework`, its options and the mesh; returns what else follows from who shards."""
     zero, fsdp = reader.look("deepspeed"), reader.take("fsdp")
+    if zero is None:
+        reader.take("deepspeed")  # null says nothing
     own = zero is not None or (fsdp is not None and fsdp.value not in _OFF)
     if beside.accelerate is not None and not own:
         draft.idle(fsdp, "off")
