@@ -36,11 +36,13 @@ def read_checkpointing(reader: Reader, draft: Draft) -> None:
     if asked and adapters:
         draft.infer("training.offload.activations", "host", "activation offload", offload, layers, *by_fsdp,
                     source=_OFFLOADED)
-        draft.infer("training.recompute", "none", "offload takes the place of recomputing", source=_OFFLOADED)
+        draft.infer("training.recompute", "none", "offload takes the place of recomputing", offload, layers,
+                    source=_OFFLOADED)
     elif asked:
         draft.infer("training.offload.activations", "host", "activation offload", offload, layers, *by_fsdp,
                     source=_OFFLOADED)
-        draft.infer("training.recompute", "full", "inputs of recomputed layers wait on the host", source=_OFFLOADED)
+        draft.infer("training.recompute", "full", "inputs of recomputed layers wait on the host", offload, layers,
+                    *by_fsdp, source=_OFFLOADED)
     elif recomputed:
         rule = _FSDP if any(one.value for one in by_fsdp) else ""
         draft.infer("training.recompute", "full", "checkpoints of all layers", layers, *by_fsdp, source=rule)

@@ -18,7 +18,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["Zero", "check_named", "check_numbers", "read_deepspeed", "shard_over_ranks"]
+__all__ = ["Zero", "check_named", "check_numbers", "read_deepspeed", "shard_over_ranks", "write_adam"]
 
 _AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
@@ -292,6 +292,22 @@ def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None,
     if micro is not None and steps is not None and ranks is not None and product != whole.value:
         draft.fail(whole.where, f"{key} {whole.value} is not {micro.value} x {steps.value} x {ranks.value} ranks")
     draft.idle(whole, "microbatch x steps x ranks")
+
+
+def write_adam(draft: Draft, named: Taken[str] | None, release: str, source: str) -> None:
+    """Writes torch's AdamW under ZeRO, by its kernel; states on the host have Adam of DeepSpeed for CPUs in its place.
+
+    `named`: adamw_torch or adamw_torch_fused, None where the recipe has none; `release`, `source`: of the default.
+    """
+    on_host = "optimizer" in draft.values.get("training", {}).get("offload", {})
+    if named is None:
+        if not on_host:
+            draft.release_default("optim", "adamw_torch_fused", release, source)
+    elif named.value == "adamw_torch" and not on_host:
+        draft.put("training.optimizer", named, {"name": "adamw", "implementation": "foreach"},
+                  "torch's loop over lists")
+    else:
+        draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
 
 
 def shard_over_ranks(draft: Draft) -> None:
