@@ -88,9 +88,9 @@ def _write(path: Path, text: str, imported: Imported, *, force: bool) -> None:
     from simcore.cli.output import say, write_new
 
     write_new(path, text, force=force)
-    missed = sum(one.kind != "no effect" for one in imported.left)
+    missed = sum(one.kind in ("not modelled", "unknown") for one in imported.left)
     say(f"wrote {path}: {len(imported.origins)} keys; {missed} of the recipe's are not modelled, "
-        f"{len(imported.left) - missed} have no effect")
+        f"{sum(one.kind == 'no effect' for one in imported.left)} have no effect")
 
 
 def _json(imported: Imported) -> str:

@@ -88,6 +88,13 @@ class Draft:
         """Lists a key that the recipe does not have, whose default changes what upstream does by little."""
         self.left.append(Left("not modelled", self.path, key, shorten(value), f"the default: {why}"))
 
+    def release_default(self, key: str, value: Any, release: str, source: str) -> None:
+        """Lists a key that the recipe does not have, whose default decides and is what the simulation takes by itself.
+
+        `source`: file of the release that says it.
+        """
+        self.left.append(Left("default", self.path, key, shorten(value), f"default of {release} ({source})"))
+
     def refuse(self, taken: Taken[Any] | None, message: str, *, always: bool = False) -> None:
         """Refuses what the recipe asks for and no scenario can say: NotYet at its line. `always`: even if loose."""
         if taken is not None:

@@ -44,11 +44,12 @@ class Left:
     """A key of the recipe that gives the scenario nothing: place, dotted key, value as text, and the reason.
 
     `kind`: "no effect" (nothing that is simulated depends on it), "not modelled" (it changes what upstream does, and
-    the answer leaves that out), "unknown" (left out because --loose was given). `near`: of an unknown key, a known one
+    the answer leaves that out), "default" (the recipe does not say it, and the release's own is simulated), "unknown"
+    (left out because --loose was given). `near`: of an unknown key, a known one
     that is spelt almost like it, "" if there is none.
     """
 
-    kind: Literal["no effect", "not modelled", "unknown"]
+    kind: Literal["no effect", "not modelled", "default", "unknown"]
     where: str
     key: str
     value: str

@@ -24,6 +24,7 @@ _GLUE: Final = "\0"
 """Stands for a blank at which no line ends."""
 _DECIDES: Final = "Read, and named in no line above."
 _LISTS: Final = {"not modelled": "Not modelled: it changes what is run, and the answer leaves it out.",
+                 "default": "Not said by the recipe, and decided by its release.",
                  "unknown": "Left out by --loose.", "no effect": "Without effect here."}
 
 

@@ -103,6 +103,8 @@ def _unlimited(limit: Taken[int] | None, name: str, whole: Taken[bool] | None) -
 def read_batches(reader: Reader, draft: Draft) -> None:
     """Writes batch sizes; with pipeline stages a microbatch is `pp_microbatch_size` of `local_batch_size`."""
     local, whole = reader.integer("step_scheduler.local_batch_size"), reader.integer("step_scheduler.global_batch_size")
+    if local is None:
+        draft.release_default("step_scheduler.local_batch_size", 1, _RELEASE, "recipes/llm/train_ft.py")
     if draft.values.get("mesh", {}).get("pp", 1) == 1:
         draft.put("training.micro_batch_size", local)
     else:

@@ -21,6 +21,7 @@ from simcore.recipes.world import share_out
 
 __all__ = ["EXPERT_ROWS", "PARAM_DTYPE", "PIPELINE_ROWS", "STRATEGY_ROWS", "read_distributed"]
 
+_CHECKPOINTS: Final = "recipes/_dist_utils.py parse_distributed_section"
 _SIZES: Final = "components/distributed/mesh_utils.py _infer_dp_size"
 _STAGES: Final = "components/distributed/pipelining/functional.py calculate_virtual_stages"
 PARAM_DTYPE: Final = "distributed.mp_policy.param_dtype"
@@ -142,6 +143,7 @@ def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
 def _read_recompute(reader: Reader, draft: Draft) -> None:
     asked = reader.take("distributed.activation_checkpointing")
     if asked is None:
+        draft.release_default("distributed.activation_checkpointing", "false", "Automodel 0.7.0", _CHECKPOINTS)
         return
     if str(asked.value).lower() in ("true", "false", "full"):
         draft.put("training.recompute", asked, "none" if str(asked.value).lower() == "false" else "full")

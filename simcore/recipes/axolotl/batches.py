@@ -25,6 +25,8 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     """Writes the length of sequences and the microbatch: rows that are packed, or sequences that are padded."""
     limit, micro = reader.integer("sequence_len"), reader.integer("micro_batch_size")
     packing = reader.flag("sample_packing")
+    if packing is None:
+        draft.release_default("sample_packing", "false", _RELEASE, "utils/schemas/config.py")
     if packing is not None and packing.value:
         _packed(reader, draft, packing, limit, micro)
     else:

@@ -11,6 +11,7 @@ __all__ = ["read_checkpointing"]
 
 _OFFLOADED: Final = ("loaders/model.py _apply_activation_checkpointing: with adapters all activations go to the host "
                      "instead of being recomputed, else the inputs of recomputed layers")
+_OFF: Final = "utils/schemas/config.py"
 _FSDP: Final = "accelerate's FSDP checkpoints each wrapped layer"
 
 
@@ -35,14 +36,18 @@ def read_checkpointing(reader: Reader, draft: Draft) -> None:
     if asked and adapters:
         draft.infer("training.offload.activations", "host", "activation offload", offload, layers, *by_fsdp,
                     source=_OFFLOADED)
-        draft.infer("training.recompute", "none", "offload takes the place of recomputing", source=_OFFLOADED)
+        draft.infer("training.recompute", "none", "offload takes the place of recomputing", offload, layers,
+                    source=_OFFLOADED)
     elif asked:
         draft.infer("training.offload.activations", "host", "activation offload", offload, layers, *by_fsdp,
                     source=_OFFLOADED)
-        draft.infer("training.recompute", "full", "inputs of recomputed layers wait on the host", source=_OFFLOADED)
+        draft.infer("training.recompute", "full", "inputs of recomputed layers wait on the host", offload, layers,
+                    *by_fsdp, source=_OFFLOADED)
     elif recomputed:
         rule = _FSDP if any(one.value for one in by_fsdp) else ""
         draft.infer("training.recompute", "full", "checkpoints of all layers", layers, *by_fsdp, source=rule)
         draft.idle(offload, "the default")
     else:
         draft.idle([one for one in (layers, offload, *by_fsdp) if one], "the default")
+        if layers is None:
+            draft.release_default("gradient_checkpointing", "false", "axolotl 067b021c", _OFF)

@@ -23,6 +23,7 @@ _LEGACY: Final = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa
 """Switches of older recipes (`utils/schemas/enums.py`, LEGACY_ATTN_FLAG_TO_IMPL)."""
 _SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-flash-attn3")
 _ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
+_CHOICE: Final = "modeling_utils.py: SDPA where the model has it"
 _CUT: Final = "CutCrossEntropyPlugin"
 _PLUGINS: Final = (_CUT, "LigerPlugin")
 _OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*")
@@ -84,7 +85,7 @@ def _read_kind(reader: Reader, draft: Draft) -> None:
 
 def _read_attention(reader: Reader, draft: Draft) -> None:
     """Writes `attn_implementation`; transformers' own choice, SDPA, is left to the simulation."""
-    asked = reader.text("attn_implementation")
+    asked, refused = reader.text("attn_implementation"), False
     for key, name in _LEGACY.items():
         switch = reader.flag(key)
         if switch is None:
@@ -95,7 +96,10 @@ def _read_attention(reader: Reader, draft: Draft) -> None:
             draft.put("framework_options.attn_implementation", switch, name, "utils/schemas/enums.py")
         else:
             draft.refuse(switch, f"attention by {name}")
+            refused = True
     if asked is None:
+        if "attn_implementation" not in draft.values.get("framework_options", {}) and not refused:
+            draft.release_default("attn_implementation", "sdpa", "transformers 5.23.0", _CHOICE)
         return
     name = _ALIKE.get(asked.value, asked.value)
     if name in _SERVED:

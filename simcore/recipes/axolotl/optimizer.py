@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.deepspeed import write_adam
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
 from simcore.recipes.reader import Reader
 
@@ -26,7 +27,7 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     if zero is not None and zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif zero is not None and (named is None or named.value in _PLAIN):
-        draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
+        write_adam(draft, named, "axolotl 067b021c", "utils/schemas/training.py optimizer")
     elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "axolotl 067b021c",
                       "utils/schemas/training.py optimizer: adamw_torch_fused")

@@ -18,7 +18,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["Zero", "check_named", "check_numbers", "read_deepspeed", "shard_over_ranks"]
+__all__ = ["Zero", "check_named", "check_numbers", "read_deepspeed", "shard_over_ranks", "write_adam"]
 
 _AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
@@ -67,6 +67,8 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     _read_sizes(reader, draft, zero, stage.value)
     for name, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
         _read_offload(reader, draft, f"{zero}{name}.", name, part)
+    if "nvme" in draft.values.get("training", {}).get("offload", {}).values():
+        draft.unmodelled(reader.matching(f"{at}aio.*"), "how drives are read: their rate is the machine's")
     read_rows(reader, draft, [*_switches(at, zero), *_without_effect(at, zero)])
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
     compute, formats = _read_formats(reader, draft, at)
@@ -242,7 +244,12 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
     found, names = [], []
     for name in ("bf16", "fp16"):
         switch = reader.take(f"{at}{name}.enabled")
-        draft.idle(reader.matching(f"{at}{name}.*"), "how the loss is scaled")
+        checked = reader.flag(f"{at}{name}.check_grad_overflow")
+        if checked is not None and not checked.value:
+            draft.unmodelled(checked, "gradients are looked through as by default")
+        else:
+            draft.idle(checked, "the default")
+        read_rows(reader, draft, _of_format(f"{at}{name}."))
         if switch is None:
             continue
         if switch.value is True or str(switch.value).lower() == "true":
@@ -255,6 +262,18 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
     if len(names) > 1:
         draft.fail(reader.document.path, f"{at}bf16 and {at}fp16 are both enabled")
     return (names[0] if names else ""), tuple(found)
+
+
+def _of_format(at: str) -> list[Row]:
+    """Rows of keys of a block of 16 bits (deepspeed 0.19.6 `runtime/precision_config.py`), but for its switch."""
+    return [
+        *(Off(f"{at}{name}", what) for name, what in (
+            ("bf16_master_weights_and_grads", "masters and gradients in 16 bits"),
+            ("fp16_master_weights_and_grads", "masters and gradients in 16 bits"),
+            ("bf16_optimizer_states", "states of the optimizer in 16 bits"))),
+        Idle((f"{at}immediate_grad_update",), "about BF16_Optimizer, which no stage has"),
+        Idle((f"{at}auto_cast",), "inputs are numbers of tokens"),
+        Idle((f"{at}*",), "how the loss is scaled")]
 
 
 def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None, steps: Taken[int] | None) -> None:
@@ -273,6 +292,22 @@ def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None,
     if micro is not None and steps is not None and ranks is not None and product != whole.value:
         draft.fail(whole.where, f"{key} {whole.value} is not {micro.value} x {steps.value} x {ranks.value} ranks")
     draft.idle(whole, "microbatch x steps x ranks")
+
+
+def write_adam(draft: Draft, named: Taken[str] | None, release: str, source: str) -> None:
+    """Writes torch's AdamW under ZeRO, by its kernel; states on the host have Adam of DeepSpeed for CPUs in its place.
+
+    `named`: adamw_torch or adamw_torch_fused, None where the recipe has none; `release`, `source`: of the default.
+    """
+    on_host = "optimizer" in draft.values.get("training", {}).get("offload", {})
+    if named is None:
+        if not on_host:
+            draft.release_default("optim", "adamw_torch_fused", release, source)
+    elif named.value == "adamw_torch" and not on_host:
+        draft.put("training.optimizer", named, {"name": "adamw", "implementation": "foreach"},
+                  "torch's loop over lists")
+    else:
+        draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
 
 
 def shard_over_ranks(draft: Draft) -> None:

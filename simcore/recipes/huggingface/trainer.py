@@ -10,7 +10,13 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_launch
 from simcore.recipes.huggingface.companions import Companions
-from simcore.recipes.huggingface.deepspeed import check_named, check_numbers, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import (
+    check_named,
+    check_numbers,
+    read_deepspeed,
+    shard_over_ranks,
+    write_adam,
+)
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
 from simcore.recipes.huggingface.shards import Shards
@@ -53,6 +59,8 @@ SWITCHES: Final[tuple[Row, ...]] = (
 def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
     """Writes `framework`, its options and the mesh; returns what else follows from who shards."""
     zero, fsdp = reader.look("deepspeed"), reader.take("fsdp")
+    if zero is None:
+        reader.take("deepspeed")  # null says nothing
     own = zero is not None or (fsdp is not None and fsdp.value not in _OFF)
     if beside.accelerate is not None and not own:
         draft.idle(fsdp, "off")
@@ -118,7 +126,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
     elif named is not None and named.value not in OPTIMIZERS:
         draft.refuse(named, f"the optimizer {named.value}")
     elif launch.shards is Shards.ZERO and (named is None or named.value in ("adamw_torch", "adamw_torch_fused")):
-        draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
+        write_adam(draft, named, _TRAINER, "training_args.py")
     elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
                       "training_args.py: adamw_torch_fused")

@@ -58,12 +58,12 @@ def steps_of(outline: Outline) -> int:
 def optimizer_name(outline: Outline) -> str | None:
     """Name that transformers has for the optimizer; None, and a refusal, for one that it has none for."""
     asked = outline.settled.values
-    is_zero = shards_of(outline) is Shards.ZERO
+    on_host = shards_of(outline) is Shards.ZERO and asked.get("training.optimizer.implementation") == "cpu"
     for name, settings in OPTIMIZERS.items():
-        plain = is_zero and settings.get("implementation") in ("foreach", "fused")
+        plain = on_host and settings.get("implementation") in ("foreach", "fused")
         said = {"moments": "auto", "paged": False, "implementation": "auto", **settings}
         if plain:
-            said["implementation"] = outline.value("training.optimizer.implementation")  # DeepSpeed's own, or torch's
+            said["implementation"] = outline.value("training.optimizer.implementation")  # DeepSpeed's own
         if all(_is_alike(outline.value(f"training.optimizer.{key}"), value, key) for key, value in said.items()):
             return name
     outline.refuse("training.optimizer.name", f"{asked['training.optimizer.name']} in this form: transformers has "

@@ -38,6 +38,8 @@ def read_lengths(reader: Reader, draft: Draft, stage: str) -> None:
     draft.idle(neat, "the default")
     size = limit.value if limit else 2048
     packs = packing.value if packing is not None else stage == "pt"
+    if packing is None:
+        draft.release_default("packing", str(packs).lower(), _RELEASE, "hparams/parser.py: pt packs, sft does not")
     if packs and stage == "pt":
         said = packing is not None
         _write(draft, limit, size - said, "packs of cutoff_len" + (", less one" if said else ""), _CUT, packing)

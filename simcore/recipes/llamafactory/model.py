@@ -16,7 +16,8 @@ __all__ = ["read_model"]
 _ATTENTION: Final = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
 _AUTO: Final = "auto"
 _SINKS: Final = "kernels-community/vllm-flash-attn3"
-_SOURCE: Final = "LLaMA-Factory ff6d4d12 model/model_utils/attention.py configure_attn_implementation"
+_RELEASE: Final = "LLaMA-Factory ff6d4d12"
+_SOURCE: Final = f"{_RELEASE} model/model_utils/attention.py configure_attn_implementation"
 _LIGER: Final = ("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4v", "granite", "llama", "llava",
                  "mistral", "mixtral", "mllama", "olmo2", "paligemma", "phi3", "qwen2", "qwen2_vl", "qwen2_5_vl",
                  "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gpt_oss")
@@ -67,6 +68,8 @@ def _read_attention(reader: Reader, draft: Draft, family: str) -> None:
                   "attention of Gemma 2: flash-attn where it is installed, else eager", asked)
     elif name == _AUTO:
         draft.idle(asked, "transformers chooses, as is simulated")
+        if asked is None:
+            draft.release_default("flash_attn", "auto", _RELEASE, "hparams/model_args.py: transformers chooses SDPA")
     elif name in _ATTENTION:
         draft.put(key, asked, _ATTENTION[name])
     else:
@@ -77,6 +80,8 @@ def _read_liger(reader: Reader, draft: Draft, family: str) -> None:
     liger = reader.flag("enable_liger_kernel")
     if liger is None or not liger.value:
         draft.idle(liger, "the default")
+        if liger is None:
+            draft.release_default("enable_liger_kernel", "false", _RELEASE, "hparams/model_args.py")
     elif family and family not in _LIGER:
         draft.idle(liger, f"LLaMA-Factory has none of Liger's kernels for {family}")
     else:

@@ -32,6 +32,8 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     draft.idle(reader.take("truncation_mode"), "which end is cut")
     micro = reader.integer("per_device_train_batch_size")
     sequences = micro.value if micro else 8
+    if packing is None:
+        draft.release_default("packing", "false", _RELEASE, "trainer/sft_config.py")
     if packing is None or not packing.value:
         draft.idle(packing, "the default")
         draft.idle(strategy, "no packing")

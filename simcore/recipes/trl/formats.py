@@ -65,9 +65,12 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
     if zero is not None and zero.compute and zero.compute != formats.compute:
         draft.fail(draft.path, f"DeepSpeed's configuration enables {zero.compute}, the trainer "
                                f"{formats.mixed or 'no mixed precision'}")
-    if zero is None or not zero.compute:
+    by = (*formats.said, *(zero.formats if zero else ()))
+    if not by:
+        draft.default("training.precision.compute", formats.compute, _RELEASE, _MIXED)
+    elif zero is None or not zero.compute:
         draft.infer("training.precision.compute", formats.compute, "mixed precision, else that of the checkpoint",
-                    *formats.said, *(zero.formats if zero else ()), source=_MIXED)
+                    *by, source=_MIXED)
     else:
         draft.use(*formats.said, *zero.formats, why="DeepSpeed's configuration says the format, which must be this one")
     if launch.shards is Shards.ZERO:

@@ -14,6 +14,7 @@ __all__ = ["read_loss", "read_model"]
 
 _SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-flash-attn3")
 _ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
+_CHOICE: Final = "modeling_utils.py: SDPA where the model has it"
 _LOSS: Final = "trainer/sft_trainer.py: nll makes no whole logits; the engine's cut stands for it"
 _ROWS: Final[tuple[Row, ...]] = (
     *SWITCHES,
@@ -30,6 +31,8 @@ def read_model(reader: Reader, draft: Draft) -> None:
     name = _ALIKE.get(asked.value, asked.value) if asked else ""
     if asked is not None and name not in _SERVED:
         draft.refuse(asked, f"attention by {asked.value}")
+    elif asked is None:
+        draft.release_default("attn_implementation", "sdpa", "transformers 5.23.0", _CHOICE)
     else:
         draft.put("framework_options.attn_implementation", asked, name)
     read_rows(reader, draft, _ROWS)
@@ -52,5 +55,7 @@ def read_loss(reader: Reader, draft: Draft) -> None:
         for one in kernels:
             draft.refuse(one, "some of Liger's kernels, by name")
     else:
+        if liger is None:
+            draft.release_default("use_liger_kernel", "false", "transformers 5.23.0", "training_args.py")
         draft.idle(liger, "the default")
         draft.idle(kernels, "Liger's kernels are not asked for")

@@ -117,3 +117,18 @@ def test_what_cannot_be_followed_is_refused_by_its_key(config: dict[str, Any], t
     with pytest.raises(RankscopeError) as raised:
         imported(config).expect_complete()
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["bf16_master_weights_and_grads", "bf16_optimizer_states"])
+def test_masters_and_states_in_16_bits_are_refused(name: str) -> None:
+    """deepspeed 0.19.6 `runtime/precision_config.py` DeepSpeedBF16Config."""
+    refused = imported({**CONFIG, "bf16": {"enabled": True, name: True}}).refused
+    assert [one.message.split(":")[1] for one in refused] == [f" bf16.{name}"]
+    assert imported({**CONFIG, "bf16": {"enabled": True, name: False}}).refused == ()
+
+
+def test_how_drives_are_read_is_listed_where_they_hold_something() -> None:
+    aio = {"aio": {"block_size": 1048576}}
+    kinds = [next(one.kind for one in imported({**zero(**keys), **aio}).left if one.key == "aio.block_size")
+             for keys in ({}, {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}})]
+    assert kinds == ["no effect", "not modelled"]

@@ -199,3 +199,12 @@ def test_arguments_of_the_trainer_at_their_defaults_are_listed() -> None:
     found = imported({**RECIPE, **keys})
     assert found.refused == ()
     assert {one.key for one in found.left if one.kind == "no effect"} >= {*keys}
+
+
+@pytest.mark.parametrize(("keys", "optimizer"), [
+    ({"optim": "adamw_torch"}, {"name": "adamw", "implementation": "foreach"}),
+    ({"optim": "adamw_torch_fused"}, {"name": "adamw"}), ({}, None)])
+def test_a_loop_over_lists_of_tensors_is_told_from_a_fused_kernel_under_zero(keys: dict[str, Any],
+                                                                           optimizer: dict[str, str] | None) -> None:
+    """torch's foreach has a square root of all second moments at once, which DeepSpeed's flat part is too."""
+    assert imported({**RECIPE, **keys}, ZERO).values["training"].get("optimizer") == optimizer
