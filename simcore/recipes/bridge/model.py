@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.models.graph import model_config
@@ -23,6 +24,13 @@ _HYBRID: Final = {
     "num_moe_experts": "n_routed_experts", "moe_router_topk": "num_experts_per_tok",
     "moe_ffn_hidden_size": "moe_intermediate_size", "moe_latent_size": "moe_latent_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size"}
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "num_moe_experts": ("num_experts", "n_routed_experts", "num_local_experts"),
+    "moe_router_topk": ("num_experts_per_tok",), "moe_ffn_hidden_size": ("moe_intermediate_size",),
+    "ffn_hidden_size": ("intermediate_size",), "num_query_groups": ("num_key_value_heads",), "hidden_size": (),
+    "num_attention_heads": (), "attention_dropout": ("attention_dropout",), "hidden_dropout": ()}
+"""Fields of Hugging Face's configurations by the provider's (models/conversion/model_bridge.py:455), of which a model
+has one; a width, or number of heads, changes others that the provider has from the configuration."""
 _PROVIDERS: Final = re.compile(
     r"(hf|Hybrid|Mamba|NemotronH|NemotronNano|Nemotron3|GPT|MLA|Mistral|Llama[0-9]|Qwen[0-9]|DeepSeek|Moonlight|Kimi)"
     r"(?!.*(VL|Omni|Audio|ASR|Next|Qwen35)).*")
@@ -75,12 +83,15 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     else:
         draft.idle(positions, "the family's own; yarn scales frequencies alone")
     own = 0 if "mtp_num_layers" in reader.document.data.get("model", {}) else _predicted(name.value)
-    if not read_vocabulary(reader, draft, name) and not (own or (further and further.value)) and depth is None:
+    changed = _changed(reader, draft, name)
+    if not read_vocabulary(reader, draft, name) and not (own or (further and further.value) or changed or depth):
         draft.put("model", name)
         draft.use(further, reader.text("model.mtp_hybrid_override_pattern"),
                   reader.flag("model.mtp_use_repeated_layer"), why="no modules of multi-token prediction")
         return
     draft.put("model.config", name)
+    for field, taken in changed.items():
+        draft.put(f"model.overrides.{field}", taken)
     if further is not None and further.value:
         draft.put("model.overrides.mtp_num_layers", further)
     elif own:
@@ -96,6 +107,22 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
         draft.put("model.overrides.mtp_use_repeated_layer", repeats)
     else:
         draft.use(repeats, why="off, as without it")
+
+
+def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[Any]]:
+    """Sizes that differ from the model's own, by the field of its configuration; those without a field are refused."""
+    config = model_config(name.value, None, "") if find(name.value) is not None else {}
+    found: dict[str, Taken[Any]] = {}
+    for key, fields in _FIELDS.items():
+        one = reader.number(f"model.{key}") if key.endswith("dropout") else reader.integer(f"model.{key}")
+        field = next((field for field in fields if field in config), "")
+        if one is None or (field and config[field] == one.value) or (key.endswith("dropout") and not one.value):
+            draft.idle(one, "the model's own")
+        elif field:
+            found[field] = one
+        else:
+            draft.refuse(one, "another one than that of the model by its name")
+    return found
 
 
 def _predicted(name: str) -> int:

@@ -344,3 +344,58 @@ def test_multi_token_prediction_has_the_format_of_the_layers(tmp_path: Path) -> 
     assert value(found, "training.precision.compute") == "fp8"
     assert "keep_mtp_spec_in_bf16" not in value(found, "framework_options")
     assert [one.kind for one in found.left if one.key.endswith("keep_mtp_spec_in_bf16")] == ["no effect"]
+
+
+@pytest.mark.parametrize(("override", "field", "expected"), [
+    ("model.num_moe_experts=64", "num_experts", 64), ("model.moe_router_topk=4", "num_experts_per_tok", 4),
+    ("model.moe_ffn_hidden_size=512", "moe_intermediate_size", 512),
+    ("model.moe_router_topk=8", "num_experts_per_tok", None),
+    ("model.attention_dropout=0.0", "attention_dropout", None), ("model.hidden_dropout=0.0", "hidden_dropout", None)])
+def test_sizes_of_a_model_by_its_name_may_be_overridden(tmp_path: Path, override: str, field: str,
+                                                        expected: Any) -> None:
+    found = imported(tmp_path, f"qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config {override}")
+    assert messages(found) == ""
+    assert value(found, f"model.overrides.{field}") == expected
+    assert check(parse_scenario(found.document())).problems == ()
+
+
+@pytest.mark.parametrize(("override", "told"), [
+    ("model.hidden_size=1024", "another one than that of the model"), ("model.hidden_dropout=0.1", "another one than"),
+    ("model.attention_dropout=0.1", "another one than"),
+    ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("mixed_precision.fp32=true", "training in fp32"),
+    ("model.deallocate_pipeline_outputs=false", "outputs of stages that stay")])
+def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, override: str, told: str) -> None:
+    found = imported(tmp_path, f"qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config {override}")
+    (problem,) = found.refused
+    assert problem.message.startswith(f"not yet: {override.partition('=')[0]}: ")
+    assert told in problem.message
+
+
+@pytest.mark.parametrize(("override", "kind", "why"), [
+    ("dist.use_tp_pp_dp_mapping=true", "not modelled", "another order"),
+    ("dist.use_tp_pp_dp_mapping=false", "no effect", "the default"),
+    ("train.empty_unused_memory_level=2", "not modelled", "cached blocks"),
+    ("model.use_mamba_mem_eff_path=false", "not modelled", "which keep more"),
+    ("env_vars.ODD=1", "not modelled", "this reader does not know"),
+    ("env_vars.NCCL_ALGO=Ring", "not modelled", "repeat bit by bit"),
+    ("model.calculate_per_token_loss=true", "no effect", "by what the loss is divided"),
+    ("env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,graph_capture_record_stream_reuse:True", "not modelled",
+     "within a capture")])
+def test_small_settings_and_variables_say_what_becomes_of_them(tmp_path: Path, override: str, kind: str,
+                                                               why: str) -> None:
+    key = override.partition("=")[0]
+    (left,) = (one for one in imported(tmp_path, f"{NANO} {override}").left if one.key.startswith(key))
+    assert (left.kind, why in left.why) == (kind, True)
+
+
+def test_layers_at_the_start_are_those_of_the_recipe(tmp_path: Path) -> None:
+    """perf_recipes/gpt_oss: none, where Megatron's own number is one."""
+    found = imported(tmp_path, "gpt_oss_20b_pretrain_64gpu_b300_nvfp4_config")
+    options = value(found, "framework_options")
+    assert (options["first_last_layers_bf16"], options["num_layers_at_start_in_bf16"]) == (True, 0)
+
+
+def test_adapters_of_experts_of_another_rank_are_refused(tmp_path: Path) -> None:
+    """peft/lora.py:129."""
+    found = imported(tmp_path, "qwen3_30b_a3b_peft_4gpu_h100_bf16_config peft.normalize_moe_lora=true")
+    assert "peft.normalize_moe_lora: adapters of experts whose rank" in messages(found)
