@@ -20,6 +20,8 @@ _PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "ten
                    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
                    "nemotron_h_bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "nanov2_bf16_with_fp8_current_scaling_mixed": "blockwise"}
+_STATED: Final = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16")
+"""Switches that the simulation has by the recipe of fp8 where nothing says them (`frameworks/megatron/fp8.py`)."""
 _ENDS: Final = {"nemotron_h_bf16_with_fp8_current_scaling_mixed": 2, "nanov2_bf16_with_fp8_current_scaling_mixed": 2,
                 "bf16_with_fp8_current_scaling_mixed": 1}
 """Layers at each end in bf16, by preset (training/mixed_precision.py)."""
@@ -93,7 +95,7 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
                 "framework_options", {}).get("use_distributed_optimizer") is False and not is_dealt:
             draft.refuse(one, "weights in 8 or 4 bits without the distributed optimizer")
             draft.infer(f"{_OPTION}{name}", False, "what it asks for is refused")  # noqa: FBT003 - a value
-        elif one is not None and matters and (name.endswith("_param_gather") or one.value is not (name == "fp8_wgrad")):
+        elif one is not None and matters and (name in _STATED or one.value is not (name == "fp8_wgrad")):
             draft.put(f"{_OPTION}{name}", one)
         else:
             draft.idle(one, "the default, as without it" if matters else "nothing depends on it with these formats")
