@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from simcore.models.graph import model_config
 from simcore.models.names import find
+from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.provider import read_provider
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.vocabulary import read_vocabulary
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["read_model"]
+__all__ = ["TURNED_APART", "read_model"]
 
 _HYBRID: Final = {
     "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads", "ffn_hidden_size": "intermediate_size",
@@ -31,6 +32,8 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "num_attention_heads": (), "attention_dropout": ("attention_dropout",), "hidden_dropout": ()}
 """Fields of Hugging Face's configurations by the provider's (models/conversion/model_bridge.py:455), of which a model
 has one; a width, or number of heads, changes others that the provider has from the configuration."""
+TURNED_APART: Final = ("qwen/", "zai-org/glm-4", "google/gemma")
+"""Models whose converters leave apply_rope_fusion as core has it; Llama's and Nemotron's switch it on."""
 _PROVIDERS: Final = re.compile(
     r"(hf|Hybrid|Mamba|NemotronH|NemotronNano|Nemotron3|GPT|MLA|Mistral|Llama[0-9]|Qwen[0-9]|DeepSeek|Moonlight|Kimi)"
     r"(?!.*(VL|Omni|Audio|ASR|Next|Qwen35)).*")
@@ -83,6 +86,7 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     else:
         draft.idle(positions, "the family's own; yarn scales frequencies alone")
     own = 0 if "mtp_num_layers" in reader.document.data.get("model", {}) else _predicted(name.value)
+    _write_rotation(reader, draft, name.value)
     changed = _changed(reader, draft, name)
     if not read_vocabulary(reader, draft, name) and not (own or (further and further.value) or changed or depth):
         draft.put("model", name)
@@ -107,6 +111,13 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
         draft.put("model.overrides.mtp_use_repeated_layer", repeats)
     else:
         draft.use(repeats, why="off, as without it")
+
+
+def _write_rotation(reader: Reader, draft: Draft, name: str) -> None:
+    """Writes the converter's rotary embeddings, where the simulation has one kernel and the recipe says nothing."""
+    if name.lower().startswith(TURNED_APART) and not reader.has("model.apply_rope_fusion"):
+        draft.default("framework_options.apply_rope_fusion", False, f"Bridge {COMMIT}",  # noqa: FBT003 - a value
+                      "Megatron-LM core/transformer/transformer_config.py:513; models/qwen, glm and gemma set none")
 
 
 def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[Any]]:

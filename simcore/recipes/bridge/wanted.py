@@ -8,6 +8,7 @@ from typing import Any, Final
 from simcore.frameworks.megatron.lora import DEFAULT_TARGETS
 from simcore.recipes.bridge.experts import PADS
 from simcore.recipes.bridge.framework import SWITCHED
+from simcore.recipes.bridge.model import TURNED_APART
 from simcore.recipes.bridge.offload import wanted_offload
 from simcore.recipes.bridge.rows import SAID
 from simcore.recipes.bridge.stash import wanted_stash
@@ -238,8 +239,10 @@ def _rows(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
         value = outline.value(row.scenario)
         usual = next(iter(row.idle), None)
         if row.scenario not in outline.given_keys and (row.key not in base or (value is None and usual is None)):
-            if row.key == _ROTATION and base.get(row.key):  # fused unless it is false: operators/megatron/attention.py
+            apart = row.key not in base and str(base.get("model.hf_model_id")).lower().startswith(TURNED_APART)
+            if row.key == _ROTATION and (base.get(row.key) or apart):  # fused unless it is false (operators/megatron)
                 outline.counts_as(row.scenario, True)  # noqa: FBT003 - a value
+                yield row.key, True, False if apart else None
             continue
         if row.scenario == "training.optimizer.master" and value == "auto":
             value = usual
