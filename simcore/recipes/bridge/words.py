@@ -84,6 +84,9 @@ class _Words:
             override = _OVERRIDE.fullmatch(text)
             if override and word.unknown:
                 raise InputError(Problem(where, f"{override[1]}: its value depends on {word.unknown}"))
+            if override and text[:2] != "++" and text[0] == "+" and self.values.get(override[1]) is not None:
+                raise InputError(Problem(where, f"{text.partition('=')[0]}: the recipe has this key, which Hydra does "
+                                                f"not add again: give {override[1]}="))
             if override:
                 trailing.append((override[1], parse_value(override[2], where), where))
             elif text.startswith("-"):
