@@ -15,6 +15,8 @@ __all__ = ["read_formats", "read_graphs", "read_lengths", "read_loss", "read_met
            "read_recompute", "read_stages", "read_states"]  # fmt: skip
 
 _OPTION: Final = "framework_options."
+_RAGGED: Final = ("batches are padded to their longest sample (data/datasets/gpt_sft.py:620): they are counted at the "
+                  "full length")
 _PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "bf16_with_fp8_delayed_scaling_mixed": "delayed", "bf16_with_mxfp8_mixed": "mxfp8",
                    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
@@ -219,6 +221,17 @@ def read_method(reader: Reader, draft: Draft) -> None:
         draft.idle(fewer, "off, as without it")
 
 
+def _leave_padding(reader: Reader, draft: Draft, packs: Taken[bool] | None) -> None:
+    """Lists samples that are as long as the longest of their batch. `packs`: the switch of packs, which is off."""
+    pads = reader.look("dataset.dataset_kwargs.pad_to_max_length") or reader.look("dataset.pad_to_max_length")
+    if pads or not str(reader.look("dataset._target_")).endswith("GPTSFTDatasetConfig"):
+        draft.idle(packs, "off: samples are of the full length")
+    elif packs is not None:
+        draft.unmodelled(packs, _RAGGED)
+    else:
+        draft.unmodelled_default("dataset.enable_offline_packing", value=False, why=_RAGGED)
+
+
 def read_lengths(reader: Reader, draft: Draft, *, owns: bool) -> None:
     """Writes the length; offline packs fill it, and hold one sequence each unless the data says otherwise.
 
@@ -236,7 +249,8 @@ def read_lengths(reader: Reader, draft: Draft, *, owns: bool) -> None:
         draft.put("training.lengths", packs, "packed")
         length = pack or length
     else:
-        draft.idle([one for one in (pack, packs) if one], "no packs are made before the run")
+        draft.idle(pack, "no packs are made before the run")
+        _leave_padding(reader, draft, packs)
     answer = draft.answers.seq_len
     for one in (own, data, pack if packs is not None and packs.value else None):
         draft.use(one, why=f"{answer.where} goes before it" if answer else "the length, as training.seq_len says it")
