@@ -145,5 +145,7 @@ def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _say_missed(taken: Sequence[Imported]) -> None:
     from simcore.cli.output import complain
 
-    complain([Problem(one.where, f"{one.key}: {one.value}: not modelled: {one.why}")
-              for imported in taken for one in imported.left if one.kind == "not modelled"])
+    together: dict[tuple[str, str], list[str]] = {}
+    for one in (one for imported in taken for one in imported.left if one.kind == "not modelled"):
+        together.setdefault((one.where, one.why), []).append(f"{one.key}: {one.value}")
+    complain([Problem(where, f"{', '.join(keys)}: not modelled: {why}") for (where, why), keys in together.items()])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.bridge.experts import read_experts
 from simcore.recipes.bridge.framework import read_framework
 from simcore.recipes.bridge.model import read_model
 from simcore.recipes.bridge.named import COMMIT, Launch, launch_of, names_in, present_name
@@ -17,7 +18,6 @@ from simcore.recipes.bridge.rows import ROWS, give_up, read_small, reason_of
 from simcore.recipes.bridge.scaling import scaled
 from simcore.recipes.bridge.selection import selects
 from simcore.recipes.bridge.step import (
-    read_experts,
     read_formats,
     read_graphs,
     read_lengths,

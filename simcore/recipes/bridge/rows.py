@@ -33,7 +33,7 @@ SAID: Final[tuple[Row, ...]] = (
     _option("gradient_accumulation_fusion", usual=True), _option("deterministic_mode", usual=False),
     _option("use_transformer_engine_op_fuser", usual=False), _option("defer_embedding_wgrad_compute", usual=False),
     _option("moe_grouped_gemm", usual=True), _option("moe_permute_fusion", usual=True),
-    _option("use_fused_weighted_squared_relu"), _option("moe_router_padding_for_quantization", usual=False),
+    _option("use_fused_weighted_squared_relu"),
     _option("disable_parameter_transpose_cache", usual=False), _option("cp_comm_type", "text", "p2p"),
     Says("ddp.bucket_size", f"{_OPTION}bucket_size"),
     Says("optimizer.optimizer", "training.optimizer.name", "text",

@@ -87,6 +87,9 @@ class _Words:
             word = self.words[number]
             where, text = f"{self.path}:{word.line}", word.text
             override = _OVERRIDE.fullmatch(text)
+            if override and text[:2] != "++" and text[0] == "+" and self.values.get(override[1]) is not None:
+                raise InputError(Problem(where, f"{text.partition('=')[0]}: the recipe has this key, which Hydra does "
+                                                f"not add again: give {override[1]}="))
             if override:
                 if word.unknown:
                     self._leave_open(override[1], override[1], where, word.unknown)

@@ -137,6 +137,10 @@ def write_model(writer: Writer) -> None:
     if refuse_shape(writer):
         return
     gpt, fields = _Gpt(writer), writer.fields
+    encoder = fields.integer("encoder_num_layers")
+    if encoder.taken and fields.integer("num_layers").taken:
+        writer.draft.fail(encoder.taken[0].where, "cannot have both num-layers and encoder-num-layers specified "
+                                                  "(megatron/training/arguments.py, validate_args)")
     share = fields.number("rotary_percent")
     if share.value in (None, 1):
         writer.idle("the whole head is rotated", share)

@@ -93,3 +93,10 @@ def test_a_variable_of_the_script_goes_before_the_recipes(tmp_path: Path) -> Non
     (left,) = (one for one in found.left if one.key == "env_vars.PYTORCH_CUDA_ALLOC_CONF")
     assert left.why.startswith("PYTORCH_CUDA_ALLOC_CONF of the launch goes before it")
     assert value(imported(tmp_path, RUN), "environment.expandable_segments") is True
+
+
+def test_a_key_that_is_there_is_not_added(tmp_path: Path) -> None:
+    """Hydra: "Could not append to config. An item is already at"."""
+    with pytest.raises(InputError, match=r"\+train.micro_batch_size: the recipe has this key"):
+        launch_of(f"{RUN} +train.micro_batch_size=2", "run.sh")
+    assert value(imported(tmp_path, f"{RUN} ++train.micro_batch_size=2"), "training.micro_batch_size") == 2

@@ -243,6 +243,7 @@ def test_a_trap_is_read_as_megatron_means_it(tmp_path: Path, changes: dict[str, 
     ({"hybrid_layer_pattern": "MG*"}, "layers G of the pattern"),
     ({"recompute_granularity": "full"}, "recompute_method must be block or uniform"),
     ({"recompute_granularity": "full", "recompute_method": "block"}, "recompute_num_layers must be at least 1"),
+    ({"num_layers": 4, "encoder_num_layers": 4}, "cannot have both num-layers and encoder-num-layers"),
     ({"recompute_granularity": "selective", "recompute_num_layers": 1}, "recompute_num_layers must not be given"),
     ({"recompute_granularity": "selective", "recompute_method": "uniform"}, "recompute_method must not be given"),
 ])
