@@ -39,6 +39,11 @@ class Page:
         """Waits until the answer in view is that of the job."""
         self.until("!document.body.classList.contains('stale') && document.getElementById('busy').textContent === ''")
 
+    def drawn(self) -> None:
+        """Waits until every picture in view is that of the job."""
+        self.settled()
+        self.until("!document.querySelector('.old, [aria-busy=true]')")
+
     def text(self, selector: str) -> str:
         return str(self.run(f"(document.querySelector({json.dumps(selector)}) || {{}}).innerText || ''"))
 
@@ -84,4 +89,7 @@ class Page:
         return list(json.loads(self.run(f"JSON.stringify({entries})")))
 
     def picture(self, name: str) -> None:
+        """A picture of the whole page, in which every part is that of the job."""
+        self.drawn()
+        self.run("scrollTo(0, 0)")
         self.tab.picture(self.shots / f"{name}.png")

@@ -22,8 +22,10 @@ from viz.charts.class_bars import Mark
 __all__ = ["ANSWERS", "warm"]
 
 _EXPLAINED: Final = ("peak", "step", "trainable")
-_OPENED: Final = ("memory", "placement")
-"""Pictures that are drawn only once a user opens them."""
+_OPENED: Final = ("memory", "placement", "streams")
+"""Pictures that are drawn in full only once a user opens them."""
+_FEW_SPANS: Final = 1200
+"""Intervals of the streams over all classes, of each at least as many; more are drawn where a user opens them."""
 _MOST_MARKS: Final = 4
 
 def warm() -> None:
@@ -75,7 +77,9 @@ def _pictures(question: Question) -> bytes:
     opened = question.rest.get("opened", [])
     if not isinstance(opened, list) or not all(one in _OPENED for one in opened):
         raise InputError(Problem("opened", f"expected a list out of {', '.join(_OPENED)}"))
-    return _json(pictures(_one(question, detail=True), opened))
+    needs_detail = not {"memory", "placement"}.isdisjoint(opened)
+    asked = {"detail": needs_detail, "streams": True, "spans": None if "streams" in opened else _FEW_SPANS}
+    return _json(pictures(_one(question, **asked), opened))
 
 
 def _figure(question: Question) -> bytes:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,27 +32,42 @@ _MOST_CANDIDATES: Final = 100_000
 
 
 class Searching:
-    """A running search. `lines` gives what it finds; `stop` ends its process."""
+    """A search in its own process. `begin` starts it, `next` gives what it finds, `stop` ends it for good."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._pipe, its = multiprocessing.Pipe()
-        started = multiprocessing.get_context("spawn")
-        self._process = started.Process(target=_search, args=(its, fields), daemon=True)
-        self._process.start()
-        its.close()
+        self._fields = fields
+        self._changed = threading.Lock()
+        self._is_over = False
+        self._pipe: Connection | None = None
+        self._process: BaseProcess | None = None
+
+    def begin(self) -> None:
+        """Starts the process, unless the search was stopped before."""
+        with self._changed:
+            if self._is_over:
+                return
+            self._pipe, its = multiprocessing.Pipe()
+            started = multiprocessing.get_context("spawn")
+            self._process = started.Process(target=_search, args=(its, self._fields), daemon=True)
+            self._process.start()
+            its.close()
 
     def next(self) -> bytes | None:
         """Waits for the next line, JSON without its end; None when the search is over."""
         with suppress(EOFError, OSError):
-            line: bytes = self._pipe.recv_bytes()
-            return line
+            if self._pipe is not None:
+                line: bytes = self._pipe.recv_bytes()
+                return line
         return None
 
     def stop(self) -> None:
         """Ends the search, if it has not ended."""
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
+        with self._changed:
+            self._is_over = True
+            if self._process is not None and self._pipe is not None:
+                self._process.kill()
+                self._process.join()
+                self._pipe.close()
 
 
 def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:

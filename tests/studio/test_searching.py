@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 from simcore.errors import InputError
 from simcore.studio.question import Question
 from simcore.studio.searching import Searching, space_of_question
-from studio_jobs import JOB
+from simcore.studio.server import MOST_SEARCHES
+from studio_jobs import JOB, NoLanes
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,26 @@ def test_a_search_that_cannot_begin_is_refused(client: TestClient, fields: dict[
 
 def test_a_search_that_is_stopped_ends_its_process() -> None:
     running = Searching({"values": JOB, "gpus": [8, 16, 32]})
+    running.begin()
     assert running.next() is not None
     running.stop()
     assert running.next() is None
+    assert running._process is not None
     assert not running._process.is_alive()
+
+
+def test_a_search_that_was_stopped_before_it_begins_has_no_process() -> None:
+    running = Searching({"values": JOB})
+    running.stop()
+    running.begin()
+    assert running._process is None
+    assert running.next() is None
+
+
+def test_a_search_takes_its_place_before_it_begins() -> None:
+    lanes = NoLanes()
+    places = [lanes.search({}) for _ in range(MOST_SEARCHES + 1)]
+    assert [place is None for place in places] == [False] * MOST_SEARCHES + [True]
+    assert places[0] is not None
+    lanes.end(places[0])
+    assert lanes.search({}) is not None

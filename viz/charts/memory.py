@@ -139,16 +139,18 @@ def _names(bands: Sequence[Band], scale: Scale) -> Markup:
 
 
 def _name(band: Band, scale: Scale) -> Markup | None:
-    room = (len(band.category) + 2) * LETTER
+    if scale.y(0) - scale.y(max(band.heights)) < _READABLE:
+        return None
+    room, shares = (len(band.category) + 2) * LETTER, scale.shares
     best: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     end, last = 0, len(band.upper)
     for first in range(0, last, max(1, last // 150)):
-        while end < last and scale.share(end) - scale.share(first) < room:
+        while end < last and shares[end] - shares[first] < room:
             end += 1
-        if scale.share(end) - scale.share(first) < room:
+        if shares[end] - shares[first] < room:
             break
         low, high = max(band.lower[first:end]), min(band.upper[first:end])
-        middle = (scale.share(first) + scale.share(end)) / 2
+        middle = (shares[first] + shares[end]) / 2
         thickness = min(scale.y(low) - scale.y(high), _ROOMY)
         best = max(best, (thickness, -abs(middle - 0.4), middle, (low + high) / 2))
     thickness, _, middle, level = best

@@ -3,7 +3,7 @@ import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
 import { Form } from "./form.js";
-import { clear, fill, make, notice, stale } from "./panels.js";
+import { clear, fill, make, notice, old, stale } from "./panels.js";
 import { Search } from "./search.js";
 import { decoded, encoded, with_value } from "./state.js";
 import { tree } from "./steps.js";
@@ -11,6 +11,8 @@ import { Versus } from "./versus.js";
 
 const IDLE_MS = 400;
 const AGAIN_MS = 1500;
+const APART_MS = 200; /* changes further apart than this are single clicks, not a slider in motion */
+const LATER = ["memory", "streams", "placement"]; /* pictures that come after the first */
 const busy = document.getElementById("busy");
 const state = { job: {}, files: {}, pins: [], marks: [] };
 const opened = new Set(); /* pictures that are drawn on demand */
@@ -18,8 +20,10 @@ let form;
 let versus;
 let wanted = 0;
 let is_asking = false;
+let is_apart = true;
 let has_failed = false;
 let changed_at = 0;
+let early = null; /* the question about memory that goes with that about the first picture */
 let written = "";
 
 const question = () => ({ values: state.job, files: state.files });
@@ -38,6 +42,7 @@ const refresh = async () => {
   try {
     for (let number = 0; number !== wanted;) {
       number = wanted;
+      ask_early(number);
       try { shown(await ask("view", { ...question(), marks: state.marks }), number); } catch (error) {
         if (number !== wanted) continue;
         told(error);
@@ -47,6 +52,12 @@ const refresh = async () => {
     }
   } finally { is_asking = false; }
   later(wanted);
+};
+
+/* After a single click memory is asked for beside the first picture, by another process; while a slider moves it is not. */
+const ask_early = (number) => {
+  early = is_apart && !opened.has("memory") ? { number, answer: ask("memory", question()) } : null;
+  if (early) early.answer.catch(() => {}); /* told where it is awaited */
 };
 
 const measure = (name, number) => requestAnimationFrame(() => setTimeout(() => {
@@ -65,27 +76,40 @@ const shown = (answer, number) => {
   const needs_help = answer.verdict === "oom" || answer.verdict === "unsure";
   document.getElementById("remedies").hidden = !needs_help;
   document.getElementById("looking").hidden = false;
-  if (answer.status !== "ok") clear("memory", "streams", "placement");
+  if (answer.status !== "ok") {
+    clear(...LATER);
+  }
   measure("first picture", number);
 };
 
-/* What may come after the first picture: legal values, memory and streams, changes that make it fit, pins. */
+/* What may come after the first picture: memory, legal values, streams, pins, changes that make it fit. Until then the
+   pictures of the job before are marked as old. */
 const later = async (number) => {
-  const when = (kind, then, fields = {}) => (number === wanted ? ask(kind, { ...question(), ...fields }).then((answer) => { if (number === wanted) then(answer); }).catch((error) => { if (number === wanted && !(error instanceof Problems) && !(error instanceof Away)) told(error); }) : null);
+  const when = async (asked, then, ...names) => {
+    if (number !== wanted) return;
+    try {
+      const answer = await asked();
+      if (number === wanted) then(answer);
+    } catch (error) {
+      if (number !== wanted) return;
+      if (error instanceof Problems) clear(...names); /* why is said at the verdict */
+      else if (!(error instanceof Away)) told(error);
+    }
+  };
+  const asks = (kind, fields = {}) => () => ask(kind, { ...question(), ...fields });
+  const drawn = (name) => (answer) => {
+    fill(answer);
+    old(Object.keys(answer.parts), false);
+    measure(name, number);
+  };
   const is_drawn = state.answer && state.answer.status === "ok";
-  if (is_drawn && !opened.has("memory")) await when("memory", (answer) => {
-    fill(answer);
-    measure("memory", number);
-  });
-  when("legal", (answer) => form.degrees(answer));
+  if (is_drawn && !opened.has("memory")) await when(early && early.number === number ? () => early.answer : asks("memory"), drawn("memory"), "memory");
+  when(asks("legal"), (answer) => form.degrees(answer));
   if (!is_drawn) return;
-  await when("pictures", (answer) => {
-    fill(answer);
-    measure("all pictures", number);
-  }, { opened: [...opened] });
+  await when(asks("pictures", { opened: [...opened] }), drawn("all pictures"), "streams");
   if (state.pins.length && number === wanted) versus.show().catch(told);
   await new Promise((done) => { setTimeout(done, IDLE_MS); }); /* dozens of simulations: only for a job that stays */
-  if (!document.getElementById("remedies").hidden) when("advice", (answer) => {
+  if (!document.getElementById("remedies").hidden) when(asks("advice"), (answer) => {
     fill(answer);
     document.getElementById("looking").hidden = true;
     if (!answer.parts.advice) document.querySelector("[data-part=advice]").textContent = "No single change or pair of changes that was tried makes it fit.";
@@ -111,8 +135,11 @@ const take = (job, files = state.files) => {
   state.job = job;
   state.files = files;
   wanted += 1;
-  changed_at = performance.now();
+  const now = performance.now();
+  is_apart = now - changed_at > APART_MS;
+  changed_at = now;
   stale(true);
+  old(LATER, true);
   form.show(job);
   busy.textContent = "simulating \u2026";
   for (const id of ["limit", "steps"]) document.getElementById(id).replaceChildren();
