@@ -39,9 +39,9 @@ def measured_lines(measured: Measured, scale: Scale) -> Markup | None:
     """
     if not measured.curve and not measured.marks:
         return None
-    marks = () if measured.curve else measured.marks
-    return element("g", _curve(measured.curve, scale), *(part for mark in marks for part in _line(mark, scale)),
-                   class_="measured")
+    marks = () if measured.curve else sorted(measured.marks, key=lambda mark: -mark.num_bytes)
+    lines = (part for place, mark in enumerate(marks) for part in _line(mark, scale, above=not place))
+    return element("g", _curve(measured.curve, scale), *lines, class_="measured")
 
 
 def _curve(curve: Sequence[float], scale: Scale) -> Markup | None:
@@ -56,8 +56,10 @@ def _curve(curve: Sequence[float], scale: Scale) -> Markup | None:
                                            class_="measured-name"))
 
 
-def _line(mark: Mark, scale: Scale) -> Iterator[Markup]:
+def _line(mark: Mark, scale: Scale, *, above: bool) -> Iterator[Markup]:
+    """Draws a line with its size, the highest above its line and others below, so that close ones stay readable."""
     y = scale.y(mark.num_bytes)
-    words = f"measured: {mark.words} {format_bytes(mark.num_bytes)}"
-    yield element("line", element("title", words), x1="0", x2="100%", y1=y, y2=y, class_="measured-curve")
-    yield element("text", words, x="0", dx=6, y=y - 5, class_="measured-name")
+    title = element("title", f"measured: {mark.words} {format_bytes(mark.num_bytes)}")
+    yield element("line", title, x1="0", x2="100%", y1=y, y2=y, class_="measured-curve")
+    yield element("text", f"measured {format_bytes(mark.num_bytes)}", x="0", dx=6, y=y - 5 if above else y + 15,
+                  class_="measured-name")

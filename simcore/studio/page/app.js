@@ -124,11 +124,15 @@ const later = async (number) => {
   });
 };
 
+/* Values that a layout sets to what a scenario without the key has. */
+const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["framework_version", "implementation"].includes(key) && value === "auto")
+  || (key === "framework_options" && value && !Object.keys(value).length);
+
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
 const change = (changes) => {
   notice("");
   let { job } = state;
-  for (const [key, value] of Object.entries(changes)) job = with_value(job, key, value === null && key !== "mesh.etp" ? undefined : value);
+  for (const [key, value] of Object.entries(changes)) job = with_value(job, key, is_usual(key, value) ? undefined : value);
   take(job);
 };
 
