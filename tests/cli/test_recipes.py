@@ -51,7 +51,8 @@ def test_import_as_json_has_every_origin(ran: Run, recipe: str) -> None:
     [shown] = json.loads(ran("import", recipe, *ANSWERS, "--json").out)
     assert shown["format"] == "automodel"
     assert shown["origins"]["training.lora.rank"]["where"] == "mine.yaml:7"
-    assert {one["key"] for one in shown["left"]} == {"model.backend.rms_norm", "optimizer.lr"}
+    assert {one["key"] for one in shown["left"]} == {
+        "model.backend.rms_norm", "optimizer.lr", "distributed.activation_checkpointing"}
 
 
 def test_what_is_open_is_asked_once_with_the_options(ran: Run, recipe: str) -> None:
