@@ -157,10 +157,10 @@ class Draft:
 
     def _decides(self, readers: Sequence[Reader]) -> Iterator[Decided]:
         """Keys that are used, and that neither an origin nor a list names, in the order in which they were read."""
-        told = {one.key for one in self.left}
+        told = {(one.where, one.key) for one in self.left}
         named = {(one.where, one.text) for one in self.origins.values() if one.kind == "recipe"}
         for one in (one for reader in readers for one in reader.handed_out()):
-            if _key(one) in self._used and (one.where, one.key) not in named and one.key not in told:
+            if _key(one) in self._used and (one.where, one.key) not in named | told:
                 yield Decided(one.where, one.key, shorten(one.value), tuple(dict.fromkeys(self._used[_key(one)])),
                               self._reasons.get(_key(one), ""))
 
