@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -13,7 +14,7 @@ from simcore.recipes.shell.expansion import Variables
 from simcore.recipes.shell.pieces import Piece, items_of, known_text
 from simcore.recipes.shell.tokens import Token
 
-__all__ = ["ASSIGNED", "CHANGES", "DECLARES", "assign", "is_assigned"]
+__all__ = ["ASSIGNED", "CHANGES", "DECLARES", "assign", "is_assigned", "reads_all", "trimmed"]
 
 ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=")
 DECLARES: Final = frozenset({"export", "declare", "local", "readonly", "typeset"})
@@ -157,6 +158,28 @@ def _read(variables: Variables, words: Sequence[Token], within: str) -> bool | N
     for name in names:
         variables.make_unknown(name, words[0].line, f"${name}, which line {words[0].line} reads")
     return None
+
+
+def reads_all(words: Sequence[Token]) -> bool:
+    """True for `read -d '' NAME`, which takes all that it is given."""
+    texts = [token.text for token in words]
+    ends = any(one.endswith("d") and one[:1] == "-" and other in ("''", '""') for one, other in pairwise(texts))
+    return ends and re.fullmatch(r"[A-Za-z_]\w*", texts[-1]) is not None and sum(
+        re.fullmatch(r"[A-Za-z_]\w*", text) is not None for text in texts[1:]) == 1
+
+
+def trimmed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Text without blanks at its ends."""
+    found = list(pieces)
+    while found and not found[0].unknown and not found[0].text.strip():
+        found.pop(0)
+    while found and not found[-1].unknown and not found[-1].text.strip():
+        found.pop()
+    if found and not found[0].unknown:
+        found[0] = replace(found[0], text=found[0].text.lstrip())
+    if found and not found[-1].unknown:
+        found[-1] = replace(found[-1], text=found[-1].text.rstrip())
+    return tuple(found)
 
 
 def _let(variables: Variables, words: Sequence[Token], within: str) -> bool | None:

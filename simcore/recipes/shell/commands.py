@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from simcore.errors import InputError, Problem
-from simcore.recipes.shell.changes import CHANGES, DECLARES, assign, is_assigned
+from simcore.recipes.shell.changes import CHANGES, DECLARES, assign, is_assigned, reads_all, trimmed
 from simcore.recipes.shell.conditions import holds
 from simcore.recipes.shell.expansion import Variables
 from simcore.recipes.shell.inner import Inner, inner_of
@@ -100,6 +100,9 @@ class Commands(ABC):
         if name in DECLARES:
             self._declare(words)
             return True
+        if name == "read" and node.document is not None and reads_all(words):
+            variables.values[words[-1].text] = trimmed(variables.document(node.document)) or (Piece("", words[0].line),)
+            return None
         if name in CHANGES or (name == "printf" and len(words) > 2 and words[1].text == "-v"):
             return CHANGES["read" if name == "printf" else name](variables, words, self.within)
         if name in ("source", "."):

@@ -29,7 +29,7 @@ from simcore.recipes.shell.pieces import (
     unquoted,
     word_of,
 )
-from simcore.recipes.shell.substitution import output_of
+from simcore.recipes.shell.substitution import document_of, output_of
 from simcore.recipes.shell.tokens import Token
 from simcore.recipes.shell.values import Values
 
@@ -95,6 +95,13 @@ class Variables(Values):
         if self.inside and not depth:  # what a file sets counts as set where it is sourced
             return [replace(piece, line=self.inside[0]) for piece in found]
         return found
+
+    def document(self, token: Token) -> list[Piece]:
+        """Text of a here-document, whose variables are those of the script unless its end is in quotes."""
+        if token.kind == "literal":
+            return lines_of(token.text, token.line, is_quoted=True)
+        raw = re.sub(r'\\"|"', lambda found: '\\\\\\"' if found[0] == '\\"' else '\\"', token.text)
+        return self.pieces(raw, token.line, is_quoted=True)
 
     def _groups(self, tokens: Sequence[Token]) -> list[list[Piece]]:
         return [group for token in tokens for raw in in_braces(token.text)
@@ -184,6 +191,8 @@ class Variables(Values):
 
     def _output(self, raw: str, inner: str, line: int, *, is_quoted: bool) -> list[Piece]:
         """Output of a command, where its words alone tell it."""
+        if passed := document_of(inner, self.path, line):
+            return list(self._placed(self.document(passed), line, is_quoted=is_quoted, joins=False))
         text = output_of(inner, self.path, line, self.words)
         if text is None:
             return [unknown(raw, line, _OUTPUT, is_quoted=is_quoted)]

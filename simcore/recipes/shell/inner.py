@@ -49,7 +49,7 @@ def inner_of(words: Sequence[Word], document: Token | None, variables: Variables
         return Inner(_text(wrapped, variables), wrapped.line, tuple(words))
     if document is not None and (words[0].text in ("sbatch", "srun") or (
             words[0].text in _SHELLS and all(word.text[:1] == "-" for word in words[1:]))):
-        return Inner(_expanded(document, variables), document.line, tuple(words))
+        return Inner(variables.retold(variables.document(document)), document.line, tuple(words))
     return None
 
 
@@ -67,14 +67,6 @@ def _wrapped(words: Sequence[Word]) -> Word | None:
 
 def _text(word: Word, variables: Variables) -> str:
     return variables.retold(word.pieces) if word.unknown else word.text
-
-
-def _expanded(document: Token, variables: Variables) -> str:
-    """Text of a here-document; variables in it are those of the script around it, unless its end is in quotes."""
-    if document.kind == "literal":
-        return document.text
-    raw = re.sub(r'\\"|"', lambda found: '\\\\\\"' if found[0] == '\\"' else '\\"', document.text)
-    return variables.retold(variables.pieces(raw, document.line, is_quoted=True))
 
 
 def _behind(words: Sequence[Word]) -> tuple[tuple[Piece, ...], ...] | None:

@@ -11,10 +11,20 @@ from simcore.recipes.shell.arithmetic import Arithmetic
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.tokens import Token, tokens_of
 
-__all__ = ["output_of"]
+__all__ = ["document_of", "output_of"]
 
 _MOST: Final = 1_000
 """Numbers of a sequence."""
+
+
+def document_of(inner: str, path: str, line: int) -> Token | None:
+    """Here-document that `cat` alone passes on; None for another command."""
+    try:
+        tokens = [token for token in tokens_of(inner, path, line) if token.text != "\n"] if "<<" in inner else []
+    except InputError:
+        return None
+    is_passed = len(tokens) == 2 and tokens[0].text == "cat" and tokens[1].kind in ("document", "literal")
+    return tokens[1] if is_passed else None
 
 
 def output_of(inner: str, path: str, line: int, words_of: Callable[[Sequence[Token]], list[Word]]) -> str | None:
