@@ -5,25 +5,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, Literal
 
 from simcore.errors import Problem
 from simcore.inputs.document import Document
 from simcore.recipes.imported import Decided, Imported, Left, Origin, overruled
-from simcore.recipes.rows import Idle
+from simcore.recipes.rows import Idle, Unmodelled
 
-__all__ = ["VARIABLES", "with_environment"]
+__all__ = ["SETTINGS", "row_of", "with_environment"]
 
-VARIABLES: Final = (
-    Idle(("NCCL_*", "UB_*", "TORCH_NCCL_*", "GLOO_*", "UCX_*", "NVSHMEM_*"), "how NCCL works"),
-    Idle(("CUDA_*", "OMP_*", "PYTHON*", "TORCHINDUCTOR_*", "TRITON_*", "TOKENIZERS_*", "HF_*",
+SETTINGS: Final[tuple[Idle | Unmodelled, ...]] = (
+    Unmodelled(("CUDA_DEVICE_MAX_CONNECTIONS",), "queues that streams share, by which an exchange may wait for a "
+               "product (docs/performance-guide.md:219): streams are taken to run beside each other"),
+    Unmodelled(("NVTE_*_LAYERNORM_SM_MARGIN",), "multiprocessors that norms leave to exchanges (TE "
+               "pytorch/module/layernorm_linear.py:1589): norms are timed on all of them"),
+    Unmodelled(("NVTE_NORM_*_USE_CUDNN",), "norms by cuDNN (TE common/normalization/common.cpp:556): time and "
+               "workspace are those of TE's own kernels"),
+    Unmodelled(("NVTE_USE_FAST_MATH",), "faster, less exact casts (TE pytorch/csrc/extensions/cast.cpp:187)"),
+    Unmodelled(("NVTE_DPA_FP8_RECIPE",), "a recipe of its own for fp8 within attention (TE docs/envvars.rst:253)"),
+    Unmodelled(("CUDNNFE_CLUSTER_OVERLAP_MARGIN",), "multiprocessors that cuDNN's grouped products leave to other "
+               "kernels (perf_recipes alone name it)"),
+    Unmodelled(("NCCL_NVLS_ENABLE",), "whether NCCL reduces in the switch, and its buffers for that (Megatron-LM "
+               "core/transformer/moe/README.md:142): rates and buffers are those of NCCL's own choice"),
+    Unmodelled(("NCCL_CTA_POLICY", "NCCL_P2P_NET_CHUNKSIZE"), "multiprocessors and pieces of NCCL's exchanges "
+               "(scripts/performance/utils/overrides.py:295, :301): rates are those of its own choice"),
+    Unmodelled(("TORCH_NCCL_HIGH_PRIORITY",), "exchanges go before products that wait for multiprocessors "
+               "(docs/recipe-usage.md:327): both run at their rates"),
+    Idle(("NCCL_GRAPH_REGISTER",), "whether buffers of captured exchanges are registered: 0 where segments expand "
+         "(Megatron-LM core/transformer/cuda_graphs.py:2195), as simulated"),
+    Idle(("TORCH_NCCL_AVOID_RECORD_STREAMS",), "PyTorch has had no other way since 2.8 (ProcessGroupNCCL.cpp calls "
+         "the variable deprecated), as simulated"),
+    Idle(("NCCL_IGNORE_CPU_AFFINITY",), "threads of NCCL on the host"),
+)
+"""Variables that recipes set too, each with what it does (Megatron-Bridge 067f987d where no other project is named)."""
+_VARIABLES: Final[tuple[Idle | Unmodelled, ...]] = (
+    *SETTINGS,
+    Unmodelled(("NCCL_ALGO", "NCCL_PROTO", "NCCL_*BUFFSIZE", "NCCL_NVLS_*", "NCCL_*NCHANNELS*", "NCCL_*CTAS",
+                "NCCL_NTHREADS", "NCCL_CUMEM_*", "NCCL_P2P_*", "NCCL_SHM_*", "NCCL_NET_GDR_*", "NCCL_IB_DISABLE",
+                "NCCL_MNNVL_*", "NCCL_COLLNET_*", "TORCH_NCCL_USE_TENSOR_REGISTER_*", "UB_*"),
+               "ways and buffers of exchanges: rates and buffers are those of NCCL's own choice"),
+    Unmodelled(("NVTE_FUSED_ATTN*", "NVTE_FLASH_ATTN", "NVTE_UNFUSED_ATTN"),
+               "which kernel computes attention: it is the one that attention_backend says"),
+    Unmodelled(("NVTE_ALLOW_NONDETERMINISTIC_ALGO",), "kernels that repeat bit by bit (TE docs/envvars.rst:205): time "
+               "and workspace are those of the others"),
+    Idle(("NVTE_DEBUG*",), "messages"),
+    Unmodelled(("NVTE_*",), "a choice within TransformerEngine: its own is simulated"),
+    Unmodelled(("CUDA_LAUNCH_BLOCKING",), "a host that waits for every kernel: it is taken to run ahead"),
+    Unmodelled(("PYTORCH_*", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32*"), "settings of PyTorch that are not followed"),
+    Unmodelled(("OMP_*", "MKL_*"), "threads of the host's own work, whose rate is that of the topology"),
+    Idle(("NCCL_*", "TORCH_NCCL_*", "GLOO_*", "UCX_*", "NVSHMEM_*"),
+         "messages, waits and network devices of exchanges, whose links the topology has"),
+    Idle(("CUDA_*", "PYTHON*", "TORCHINDUCTOR_*", "TRITON_*", "TOKENIZERS_*", "HF_*",
          "TRANSFORMERS_*", "WANDB_*", "SKIP_*", "NON_DETERMINSTIC_RESULTS", "ENABLE_*", "RUN_*", "N_REPEAT"),
-        "queues, caches, logs and tests"),
+        "devices, caches, logs and tests"),
     Idle(("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "RDZV_*", "HEAD_*", "FI_*", "LD_*", "PATH",
           "IBV_*", "MLX5_*"), "how ranks find each other, and libraries"),
-    Idle(("NVTE_*",), "choices between kernels that attention_backend and the options say"),
 )
-"""Variables of the environment on which nothing depends that is simulated."""
+"""Variables of the environment that no key of a scenario says; the first row that names one decides."""
+_OTHER: Final = Idle(("*",), "nothing that is simulated reads it")
 _OF_LAUNCHERS: Final = frozenset({"NNODES", "NPROC_PER_NODE", "FORCE_TORCHRUN", "OPTIM_TORCH", "CUDA_VISIBLE_DEVICES"})
 """Variables by which llamafactory-cli starts ranks."""
 _ACCELERATE: Final = ("ACCELERATE_USE_*", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_*", "FSDP_*",
@@ -67,6 +106,11 @@ def _with_other(imported: Imported, name: str, value: str, where: str) -> Import
     if name in _OF_LAUNCHERS:
         one = Decided(where, name, value, why="which ranks the launcher starts, and how")
         return replace(imported, decides=(*imported.decides, one))
-    row = next((row for row in VARIABLES if any(fnmatchcase(name, pattern) for pattern in row.keys)), None)
-    left = Left("no effect", where, name, value, row.why if row else "nothing that is simulated reads it")
-    return replace(imported, left=(*imported.left, left))
+    row = row_of(name)
+    kind: Literal["no effect", "not modelled"] = "not modelled" if isinstance(row, Unmodelled) else "no effect"
+    return replace(imported, left=(*imported.left, Left(kind, where, name, value, row.why)))
+
+
+def row_of(name: str) -> Idle | Unmodelled:
+    """Row of a variable: the first that names it."""
+    return next((row for row in _VARIABLES if any(fnmatchcase(name, pattern) for pattern in row.keys)), _OTHER)

@@ -6,13 +6,15 @@ the file behind it: of Bridge where no other project is named, of TransformerEng
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.environment import SETTINGS
 from simcore.recipes.imported import Left
 from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Unmodelled, read_rows
+from simcore.recipes.rows import Unmodelled, read_rows
 
 __all__ = ["read_variables"]
 
@@ -28,29 +30,7 @@ def _vars(*names: str) -> tuple[str, ...]:
     return tuple(f"env_vars.{name}" for name in names)
 
 
-ROWS: Final = (
-    Unmodelled(_vars("CUDA_DEVICE_MAX_CONNECTIONS"), "queues that streams share, by which an exchange may wait for a "
-               "product (docs/performance-guide.md:219): streams are taken to run beside each other"),
-    Unmodelled(_vars("NVTE_*_LAYERNORM_SM_MARGIN"), "multiprocessors that norms leave to exchanges (TE "
-               "pytorch/module/layernorm_linear.py:1589): norms are timed on all of them"),
-    Unmodelled(_vars("NVTE_NORM_*_USE_CUDNN"), "norms by cuDNN (TE common/normalization/common.cpp:556): time and "
-               "workspace are those of TE's own kernels"),
-    Unmodelled(_vars("NVTE_USE_FAST_MATH"), "faster, less exact casts (TE pytorch/csrc/extensions/cast.cpp:187)"),
-    Unmodelled(_vars("NVTE_DPA_FP8_RECIPE"), "a recipe of its own for fp8 within attention (TE docs/envvars.rst:253)"),
-    Unmodelled(_vars("CUDNNFE_CLUSTER_OVERLAP_MARGIN"), "multiprocessors that cuDNN's grouped products leave to other "
-               "kernels (perf_recipes alone name it)"),
-    Unmodelled(_vars("NCCL_NVLS_ENABLE"), "whether NCCL reduces in the switch, and its buffers for that (Megatron-LM "
-               "core/transformer/moe/README.md:142): rates and buffers are those of NCCL's own choice"),
-    Unmodelled(_vars("NCCL_CTA_POLICY", "NCCL_P2P_NET_CHUNKSIZE"), "multiprocessors and pieces of NCCL's exchanges "
-               "(scripts/performance/utils/overrides.py:295, :301): rates are those of its own choice"),
-    Unmodelled(_vars("TORCH_NCCL_HIGH_PRIORITY"), "exchanges go before products that wait for multiprocessors "
-               "(docs/recipe-usage.md:327): both run at their rates"),
-    Idle(_vars("NCCL_GRAPH_REGISTER"), "whether buffers of captured exchanges are registered: 0 where segments expand "
-         "(Megatron-LM core/transformer/cuda_graphs.py:2195), as simulated"),
-    Idle(_vars("TORCH_NCCL_AVOID_RECORD_STREAMS"), "PyTorch has had no other way since 2.8 (ProcessGroupNCCL.cpp calls "
-         "the variable deprecated), as simulated"),
-    Idle(_vars("NCCL_IGNORE_CPU_AFFINITY"), "threads of NCCL on the host"),
-)
+ROWS: Final = tuple(replace(row, keys=_vars(*row.keys)) for row in SETTINGS)
 """Variables that depend on no other key."""
 _REST: Final = (Unmodelled(("env_vars.*",), "a variable that this reader does not know"),)
 

@@ -12,7 +12,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.draft import Draft
-from simcore.recipes.environment import VARIABLES
+from simcore.recipes.environment import row_of
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left
 from simcore.recipes.launch.launch_of import environment_of
@@ -33,7 +33,7 @@ from simcore.recipes.megatron.written import WRITER
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.recipe_writer import ScriptArguments
-from simcore.recipes.rows import read_rows
+from simcore.recipes.rows import Unmodelled, read_rows
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
@@ -175,13 +175,17 @@ def _of_variables(script: Script) -> tuple[Word, ...]:
 
 
 def _take_variables(draft: Draft, variables: dict[str, Taken[Any]]) -> dict[str, Taken[str]]:
-    """Reads variables, and returns them as texts; one that no row knows has no effect."""
+    """Reads variables, and returns them as texts; `environment` says what becomes of those that have no key."""
     named = {name: Taken(str(taken.value), taken.path, taken.where, taken.reader) for name, taken in variables.items()}
     write_environment(draft, named)
     for name, taken in named.items():
-        row = next((row for row in VARIABLES if any(fnmatchcase(name, pattern) for pattern in row.keys)), None)
-        if name not in READ:
-            draft.idle(taken, row.why if row else "nothing that is simulated reads it")
+        row = row_of(name)
+        if name in READ:
+            continue
+        if isinstance(row, Unmodelled):
+            draft.unmodelled(taken, row.why)
+        else:
+            draft.idle(taken, row.why)
     return named
 
 

@@ -237,7 +237,7 @@ def test_what_the_script_exports_and_what_it_sets_anew_is_listed() -> None:
     Path("run.sh").write_text(text.replace("srun torch", "SOME=4 srun torch"), encoding="utf-8")
     found = import_recipe(["mine.toml", "run.sh"], Answers.of_options(topology="dgx-h100"))
     left = {one.key: (one.where, one.value, one.why) for one in found.left}
-    assert left["NCCL_DEBUG"] == ("run.sh:1", "INFO", "how NCCL works")
+    assert left["NCCL_DEBUG"][:2] == ("run.sh:1", "INFO")
     assert left["OWN"] == ("run.sh:1", "1", "nothing that is simulated reads it")
     assert left["SOME"][:2] == ("run.sh:9", "4")
     assert left["training.local_batch_size"] == ("mine.toml:15", "3", "run.sh:11 sets it")
