@@ -52,7 +52,6 @@ REFUSED: Final[tuple[Row, ...]] = (
     Off("model.qk_clip", "clipping of query and key"),
     Off("model.freeze_sound_projection", "towers beside text"),
     Off("model.freeze_audio_projection", "towers beside text"),
-    Off("optimizer.overlap_cpu_optimizer_d2h_h2d", "copies to and from the host's optimizer beside its step"),
 )
 IDLE: Final[tuple[Row, ...]] = (
     Idle(("_target_", "train._target_", "dataset._target_", "ddp._target_", "optimizer._target_", "scheduler._target_",

@@ -154,6 +154,11 @@ def read_states(reader: Reader, draft: Draft) -> None:
         give_up(draft, second.where, "not yet: moments of two formats")
     offload = reader.flag("optimizer.optimizer_cpu_offload")
     share = reader.number("optimizer.optimizer_offload_fraction")
+    copies = reader.flag("optimizer.overlap_cpu_optimizer_d2h_h2d")
+    if copies is not None and copies.value and offload is not None and offload.value:
+        draft.refuse(copies, "copies to and from the host's optimizer beside its step")
+    else:
+        draft.idle(copies, "off, or the optimizer is on the device")
     if offload is not None and offload.value:
         part = "host" if share is None or share.value == 1 else {"space": "host", "fraction": share.value}
         draft.infer("training.offload.optimizer", part, "optimizer_cpu_offload and its fraction", offload, share)

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from simcore.frameworks.megatron.lora import DEFAULT_TARGETS
-from simcore.recipes.bridge.experts import PADS
+from simcore.recipes.bridge.experts import PADS, wanted_stash
 from simcore.recipes.bridge.framework import SWITCHED
 from simcore.recipes.bridge.model import TURNED_APART
 from simcore.recipes.bridge.offload import wanted_offload
 from simcore.recipes.bridge.rows import SAID
-from simcore.recipes.bridge.stash import wanted_stash
 from simcore.recipes.outline import Outline
 from simcore.recipes.rows import Says
 

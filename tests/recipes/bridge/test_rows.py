@@ -12,6 +12,7 @@ from recipes.bridge.test_recipe import NANO, imported
 @pytest.mark.parametrize(("override", "told"), [
     ("model.hidden_size=1024", "another one than that of the model"), ("model.hidden_dropout=0.1", "another one than"),
     ("model.attention_dropout=0.1", "another one than"),
+    ("optimizer.overlap_cpu_optimizer_d2h_h2d=true optimizer.optimizer_cpu_offload=true", "beside its step"),
     ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("mixed_precision.fp32=true", "training in fp32"),
     ("model.deallocate_pipeline_outputs=false", "outputs of stages that stay")])
 def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, override: str, told: str) -> None:
@@ -25,6 +26,7 @@ def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, 
     ("dist.use_tp_pp_dp_mapping=true", "not modelled", "another order"),
     ("dist.use_tp_pp_dp_mapping=false", "no effect", "the default"),
     ("train.empty_unused_memory_level=2", "not modelled", "cached blocks"),
+    ("optimizer.overlap_cpu_optimizer_d2h_h2d=true", "no effect", "on the device"),
     ("model.use_mamba_mem_eff_path=false", "not modelled", "which keep more"),
     ("env_vars.ODD=1", "not modelled", "this reader does not know"),
     ("env_vars.NCCL_ALGO=Ring", "not modelled", "repeat bit by bit"),
