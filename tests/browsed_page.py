@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from pathlib import Path
@@ -45,7 +46,9 @@ class Page:
         self.until("!document.querySelector('.old, [aria-busy=true]')")
 
     def text(self, selector: str) -> str:
-        return str(self.run(f"(document.querySelector({json.dumps(selector)}) || {{}}).innerText || ''"))
+        """Text of an element; also of one that is not drawn because it is far from the screen."""
+        return str(self.run(f"(one => one.innerText || one.textContent || '')"
+                            f"(document.querySelector({json.dumps(selector)}) || {{}})"))
 
     def click(self, selector: str) -> None:
         """A click of the mouse, where a person would click."""
@@ -80,7 +83,8 @@ class Page:
         """A file, dropped on the page."""
         self.clicks += 1
         self.run(f"""(() => {{ const data = new DataTransfer();
-            data.items.add(new File([new Uint8Array({json.dumps(list(content))})], {json.dumps(name)}));
+            const bytes = Uint8Array.from(atob('{base64.b64encode(content).decode()}'), one => one.charCodeAt(0));
+            data.items.add(new File([bytes], {json.dumps(name)}));
             dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, cancelable: true }})); }})()""")
 
     def measures(self, name: str) -> list[float]:

@@ -71,11 +71,15 @@ class Tab:
         if method in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
             self.complaints.append(json.dumps(told)[:500])
 
-    def open(self, page: Path | str, width: int = 1280, *, dark: bool = False) -> float:
-        """Shows a file, or an address; the seconds until it was loaded and drawn."""
+    def shape(self, width: int, *, dark: bool) -> None:
+        """Gives the screen a width in pixels, and light or dark colours."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, page: Path | str, width: int = 1280, *, dark: bool = False) -> float:
+        """Shows a file, or an address; the seconds until it was loaded and drawn."""
+        self.shape(width, dark=dark)
         self.events.clear()
         self.before_s = self._seconds()
         start = time.monotonic()

@@ -49,11 +49,12 @@ class Asked(TypedDict, total=False):
 class Request:
     """Extent of a simulation: which ranks and quantities of a step, and how much of it the report keeps.
 
-    `series`: keeps memory over the step too. `streams`: keeps a detail with the streams over time alone. `detail`: keeps
-    the series, the streams and everything else that pictures show. `fold` False simulates each rank separately. `rank`: simulates only this rank, exactly, without time. `timed` False: memory
-    and traffic only. `spans`: limit of the intervals of the timeline that the detail keeps, over all classes of ranks,
-    None for as many as a page can bear. `whole`: every microbatch is simulated one by one. `postings`: with the detail,
-    lifetimes of allocations too; the number is the upper limit of their births and deaths over all classes, 0 for none.
+    `series`: keeps memory over the step too. `streams`: keeps a detail with the streams over time alone. `detail`:
+    keeps both and everything else that pictures show. `fold` False simulates each rank separately. `rank`:
+    simulates only this rank, exactly, without time. `timed` False: memory and traffic only. `spans`: limit of the
+    intervals of the timeline that the detail keeps, over all classes of ranks, None for as many as a page can bear.
+    `whole`: every microbatch is simulated one by one. `postings`: with the detail, lifetimes of allocations too;
+    the number is the upper limit of their births and deaths over all classes, 0 for none.
     """
 
     series: bool = False

@@ -13,11 +13,12 @@ __all__ = ["MAX_BODY", "OF_KIND", "fields_of", "most_bytes"]
 
 _OF_ALL: Final = frozenset({"tab", "name", "text", "values", "files"})
 OF_KIND: Final[Mapping[str, frozenset[str]]] = {
-    "answer": frozenset({"advise"}), "view": frozenset({"marks"}), "pictures": frozenset({"opened"}),
+    "answer": frozenset({"advise"}), "view": frozenset({"marks", "price"}), "memory": frozenset({"marks", "curve"}),
+    "pictures": frozenset({"opened", "marks", "curve"}),
     "explain": frozenset({"what"}), "import": frozenset({"gpus", "seq_len", "topology", "format"}),
     "convert": frozenset({"format"}), "options": frozenset({"framework"}), "limit": frozenset({"quantity"}),
-    "compare": frozenset({"jobs"}), "measured": frozenset({"content"}),
-    "search": frozenset({"gpus", "frameworks", "topologies", "free", "objectives"})}
+    "compare": frozenset({"jobs", "price"}), "measured": frozenset({"content"}),
+    "search": frozenset({"gpus", "frameworks", "topologies", "free", "objectives", "fewest"})}
 """Fields of a kind of question beside those that every kind may have."""
 MAX_BODY: Final = 64 * 2**20
 """Bytes of a request at most: a measured run, such as a memory snapshot of 45 MiB as base64."""

@@ -78,7 +78,7 @@ def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
         try:
             question = Question.of(fields)
             enclosed(question, Path(made).resolve())
-            for line in _found(pipe, question):
+            for line in (_fewest if question.rest.get("fewest") else _found)(pipe, question):
                 pipe.send_bytes(line)
         except RankscopeError as error:
             pipe.send_bytes(b'{"problems": %b}' % problems_json(error.problems))
@@ -115,6 +115,34 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
                     watch=Watch(sized, lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts)))))
     refused = [row.model_dump() for row in result.refused[:12]]
     yield _line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused, over=True)
+
+
+def _fewest(pipe: Connection, question: Question) -> Iterator[bytes]:
+    """Yields for each framework the fewest GPUs that one of its layouts surely fits on, with the best layout there."""
+    from simcore.frameworks.registry import known_frameworks
+
+    own = question.scenario().framework
+    names = _names(question.rest, "frameworks", (own, *(name for name in known_frameworks() if name != own)))
+    for done, name in enumerate(names):
+        pipe.send_bytes(_line(stage=f"fewest GPUs of {name}", done=done, all_of=len(names), fits=0))
+        yield _line(fewest={"framework": name, **_fewest_of(question, name)})
+    yield _line(over=True)
+
+
+def _fewest_of(question: Question, framework: str) -> dict[str, Any]:
+    """Fewest GPUs of a framework, what lies below, and the best layout there; why there is none."""
+    from simcore.search.limits import free_limit
+    from simcore.search.objective import OBJECTIVES
+    from simcore.search.search import Search
+
+    asked = Question(question.name, question.text, question.values, question.files,
+                     {**question.rest, "frameworks": [framework]})
+    try:
+        found = free_limit(Search(space_of_question(asked), (OBJECTIVES["tokens"], OBJECTIVES["peak"])), "gpus")
+    except RankscopeError as error:
+        return {"value": None, "why": error.problems[0].message, "layout": None}
+    best = found.best.ranked[0].model_dump() if found.best and found.best.ranked else None
+    return {"value": found.value, "beyond": found.beyond, "why": found.why, "untried": found.untried, "layout": best}
 
 
 def space_of_question(question: Question) -> Any:

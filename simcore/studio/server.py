@@ -29,7 +29,7 @@ _LANES: Final[Mapping[str, tuple[str, ...]]] = {
     "quick": ("view", "answer"),
     "side": ("catalogue", "scenario", "import", "memory", "legal", "pictures", "options", "figure", "formats",
              "convert", "explain", "compare"),
-    "long": ("measured", "limit", "advice")}
+    "long": ("measured", "limit", "advice", "faster")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
 _SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps")
 _JSON: Final = "application/json"

@@ -36,6 +36,14 @@ def test_what_fits_comes_first_and_the_answer_last(client: TestClient) -> None:
         assert bound["tokens_per_s_per_gpu_at_most"] >= 0.999 * layout["tokens_per_s_per_gpu"]
 
 
+def test_the_fewest_gpus_of_each_framework(client: TestClient) -> None:
+    found = lines(client, free={"mesh": []}, gpus=[1, 2], frameworks=["ddp", "fsdp2"], fewest=True)
+    rows = {line["fewest"]["framework"]: line["fewest"] for line in found if "fewest" in line}
+    assert {name: row["value"] for name, row in rows.items()} == {"ddp": 1, "fsdp2": 1}
+    assert rows["fsdp2"]["layout"]["num_gpus"] == 1
+    assert found[-1]["over"]
+
+
 @pytest.mark.parametrize(("fields", "where"), [
     ({"gpus": [0]}, "gpus"), ({"gpus": "8"}, "gpus"), ({"free": []}, "free"), ({"free": {"mesh": 1}}, "free"),
     ({"frameworks": [1]}, "frameworks")])
