@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from browser import Tab
+from browser import Tab, family, processor_seconds
 
 __all__ = ["LIMIT_S", "Page"]
 
@@ -16,10 +16,14 @@ LIMIT_S = 60.0
 
 
 class Page:
-    """The studio's page in a tab. `clicks`: what a person did so far."""
+    """The studio's page in a tab. `studio`: number of the studio's process; `clicks`: what a person did so far."""
 
-    def __init__(self, shown: Tab, address: str, shots: Path) -> None:
-        self.tab, self.address, self.shots, self.clicks = shown, address, shots, 0
+    def __init__(self, shown: Tab, address: str, shots: Path, studio: int) -> None:
+        self.tab, self.address, self.shots, self.studio, self.clicks = shown, address, shots, studio, 0
+
+    def processor_s(self) -> float:
+        """Seconds of a processor that the studio and the browser have taken."""
+        return sum(map(processor_seconds, (*family(self.studio), *family(self.tab.process))))
 
     def open(self, width: int = 1280, *, dark: bool = False, address: str = "") -> None:
         self.tab.open("about:blank")

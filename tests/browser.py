@@ -16,13 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-__all__ = ["Tab", "tab"]
+__all__ = ["Tab", "family", "processor_seconds", "tab"]
 
 _AS_3_AND_4 = """import fcntl, os, sys
 hears, tells = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
@@ -94,7 +94,7 @@ class Tab:
         return self._seconds() - self.before_s
 
     def _seconds(self) -> float:
-        return sum(map(_processor_seconds, _renderers(self.process)))
+        return sum(map(processor_seconds, _renderers(self.process)))
 
     def memory(self) -> float:
         """Bytes of memory that only the process of the page in view has."""
@@ -160,8 +160,22 @@ def _renderers(browser: int) -> Iterator[int]:
             yield int(folder.name)
 
 
-def _processor_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+def family(process: int) -> list[int]:
+    """Numbers of a process and of all that it started."""
+    found = [process]
+    for one in found:
+        for children in Path(f"/proc/{one}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def processor_seconds(process: int) -> float:
+    """Seconds of a processor that a process has taken; 0 for one that has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -20,7 +20,7 @@ from simcore.executors.processes import end_with_parent
 from simcore.results.found import FoundLayout
 from simcore.search.judge import Candidate, Sized
 from simcore.studio.question import Question
-from simcore.studio.worker import enclosed, problems_json
+from simcore.studio.worker import behind_others, enclosed, problems_json
 
 __all__ = ["Searching", "space_of_question"]
 
@@ -74,6 +74,7 @@ def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
     """Main function of the process of a search."""
     deaf()
     end_with_parent()
+    behind_others()
     with tempfile.TemporaryDirectory(prefix="rankscope-studio-") as made, suppress(OSError):
         try:
             question = Question.of(fields)

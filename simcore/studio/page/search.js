@@ -48,7 +48,7 @@ export class Search {
     this.start = make("button", { type: "submit", textContent: "search" });
     this.fewest = make("button", { type: "button", id: "search-fewest", textContent: "fewest GPUs of each framework" });
     const every = make("button", { type: "button", id: "search-every", textContent: "all" });
-    this.stop = make("button", { type: "button", textContent: "stop", disabled: true });
+    this.stop = make("button", { type: "button", id: "search-stop", textContent: "stop", disabled: true });
     root.append(make("fieldset", {}, make("legend", { textContent: "free" }), ...keys),
       make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks, every),
       make("p", { className: "buttons" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus,
