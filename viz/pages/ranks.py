@@ -73,7 +73,7 @@ def _traffic(report: Report, rank: RankReport, identity: str) -> Markup | None:
         return None
     caption = element("figcaption", "What leaves a rank in one step, by collective and axis")
     more = element("details", element("summary", "By phase and format too"), traffic_table(rank), class_="more")
-    return join((element("figure", caption, chart, legend(link_entries(), "Link classes")), more))
+    return join((element("figure", caption, chart, legend(link_entries(rank), "Link classes")), more))
 
 
 def memory_figure(report: Report, rank: RankReport, identity: str, *, is_full: bool = True,

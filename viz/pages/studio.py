@@ -61,7 +61,7 @@ def first_parts(report: Report, marks: Sequence[Mark] = ()) -> dict[str, str]:
         "verdict": join((verdict(report), " ", sections.sentence(report))),
         "problems": sections.problems(report),
         "bars": bars and join((bars, legend([*map(entry_of, drawn_categories(report))], "Categories"))),
-        "traffic": sent and join((sent, legend(link_entries(), "Link classes"))),
+        "traffic": sent and rank and join((sent, legend(link_entries(rank), "Link classes"))),
         "time": join(_time(report)), "facts": sections.facts(report), "evidence": sections.evidence(report),
         "assumptions": sections.assumptions(report), "advice": advice_part(report.advice)}
     return {name: str(part or "") for name, part in parts.items()}
@@ -112,9 +112,11 @@ def measured_part(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str
 
     `rows`: quantity, measured, simulated, difference and a remark, each as text.
     """
-    heads = ("quantity", "measured", "simulated", "difference", "")
+    heads = ("quantity", "measured", "simulated", "difference")
+    cells = [(join((what, element("span", told, class_="note"))) if told else what, *numbers)
+             for what, *numbers, told in rows]
     below = (element("p", note, class_="note") for note in notes)
-    return join((table(title, heads, rows, 1), *below, advice_part(advice)))
+    return join((table(title, heads, cells, 1), *below, advice_part(advice)))
 
 
 def _change(advice: Advice, than_s: float | None) -> Markup:

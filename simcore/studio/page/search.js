@@ -181,7 +181,7 @@ export class Search {
     const cells = (one) => (one.layout ? [one.layout.layout, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
     const below = (one) => `${one.value !== null && one.beyond ? `${one.beyond}: ` : ""}${one.why}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
     const rows = [...this.counted].sort((a, b) => (a.value ?? Infinity) - (b.value ?? Infinity) || b.layout.tokens_per_s_per_gpu - a.layout.tokens_per_s_per_gpu);
-    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout, [one.framework, one.value === null ? "none fits" : one.value.toLocaleString("en"), ...cells(one), below(one)]]), this.take));
+    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, one.value === null ? "none fits" : one.value.toLocaleString("en"), ...cells(one), below(one)]]), this.take));
   }
 
   table(rows) {
