@@ -72,7 +72,7 @@ def _marks(given: Any) -> list[Mark]:
 
 
 def _measured(question: Question) -> Measured:
-    """What a dropped run measured; InputError for something else."""
+    """Sizes that a dropped run measured; InputError for something else."""
     curve = question.rest.get("curve", [])
     if not isinstance(curve, list) or len(curve) > MAX_CURVE or not all(
             type(size) in (int, float) and size >= 0 for size in curve):

@@ -1,4 +1,4 @@
-"""What may go wrong around the page: a studio that stops, ten tabs at once, a measured run on the simulated axes."""
+"""Disturbances of the page: a studio that stops, ten tabs at once, a measured run on the simulated axes."""
 
 from __future__ import annotations
 

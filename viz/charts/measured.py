@@ -18,7 +18,7 @@ _WIDTH: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured. `curve`: allocated bytes over the window of a snapshot; `marks`: sizes without a time."""
+    """Sizes of a measured run. `curve`: allocated bytes over a snapshot's window; `marks`: sizes without a time."""
 
     curve: tuple[float, ...] = ()
     marks: tuple[Mark, ...] = ()

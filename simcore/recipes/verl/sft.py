@@ -139,7 +139,7 @@ def _read_sharding(reader: Reader, draft: Draft) -> None:
 
 def _is_first(draft: Draft) -> bool:
     """True if the recipe shards by FSDP 1."""
-    return draft.values.get("framework") == "fsdp1"
+    return draft.has_option("use_orig_params")
 
 
 def _is_tied(draft: Draft) -> bool:

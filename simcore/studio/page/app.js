@@ -83,6 +83,7 @@ const shown = (answer, number) => {
   remedies.hidden = !HELPS[answer.verdict];
   if (HELPS[answer.verdict]) remedies.querySelector("h3").textContent = HELPS[answer.verdict].title;
   document.getElementById("looking").hidden = false;
+  document.querySelector("[data-part=advice]").replaceChildren(); /* also words that no answer brought */
   if (answer.status !== "ok") {
     clear(...LATER);
   }

@@ -49,7 +49,7 @@ export class Form {
       this.select("training.method", "method", METHODS),
       this.select("framework", "framework", frameworks.map((one) => one.name), (name) => ({
         framework: name, framework_version: undefined, framework_options: undefined, implementation: undefined })),
-      this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, `${one.name} (${one.gpu.replace(/NVIDIA | HBM.*/g, "")})`]))));
+      this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, `${one.name} (${one.gpu.replace(/NVIDIA |GeForce | HBM.*/g, "")})`]))));
     const degrees = make("fieldset", { className: "degrees" }, make("legend", { textContent: "GPUs and degrees" }));
     for (const axis of Object.keys(AXES)) degrees.append(this.stepper(axis));
     degrees.append(make("p", { className: "note", id: "rest" }));
@@ -272,7 +272,7 @@ export class Form {
       this.fields.delete(key);
       row.remove();
     }
-    for (const key of there) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "name") this.add(key);
+    for (const key of there) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "mesh" && key !== "name") this.add(key);
     for (const key of this.fields.keys()) if (key !== "price") this.show_value(key);
     this.show_steppers();
   }
