@@ -155,6 +155,16 @@ CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_
 _attention.custom_ops.update({CPU_FLASH: ring_forward, CPU_FLASH_BACKWARD: ring_backward})
 
 
+def by_heads(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
+    """The CPU's flash kernel over heads that are split, as DTensor's rules for the CUDA kernels have it."""
+    split = next(x for x in args if isinstance(x, DTensor))
+    made = op(*(x.to_local() if isinstance(x, DTensor) else x for x in args), **kwargs)
+    return tuple(DTensor.from_local(x, split.device_mesh, split.placements, run_check=False) for x in made)
+
+
+DTensor._op_dispatcher._custom_op_handlers.update({CPU_FLASH: by_heads, CPU_FLASH_BACKWARD: by_heads})
+
+
 def meshes(case: Case) -> tuple[DeviceMesh, DeviceMesh | None]:
     tp = case.get("tp", 1)
     if tp == 1:
