@@ -35,6 +35,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "disable_loss_parallel": (True, False),
     "compile": (True, False, "model"),
     "fp8_all_gather": (True, False),
+    "repeat_kv": (True, False),
     "return_outputs": (True, False),
     "sdpa_backend": (None, *SDPA_BACKENDS),
 }
@@ -189,7 +190,8 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
         job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
                  "context parallelism and a loss over a split vocabulary as eager",
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
-    return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole,
+    repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
+    return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
                              whole_batch=_splits_sequences(job), compiled_blocks=bool(compiled),
                              compiled_loss=compiled is True)
 
