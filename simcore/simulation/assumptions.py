@@ -32,7 +32,7 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
 
 
 def _of_power(simulation: Simulation) -> tuple[Assumption, ...]:
-    """What a power limit below the GPU's own takes of its rate; () without one."""
+    """Power limit below the GPU's own power, and what it takes of its rate; () without one."""
     device = simulation.topology.device
     if device.power is None or device.power_limit is None:
         return ()
