@@ -89,7 +89,7 @@ def test_torchtitan_s_500_w_from_the_part_of_700_w(tmp_path: Path) -> None:
                if row["id"] == "torchtitan-llama31-8b-128g-compile")
     text = (ROOT / "topologies" / "h100-96gb-hbm2e.yaml").read_text(encoding="utf-8")
     text = text.replace("efficiency: h100-hbm2e", "efficiency: h100")
-    errors = []
+    errors: list[float] = []
     for limit in ("", "  power_limit: 500 W\n"):
         file = tmp_path / f"{len(errors)}.yaml"
         file.write_text("".join(f"{limit}  power: 700 W\n" if line.startswith("  power:") else line
