@@ -40,7 +40,7 @@ def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
             "seq_len": case["seq"], "micro_batch_size": batch, "global_batch_size": batch * shards,
             "recompute": {"mode": "per_op"} if mode == "op" else mode,
             "precision": {"compute": case.get("compute", "bf16")}},
-        "framework_options": {k: case[k] for k in ("early_stop", "disable_loss_parallel") if k in case}}
+        "framework_options": {k: case[k] for k in ("early_stop", "disable_loss_parallel", "repeat_kv") if k in case}}
 
 
 @cache

@@ -22,8 +22,8 @@ _HEAD: Final = """# Machines
 Made by `python -m simcore.docgen.machines` from `topologies/*.yaml`; edit those, not this page. Each number stands
 there with its unit, its kind (datasheet, measured, fitted, assumed) and its source; here `~` marks what is assumed.
 
-A scenario names a machine (`topology: dgx-h100`), bounds it (`{file: dgx-h100, num_nodes: 2}`), or names a file of
-one's own that is written like these."""
+A scenario names a machine (`topology: dgx-h100`), bounds it (`{file: dgx-h100, num_nodes: 2}`; `gpus_per_node`,
+`power_limit`), or names a file of one's own that is written like these."""
 _GPUS: Final = """Dense peaks in TFLOP/s; `-`: the GPU does not compute in that format. Memory in GiB: in
 all, as its tools tell, and what the driver leaves a program. GB/s: what that memory may carry."""
 _NODES: Final = """Rates are of one GPU and one way, in GB/s: what its links may carry, and in brackets the bus

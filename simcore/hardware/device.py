@@ -9,6 +9,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from simcore.hardware.power import LEAST, rate_share
 from simcore.inputs.quantity import Bytes, FlopRate, Frozen, Power, Rate, SmCount
 from simcore.units import format_bytes
 
@@ -51,7 +52,11 @@ class Peaks(Frozen):
 
 
 class Device(Frozen):
-    """One model of GPU. `compute_capability`: as PyTorch reports it, also for AMD's GPUs (gfx942 is 9.4)."""
+    """One model of GPU. `compute_capability`: as PyTorch reports it, also for AMD's GPUs (gfx942 is 9.4).
+
+    `power`: what the model may draw, None: unknown. `power_limit`: what it is allowed to draw (`nvidia-smi -pl`), None:
+    `power`; it slows matrix units down, see `simcore/hardware/power.py`.
+    """
 
     name: str
     compute_capability: str = Field(pattern=r"^\d+\.\d+$")
@@ -60,6 +65,26 @@ class Device(Frozen):
     memory_bandwidth: Rate
     peak: Peaks
     power: Power | None = None
+    power_limit: Power | None = None
+
+    @model_validator(mode="after")
+    def _limited(self) -> Self:
+        if self.power_limit is None:
+            return self
+        if self.power is None:
+            raise ValueError("power_limit: the GPU needs power beside it, which a limit is a share of")
+        share = self.power_limit.si / self.power.si
+        if not LEAST <= share <= 1:
+            raise ValueError(f"power_limit: {self.power_limit.value} is {share:.3f} of {self.power.value}; how fast a "
+                             f"GPU is was measured from {LEAST} to 1")
+        return self
+
+    @property
+    def rate_share(self) -> float:
+        """Share of its rate that a matrix unit reaches under `power_limit`, at most 1."""
+        if self.power is None or self.power_limit is None:
+            return 1.0
+        return rate_share(self.power_limit.si / self.power.si)
 
     @property
     def formats(self) -> tuple[str, ...]:

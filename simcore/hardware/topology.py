@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from simcore.errors import InputError, Problem
 from simcore.hardware.collective_curves import Curves, find_curves, load_curves
@@ -203,6 +203,19 @@ class Topology(Frozen):
             there = self.num_nodes or "one or more"
             raise _problem(where, f"num_nodes: {self.name} has {there} node(s), not {num_nodes}")
         return self.model_copy(update={"num_nodes": num_nodes})
+
+    def limited(self, power_limit: str, where: str = "topology.power_limit") -> Topology:
+        """Copy of the topology whose GPUs may draw only `power_limit` (such as "500 W").
+
+        InputError, with `where` as its place, for a limit that `Device` refuses.
+        """
+        limit = {"value": power_limit, "source": "the scenario"}
+        try:
+            device = Device.model_validate({**self.device.model_dump(), "power_limit": limit})
+        except ValidationError as error:
+            told = (one["msg"].removeprefix("Value error, ") for one in error.errors())
+            raise _problem(where, "; ".join(told)) from None
+        return self.model_copy(update={"device": device})
 
     def narrowed(self, gpus_per_node: int) -> Topology:
         """Copy of the topology whose nodes have only `gpus_per_node` GPUs.

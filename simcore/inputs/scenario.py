@@ -48,12 +48,14 @@ class ModelFile(Block):
 
 
 class TopologyFile(Block):
-    """A topology of which only some nodes, or some GPUs of each node, are used."""
+    """A topology of which only some nodes, or some GPUs of each node, are used, or whose GPUs have less power."""
 
     file: Text = Field(description="A name in topologies/, or a path")
     num_nodes: _Degree | None = Field(
         default=None, description="Nodes there are; left out: as in the file, or as many as the mesh needs")
     gpus_per_node: _Degree | None = Field(default=None, description="GPUs of each node that the job has; left out: all")
+    power_limit: Text | None = Field(
+        default=None, description="Power that each GPU may draw, such as 500 W (nvidia-smi -pl); left out: the file's")
 
 
 class Mesh(Block):
@@ -148,7 +150,7 @@ class Scenario(Block):
     framework: Name = Field(description="Training framework, such as fsdp2, automodel, megatron")
     framework_version: Name = Field(default="auto", description="Version of the framework")
     topology: Annotated[Annotated[Text, WORD] | Annotated[TopologyFile, MAP], BY_SHAPE] = Field(
-        description="A name in topologies/, a path, or {file, num_nodes, gpus_per_node}"
+        description="A name in topologies/, a path, or {file, num_nodes, gpus_per_node, power_limit}"
     )
     mesh: Mesh = Field(default=Mesh(), description="Degrees of parallelism")
     training: Training = Field(description="What one optimizer step does")

@@ -29,6 +29,7 @@ WITHOUT_EFFECT: Final[tuple[Idle, ...]] = (
     Idle("topology.num_nodes", "nodes beyond those that the mesh needs stay empty"),
     Idle("topology.gpus_per_node", "an engine's ranks read no network, so that it does not matter on which nodes they "
          "are", workload="serve"),
+    Idle("topology.power_limit", "an engine alone is not timed, and power changes no byte", workload="serve"),
     Idle("training.routing", "auto means balanced but for KempnerForge, whose untrained router was measured, and for "
          "the upper end of bands under expert parallelism"),
 )

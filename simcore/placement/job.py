@@ -29,15 +29,16 @@ MOST = 2**63 - 1
 def topology_of(scenario: Scenario) -> Topology:
     """Returns the topology that a scenario names: a shipped one, or a YAML file in the scenario's folder.
 
-    With the number of nodes and of GPUs a node that the scenario sets, if it does.
+    With the number of nodes, of GPUs a node and the power of a GPU that the scenario sets, if it does.
     """
     given = scenario.topology
-    name, nodes, gpus = (given, None, None) if isinstance(given, str) else (
-        given.file, given.num_nodes, given.gpus_per_node)
+    name, nodes, gpus, power = (given, None, None, None) if isinstance(given, str) else (
+        given.file, given.num_nodes, given.gpus_per_node, given.power_limit)
     if scenario.folder is not None and name.endswith((".yaml", ".yml")):
         name = str(scenario.folder / name)
     whole = load_topology(name, nodes, scenario.where("topology"))
-    return whole if gpus is None else whole.narrowed(gpus)
+    powered = whole if power is None else whole.limited(power, scenario.where("topology"))
+    return powered if gpus is None else powered.narrowed(gpus)
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,19 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
     noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
              for w, v, k, s in (*of_preset(simulation.job.scenario.model_name), *simulation.framework.assumptions,
                                 *of_lengths)]
-    return (*chosen, *noted)
+    return (*chosen, *noted, *_of_power(simulation))
+
+
+def _of_power(simulation: Simulation) -> tuple[Assumption, ...]:
+    """Power limit below the GPU's own power, and what it takes of its rate; () without one."""
+    device = simulation.topology.device
+    if device.power is None or device.power_limit is None:
+        return ()
+    share = f"matrix units at {device.rate_share:.1%} of their rate"
+    value = f"{device.power_limit.value} of {device.power.value}: {share}"
+    return (Assumption(what="topology.power_limit", value=value, kind="assumed",
+                       source="stages of GPT-3 and BLOOM on an A100 SXM at lower clocks (ml-energy/zeus 38cb3f90); "
+                              "other GPUs are taken to be like it"),)
 
 
 def of_memory(simulation: Simulation, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:

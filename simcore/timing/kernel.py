@@ -129,7 +129,8 @@ def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dty
     if share.compute is None:
         return 1e9 / device.peak.fp32.si
     peak, kept = getattr(device.peak, dtype), getattr(efficiency.low_precision, dtype, None)
-    return 1e9 / (peak.si * share.compute.si * (kept.si if kept else 1.0)) if peak else math.nan
+    kept_share = device.rate_share * (kept.si if kept else 1.0)
+    return 1e9 / (peak.si * share.compute.si * kept_share) if peak else math.nan
 
 
 def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> float:

@@ -24,7 +24,7 @@ HEAD = "name: a\nmodel: m\nframework: f\ntopology: t\n"  # four lines: what a te
 FULL: dict[str, Any] = {
     "name": "full", "workload": "grpo", "model": {"config": "config.json", "overrides": {"num_hidden_layers": 12}},
     "implementation": "hf", "framework": "fsdp2", "framework_version": "2.9.1",
-    "topology": {"file": "dgx-h100", "num_nodes": 2, "gpus_per_node": 4},
+    "topology": {"file": "dgx-h100", "num_nodes": 2, "gpus_per_node": 4, "power_limit": "500 W"},
     "mesh": {"pp": 2, "dp_replicate": 1, "dp_shard": 4, "cp": 2, "tp": 1, "ep": 4, "etp": 1},
     "training": {
         "method": "qlora", "seq_len": 2048, "micro_batch_size": 2, "global_batch_size": 16, "num_tokens": 10**12,

@@ -6,7 +6,7 @@ comes in rank order and is concatenated into another tensor, unless there is one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
@@ -139,11 +139,11 @@ def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
 def sum_norms(tape: Tape, run: LayerWorkload) -> None:
     """Records all-reduces over tp of the gradients of 1-D parameters (norms).
 
-    Their norms saw only a part of each sequence; FSDP2's post-backward sums them before it reduces gradients. Nothing
-    is recorded if tp is 1.
+    Their norms saw only a part of each sequence, those of heads only a part of the heads; FSDP2's post-backward sums
+    them before it reduces gradients, in the order of the layer's parameters. Nothing is recorded if tp is 1.
     """
     if run.tp > 1:
-        _replace(tape, lambda grad: summed(tape, grad, "grad_norm"), only_norms=True)
+        _replace(tape, lambda grad: summed(tape, grad, "grad_norm"), list(run.params), only_norms=True)
 
 
 def own_rows(tape: Tape, run: LayerWorkload) -> None:
@@ -153,11 +153,13 @@ def own_rows(tape: Tape, run: LayerWorkload) -> None:
     """
     if run.tp > 1:
         shapes = {param.name: param.shape for param, _ in tape.grads}
-        _replace(tape, lambda grad: aten.new(tape, shapes["weight"], grad.dtype, "grad_rows", kernel=Kernel.COPY))
+        _replace(tape, lambda grad: aten.new(tape, shapes["weight"], grad.dtype, "grad_rows", kernel=Kernel.COPY),
+                 list(run.params))
 
 
-def _replace(tape: Tape, make: Callable[[Tensor], Tensor], *, only_norms: bool = False) -> None:
-    for place, (param, grad) in enumerate(tape.grads):
+def _replace(tape: Tape, make: Callable[[Tensor], Tensor], order: Sequence[str], *, only_norms: bool = False) -> None:
+    """Puts what `make` returns in the place of each gradient, by the parameters' `order` (names)."""
+    for place, (param, grad) in sorted(enumerate(tape.grads), key=lambda made: order.index(made[1][0].name)):
         if only_norms and len(param.shape) > 1:
             continue
         made = make(grad)

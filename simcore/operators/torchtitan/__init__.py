@@ -5,6 +5,6 @@ Start: `implementation.record`, `tensors.tensors`.
 
 `attention`: grouped-query attention with torchtitan's rotary tables. `latent`: latent attention. `moe`: router and
 grouped experts on one rank. `loss`: cross entropy, also over a vocabulary cut by tensor parallelism. `compiled`:
-blocks and loss under `torch.compile` (what AOTAutograd saves, what Inductor allocates), also with torchao's fp8. Its
-tensor parallel plan, activation checkpointing and options: `frameworks/fsdp2/torchtitan.py`.
+blocks under `torch.compile` (what AOTAutograd saves), also with torchao's fp8, by the kernels of `inductor`;
+`compiled_loss`. Its tensor parallel plan, activation checkpointing and options: `frameworks/fsdp2/torchtitan.py`.
 """

@@ -1,5 +1,8 @@
 """Attention in torchtitan 0.2.2: Llama 3 rotates complex numbers in fp32, Qwen3 norms heads and rotates halves.
 
+Up to 0.2.1 (commit ff0829c10 of 27 January 2026) keys and values were repeated for every head before attention
+(`repeat_kv`): under context parallelism the ring gathers and sends these copies.
+
 Both turn queries and keys by a table that is a buffer of the model. Qwen3's is fp32 and handed to every layer, where
 FSDP2 casts it like any other floating input (`MixedPrecisionPolicy.cast_forward_inputs`): each layer has its own copy.
 """
@@ -12,6 +15,7 @@ from simcore.models.blocks import Attention, LatentAttention, LayerKind
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import gather_sequence, scatter_sequence
 from simcore.operators.shared.ring_attention import ring_attention
+from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
@@ -62,23 +66,30 @@ def attention(tape: Tape, run: LayerWorkload, block: Attention, x: Tensor, table
     x = gather_sequence(tape, run, x, "attention_in")
     q, k, v = (linear(tape, run, f"attention.{name}", x) for name in ("wq", "wk", "wv"))
     q, k = (y.view(*y.shape[:2], y.shape[2] // dim, dim) for y in (q, k))
-    v = aten.to_heads(tape, v, dim, copy_grad=run.cp > 1)
+    repeats = q.shape[2] // k.shape[2] if TorchtitanOptions.of(run.options).repeat_kv else 1
+    v = aten.to_heads(tape, v, dim, copy_grad=run.cp > 1 and repeats == 1)
     if table is None:
-        q, k = _rotated_pairs(tape, run, q, k)
+        q, k = _rotated_pairs(tape, run, q, k, is_repeated=repeats > 1)
     else:
         q = aten.rms_norm(tape, q, run.params["attention.q_norm.weight"], "q_norm")
         k = aten.rms_norm(tape, k, run.params["attention.k_norm.weight"], "k_norm")
         q, k = _rotated_halves(tape, run, q, k, table)
+    k, v = (aten.repeat_heads(tape, x, repeats) for x in (k, v))
     mixed = ring_attention(tape, run, q, k, v) if run.cp > 1 else aten.scaled_dot_product_attention(tape, q, k, v)
     out = linear(tape, run, "attention.wo", mixed.view(*mixed.shape[:2], mixed.shape[2] * dim))
     return scatter_sequence(tape, run, out, "attention_out")  # the linear's hook: its input is still there
 
 
-def _rotated_pairs(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Llama 3's `apply_rotary_emb`: everything lives until it returns."""
+def _rotated_pairs(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, *,
+                   is_repeated: bool) -> tuple[Tensor, Tensor]:
+    """Llama 3's `apply_rotary_emb`: everything lives until it returns.
+
+    A ring puts gradients out in the order of heads; those of repeated keys are added up before they come here.
+    """
     wide_q, wide_k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
     table = rotary_entries(tape, run, q.shape[-1])
-    out_q, out_k = (aten.rotate(tape, x, table, copy_grad=run.cp > 1) for x in (wide_q, wide_k))
+    out_q, out_k = (aten.rotate(tape, x, table, copy_grad=run.cp > 1 and not is_summed)
+                    for x, is_summed in ((wide_q, False), (wide_k, is_repeated)))
     return aten.cast(tape, out_q, q.dtype), aten.cast(tape, out_k, k.dtype)
 
 

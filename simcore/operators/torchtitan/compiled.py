@@ -4,7 +4,8 @@ torchtitan compiles each block, its checkpoint wrapper inside (`models/llama3/in
 block is one autograd node. What it keeps is what the min-cut partitioner chose (`torch/_functorch/partitioners.py`):
 its input, and without checkpointing the inputs of products and of attention; per operator every second product and
 attention's output; whole, nothing else. Pointwise chains and norms are one kernel with one output. Backward makes the
-rest again, the MLP's first. Measured by `tests/truth/probe_titan_compiled.py`, which runs Inductor's own code.
+rest again, the MLP's first. Keys and values that are repeated for every head (`repeat_kv`) are kept as attention reads
+them. Measured by `tests/truth/probe_titan_compiled.py`, which runs Inductor's own code.
 
 In fp8 (torchao 0.18 `float8/float8_linear.py`, one scale a tensor) the same is kept, in bf16: the partitioner casts
 again. What a product reads is cast into one byte an element, in the order that it wants, weights too unless they were
@@ -12,34 +13,20 @@ gathered so; gradients of weights are bf16. Scales weigh a few bytes and are lef
 
 Assumed: Inductor's CUDA backend cuts and orders kernels as its CPU one does, which was measured. It may cast weights
 later, so casts are here made where they are read. Not measured: context parallelism, whose ring is the eager one here,
-and versions before 0.2.2.
+and what else versions before 0.2.2 did otherwise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
 from simcore.models.blocks import Attention, LayerKind
-from simcore.operators.shared import aten
-from simcore.operators.shared.ring_attention import Ring
-from simcore.recording.kernel_shape import shape_of_heads
+from simcore.operators.torchtitan.inductor import REPLAYED, Code
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["block", "cross_entropy"]
+__all__ = ["block"]
 
 Grads = list[Tensor | None]
 Made = dict[str, Tensor]
-KEPT: Final = {
-    "none": frozenset({"norm1", "wq", "wk", "q", "k", "wv", "attention", "log_sum_exp", "wo", "norm2",
-                       "w1", "w3", "product"}),
-    "per_op": frozenset({"wq", "wv", "attention", "log_sum_exp", "w1"}),  # the seventh product, w2, is not needed again
-    "full": frozenset[str](),
-}
-"""Tensors that a block keeps beside its input, by `LayerWorkload.checkpoint`."""
-REPLAYED: Final = KEPT["none"] - {"product"}
-"""Tensors that backward of a block that kept nothing makes before it begins; the product comes with its gradients."""
 
 
 def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Tensor | None) -> Tensor:
@@ -49,7 +36,7 @@ def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Ten
     """
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
-    code, params, needs = _Code(tape, run, mixer, kind.fp8), list(run.params.values()), x.node is not None
+    code, params, needs = Code(tape, run, mixer, kind.fp8), list(run.params.values()), x.node is not None
 
     def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
         (grad,) = grads
@@ -70,163 +57,8 @@ def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Ten
     return out
 
 
-def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
-    """Compiled loss, a scalar in fp32, over bf16 `logits` [b, s, v].
-
-    For backward it saves the logits and, in fp32, the largest logit and the logarithm of each row. No copy in fp32 is
-    written, backward writes the gradient in the logits' own type.
-    """
-    shape, dtype, moved = logits.shape, logits.dtype, logits.nbytes
-    column = (*shape[:-1], 1)
-    node = tape.node((logits,), (logits,), lambda tape, grads, saved: [
-        aten.new(tape, shape, dtype, "grad_logits", moved, Kernel.LOSS)])
-    highest = aten.new(tape, column, "fp32", "max", moved, Kernel.LOSS)
-    logarithm = aten.new(tape, column, "fp32", "log", moved, Kernel.LOSS)
-    tape.save(node, highest, logarithm)
-    loss = aten.new(tape, (), "fp32", "loss", kernel=Kernel.LOSS)
-    loss.node = node
-    return loss
-
-
-# ---- kernels --------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Code:
-    """Kernels of one block, each of which writes new buffers."""
-
-    tape: Tape
-    run: LayerWorkload
-    mixer: Attention
-    fp8: bool
-
-    @property
-    def kept(self) -> frozenset[str]:
-        """Names of the tensors that forward keeps for backward.
-
-        With checkpointing per operator these include the scattered output of `wo` (`_op_sac_save_list`).
-
-        Heads before rotation are kept only where their norm's backward reads them.
-        """
-        names = KEPT[self.run.checkpoint]
-        if names == KEPT["per_op"] and self.run.tp > 1:
-            return names | {"wo"}
-        return names - {"wq", "wk"} if names >= REPLAYED and not self.mixer.qk_norm else names
-
-    @property
-    def kernel(self) -> Kernel:
-        return Kernel.FP8_GEMM if self.fp8 else Kernel.GEMM
-
-    def weight(self, name: str) -> Param:
-        return self.run.params[f"{'feed_forward' if name in ('w1', 'w2', 'w3') else 'attention'}.{name}.weight"]
-
-    def fused(self, like: Tensor, name: str, dtype: str = "") -> Tensor:
-        """One pass over a tensor of this shape."""
-        return aten.new(self.tape, like.shape, dtype or like.dtype, name, 2 * like.nbytes)
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        """A norm and what is added before it, as the linears read it."""
-        _column = self.tape.empty((*x.shape[:-1], 1), "fp32", "rstd")
-        return aten.new(self.tape, x.shape, "fp8" if self.fp8 else x.dtype, name, 2 * x.nbytes, Kernel.NORM)
-
-    def norm_backward(self, grad: Tensor) -> Tensor:
-        """The gradient of a norm's input, with that of the residual added."""
-        return aten.new(self.tape, grad.shape, grad.dtype, "grad_norm", 3 * grad.nbytes, Kernel.NORM)
-
-    def read(self, x: Tensor, name: str) -> Tensor:
-        """Operand that a product reads for x: in fp8 a copy in the order that the product needs, else x itself."""
-        return self.fused(x, name, "fp8") if self.fp8 else x
-
-    def product(self, name: str, x: Tensor) -> Tensor:
-        """`x @ weight.T`."""
-        weight = self.weight(name)
-        _copy = self.cast(weight) if weight.dtype != "fp8" else None
-        shape = (*x.shape[:-1], weight.shape[0])
-        return aten.new(self.tape, shape, self.run.compute, name, x.nbytes + weight.nbytes, self.kernel,
-                        2 * x.numel * weight.shape[0])
-
-    def to_input(self, name: str, grad: Tensor) -> Tensor:
-        """`grad @ weight`."""
-        weight = self.weight(name)
-        _copy = self.cast(weight)
-        shape = (*grad.shape[:-1], weight.shape[1])
-        return aten.new(self.tape, shape, self.run.compute, f"grad_{name}", grad.nbytes + weight.nbytes, self.kernel,
-                        2 * grad.numel * weight.shape[1])
-
-    def to_weight(self, name: str, grad: Tensor, x: Tensor) -> Tensor:
-        """`grad.T @ x`."""
-        weight = self.weight(name)
-        return aten.new(self.tape, weight.shape, self.run.compute, "grad_weight", grad.nbytes + x.nbytes, self.kernel,
-                        2 * grad.numel * x.shape[-1])
-
-    def cast(self, weight: Param) -> Tensor | None:
-        """A weight in fp8, in the order that a product reads it."""
-        return aten.new(self.tape, weight.shape, "fp8", "weight", weight.nbytes) if self.fp8 else None
-
-    def gathered(self, x: Tensor, name: str) -> Tensor:
-        """[b, s / tp, k] to [b, s, k] on every rank of tp; of several sequences, in rank order first."""
-        tp = self.run.tp
-        if tp == 1:
-            return x
-        self.tape.collective("all_gather", "tp", x.nbytes * tp, x.dtype)
-        whole = self.tape.empty((x.shape[0], x.shape[1] * tp, x.shape[2]), x.dtype, name)
-        return whole if x.shape[0] == 1 else self.fused(whole, name)
-
-    def scattered(self, x: Tensor, name: str) -> Tensor:
-        """Partial sums [b, s, k], copied in rank order, to [b, s / tp, k]."""
-        tp, (batch, seq, width) = self.run.tp, x.shape
-        if tp == 1:
-            return x
-        copy = self.fused(x, name)
-        del x
-        self.tape.collective("reduce_scatter", "tp", copy.nbytes, copy.dtype)
-        return self.tape.empty((batch, seq // tp, width), copy.dtype, name)
-
-    def turned(self, x: Tensor, name: str) -> Tensor:
-        """Rotated heads. Complex products are left to PyTorch, over fp32; Qwen3's norm and halves are one kernel."""
-        if self.mixer.qk_norm:
-            return self.fused(x, name)
-        wide = self.fused(x, "rotary_in", "fp32")
-        out = self.fused(wide, "rotary")
-        del wide
-        return self.fused(out, name, x.dtype)
-
-    def attention(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Flash attention of all heads: output and log-sum-exp. Of a ring's, the output is copied by token."""
-        if self.run.cp > 1:
-            merged, rows = self.ring(q).forward(self.tape)
-            return aten.new(self.tape, q.shape, q.dtype, "attention", merged.nbytes, Kernel.COPY), rows
-        flops = 2 * self.run.pairs * q.shape[-1]
-        moved = q.nbytes + 2 * self.key_bytes
-        return (aten.new(self.tape, q.shape, q.dtype, "attention", moved, Kernel.ATTENTION, flops,
-                         shape_of_heads(self.mixer.head_dim, self.mixer.head_dim)),
-                self.tape.empty((q.shape[0], q.shape[1], q.shape[2] // self.mixer.head_dim), "fp32", "log_sum_exp"))
-
-    def to_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of queries, keys and values."""
-        if self.run.cp > 1:
-            of_q, of_k, of_v = self.ring(q).backward(self.tape, [])
-            assert of_q is not None
-            assert of_k is not None
-            assert of_v is not None
-            return of_q.view(*q.shape), of_k.view(*k.shape), of_v.view(*k.shape)
-        to_q, to_k, to_v = (aten.new(self.tape, x.shape, x.dtype, "grad_attention") for x in (q, k, k))
-        self.tape.compute(Kernel.ATTENTION, 5 * self.run.pairs * q.shape[-1], 3 * (q.nbytes + 2 * self.key_bytes),
-                          shape_of_heads(self.mixer.head_dim, self.mixer.head_dim, backward=True))
-        return to_q, to_k, to_v
-
-    def ring(self, q: Tensor) -> Ring:
-        """Context parallel attention, as without torch.compile."""
-        dim, (batch, seq, width) = self.mixer.head_dim, q.shape
-        key = (batch, seq, self.mixer.kv_size // self.run.tp // dim, dim)
-        return Ring(self.run.cp, ((batch, seq, width // dim, dim), key, key), q.dtype)
-
-    @property
-    def key_bytes(self) -> int:
-        """Size in bytes of this rank's keys, in 16 bits."""
-        return 2 * self.run.tokens * self.mixer.kv_size // self.run.tp
-
-
 # ---- forward --------------------------------------------------------------------------------------------------------
-def _forward(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tensor:
+def _forward(code: Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tensor:
     """The output; `kept` gets what `keeps` names. Both halves' outputs are added over one of them that is not kept."""
     mixed = _attention(code, keeps, kept, x)
     hidden = code.scattered(code.product("w2", _product(code, keeps, kept, x)), "feed_forward_out")
@@ -239,10 +71,16 @@ def _keep(keeps: frozenset[str], kept: Made, name: str, made: Tensor) -> Tensor:
     return made
 
 
-def _attention(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tensor:
+def _attention(code: Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tensor:
     q, k, v = _heads(code, keeps, kept, code.norm(x, "norm1"))
-    _keep(keeps, kept, "wv", v)
-    q, k = _keep(keeps, kept, "q", code.turned(q, "q")), _keep(keeps, kept, "k", code.turned(k, "k"))
+    if code.repeats == 1 or "k" not in keeps:
+        _keep(keeps, kept, "wv", v)
+    q = _keep(keeps, kept, "q", code.turned(q, "q"))
+    k = _keep(keeps, kept, "k", code.turned(k, "k", code.repeats))
+    if code.repeats > 1:  # what attention's backward reads, where its inputs are kept
+        v = code.repeated(v, "v", code.repeats)
+        if "k" in keeps:
+            _keep(keeps, kept, "wv", v)
     out, log = code.attention(q)
     _keep(keeps, kept, "attention", out)
     _keep(keeps, kept, "log_sum_exp", log)
@@ -250,26 +88,26 @@ def _attention(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Ten
     return _keep(keeps, kept, "wo", _mixed(code, out))
 
 
-def _mixed(code: _Code, heads: Tensor) -> Tensor:
+def _mixed(code: Code, heads: Tensor) -> Tensor:
     """Tensor that attention adds to the residual stream: the output projection of `heads`, scattered."""
     return code.scattered(code.product("wo", code.read(heads, "attention_fp8")), "attention_out")
 
 
-def _heads(code: _Code, keeps: frozenset[str], kept: Made, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(code: Code, keeps: frozenset[str], kept: Made, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     whole = _keep(keeps, kept, "norm1", code.gathered(normed, "attention_in"))
     del normed
     q, k, v = (_keep(keeps, kept, name, code.product(name, whole)) for name in ("wq", "wk", "wv"))
     return q, k, v
 
 
-def _gate(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> tuple[Tensor, Tensor]:
+def _gate(code: Code, keeps: frozenset[str], kept: Made, x: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs of w1 and w3, from the norm of the hidden state."""
     whole = _keep(keeps, kept, "norm2", code.gathered(code.norm(x, "norm2"), "feed_forward_in"))
     gate, up = (_keep(keeps, kept, name, code.product(name, whole)) for name in ("w1", "w3"))
     return gate, up
 
 
-def _product(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tensor:
+def _product(code: Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tensor:
     """Input of w2: written over w3's output, unless that is kept or w2 reads fp8."""
     gate, up = _gate(code, keeps, kept, x)
     if code.fp8:
@@ -278,7 +116,7 @@ def _product(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tenso
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
-def _backward(code: _Code, grad: Tensor, made: Made) -> Made:
+def _backward(code: Code, grad: Tensor, made: Made) -> Made:
     """Gradients of the input ("x") and of every parameter, from that of the output. `made` is emptied on the way."""
     to: Made = {}
     x = made.pop("x")
@@ -289,7 +127,7 @@ def _backward(code: _Code, grad: Tensor, made: Made) -> Made:
             made["wo"] = _mixed(code, made["attention"])
         made["norm2"] = code.gathered(code.norm(x, "norm2"), "feed_forward_in")
         made["w3"] = code.product("w3", made["norm2"])
-    _of_mlp(code, code.read(code.gathered(grad, "grad_feed_forward_out"), "grad_fp8"), made, to)
+    _of_mlp(code, code.gathered_grad(grad, "grad_feed_forward_out"), made, to)
     _of_attention(code, x, made, to)
     for weight in code.run.params.values():
         if len(weight.shape) == 1:
@@ -297,14 +135,14 @@ def _backward(code: _Code, grad: Tensor, made: Made) -> Made:
     return to
 
 
-def _again(code: _Code, made: Made, x: Tensor) -> None:
+def _again(code: Code, made: Made, x: Tensor) -> None:
     """Everything up to the products that the MLP's gate needs."""
     keeps = REPLAYED if code.mixer.qk_norm else REPLAYED - {"wq", "wk"}
     _attention(code, keeps, made, x)
     _gate(code, keeps, made, x)
 
 
-def _of_mlp(code: _Code, grad: Tensor, made: Made, to: Made) -> None:
+def _of_mlp(code: Code, grad: Tensor, made: Made, to: Made) -> None:
     """Ends with the gradient of the second norm's output, `made["grad_norm2"]`."""
     of_gate, of_up = _of_gate(code, grad, made, to)
     normed = made.pop("norm2")
@@ -320,7 +158,7 @@ def _of_mlp(code: _Code, grad: Tensor, made: Made, to: Made) -> None:
     made["grad_norm2_too"] = second
 
 
-def _of_gate(code: _Code, grad: Tensor, made: Made, to: Made) -> tuple[Tensor, Tensor]:
+def _of_gate(code: Code, grad: Tensor, made: Made, to: Made) -> tuple[Tensor, Tensor]:
     """Gradients of w1's and w3's outputs; a product that was not kept is made with them."""
     down = code.weight("w2").name
     if "product" in made:
@@ -336,12 +174,12 @@ def _of_gate(code: _Code, grad: Tensor, made: Made, to: Made) -> tuple[Tensor, T
     return of_gate, of_up
 
 
-def _of_gate_fused(code: _Code, of_product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _of_gate_fused(code: Code, of_product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     product, of_gate, of_up = (code.fused(of_product, name) for name in ("product", "grad_w1", "grad_w3"))
     return product, of_gate, of_up
 
 
-def _of_gate_in_fp8(code: _Code, of_product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _of_gate_in_fp8(code: Code, of_product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The largest value must be known before a cast: the product and the gate's gradient are written out."""
     _written = code.fused(of_product, "product"), code.fused(of_product, "grad_gate", "fp32")
     product, of_gate, of_up, _other = (code.read(of_product, name) for name in (
@@ -349,11 +187,11 @@ def _of_gate_in_fp8(code: _Code, of_product: Tensor) -> tuple[Tensor, Tensor, Te
     return product, of_gate, of_up
 
 
-def _of_attention(code: _Code, x: Tensor, made: Made, to: Made) -> None:
+def _of_attention(code: Code, x: Tensor, made: Made, to: Made) -> None:
     """From the gradient of the second norm to that of the input."""
     of_hidden = code.norm_backward(made.pop("grad_norm2"))
     del made["grad_norm2_too"]
-    whole = code.read(code.gathered(of_hidden, "grad_attention_out"), "grad_fp8")
+    whole = code.gathered_grad(of_hidden, "grad_attention_out")
     of_mixed = code.to_input("wo", whole)
     to[code.weight("wo").name] = code.to_weight("wo", whole, code.read(made["attention"], "attention_fp8"))
     del whole, made["wo"]
@@ -362,7 +200,7 @@ def _of_attention(code: _Code, x: Tensor, made: Made, to: Made) -> None:
     of_q, of_k, of_v = code.to_heads(made.pop("q"), made.pop("k"))
     del of_mixed, made["attention"], made["log_sum_exp"], made["wv"]
     normed = made.pop("norm1")
-    of_v = code.read(of_v, "grad_fp8")
+    of_k, of_v = code.added_up(of_k, "grad_wk"), code.read(code.added_up(of_v, "grad_wv"), "grad_fp8")
     to[code.weight("wv").name] = code.to_weight("wv", of_v, normed)
     sums = code.to_input("wv", of_v)
     del of_v
@@ -380,8 +218,10 @@ def _of_attention(code: _Code, x: Tensor, made: Made, to: Made) -> None:
     del more, last
 
 
-def _heads_again(code: _Code, x: Tensor, made: Made) -> None:
+def _heads_again(code: Code, x: Tensor, made: Made) -> None:
     """The first norm and rotated queries and keys, of the products that were kept."""
     made["norm1"] = code.gathered(code.norm(x, "norm1"), "attention_in")
     made["q"] = code.turned(made.pop("wq"), "q")
-    made["k"] = code.turned(code.product("wk", made["norm1"]), "k")
+    made["k"] = code.turned(code.product("wk", made["norm1"]), "k", code.repeats)
+    if code.repeats > 1:
+        made["wv"] = code.repeated(made["wv"], "v", code.repeats)

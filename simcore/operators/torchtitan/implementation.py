@@ -7,7 +7,7 @@ the embedding and the output split by vocabulary; the loss too unless `disable_l
 
 `run.checkpoint`: none, full, or per_op, which keeps what `_op_sac_save_list` names: attention, reduce-scatters, and of
 the matrix products every second (the first, the third, ...; `distributed/activation_checkpoint.py`). Compiled blocks
-and the compiled loss are in `compiled.py`.
+are in `compiled.py`, the compiled loss in `compiled_loss.py`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from simcore.operators.shared.layer_borders import (
     simple_part,
 )
 from simcore.operators.torchtitan import compiled as torchtitan_compiled
+from simcore.operators.torchtitan import compiled_loss
 from simcore.operators.torchtitan.attention import attention, linear, rotary_buffer, rotary_table
 from simcore.operators.torchtitan.latent import latent_attention
 from simcore.operators.torchtitan.loss import cross_entropy, parallel_cross_entropy, shifted_indices
@@ -191,7 +192,7 @@ def _loss_function(run: LayerWorkload, *, split: bool) -> Callable[[Tape, Tensor
     """Assumed: loss parallel allocates what eager DTensor does, compiled or not; that was not measured."""
     if split:
         return parallel_cross_entropy
-    return torchtitan_compiled.cross_entropy if _options(run).compiled_loss else cross_entropy
+    return compiled_loss.cross_entropy if _options(run).compiled_loss else cross_entropy
 
 
 def _divided(tape: Tape, loss: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ class TorchtitanOptions(ImplementationOptions):
     until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`, `fwd_cache`).
     `disable_loss_parallel`: the loss gathers the logits of all tp ranks. `whole_batch`: each context parallel rank
     loads whole sequences, [Note: context parallel inputs] in `frameworks/fsdp2/torchtitan.py`. `compiled_blocks`,
-    `compiled_loss`: torch.compile runs on blocks, on the loss.
+    `compiled_loss`: torch.compile runs on blocks, on the loss. `repeat_kv`: attention gets keys and values that are
+    copied for every head, as up to 0.2.1.
     """
 
     early_stop: bool = False
@@ -26,6 +27,7 @@ class TorchtitanOptions(ImplementationOptions):
     whole_batch: bool = False
     compiled_blocks: bool = False
     compiled_loss: bool = False
+    repeat_kv: bool = False
 
     @property
     def loads_whole_sequences(self) -> bool:

@@ -54,7 +54,8 @@ def recorded(name: str) -> tuple[RecordedLayer, dict[tuple[str, str], int]]:
     params = {spec.name: Param(spec.name, cut(spec, tp), gathered if len(spec.shape) == 2 else "bf16", trainable=True)
               for spec in specs}
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, "torchtitan", MODES.get(mode, mode), tp, tp > 1,
-              options=TorchtitanOptions(compiled_blocks=True, compiled_loss=True))
+              options=TorchtitanOptions(compiled_blocks=True, compiled_loss=True,
+                                        repeat_kv=case.get("repeat_kv", False)))
     slots: dict[tuple[str, str], int] = {}
     return torchtitan.record(replace(kind, fp8=bool(fp8)), run, slots, {}), slots
 

@@ -50,7 +50,7 @@ class Model:
 
     def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> RecordedLayer:
         case, kind = self.case, graph.kinds[number]
-        options = TorchtitanOptions(early_stop=case.get("early_stop", False),
+        options = TorchtitanOptions(early_stop=case.get("early_stop", False), repeat_kv=case.get("repeat_kv", False),
                                     disable_loss_parallel=case.get("disable_loss_parallel", False))
         mode = case.get("checkpoint", "none") if kind.block is None else "none"
         cp = case.get("cp", 1)

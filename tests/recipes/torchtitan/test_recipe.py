@@ -342,7 +342,8 @@ def test_several_schedules_in_a_step_are_refused() -> None:
     ("[debug]", "[experimental]\ncustom_import = 'os'\n[debug]", "experimental.custom_import: code of one's own, os"),
     ("[debug]", "[fault_tolerance]\nenable = true\n[debug]", "not yet: fault_tolerance.enable: torchft"),
     ("tensor_parallel_degree = 1", "tensor_parallel_degree = 3", "--gpus 16: 16 GPUs are no multiple of"),
-    ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2", "mine.toml:31: not yet: tensor parallelism of"),
+    ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2\ncontext_parallel_degree = 2",
+     "mine.toml:31: not yet: tensor parallelism of torchtitan's Qwen3 beside context parallelism"),
     ("shard_degree = -1", "shard_degree = 4", "--gpus 16: the recipe is for 8 GPUs: parallelism.data_parallel_shard_"
                                               "degree is 4 (mine.toml:29)"),
     ('"allgather"', '"alltoall"\ncontext_parallel_degree = 2', "keys and values exchanged by alltoall"),

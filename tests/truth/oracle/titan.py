@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
+import os
 import sys
 import types
 from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -109,6 +113,27 @@ def build_deepseek(case: Case) -> nn.Module:
 
 
 def build(case: Case) -> nn.Module:
+    model = made(case)
+    if case.get("repeat_kv"):
+        for block in model.layers.values():
+            block.attention.forward = before("qwen3" if is_qwen3(case) else "llama3").__get__(block.attention)
+    return model
+
+
+@cache
+def before(name: str) -> Any:
+    """`Attention.forward` of a model of torchtitan 0.2.1, whose sources lie in the folder TITAN_0_2_1."""
+    file = Path(os.environ["TITAN_0_2_1"]) / "models" / name / "model" / "model.py"
+    spec = importlib.util.spec_from_file_location(f"torchtitan.models.{name}.model.before", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    with mock.patch("torchtitan.protocols.train_spec.ModelProtocol", type("ModelProtocol", (), {})):
+        spec.loader.exec_module(module)
+    return module.Attention.forward
+
+
+def made(case: Case) -> nn.Module:
     m = case["model"]
     if is_deepseek(case):
         return build_deepseek(case)
@@ -153,6 +178,16 @@ def cpu_flash_backward(*, grad_out: torch.Tensor, query: torch.Tensor, key: torc
 CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _attention.custom_ops.update({CPU_FLASH: ring_forward, CPU_FLASH_BACKWARD: ring_backward})
+
+
+def by_heads(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, ...]:
+    """The CPU's flash kernel over heads that are split, as DTensor's rules for the CUDA kernels have it."""
+    split = next(x for x in args if isinstance(x, DTensor))
+    made = op(*(x.to_local() if isinstance(x, DTensor) else x for x in args), **kwargs)
+    return tuple(DTensor.from_local(x, split.device_mesh, split.placements, run_check=False) for x in made)
+
+
+DTensor._op_dispatcher._custom_op_handlers.update({CPU_FLASH: by_heads, CPU_FLASH_BACKWARD: by_heads})
 
 
 def meshes(case: Case) -> tuple[DeviceMesh, DeviceMesh | None]:

@@ -188,7 +188,7 @@ def make_optim(model: nn.Module, spec: Spec) -> torch.optim.Optimizer | None:
     # AdamW reads its step counters with .item(); fake tensors have no value
     adam._get_value = lambda x: 1.0 if isinstance(x, torch.Tensor) else x
     ps: Any = [p for p in model.parameters() if p.requires_grad]
-    if spec["optim_groups"] == "apart":
+    if spec.get("optim_groups") == "apart":
         ps = [{"params": [p for p in ps if isinstance(p, DTensor) == shards]} for shards in (True, False)]
     kind = spec["optim"]
     if kind == "none":

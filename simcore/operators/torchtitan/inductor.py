@@ -1,0 +1,193 @@
+"""Kernels of a torchtitan block as Inductor writes them: what each allocates, reads and writes, see `compiled.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from simcore.models.blocks import Attention
+from simcore.operators.shared import aten
+from simcore.operators.shared.ring_attention import Ring
+from simcore.operators.torchtitan.options import TorchtitanOptions
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+
+__all__ = ["REPLAYED", "Code"]
+
+KEPT: Final = {
+    "none": frozenset({"norm1", "wq", "wk", "q", "k", "wv", "attention", "log_sum_exp", "wo", "norm2",
+                       "w1", "w3", "product"}),
+    "per_op": frozenset({"wq", "wv", "attention", "log_sum_exp", "w1"}),  # the seventh product, w2, is not needed again
+    "full": frozenset[str](),
+}
+"""Tensors that a block keeps beside its input, by `LayerWorkload.checkpoint`."""
+REPLAYED: Final = KEPT["none"] - {"product"}
+"""Tensors that backward of a block that kept nothing makes before it begins; the product comes with its gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Kernels of one block, each of which writes new buffers."""
+
+    tape: Tape
+    run: LayerWorkload
+    mixer: Attention
+    fp8: bool
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Names of the tensors that forward keeps for backward.
+
+        With checkpointing per operator these include the scattered output of `wo` (`_op_sac_save_list`).
+
+        Heads before rotation are kept only where their norm's backward reads them.
+        """
+        names = KEPT[self.run.checkpoint]
+        if names == KEPT["per_op"] and self.run.tp > 1:
+            return names | {"wo"}
+        return names - {"wq", "wk"} if names >= REPLAYED and not self.mixer.qk_norm else names
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel.FP8_GEMM if self.fp8 else Kernel.GEMM
+
+    def weight(self, name: str) -> Param:
+        return self.run.params[f"{'feed_forward' if name in ('w1', 'w2', 'w3') else 'attention'}.{name}.weight"]
+
+    def fused(self, like: Tensor, name: str, dtype: str = "") -> Tensor:
+        """One pass over a tensor of this shape."""
+        return aten.new(self.tape, like.shape, dtype or like.dtype, name, 2 * like.nbytes)
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """A norm and what is added before it, as the linears read it."""
+        _column = self.tape.empty((*x.shape[:-1], 1), "fp32", "rstd")
+        return aten.new(self.tape, x.shape, "fp8" if self.fp8 else x.dtype, name, 2 * x.nbytes, Kernel.NORM)
+
+    def norm_backward(self, grad: Tensor) -> Tensor:
+        """The gradient of a norm's input, with that of the residual added."""
+        return aten.new(self.tape, grad.shape, grad.dtype, "grad_norm", 3 * grad.nbytes, Kernel.NORM)
+
+    def read(self, x: Tensor, name: str) -> Tensor:
+        """Operand that a product reads for x: in fp8 a copy in the order that the product needs, else x itself."""
+        return self.fused(x, name, "fp8") if self.fp8 else x
+
+    def product(self, name: str, x: Tensor) -> Tensor:
+        """`x @ weight.T`."""
+        weight = self.weight(name)
+        _copy = self.cast(weight) if weight.dtype != "fp8" else None
+        shape = (*x.shape[:-1], weight.shape[0])
+        return aten.new(self.tape, shape, self.run.compute, name, x.nbytes + weight.nbytes, self.kernel,
+                        2 * x.numel * weight.shape[0])
+
+    def to_input(self, name: str, grad: Tensor) -> Tensor:
+        """`grad @ weight`."""
+        weight = self.weight(name)
+        _copy = self.cast(weight)
+        shape = (*grad.shape[:-1], weight.shape[1])
+        return aten.new(self.tape, shape, self.run.compute, f"grad_{name}", grad.nbytes + weight.nbytes, self.kernel,
+                        2 * grad.numel * weight.shape[1])
+
+    def to_weight(self, name: str, grad: Tensor, x: Tensor) -> Tensor:
+        """`grad.T @ x`."""
+        weight = self.weight(name)
+        return aten.new(self.tape, weight.shape, self.run.compute, "grad_weight", grad.nbytes + x.nbytes, self.kernel,
+                        2 * grad.numel * x.shape[-1])
+
+    def cast(self, weight: Param) -> Tensor | None:
+        """A weight in fp8, in the order that a product reads it."""
+        return aten.new(self.tape, weight.shape, "fp8", "weight", weight.nbytes) if self.fp8 else None
+
+    def gathered(self, x: Tensor, name: str) -> Tensor:
+        """[b, s / tp, k] to [b, s, k] on every rank of tp; of several sequences, in rank order first."""
+        tp = self.run.tp
+        if tp == 1:
+            return x
+        self.tape.collective("all_gather", "tp", x.nbytes * tp, x.dtype)
+        whole = self.tape.empty((x.shape[0], x.shape[1] * tp, x.shape[2]), x.dtype, name)
+        return whole if x.shape[0] == 1 else self.fused(whole, name)
+
+    def gathered_grad(self, grad: Tensor, name: str) -> Tensor:
+        """The gradient of a scattered output, gathered, as products read it.
+
+        In fp8 it is cast before (torchao `float8_tensor_parallel.py`, Float8RowwiseParallel), and copied by columns
+        for the weight's product.
+        """
+        if self.run.tp == 1 or not self.fp8:
+            return self.read(self.gathered(grad, name), "grad_fp8")
+        whole = self.gathered(self.read(grad, f"{name}_fp8"), name)
+        _columns = self.fused(whole, "grad_fp8")
+        return whole
+
+    def scattered(self, x: Tensor, name: str) -> Tensor:
+        """Partial sums [b, s, k], copied in rank order, to [b, s / tp, k]."""
+        tp, (batch, seq, width) = self.run.tp, x.shape
+        if tp == 1:
+            return x
+        copy = self.fused(x, name)
+        del x
+        self.tape.collective("reduce_scatter", "tp", copy.nbytes, copy.dtype)
+        return self.tape.empty((batch, seq // tp, width), copy.dtype, name)
+
+    def turned(self, x: Tensor, name: str, repeats: int = 1) -> Tensor:
+        """Rotated heads, `repeats` times. Complex products are left to PyTorch, over fp32; Qwen3 has one kernel."""
+        if self.mixer.qk_norm:
+            return self.repeated(x, name, repeats)
+        wide = self.fused(x, "rotary_in", "fp32")
+        out = self.fused(wide, "rotary")
+        del wide
+        return self.repeated(out, name, repeats, x.dtype)
+
+    def repeated(self, x: Tensor, name: str, repeats: int, dtype: str = "") -> Tensor:
+        """Copy of `x` [b, s, k] as [b, s, k * repeats], in `dtype` ("": its own)."""
+        dtype = dtype or x.dtype
+        shape = (*x.shape[:-1], x.shape[-1] * repeats)
+        return aten.new(self.tape, shape, dtype, name, x.nbytes + x.nbytes * repeats)
+
+    def added_up(self, grad: Tensor, name: str) -> Tensor:
+        """Gradient of keys or values that were repeated: copies are added up."""
+        if self.repeats == 1:
+            return grad
+        shape = (*grad.shape[:-1], grad.shape[-1] // self.repeats)
+        return aten.new(self.tape, shape, grad.dtype, name, grad.nbytes + grad.nbytes // self.repeats)
+
+    @property
+    def repeats(self) -> int:
+        """Number of copies of each key and value that attention gets (`repeat_kv`)."""
+        is_repeated = TorchtitanOptions.of(self.run.options).repeat_kv
+        return self.mixer.q_size // self.mixer.kv_size if is_repeated else 1
+
+    def attention(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Flash attention of all heads: output and log-sum-exp. Of a ring's, the output is copied by token."""
+        if self.run.cp > 1:
+            merged, rows = self.ring(q).forward(self.tape)
+            return aten.new(self.tape, q.shape, q.dtype, "attention", merged.nbytes, Kernel.COPY), rows
+        flops = 2 * self.run.pairs * q.shape[-1]
+        moved = q.nbytes + 2 * self.key_bytes
+        return (aten.new(self.tape, q.shape, q.dtype, "attention", moved, Kernel.ATTENTION, flops,
+                         shape_of_heads(self.mixer.head_dim, self.mixer.head_dim)),
+                self.tape.empty((q.shape[0], q.shape[1], q.shape[2] // self.mixer.head_dim), "fp32", "log_sum_exp"))
+
+    def to_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of queries, keys and values."""
+        if self.run.cp > 1:
+            of_q, of_k, of_v = self.ring(q).backward(self.tape, [])
+            assert of_q is not None
+            assert of_k is not None
+            assert of_v is not None
+            return of_q.view(*q.shape), of_k.view(*k.shape), of_v.view(*k.shape)
+        to_q, to_k, to_v = (aten.new(self.tape, x.shape, x.dtype, "grad_attention") for x in (q, k, k))
+        self.tape.compute(Kernel.ATTENTION, 5 * self.run.pairs * q.shape[-1], 3 * (q.nbytes + 2 * self.key_bytes),
+                          shape_of_heads(self.mixer.head_dim, self.mixer.head_dim, backward=True))
+        return to_q, to_k, to_v
+
+    def ring(self, q: Tensor) -> Ring:
+        """Context parallel attention, as without torch.compile."""
+        dim, (batch, seq, width) = self.mixer.head_dim, q.shape
+        key = (batch, seq, self.repeats * self.mixer.kv_size // self.run.tp // dim, dim)
+        return Ring(self.run.cp, ((batch, seq, width // dim, dim), key, key), q.dtype)
+
+    @property
+    def key_bytes(self) -> int:
+        """Size in bytes of the keys that attention gets on this rank, in 16 bits."""
+        return 2 * self.run.tokens * self.repeats * self.mixer.kv_size // self.run.tp
