@@ -15,7 +15,7 @@ from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported, Left, read_known
+from simcore.recipes.imported import Imported, Left, read_known, with_job
 from simcore.recipes.launch.accelerate import asks_for_more
 from simcore.recipes.launch.arguments import Override, unknown_of
 from simcore.recipes.launch.launch_of import Launch, launch_of
@@ -78,7 +78,7 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),
                           unknown_of(launch.overrides))
     imported = replace(imported, left=(*imported.left, *_overridden(first, launch.overrides)))
-    return with_environment(imported, launch.environment)
+    return with_job(with_environment(imported, launch.environment), launch.job)
 
 
 def _overridden(file: RecipeFile, overrides: Sequence[Override]) -> Iterator[Left]:

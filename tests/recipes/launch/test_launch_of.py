@@ -242,6 +242,8 @@ def test_what_the_script_exports_and_what_it_sets_anew_is_listed() -> None:
     assert left["SOME"][:2] == ("run.sh:9", "4")
     assert left["training.local_batch_size"] == ("mine.toml:15", "3", "run.sh:11 sets it")
     assert not left.keys() & {"TP", "LATER", "GPUS"}
+    assert [(one.where, one.key, one.value) for one in found.decides if one.key.startswith("-")] == [
+        ("run.sh:5", "-N", "2"), ("run.sh:6", "--gres", "gpu:h100:8")]
 
 
 @pytest.mark.usefixtures("folder")
