@@ -300,6 +300,14 @@ def test_the_command_line_of_accelerate_says_who_shards(tmp_path: Path, options:
     assert sum(found.values["mesh"].values()) == 4
 
 
+def test_how_ranks_of_accelerate_find_each_other_need_not_be_known(tmp_path: Path) -> None:
+    head = "srun bash -c \"accelerate launch --num_machines 1 --num_processes 4 --machine_rank \\$SLURM_PROCID"
+    found = started(tmp_path, f"{head} --main_process_ip $(hostname) trl/scripts/sft.py --config sft.yaml\"")
+    assert not found.wrong
+    with pytest.raises(InputError, match=r"--zero_stage \$STAGE: not known from the script alone"):
+        started(tmp_path, f"{head} --use_deepspeed --zero_stage \\$STAGE sft.py --config sft.yaml\"")
+
+
 def test_options_of_accelerate_go_before_its_yaml(tmp_path: Path) -> None:
     line = "accelerate launch --config_file beside0.yaml --num_processes 16 --fsdp_reshard_after_forward false sft.py"
     found = started(tmp_path, line, SHARDS)
