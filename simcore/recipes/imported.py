@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,8 +11,9 @@ from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
 from simcore.inputs.sweep import split_key
 from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.recipes.launch.slurm import JobOption
 
-__all__ = ["Decided", "Imported", "Left", "Origin", "Question", "overruled", "read_known"]
+__all__ = ["Decided", "Imported", "Left", "Origin", "Question", "overruled", "read_known", "with_job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,15 @@ def read_known(read: Callable[[], Imported], unknown: Mapping[str, Problem]) -> 
     if problems := [problem for key, problem in unknown.items() if key not in idle]:
         raise InputError(problems)
     return imported
+
+
+def with_job(imported: Imported, options: Sequence[JobOption]) -> Imported:
+    """Copy with the options of `#SBATCH` lines of its script in lists."""
+    sizes = [Decided(one.where, one.name, one.value, why="nodes, tasks or GPUs of the job, which the launch must be of")
+             for one in options if one.is_size]
+    others = [Left("no effect", one.where, one.name, one.value, "how the job is queued, and where it writes")
+              for one in options if not one.is_size]
+    return replace(imported, decides=(*imported.decides, *sizes), left=(*imported.left, *others))
 
 
 def overruled(imported: Imported, path: KeyPath, why: str) -> Imported:

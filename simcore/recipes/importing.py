@@ -15,8 +15,8 @@ from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported, Left, read_known
-from simcore.recipes.launch.accelerate import asks_for_more
+from simcore.recipes.imported import Imported, Left, read_known, with_job
+from simcore.recipes.launch.accelerate import asks_for_more, expect_known
 from simcore.recipes.launch.arguments import Override, unknown_of
 from simcore.recipes.launch.launch_of import Launch, launch_of
 from simcore.recipes.model_file import is_of_model, with_model
@@ -78,7 +78,7 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),
                           unknown_of(launch.overrides))
     imported = replace(imported, left=(*imported.left, *_overridden(first, launch.overrides)))
-    return with_environment(imported, launch.environment)
+    return with_job(with_environment(imported, launch.environment), launch.job)
 
 
 def _overridden(file: RecipeFile, overrides: Sequence[Override]) -> Iterator[Left]:
@@ -135,8 +135,7 @@ def _may_source(script: RecipeFile, file: RecipeFile) -> bool:
 
 def _expect_options(format_: Format, launch: Launch) -> None:
     """InputError for options of `accelerate launch` that are not known, or beside a recipe that takes none."""
-    if unknown := unknown_of(launch.options):
-        raise InputError(tuple(unknown.values()))
+    expect_known(launch.options)
     if asks_for_more(launch.options) and not format_.takes_launcher:
         keys = ", ".join(dotted(one.path) for one in launch.options)
         raise InputError(Problem(launch.options[0].where, "not yet: options of accelerate beside a recipe of "

@@ -22,6 +22,7 @@ from simcore.recipes.bridge.vocabulary import without_computed
 from simcore.recipes.bridge.words import asked_of, program_of
 from simcore.recipes.imported import Left
 from simcore.recipes.launch.launch_of import environment_of
+from simcore.recipes.launch.slurm import JobOption, job_of
 from simcore.recipes.megatron.launch import agreed, gpus_of
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
@@ -80,18 +81,19 @@ class Launch:
 
     `gpus`: processes that torchrun, srun or mpirun starts, None where none is there; `environment`: variables of the
     script that change memory, with their places; `left`: options, and keys, of the launch that give nothing;
-    `unknown`: problems of values that are not known, by their keys; `launcher`: the one of Bridge's that it names, ""
-    for none.
+    `unknown`: problems of values that are not known, by their keys; `job`: options of `#SBATCH` lines; `launcher`:
+    the one of Bridge's that it names, "" for none.
     """
 
     def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
                  environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str],
-                 left: tuple[Left, ...] = (), unknown: Mapping[str, Problem] | None = None, *,
+                 left: tuple[Left, ...] = (), unknown: Mapping[str, Problem] | None = None,
+                 job: tuple[JobOption, ...] = (), *,
                  launcher: Launcher = "") -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
         self.gpus, self.environment, self._overridden, self.left = gpus, environment, overridden, left
         self.launcher: Launcher = launcher
-        self.unknown = unknown or {}
+        self.unknown, self.job = unknown or {}, job
 
     @property
     def data_owns(self) -> bool:
@@ -127,6 +129,7 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     document, of_model, open_keys = without_computed(document, open_keys)
     return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(command, script, path)),
                   environment_of(script, text, path), given, (*asked.left, *left, *of_model), asked.unknown,
+                  job_of(script.sbatch, path),
                   launcher=asked.launcher)
 
 

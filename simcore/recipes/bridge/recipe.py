@@ -32,7 +32,7 @@ from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported, Left, read_known
+from simcore.recipes.imported import Imported, Left, read_known, with_job
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.reader import Reader
@@ -90,7 +90,7 @@ def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answ
         left = {(one.where, one.key) for one in draft.left}
         draft.use(*(one for one in reader.handed_out()
                     if (one.where, one.key) not in left and not draft.refuses(one.key)))
-    return with_environment(draft.imported([reader], loose=loose), variables)
+    return with_job(with_environment(draft.imported([reader], loose=loose), variables), launch.job if launch else ())
 
 
 def _leave_open(draft: Draft, key: str, where: str) -> None:

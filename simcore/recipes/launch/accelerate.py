@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from simcore.errors import InputError, Problem
 from simcore.inputs.document import parse_value
 from simcore.recipes.launch.arguments import Override
 from simcore.recipes.shell.pieces import Word
 
-__all__ = ["asks_for_more", "options_of"]
+__all__ = ["asks_for_more", "expect_known", "options_of"]
 
 _KINDS: Final = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM",
                  "multi_gpu": "MULTI_GPU", "tpu": "XLA", "cpu": "MULTI_CPU"}
@@ -32,6 +33,9 @@ _OF_RANKS: Final = frozenset({"num_processes", "num_machines", "machine_rank", "
                               "gpu_ids", "same_network", "rdzv_backend", "enable_cpu_affinity", "debug",
                               "main_training_function", "distributed_type", "env", "mpirun_hostfile"})
 """Keys that say which ranks there are, and nothing of what they do."""
+_MEETING: Final = frozenset({"machine_rank", "main_process_ip", "main_process_port", "rdzv_backend", "gpu_ids", "env",
+                             "main_training_function", "enable_cpu_affinity", "debug", "same_network"})
+"""Keys that say how ranks find each other: their values need not be known."""
 
 
 def options_of(words: Sequence[Word], path: str) -> tuple[Override, ...]:
@@ -52,6 +56,13 @@ def options_of(words: Sequence[Word], path: str) -> tuple[Override, ...]:
         elif key not in _NOT_KEYS:
             found.append(_override(key, value, where))
     return tuple(found)
+
+
+def expect_known(options: Sequence[Override]) -> None:
+    """Raises InputError for values that are not known, but for those that say how ranks find each other."""
+    problems = [Problem(one.where, one.unknown) for one in options if one.unknown and one.path[0] not in _MEETING]
+    if problems:
+        raise InputError(problems)
 
 
 def asks_for_more(options: Sequence[Override]) -> bool:

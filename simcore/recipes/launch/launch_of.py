@@ -15,7 +15,7 @@ from simcore.recipes.launch.axolotl import inner_launcher, is_command
 from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options, parted
-from simcore.recipes.launch.slurm import Allocation, allocation_of
+from simcore.recipes.launch.slurm import Allocation, JobOption, allocation_of, job_of
 from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters_of
 from simcore.recipes.launch.trl import COMMANDS, inner_accelerate
 from simcore.recipes.shell.pieces import Word
@@ -45,7 +45,8 @@ class Launch:
 
     `kind`: the last launcher, such as `torchrun`. `further`: file of accelerate's settings that it names, "" for none,
     and the place. `environment`: variables that the script sets and the simulation knows, with their places.
-    `variables`: value and place of every variable of the script, as far as it is known. `options`: of accelerate, as
+    `variables`: value and place of every variable of the script, as far as it is known. `job`: options of `#SBATCH`
+    lines. `options`: of accelerate, as
     keys of its YAML.
     """
 
@@ -56,6 +57,7 @@ class Launch:
     environment: tuple[tuple[str, str, str], ...] = ()
     variables: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     options: tuple[Override, ...] = ()
+    job: tuple[JobOption, ...] = ()
 
 
 def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | None = None,
@@ -90,7 +92,8 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   _kind(last, starters[-1], script, path), _further(starters[-1], path),
                   environment_of(script, text, path), _known(script, path),
-                  options_of(starters[-1].options, path) if starters[-1].kind == "accelerate" else ())
+                  options_of(starters[-1].options, path) if starters[-1].kind == "accelerate" else (),
+                  job_of(script.sbatch, path))
 
 
 def _kind(outer: Starter, inner: Starter, script: Script, path: str) -> str:

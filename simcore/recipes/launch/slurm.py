@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.options import NUMBER, Number, Options
 from simcore.recipes.shell.pieces import Word
 
-__all__ = ["Allocation", "allocation_of"]
+__all__ = ["Allocation", "JobOption", "allocation_of", "job_of"]
+
+_SIZES: Final = frozenset({"--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--tasks-per-node", "--gpus", "-G",
+                           "--gpus-per-node", "--gres", "--gpus-per-task"})
+"""Options that say how many ranks there may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOption:
+    """An option of a `#SBATCH` line: name, value, place; `is_size`: it says nodes, tasks or GPUs."""
+
+    name: str
+    value: str
+    where: str
+    is_size: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,23 @@ def allocation_of(words: Sequence[Word], path: str, before: Allocation | None = 
     if of_task is not None and of_node is None and on_node:
         return replace(job, gpus_per_node=Number(of_task.value * on_node, of_task.where))
     return job
+
+
+def job_of(words: Sequence[Word], path: str) -> tuple[JobOption, ...]:
+    """Options of `#SBATCH` lines, in order."""
+    found: list[JobOption] = []
+    for word in words:
+        where = f"{path}:{word.line}"
+        name, has_value, value = word.text.partition("=")
+        glued = re.fullmatch(r"(-[A-Za-z])(.+)", word.text)
+        if not word.text.startswith("-"):
+            if found and not found[-1].value:
+                found[-1] = replace(found[-1], value=word.text)
+        elif glued and not word.text.startswith("--"):
+            found.append(JobOption(glued[1], glued[2], where, glued[1] in _SIZES))
+        else:
+            found.append(JobOption(name, value if has_value else "", where, name in _SIZES))
+    return tuple(found)
 
 
 def _gpus(options: Options, *names: str) -> Number | None:

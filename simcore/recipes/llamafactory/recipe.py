@@ -15,7 +15,7 @@ from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import Companions, companions_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
-from simcore.recipes.imported import Imported, read_known
+from simcore.recipes.imported import Imported, read_known, with_job
 from simcore.recipes.llamafactory.checkpointing import read_checkpointing
 from simcore.recipes.llamafactory.environment import check_programs, ray_at, write_environment
 from simcore.recipes.llamafactory.formats import read_formats
@@ -61,7 +61,8 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     else:
         for one in beside.readers():
             draft.idle(one.matching("*"), "beside a recipe that is refused")
-    return with_environment(draft.imported([reader, *beside.readers()], loose=loose), script.environment)
+    imported = with_environment(draft.imported([reader, *beside.readers()], loose=loose), script.environment)
+    return with_job(imported, script.job)
 
 
 def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str) -> Draft:

@@ -11,6 +11,7 @@ from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.launch.arguments import unknown_of
 from simcore.recipes.launch.launch_of import launch_of
+from simcore.recipes.launch.slurm import JobOption
 from simcore.recipes.recipe_file import RecipeFile
 
 __all__ = ["Script", "is_script", "read_launch_script"]
@@ -25,13 +26,14 @@ _MOST: Final = 2**16
 class Script:
     """Arguments of a script as a document, answers with its number of GPUs, variables of it that change memory.
 
-    `unknown`: problems of values that are not known, by their keys.
+    `unknown`: problems of values that are not known, by their keys; `job`: options of `#SBATCH` lines.
     """
 
     document: Document
     answers: Answers
     environment: tuple[tuple[str, str, str], ...] = ()
     unknown: Mapping[str, Problem] = field(default_factory=dict)
+    job: tuple[JobOption, ...] = ()
 
 
 def is_script(file: RecipeFile) -> bool:
@@ -50,4 +52,4 @@ def read_launch_script(file: RecipeFile, answers: Answers) -> Script:
         raise InputError(Problem(said.where, f"starts {said.value} processes, which contradicts {answers.gpus.where}"))
     told = replace(answers, gpus=answers.gpus or said, launcher=launch.kind, exported=launch.variables,
                    options=launch.options)
-    return Script(document, told, launch.environment, unknown_of(launch.overrides))
+    return Script(document, told, launch.environment, unknown_of(launch.overrides), launch.job)

@@ -14,8 +14,9 @@ from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import row_of
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported, Left
+from simcore.recipes.imported import Imported, Left, with_job
 from simcore.recipes.launch.launch_of import environment_of
+from simcore.recipes.launch.slurm import job_of
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by, names_of
 from simcore.recipes.megatron.environment import READ, expect_backend, write_environment
@@ -110,8 +111,9 @@ def _of_script(file: RecipeFile, draft: Draft, *, loose: bool) -> Imported:
                                         if (found := set_here.take(name)) is not None})
     gpus = agreed(draft.answers.gpus, gpus_of(command, script, file.path))
     arguments_given = given(words, file.path)
-    return _imported(draft, Reader(arguments_given.document), arguments_given, gpus, [set_here],
-                     variables, loose=loose)
+    imported = _imported(draft, Reader(arguments_given.document), arguments_given, gpus, [set_here], variables,
+                         loose=loose)
+    return with_job(imported, job_of(script.sbatch, file.path))
 
 
 def _exported(script: Script, file: RecipeFile, draft: Draft) -> tuple[tuple[str, str, str], ...]:

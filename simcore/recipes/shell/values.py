@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from simcore.recipes.shell.pieces import Piece, unknown, unquoted
@@ -16,6 +16,8 @@ _OF_SHELLS: Final = frozenset({
     "PIPESTATUS", "EPOCHSECONDS", "SRANDOM", "REPLY"})
 """Variables that a shell or a login sets, so that a default beside them does not count."""
 _HELD: Final = "__held_"
+_GIVEN: Final = 0
+"""Line of values that the user says: they count as set where they are used."""
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Values:
 
     def __post_init__(self) -> None:
         """Sets what the user says."""
-        self.values.update({name: (Piece(value, 1),) for name, value in self.given.items()})
+        self.values.update({name: (Piece(value, _GIVEN),) for name, value in self.given.items()})
         self.exported.update(self.given)
 
     def place(self, line: int) -> str:
@@ -54,7 +56,8 @@ class Values:
     def value(self, name: str, line: int) -> tuple[Piece, ...]:
         """Value of a variable; one piece that says so for a variable that the script does not set."""
         if name in self.values:
-            return unquoted(self.values[name])
+            value = unquoted(self.values[name])
+            return tuple(replace(piece, line=line) if piece.line == _GIVEN else piece for piece in value)
         if name in ("@", "*", "#") or name.isdigit():
             return self._argument(name, line)
         if name == "OPTIND":

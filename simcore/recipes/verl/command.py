@@ -17,6 +17,8 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document, parse_value
 from simcore.inputs.yaml_parser import KeyPath
 from simcore.recipes.answers import Answer
+from simcore.recipes.launch.launch_of import environment_of
+from simcore.recipes.launch.slurm import JobOption, job_of
 from simcore.recipes.megatron.launch import gpus_of
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Started, read_script
@@ -38,6 +40,7 @@ class Command:
 
     `config`: name of the trainer's file, "" for its own. `gpus`: processes of a launcher, None if the command does not
     say it. `unknown`: reasons why values of keys are not known from the script alone, by path.
+    `environment`: variables that the training sees; `job`: options of `#SBATCH` lines.
     """
 
     trainer: str
@@ -45,6 +48,8 @@ class Command:
     config: str
     gpus: Answer | None
     unknown: Mapping[KeyPath, str]
+    environment: tuple[tuple[str, str, str], ...] = ()
+    job: tuple[JobOption, ...] = ()
 
 
 def trainer_in(text: str) -> bool:
@@ -72,7 +77,8 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     trainer = by_file[1].replace("/", ".") if by_file else word.text
     document, config, unknown = _keys(command.words[number + 1:], path)
     return Command(trainer, document.with_value(("hydra", "trainer"), trainer, f"{path}:{word.line}"), config,
-                   gpus_of(command, script, path) if _is_launched(command) else None, unknown)
+                   gpus_of(command, script, path) if _is_launched(command) else None, unknown,
+                   environment_of(script, text, path), job_of(script.sbatch, path))
 
 
 def _trainer_at(words: Sequence[Word]) -> int | None:

@@ -8,16 +8,17 @@ from typing import Final
 
 from simcore.inputs.document import Document
 from simcore.inputs.yaml_parser import KeyPath, dotted
-from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
+from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported
+from simcore.recipes.imported import Imported, with_job
 from simcore.recipes.inheritance.parents import DEFAULTS, merged
 from simcore.recipes.inheritance.references import resolved
 from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
-from simcore.recipes.verl.command import command_of, trainer_in
+from simcore.recipes.verl.command import Command, command_of, trainer_in
 from simcore.recipes.verl.rl import refuse_trainer
 from simcore.recipes.verl.sft import SFT, read_sft
 
@@ -41,29 +42,30 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     file = files[0]
     draft = Draft("verl", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
-    document, gpus, unknown = _document(files, draft)
-    document, problems = resolved(document, {}, lambda path: path[0] in _IDLE)
+    command = None if file.mapping() else command_of(file.text, file.path, draft.answers.variables, file.sources)
+    document, problems = resolved(_document(files, command, draft), {}, lambda path: path[0] in _IDLE)
     reader = Reader(document)
     trainer = reader.look("hydra.trainer") or (SFT if reader.is_mapping("model") else "verl.trainer.main_ppo")
     if trainer == SFT:
         _read_groups(reader, draft)
         draft.wrong.extend(problems)
-        read_sft(reader, draft, agreed(answers.gpus, gpus))
-        _tell_unknown(draft, document, unknown)
+        read_sft(reader, draft, agreed(answers.gpus, command.gpus if command else None))
+        _tell_unknown(draft, document, command.unknown if command else {})
     else:
         refuse_trainer(reader, draft, str(trainer))
-    return draft.imported([reader], loose=loose)
+    imported = draft.imported([reader], loose=loose)
+    return with_job(with_environment(imported, command.environment), command.job) if command else imported
 
 
-def _document(files: Sequence[RecipeFile], draft: Draft) -> tuple[Document, Answer | None, Mapping[KeyPath, str]]:
+def _document(files: Sequence[RecipeFile], command: Command | None, draft: Draft) -> Document:
     """Keys of all files, those of the command on top; GPUs that it says, and values that it leaves unknown."""
     file = files[0]
     own = file.mapping()
     if own is not None:
         for other in files[1:]:
             draft.fail(other.path, "name the script first, and one YAML file behind it")
-        return own, None, {}
-    command = command_of(file.text, file.path, draft.answers.variables, file.sources)
+        return own
+    assert command is not None
     document = command.document
     for other in files[1:]:
         below = other.mapping()
@@ -73,7 +75,7 @@ def _document(files: Sequence[RecipeFile], draft: Draft) -> tuple[Document, Answ
             document = merged(below, document)
     if command.config and command.config not in _PACKAGED and len(files) == 1 and command.trainer == SFT:
         draft.fail(file.path, f"names {command.config}.yaml, which is no file of verl: name it behind the script")
-    return document, command.gpus, command.unknown
+    return document
 
 
 def _read_groups(reader: Reader, draft: Draft) -> None:

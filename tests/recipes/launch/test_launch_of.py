@@ -242,6 +242,8 @@ def test_what_the_script_exports_and_what_it_sets_anew_is_listed() -> None:
     assert left["SOME"][:2] == ("run.sh:9", "4")
     assert left["training.local_batch_size"] == ("mine.toml:15", "3", "run.sh:11 sets it")
     assert not left.keys() & {"TP", "LATER", "GPUS"}
+    assert [(one.where, one.key, one.value) for one in found.decides if one.key.startswith("-")] == [
+        ("run.sh:5", "-N", "2"), ("run.sh:6", "--gres", "gpu:h100:8")]
 
 
 @pytest.mark.usefixtures("folder")
@@ -296,6 +298,14 @@ def test_the_command_line_of_accelerate_says_who_shards(tmp_path: Path, options:
     found.expect_complete()
     assert found.values["framework"] == framework
     assert sum(found.values["mesh"].values()) == 4
+
+
+def test_how_ranks_of_accelerate_find_each_other_need_not_be_known(tmp_path: Path) -> None:
+    head = "srun bash -c \"accelerate launch --num_machines 1 --num_processes 4 --machine_rank \\$SLURM_PROCID"
+    found = started(tmp_path, f"{head} --main_process_ip $(hostname) trl/scripts/sft.py --config sft.yaml\"")
+    assert not found.wrong
+    with pytest.raises(InputError, match=r"--zero_stage \$STAGE: not known from the script alone"):
+        started(tmp_path, f"{head} --use_deepspeed --zero_stage \\$STAGE sft.py --config sft.yaml\"")
 
 
 def test_options_of_accelerate_go_before_its_yaml(tmp_path: Path) -> None:

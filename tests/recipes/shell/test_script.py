@@ -170,3 +170,8 @@ def test_nothing_is_run(tmp_path: object) -> None:
     text = f"touch {tmp_path}/made\n$(touch {tmp_path}/made)\n`touch {tmp_path}/made`\neval touch {tmp_path}/made\n"
     read_script(text, "run.sh")
     assert not list(__import__("pathlib").Path(str(tmp_path)).iterdir())
+
+
+def test_a_value_that_the_user_says_has_the_line_where_it_is_used() -> None:
+    script = read_script("true\nexport NNODES=$SLURM_NNODES\nrun $NNODES", "run.sh", {"SLURM_NNODES": "2"})
+    assert [(word.text, word.line) for word in script.variables["NNODES"]] == [("2", 2)]

@@ -71,3 +71,9 @@ def test_words_of_a_text_tell_a_trainer() -> None:
     assert trainer_in("torchrun -m verl.trainer.fsdp_sft_trainer")
     assert trainer_in("python3 verl/trainer/main_generation.py")
     assert not trainer_in("pip install verl")
+
+
+def test_variables_that_the_training_sees_are_listed() -> None:
+    found = command_of(f"#SBATCH --nodes=1\nexport NCCL_DEBUG=WARN\n{SCRIPT}", "run.sh", {"NOT": "there"})
+    assert ("NCCL_DEBUG", "WARN", "run.sh:2") in found.environment
+    assert [(one.name, one.value, one.where) for one in found.job] == [("--nodes", "1", "run.sh:1")]
