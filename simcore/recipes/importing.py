@@ -10,6 +10,7 @@ from pathlib import Path
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
+from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
@@ -106,7 +107,7 @@ def _expect_options(format_: Format, launch: Launch) -> None:
     """InputError for options of `accelerate launch` that are not known, or beside a recipe that takes none."""
     expect_known(launch.options)
     if asks_for_more(launch.options) and not format_.takes_launcher:
-        keys = ", ".join(".".join(one.path) for one in launch.options)
+        keys = ", ".join(dotted(one.path) for one in launch.options)
         raise InputError(Problem(launch.options[0].where, "not yet: options of accelerate beside a recipe of "
                                                           f"{format_.title}: {keys}"))
 

@@ -9,6 +9,7 @@ import pytest
 from samples_of_recipes import SAMPLES
 from simcore.errors import InputError
 from simcore.inputs.scenario import parse_scenario
+from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
@@ -129,14 +130,14 @@ def test_arguments_are_keys_of_the_recipe() -> None:
 
 def test_switches_of_axolotls_command_are_on_or_off() -> None:
     line = "axolotl train mine.yaml --micro-batch-size 2 --no-sample-packing --use-kernels --num-processes 4"
-    assert [(".".join(one.path), one.value) for one in read(line).overrides] == [
+    assert [(dotted(one.path), one.value) for one in read(line).overrides] == [
         ("micro_batch_size", 2), ("sample_packing", False), ("use_kernels", True)]
 
 
 def test_switches_of_torchtitan_are_on_or_off() -> None:
     line = "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file mine.yaml"
     found = read(f"{line} --debug.no-deterministic --training.seq-len 64 --compile.enable").overrides
-    assert [(".".join(one.path), one.value) for one in found] == [
+    assert [(dotted(one.path), one.value) for one in found] == [
         ("debug.deterministic", False), ("training.seq_len", 64), ("compile.enable", True)]
 
 
