@@ -20,7 +20,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
           "default_system_message", "eot_tokens", "added_tokens_overrides"), "which tokens a text becomes"),
     Unmodelled(("special_tokens.*", "tokens", "tokens.*"),
                "a row more of the embedding for each that the tokenizer does not have"),
-    Idle(("learning_rate", "lr_*", "cosine_*", "warmup_*", "weight_decay", "adam_*", "eta_min", "max_grad_norm",
+    Idle(("learning_rate", "lr_*", "cosine_*", "warmup_*", "weight_decay", "adam_*", "eta_min",
           "loss_watchdog_*", "seed", "torchdistx_path", "embedding_lr*", "loraplus_*"), "numbers of the update"),
     Idle(("num_epochs", "max_steps", "save_*", "saves_per_epoch", "output_dir", "resume_from_checkpoint",
           "auto_resume_from_checkpoints", "early_stopping_patience", "hub_*", "hf_use_auth_token", "load_best_*"),
