@@ -34,7 +34,8 @@ def unaccounted(imported: Imported, keys: Sequence[Place]) -> Iterator[str]:
     A key that is refused, or that a question is about, stands in a message.
     """
     used = {(one.where, one.text) for one in imported.origins.values() if one.kind == "recipe"}
-    listed = Counter((one.where, one.key) for one in (*imported.left, *imported.decides))
+    listed = Counter([*((one.where, one.key) for one in imported.left),
+                      *((one.where, one.key) for one in imported.decides)])
     messages = [one.message for one in (*imported.unknown, *imported.refused, *imported.wrong)]
     for place in keys:
         count = (place in used) + listed[place]
@@ -56,8 +57,8 @@ def main() -> int:
             for line in _of_file(path):
                 found[line] += 1
                 first.setdefault(line, path)
-    for (kind, line), count in found.most_common():
-        sys.stdout.write(f"{count:4} {kind}: {line}  [{first[kind, line]}]\n")
+    for told, count in found.most_common():
+        sys.stdout.write(f"{count:4} {': '.join(told)}  [{first[told]}]\n")
     return int(bool(found))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.named_model import read_named_model
+from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -54,6 +54,7 @@ _ROWS: Final = (
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model, its attention, its loss; refuses what changes its layers otherwise."""
     read_named_model(reader, draft, "base_model")
+    read_remote_code(reader, draft, "trust_remote_code")
     config = reader.text("base_model_config")
     if config is not None and config.value != reader.look("base_model"):
         draft.refuse(config, "the configuration of another model")

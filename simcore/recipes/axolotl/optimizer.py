@@ -7,7 +7,7 @@ from typing import Any, Final
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import write_adam
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_optimizer"]
@@ -23,6 +23,7 @@ _PLAIN: Final = ("adamw_torch", "adamw_torch_fused")
 def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     """Writes the optimizer; one that has another kind of states is refused, one of DeepSpeed's own goes before it."""
     named = reader.text("optimizer")
+    read_clipping(reader, draft, "max_grad_norm")
     zero = sharding.zero
     if zero is not None and zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.optimizers import read_clipping
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
@@ -71,6 +72,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
         draft.unmodelled(reader.matching(f"{at}aio.*"), "how drives are read: their rate is the machine's")
     read_rows(reader, draft, [*_switches(at, zero), *_without_effect(at, zero)])
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
+    read_clipping(reader, draft, f"{at}gradient_clipping")
     compute, formats = _read_formats(reader, draft, at)
     autos: dict[str, Taken[Any]] = {}
     micro = _number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
@@ -190,7 +192,6 @@ def _without_effect(at: str, zero: str) -> list[Row]:
         Idle((f"{zero}ignore_unused_parameters", f"{zero}log_trace_cache_warnings", f"{zero}enable_sanity_checks",
               f"{zero}cpu_offload_use_pin_memory", f"{zero}override_module_apply"), "checks and warnings"),
         Unmodelled((f"{zero}memory_efficient_linear",), "linear layers are counted as torch's"),
-        Idle((f"{at}gradient_clipping",), "gradients are clipped in any case"),
         Idle((f"{at}scheduler.*", f"{at}gradient_predivide_factor"), "numbers of the update"),
         Idle((f"{at}steps_per_print", f"{at}wall_clock_breakdown", f"{at}memory_breakdown", f"{at}dump_state",
               f"{at}tensorboard.*", f"{at}wandb.*", f"{at}csv_monitor.*", f"{at}comms_logger.*",

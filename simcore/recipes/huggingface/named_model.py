@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.modules import family_of
 from simcore.recipes.reader import Reader
 
-__all__ = ["read_named_model"]
+__all__ = ["read_named_model", "read_remote_code"]
+
+_WITH_CODE: Final = ("deepseek_v2", "deepseek_v3", "nemotron_h", "phi3")
+"""Families whose checkpoints name code of their own (`auto_map` of their config.json on the hub)."""
 
 
 def read_named_model(reader: Reader, draft: Draft, key: str) -> None:
@@ -17,3 +23,18 @@ def read_named_model(reader: Reader, draft: Draft, key: str) -> None:
         draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({key})")
     else:
         draft.put("model", named)
+
+
+def read_remote_code(reader: Reader, draft: Draft, *keys: str) -> None:
+    """Lists `trust_remote_code`: with it transformers takes the checkpoint's own code, where it has some.
+
+    transformers 5.23.0 `models/auto/auto_factory.py` from_pretrained; its own layers are simulated. `keys`: where it
+    may stand.
+    """
+    family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
+    for key in keys:
+        trusted = reader.flag(key)
+        if trusted is not None and trusted.value and family in _WITH_CODE:
+            draft.unmodelled(trusted, "the checkpoint's own code runs; transformers' layers are counted")
+        else:
+            draft.idle(trusted, "transformers' layers run")

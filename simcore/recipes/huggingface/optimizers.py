@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["OPTIMIZERS", "SOURCE"]
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+
+__all__ = ["OPTIMIZERS", "SOURCE", "read_clipping"]
 
 _EIGHT: Final = {"name": "adamw", "moments": "int8"}
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
@@ -20,3 +23,12 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
 """Settings of `training.optimizer` by the value of `optim`."""
 SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit is of torchao, "
                  "adamw_bnb_8bit of bitsandbytes")
+
+
+def read_clipping(reader: Reader, draft: Draft, key: str) -> None:
+    """Lists the norm at which gradients are clipped; 0 switches it off, which the simulation never does."""
+    norm = reader.take(key)
+    if norm is not None and not isinstance(norm.value, str) and not norm.value:
+        draft.unmodelled(norm, "gradients are clipped by norm, as by default")
+    else:
+        draft.idle(norm, "gradients are clipped by norm in any case")

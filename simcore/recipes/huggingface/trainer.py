@@ -18,7 +18,7 @@ from simcore.recipes.huggingface.deepspeed import (
     write_adam,
 )
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
@@ -120,6 +120,7 @@ def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]
 def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
     """Writes the optimizer by its name; one that DeepSpeed's configuration names takes its place."""
     named = reader.text("optim")
+    read_clipping(reader, draft, "max_grad_norm")
     draft.idle(reader.matching("optim_args", "optim_target_modules"), "numbers of the update")
     if launch.zero is not None and launch.zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")

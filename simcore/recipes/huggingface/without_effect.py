@@ -17,7 +17,7 @@ TRAINER: Final[tuple[Row, ...]] = (
          "logging and measuring"),
     Idle(("dataloader_*", "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name",
           "ignore_data_skip"), "which samples are read"),
-    Idle(("learning_rate", "lr_*", "warmup_*", "weight_decay", "adam_*", "max_grad_norm", "seed", "data_seed"),
+    Idle(("learning_rate", "lr_*", "warmup_*", "weight_decay", "adam_*", "seed", "data_seed"),
          "numbers of the update"),
     Idle(("num_train_epochs", "max_steps", "save_*", "output_dir", "overwrite_output_dir", "resume_from_checkpoint",
           "load_best_*", "metric_for_*", "greater_is_better", "hub_*", "push_to_hub", "enable_jit_checkpoint",

@@ -6,7 +6,7 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.modules import family_of
-from simcore.recipes.huggingface.named_model import read_named_model
+from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.trainer import SWITCHES
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, Unmodelled, read_rows
@@ -36,7 +36,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Off("use_eaft_loss", "the loss of EAFT"),
     Unmodelled(("moe_aux_loss_coef",), "the loss that balances experts, of a few numbers a token"),
     Idle(("rope_scaling",), "angles of the rotary embedding"),
-    Idle(("trust_remote_code", "model_revision", "cache_dir", "hf_hub_token", "ms_hub_token", "om_hub_token",
+    Idle(("model_revision", "cache_dir", "hf_hub_token", "ms_hub_token", "om_hub_token",
           "low_cpu_mem_usage", "use_fast_tokenizer", "split_special_tokens", "init_special_tokens", "offload_folder",
           "print_param_status", "infer_dtype", "use_kv_cache"), "which files are read, and how"),
     Idle(("asft_alpha", "eaft_alpha"), "of losses that are not asked for"),
@@ -46,6 +46,7 @@ _ROWS: Final[tuple[Row, ...]] = (
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model, its attention and Liger's kernels; refuses what changes its layers otherwise."""
     read_named_model(reader, draft, "model_name_or_path")
+    read_remote_code(reader, draft, "trust_remote_code")
     family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
     _read_attention(reader, draft, family)
     _read_liger(reader, draft, family)

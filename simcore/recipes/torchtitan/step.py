@@ -86,13 +86,13 @@ def _expect_one_schedule(draft: Draft, mesh: dict[str, Any], local: Taken[int] |
     draft.use(local, why="all of a step, in one schedule")
 
 
-_FORMAT_DEFAULTS: Final = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16",
-                           "training.mixed_precision_reduce": "float32"}
+_DEFAULTS: Final = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16",
+                    "training.mixed_precision_reduce": "float32", "optimizer.implementation": "fused"}
 
 
 def read_formats(reader: Reader, draft: Draft, *, fp8: bool) -> None:
     """Writes formats of parameters, products and reductions, and what is offloaded."""
-    for key, value in _FORMAT_DEFAULTS.items():
+    for key, value in _DEFAULTS.items():
         if not reader.has(key):
             draft.release_default(key, value, RELEASE, SOURCE)
     read_rows(reader, draft, [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.named_model import read_named_model
+from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.trainer import SWITCHES
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, read_rows
@@ -19,14 +19,15 @@ _LOSS: Final = "trainer/sft_trainer.py: nll makes no whole logits; the engine's 
 _ROWS: Final[tuple[Row, ...]] = (
     *SWITCHES,
     Off("activation_offloading", "activations that wait on the host under TRL"),
-    Idle(("trust_remote_code", "model_revision", "use_cache", "model_init_kwargs.use_cache",
-          "model_init_kwargs.trust_remote_code", "model_init_kwargs.revision"), "which files are read"),
+    Idle(("model_revision", "use_cache", "model_init_kwargs.use_cache",
+          "model_init_kwargs.revision"), "which files are read"),
 )
 
 
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model and its attention; refuses what changes its layers otherwise."""
     read_named_model(reader, draft, "model_name_or_path")
+    read_remote_code(reader, draft, "trust_remote_code", "model_init_kwargs.trust_remote_code")
     asked = reader.text("attn_implementation") or reader.text("model_init_kwargs.attn_implementation")
     name = _ALIKE.get(asked.value, asked.value) if asked else ""
     if asked is not None and name not in _SERVED:
