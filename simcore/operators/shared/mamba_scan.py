@@ -107,7 +107,7 @@ class _Scan:
         """C B^T of the chunks (2 Q N G a token)."""
         return 2 * self.tokens * self.block.chunk * self.block.state * self.block.num_groups
 
-    def steps(self, name: str, times: int = 1, kernel: Kernel | None = None, moved: int = 0, flops: int = 0) -> Tensor:
+    def steps(self, name: str, times: int = 1, kernel: Kernel | None = None, moved: int = 0, flops: int = -1) -> Tensor:
         """fp32 numbers for each position of each chunk and head, `times` as many."""
         shape = (self.chunks * self.block.chunk, self.block.num_heads * times)
         return new(self.tape, shape, "fp32", name, moved, kernel, flops) if kernel else self.tape.empty(
@@ -189,9 +189,11 @@ def _backward(scan: _Scan, shapes: list[tuple[tuple[int, ...], str]], tail: tupl
     if tail:
         to_out = scan.product(tail[1].shape, tail[1], "grad_out_proj", 2 * scan.tokens * sum(tail[1].shape))
     tape.compute(Kernel.CONV, 4 * scan.block.conv_kernel * scan.tokens * scan.block.conv_dim, 3 * of_conved.nbytes)
-    to_conv, to_bias = (new(tape, shape, "fp32", "grad_mamba_param") for shape in (of_conv[0], of_bias[0]))
+    to_conv, to_bias = (tape.empty(shape, "fp32", "grad_mamba_param") for shape in (of_conv[0], of_bias[0]))
     to_conv = _narrowed(tape, to_conv, of_conv[1])
     to_bias = _narrowed(tape, to_bias, of_bias[1])
+    for shape, dtype in shapes[:len(shapes) - bool(tail)]:  # sums and casts of small gradients, a kernel each
+        tape.compute(Kernel.ELEMENTWISE, math.prod(shape), math.prod(shape) * dtype_bytes(dtype), 0)
     del of_scan, conv, of_conved, again, of_normed
     return [to_input, to_conv, to_bias, to_dt, to_a, to_d, *([to_norm, to_out] if tail else [])]
 
@@ -208,7 +210,7 @@ def _of_norm(scan: _Scan, weight: Param) -> tuple[Tensor, Tensor]:
     warps = min(max((1 << (b.inner // b.num_groups - 1).bit_length()) // 256, 1), 8)
     rows = math.ceil(_NUM_SMS * math.ceil(4 / warps) / b.num_groups)
     _parts = tape.empty((rows, b.inner), "fp32", "grad_norm_weight")
-    return grad, _narrowed(tape, new(tape, weight.shape, "fp32", "grad_norm_weight"), weight.dtype)
+    return grad, _narrowed(tape, tape.empty(weight.shape, "fp32", "grad_norm_weight"), weight.dtype)
 
 
 def _of_chunks(scan: _Scan, of_d: str, *, gated: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,7 +241,7 @@ def _of_chunks(scan: _Scan, of_d: str, *, gated: bool) -> tuple[Tensor, Tensor, 
     of_decay = _of_decay(scan, wide, scores.nbytes)
     _sum = scan.steps("grad_decay")
     del _sum
-    to_dt, to_a = (new(tape, (scan.block.num_heads,), "fp32", "grad_mamba_param") for _ in range(2))
+    to_dt, to_a = (tape.empty((scan.block.num_heads,), "fp32", "grad_mamba_param") for _ in range(2))
     del of_y, dt, of_dt, of_b, of_c, final, dt_in, decay, scores, halves, of_chunks, skipped, after, before
     del of_scores, behind, of_decay
     return to_dt, to_a, to_d
@@ -273,7 +275,7 @@ def _of_skip(scan: _Scan, of_d: str) -> tuple[Tensor, Tensor]:
     of_dt = scan.steps("grad_dt")
     total = scan.tape.empty((scan.block.num_heads,), "fp32", "grad_d")
     del parts
-    total = new(scan.tape, (scan.block.num_heads,), "fp32", "grad_d")
+    total = scan.tape.empty((scan.block.num_heads,), "fp32", "grad_d")
     return of_dt, _narrowed(scan.tape, total, of_d)
 
 
