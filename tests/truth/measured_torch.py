@@ -295,7 +295,13 @@ def torchtune(run):
     if degrees(run) or run["sharding"] != "none":
         unsayable("a run of several processes")
     return {"model": run["model"], "framework": "ddp", "topology": run["gpu_type"], "mesh": {}, "training": training,
-            "framework_options": {"compile": config["compile"], "attn_implementation": "flex_attention"} | options}
+            "framework_options": {"compile": _compiled_by_torchtune(run), "attn_implementation": "flex_attention"}
+            | options}
+
+
+def _compiled_by_torchtune(run):
+    """`training/_compile.py`: each layer. What compiled layers with adapters keep was not measured: as eager."""
+    return "layers" if run["config"]["compile"] and not run["peft"] else run["config"]["compile"]
 
 
 def _torchtune_qlora(run):

@@ -36,7 +36,7 @@ def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
     that torch chooses; IllegalLayout for one that cannot run.
     """
     compiled = bool(options.get("compile"))
-    as_eager = compiled and job.graph.implementation != "torchtitan"
+    as_eager = options.get("compile") is True and job.graph.implementation != "torchtitan"
     return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0)
 
 

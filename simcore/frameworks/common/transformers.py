@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simcore.frameworks.common.afterwards import HF_FILES, TRAINER_LOOP, kept_logits
+from simcore.frameworks.common.compiled_layers import LAYERS_ALONE, assumptions, check_compiled
 from simcore.frameworks.common.expert_adapters import adapts_experts
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, runs_math
 from simcore.frameworks.common.liger import LIGER_OPTION, has_liger
@@ -46,6 +47,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "optimizer_in_bwd": (True, False),
     STORAGE_OPTION: STORAGES,
     TUNE_OPTION: (True, False),
+    "compile": (False, LAYERS_ALONE),
 }
 DEFAULTS = Defaults(
     stored=("fp32", "sharded fp32 parameters under a policy"),
@@ -81,6 +83,7 @@ def check_layers(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
                           "replaces (MegaBlocks' experts, Liger's norms)")
     _check_activations(job)
+    check_compiled(job, options)
     if options.get("optimizer_in_bwd"):
         check_optimizer_in_backward(job)
 
@@ -151,6 +154,7 @@ def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     return HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
                      attn_implementation=attention, liger=has_liger(job, options),
                      math_attention=attention == "sdpa" and runs_math(job, options),
+                     compiled_layers=options.get("compile") == LAYERS_ALONE,
                      embeddings_require_grad=_by_transformers(job, options))
 
 
@@ -198,4 +202,4 @@ def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
                          checkpoint=all_or_no_checkpoint, stages=weighed_stages, serves_muon=True,
-                         evaluation=TRAINER_LOOP, kept_logits=kept_logits, hub_files=HF_FILES)
+                         assumptions=assumptions, evaluation=TRAINER_LOOP, kept_logits=kept_logits, hub_files=HF_FILES)

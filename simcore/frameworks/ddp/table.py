@@ -16,6 +16,8 @@ from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
 from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed
 from simcore.frameworks.common.checkpoint_files import plain_files
+from simcore.frameworks.common.compiled_layers import LAYERS_ALONE
+from simcore.frameworks.common.compiled_layers import assumptions as of_compiled_layers
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import FUSED, torch_libraries
 from simcore.frameworks.common.liger import loss_with
@@ -71,7 +73,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     STORAGE_OPTION: STORAGES,
 }
 _OF_HF: Final[dict[str, tuple[Any, ...]]] = {
-    "compile": (True, False),
+    "compile": (True, False, LAYERS_ALONE),
     **_transformers.LAYER_OPTIONS,
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", "flex_attention", XFORMERS,
                             _transformers.VLLM_FLASH_ATTN3),
@@ -160,6 +162,8 @@ def _mixed(job: Draft, options: dict[str, Any]) -> Mixed:
     mixed, requested = fast_mixed(job, options), job.scenario.training.precision.grad_reduce
     if requested not in ("auto", mixed.stored):
         raise job.not_yet("training.precision.grad_reduce", f"gradients reduced in {requested} by a hook")
+    if options.get("compile") == LAYERS_ALONE and (mixed.autocast or options.get(FAST_OPTION)):
+        raise job.not_yet("framework_options.compile", "compiled layers under autocast, or of Unsloth")
     return mixed
 
 
@@ -197,7 +201,8 @@ def _attention(options: dict[str, Any]) -> dict[str, Any]:
 def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
     training = job.scenario.training
     rows = [OUTLIERS] if training.method == "qlora" and training.quantization.format == "int8" else []
-    if options.get("compile"):
+    rows += of_compiled_layers(job, options)
+    if options.get("compile") is True:
         rows.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled; "
                       f"their pointwise kernels move {FUSED} of the bytes", "assumed",
                       "not modelled: a compiled layer keeps no more than an eager one, and launches less"))

@@ -30,6 +30,8 @@ from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
+from simcore.operators.shared.compiled_block import compiled_block
+from simcore.operators.shared.compiled_kernels import CompiledBlock
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import hand_on, hidden_state, nothing, run_backward, stream_dtype
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -47,6 +49,9 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "norms over all heads of query and key", "norms behind blocks", "scores below a cap",
                            "logits below a cap"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
+
+_LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
+                   "w1": "mlp.gate_proj", "w2": "mlp.down_proj", "w3": "mlp.up_proj"}
 
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
@@ -189,11 +194,21 @@ def _attends(kind: LayerKind) -> bool:
 
 def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
     """`x + block(norm(x))` for every branch. A replay is a region of autocast's own."""
+    if HfOptions.of(run.options).compiled_layers:
+        return _compiled(tape, kind, run, inputs)
     try:
         return _branches(tape, kind, run, inputs)
     finally:
         if tape.phase == "recompute":
             tape.casts.clear()
+
+
+def _compiled(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
+    """A layer that is compiled alone, inside of what checkpoints it (`nn.Module.compile`)."""
+    mixer = kind.branches[0].block
+    assert isinstance(mixer, Attention)
+    tables = (table for table in (inputs.cos, inputs.sin) if table is not None)
+    return compiled_block(tape, run, CompiledBlock(mixer, _LINEARS, "none"), inputs.hidden, *tables)
 
 
 def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:

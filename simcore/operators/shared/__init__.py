@@ -6,8 +6,8 @@ Start: `aten` (each eager operator: output, saved tensors, backward), `layer_bor
 how backward of a layer is run).
 
 `rms_norm`: RMSNorm as transformers writes it. `dtensor`: collectives of tensor parallel plans. `ring_attention`:
-PyTorch's context parallelism. `eager_attention`: transformers' un-fused attention; `math_attention`: torch's, where
-no kernel takes grouped heads. `features`: what a layer needs
-beyond plain blocks; an implementation refuses what it does not serve. `plain_tensors`, `mpt_tensors`: parameters that
-implementations register alike.
+PyTorch's context parallelism. `eager_attention`: transformers' un-fused attention; `math_attention`: torch's, where no
+kernel takes grouped heads. `compiled_block`: a dense block under torch.compile, of `compiled_kernels`. `mamba_scan`:
+mamba_ssm's fused Mamba-2. `features`: what a layer needs beyond plain blocks; what is not served is refused.
+`plain_tensors`, `mpt_tensors`: parameters that implementations register alike.
 """

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as fn
 from torch import nn
 from transformers import (
     AttentionInterface,
@@ -52,7 +51,6 @@ NEMOTRON = {
 PRESETS = Path(__file__).resolve().parents[4] / "simcore" / "models" / "presets"
 GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts",
                  "Qwen3NextExperts", "Qwen3_5MoeExperts")
-WITH_MAMBA = ("bamba", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
 WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
 
 
@@ -231,85 +229,6 @@ class BalancedExperts:
 def patch_balanced_experts(model: nn.Module, ep_group: Any = None, ep: int = 1) -> None:
     for m in expert_modules(model):
         m.forward = BalancedExperts(m, ep_group, ep)
-
-
-# ---- Mamba-2 with the memory profile of the fused kernel ---------------------------------
-class FusedMamba(torch.autograd.Function):
-    """Allocates what a fused conv + scan + norm + out_proj kernel keeps or uses.
-
-    Saved for backward: the in_proj output, the scan output before the norm, the inverse RMS per group, and parameters.
-    Everything else (conv output, dt, cumulative dA, chunk states, C.B scores) is a temporary that backward recomputes.
-    This is an estimate of the fused kernel's profile, not a measurement.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, z: torch.Tensor, dims: tuple[int, ...], *weights: torch.Tensor) -> torch.Tensor:
-        _, heads, head_dim, groups, state = dims
-        conv_w, conv_b, dt_bias, a, d, norm_w, out_w = weights
-        batch, seq, _ = z.shape
-        xbc = z.new_empty(batch, seq, heads * head_dim + 2 * groups * state)
-        scratch = scan_scratch(z, dims)
-        scanned = z.new_empty(batch, seq, heads * head_dim)
-        del scratch, xbc
-        normed = z.new_empty(batch, seq, heads * head_dim)
-        rstd = torch.empty(batch * seq * groups, dtype=torch.float32, device=z.device)
-        out = fn.linear(normed, out_w)
-        ctx.save_for_backward(z, conv_w, conv_b, dt_bias, a, d, norm_w, out_w, scanned, rstd)
-        ctx.dims = dims
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        z, *weights, scanned, rstd = ctx.saved_tensors  # like the kernel's arguments, they live until it returns
-        _, heads, head_dim, groups, state = ctx.dims
-        batch, seq, _ = z.shape
-        conv_dim = heads * head_dim + 2 * groups * state
-        xbc = z.new_empty(batch, seq, conv_dim)
-        dz = torch.empty_like(z)
-        dnormed = torch.matmul(g, weights[-1])
-        normed = z.new_empty(batch, seq, heads * head_dim)
-        dout_w = torch.mm(g.reshape(-1, g.shape[-1]).t(), normed.reshape(-1, normed.shape[-1]))
-        dscan = z.new_empty(batch, seq, heads * head_dim)
-        del normed, dnormed
-        scratch = scan_scratch(z, ctx.dims)
-        scratch.append(torch.empty_like(scratch[2]))  # gradient of the chunk states
-        scratch.append(z.new_empty(batch, seq, conv_dim))
-        scratch.append(torch.empty_like(scratch[0]))  # gradient of dt
-        del scratch, xbc, dscan
-        assert scanned.shape[:2] == (batch, seq)
-        assert rstd.numel() == batch * seq * groups
-        return (dz, None, *(torch.empty_like(w) for w in weights[:-1]), dout_w)
-
-
-def scan_scratch(z: torch.Tensor, dims: tuple[int, ...]) -> list[torch.Tensor]:
-    """dt and cumulative dA per position, the chunk states and the C.B scores, all fp32."""
-    chunk, heads, head_dim, groups, state = dims
-    batch, seq, _ = z.shape
-    chunks = (seq + chunk - 1) // chunk
-    shapes = [
-        (batch, heads, chunks, chunk),
-        (batch, heads, chunks, chunk),
-        (batch, chunks, heads, head_dim, state),
-        (batch, chunks, groups, chunk, chunk),
-    ]
-    return [torch.empty(s, dtype=torch.float32, device=z.device) for s in shapes]
-
-
-def fused_mamba(
-    z: torch.Tensor, conv_w: torch.Tensor, conv_b: torch.Tensor, dt_bias: torch.Tensor, a: torch.Tensor, **k: Any
-) -> torch.Tensor:
-    heads, head_dim, groups = a.shape[0], k["headdim"], k["ngroups"]
-    state = (conv_w.shape[0] - heads * head_dim) // (2 * groups)
-    dims = (k["chunk_size"], heads, head_dim, groups, state)
-    weights = (conv_w, conv_b, dt_bias, a, k["D"], k["rmsnorm_weight"], k["outproj_weight"])
-    out: torch.Tensor = FusedMamba.apply(z, dims, *weights)
-    return out
-
-
-def patch_fused_mamba() -> None:
-    for family in WITH_MAMBA:
-        modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-        modelling.mamba2_split_conv1d_scan_combined = fused_mamba
 
 
 # ---- LoRA --------------------------------------------------------------------------------

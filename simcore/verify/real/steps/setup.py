@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import adam
 
-from . import models
+from . import mamba, models
 from .host_checkpoint import OnHost
 from .tracker import Tracker, local
 
@@ -107,7 +107,7 @@ def wrap(model: nn.Module, spec: Spec) -> None:
         else:
             model.config._experts_implementation = spec["experts_implementation"]
     if spec["mamba"] == "fused_stub":
-        models.patch_fused_mamba()
+        mamba.put_in_place()
     if ep_mesh:
         kw["ignored_params"] = split_experts(model, spec, ep_mesh) or None
     if spec["lora"]:

@@ -1,19 +1,22 @@
-"""Kernels of a torchtitan block as Inductor writes them: what each allocates, reads and writes, see `compiled.py`."""
+"""Kernels of a dense decoder block as Inductor writes them: what each allocates, reads and writes.
+
+`compiled_block.py` says in which order they run and what is kept.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from simcore.models.blocks import Attention
 from simcore.operators.shared import aten
 from simcore.operators.shared.ring_attention import Ring
-from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["REPLAYED", "Code"]
+__all__ = ["REPLAYED", "Code", "CompiledBlock"]
 
 KEPT: Final = {
     "none": frozenset({"norm1", "wq", "wk", "q", "k", "wv", "attention", "log_sum_exp", "wo", "norm2",
@@ -21,9 +24,27 @@ KEPT: Final = {
     "per_op": frozenset({"wq", "wv", "attention", "log_sum_exp", "w1"}),  # the seventh product, w2, is not needed again
     "full": frozenset[str](),
 }
-"""Tensors that a block keeps beside its input, by `LayerWorkload.checkpoint`."""
+"""Tensors that a block keeps beside its input, by what is checkpointed inside."""
 REPLAYED: Final = KEPT["none"] - {"product"}
 """Tensors that backward of a block that kept nothing makes before it begins; the product comes with its gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledBlock:
+    """A block as it is compiled.
+
+    `mixer`: its attention; `linears`: modules of the linears `wq`, `wk`, `wv`, `wo` and, of the MLP's gate, output and
+    up, `w1`, `w2`, `w3`. `checkpoint`: what is checkpointed inside of the compiled part, a key of `KEPT`. `fp8`: the
+    linears compute in fp8. `by_complex`: heads are rotated by complex products, which are not fused. `repeats`: number
+    of copies of each key and value that attention gets.
+    """
+
+    mixer: Attention
+    linears: Mapping[str, str]
+    checkpoint: str
+    fp8: bool = False
+    by_complex: bool = False
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +53,15 @@ class Code:
 
     tape: Tape
     run: LayerWorkload
-    mixer: Attention
-    fp8: bool
+    block: CompiledBlock
+
+    @property
+    def mixer(self) -> Attention:
+        return self.block.mixer
+
+    @property
+    def fp8(self) -> bool:
+        return self.block.fp8
 
     @property
     def kept(self) -> frozenset[str]:
@@ -43,7 +71,7 @@ class Code:
 
         Heads before rotation are kept only where their norm's backward reads them.
         """
-        names = KEPT[self.run.checkpoint]
+        names = KEPT[self.block.checkpoint]
         if names == KEPT["per_op"] and self.run.tp > 1:
             return names | {"wo"}
         return names - {"wq", "wk"} if names >= REPLAYED and not self.mixer.qk_norm else names
@@ -53,7 +81,7 @@ class Code:
         return Kernel.FP8_GEMM if self.fp8 else Kernel.GEMM
 
     def weight(self, name: str) -> Param:
-        return self.run.params[f"{'feed_forward' if name in ('w1', 'w2', 'w3') else 'attention'}.{name}.weight"]
+        return self.run.params[f"{self.block.linears[name]}.weight"]
 
     def fused(self, like: Tensor, name: str, dtype: str = "") -> Tensor:
         """One pass over a tensor of this shape."""
@@ -130,8 +158,8 @@ class Code:
         return self.tape.empty((batch, seq // tp, width), copy.dtype, name)
 
     def turned(self, x: Tensor, name: str, repeats: int = 1) -> Tensor:
-        """Rotated heads, `repeats` times. Complex products are left to PyTorch, over fp32; Qwen3 has one kernel."""
-        if self.mixer.qk_norm:
+        """Heads, rotated and repeated: one kernel, with their norm. Complex products are left to PyTorch, over fp32."""
+        if not self.block.by_complex:
             return self.repeated(x, name, repeats)
         wide = self.fused(x, "rotary_in", "fp32")
         out = self.fused(wide, "rotary")
@@ -140,22 +168,15 @@ class Code:
 
     def repeated(self, x: Tensor, name: str, repeats: int, dtype: str = "") -> Tensor:
         """Copy of `x` [b, s, k] as [b, s, k * repeats], in `dtype` ("": its own)."""
-        dtype = dtype or x.dtype
         shape = (*x.shape[:-1], x.shape[-1] * repeats)
-        return aten.new(self.tape, shape, dtype, name, x.nbytes + x.nbytes * repeats)
+        return aten.new(self.tape, shape, dtype or x.dtype, name, x.nbytes + x.nbytes * repeats)
 
     def added_up(self, grad: Tensor, name: str) -> Tensor:
         """Gradient of keys or values that were repeated: copies are added up."""
-        if self.repeats == 1:
+        if self.block.repeats == 1:
             return grad
-        shape = (*grad.shape[:-1], grad.shape[-1] // self.repeats)
-        return aten.new(self.tape, shape, grad.dtype, name, grad.nbytes + grad.nbytes // self.repeats)
-
-    @property
-    def repeats(self) -> int:
-        """Number of copies of each key and value that attention gets (`repeat_kv`)."""
-        is_repeated = TorchtitanOptions.of(self.run.options).repeat_kv
-        return self.mixer.q_size // self.mixer.kv_size if is_repeated else 1
+        shape = (*grad.shape[:-1], grad.shape[-1] // self.block.repeats)
+        return aten.new(self.tape, shape, grad.dtype, name, grad.nbytes + grad.nbytes // self.block.repeats)
 
     def attention(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Flash attention of all heads: output and log-sum-exp. Of a ring's, the output is copied by token."""
@@ -184,10 +205,10 @@ class Code:
     def ring(self, q: Tensor) -> Ring:
         """Context parallel attention, as without torch.compile."""
         dim, (batch, seq, width) = self.mixer.head_dim, q.shape
-        key = (batch, seq, self.repeats * self.mixer.kv_size // self.run.tp // dim, dim)
+        key = (batch, seq, self.block.repeats * self.mixer.kv_size // self.run.tp // dim, dim)
         return Ring(self.run.cp, ((batch, seq, width // dim, dim), key, key), q.dtype)
 
     @property
     def key_bytes(self) -> int:
         """Size in bytes of the keys that attention gets on this rank, in 16 bits."""
-        return 2 * self.run.tokens * self.repeats * self.mixer.kv_size // self.run.tp
+        return 2 * self.run.tokens * self.block.repeats * self.mixer.kv_size // self.run.tp
