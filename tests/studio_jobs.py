@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["HERE", "JOB", "RECIPE", "Asked"]
+from simcore.studio.server import Lanes
+
+__all__ = ["HERE", "JOB", "RECIPE", "Asked", "NoLanes"]
 
 HERE: Final = "http://127.0.0.1:8765"
 JOB: Final[dict[str, Any]] = {
@@ -23,3 +25,13 @@ optimizer: adamw_torch_fused
 """
 """A recipe of axolotl that leaves GPUs and machine open."""
 Asked = Callable[..., Any]
+
+
+class NoLanes(Lanes):
+    """A studio without worker processes."""
+
+    def __init__(self) -> None:
+        self._lanes, self.searches = {}, set()
+
+    def of(self, kind: str) -> None:
+        return None

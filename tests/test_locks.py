@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from checkout import ROOT
 
 NEWEST, LOWEST, TOOLS = "requirements.lock", ".ci/lowest.lock", ".ci/tools.lock"
-CLUSTERS = ".ci/clusters.lock"
+CLUSTERS, SITE = ".ci/clusters.lock", ".ci/site.lock"
 PYTHONS = ("3.11", "3.12", "3.13")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 GROUPS = PROJECT["dependency-groups"]
@@ -23,6 +23,7 @@ ASKED = {
     LOWEST: [*PROJECT["project"]["dependencies"], *EXTRAS["parquet"], *EXTRAS["figures"], *EXTRAS["studio"],
              *GROUPS["build"]],
     TOOLS: GROUPS["tools"],
+    SITE: GROUPS["site"],
     CLUSTERS: [*PROJECT["project"]["dependencies"], *EXTRAS["test"], *EXTRAS["parquet"], *EXTRAS["figures"],
                *EXTRAS["dask"], *EXTRAS["ray"], *GROUPS["build"]],
 }

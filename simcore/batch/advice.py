@@ -32,7 +32,7 @@ from simcore.results.report import Advice, Report
 from simcore.results.verdict import Verdict
 from simcore.simulate import rows_of, simulate
 
-__all__ = ["advise", "work"]
+__all__ = ["advise", "may_be_tried", "work"]
 
 _FEW: Final = 8
 """Largest run whose scenarios get advice by default: advice takes dozens of simulations for each."""
@@ -101,8 +101,7 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]
-    if (scenario.world_size > ADVISED_RANKS or rows_of(scenario) > ADVISED_ROWS
-            or _num_loads(scenario) > ADVISED_LOADS):
+    if not may_be_tried(scenario):
         return ()
     base = _peak(simulate(scenario, timed=False))
     if base is None:
@@ -117,6 +116,12 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
         return tuple(_first(advice))
     nearest = sorted((*singles, *pairs), key=lambda tried: tried.peak)
     return tuple(_told(scenario, tried) for tried in nearest[:_NEAREST])
+
+
+def may_be_tried(scenario: Scenario) -> bool:
+    """True for a scenario that is small enough to be simulated dozens of times."""
+    return (scenario.world_size <= ADVISED_RANKS and rows_of(scenario) <= ADVISED_ROWS
+            and _num_loads(scenario) <= ADVISED_LOADS)
 
 
 def _first(advice: Sequence[tuple[int, Advice]]) -> Iterator[Advice]:

@@ -18,7 +18,7 @@ from simcore.validation.beside_trace import beside_trace
 from simcore.validation.kernel_trace import is_trace, read_trace
 from simcore.validation.logs.reading import Log
 from simcore.validation.logs.registry import FORMATS, read_log
-from simcore.validation.memory_snapshot import read_dump
+from simcore.validation.memory_snapshot import Dump, read_dump
 from simcore.validation.out_of_memory.message import OutOfMemory, read_messages
 from simcore.validation.out_of_memory.other_texts import Told, read_others
 from simcore.validation.plain_pickle import is_pickle
@@ -30,15 +30,17 @@ MAX_TEXT: Final = 2**26
 """Bytes of a log; formats are looked for in all of its lines, which takes some seconds at this size."""
 
 
-def beside_scenario(content: bytes, where: str, scenario: Callable[[], Scenario], rank: int | None = None
-                    ) -> list[SideBySide]:
+def beside_scenario(content: bytes, where: str, scenario: Callable[[], Scenario], rank: int | None = None,
+                    seen: Callable[[Dump], None] = lambda dump: None) -> list[SideBySide]:
     """Comparisons of a measured run with its scenario: one of a snapshot or log, and one of a failure that it tells.
 
     `content`: of the file `where`; it is read first, so that its problems are reported before the scenario's. `rank`:
-    to compare; None: the fullest. InputError for a file that is none of these, or a scenario without a result.
+    to compare; None: the fullest. `seen`: called with what a snapshot holds. InputError for a file that is none of
+    these, or a scenario without a result.
     """
     if is_pickle(content):
         dump = read_dump(content, where)
+        seen(dump)
         return [beside_dump(where, dump, _simulated(scenario()), rank)]
     if is_trace(content):
         return [beside_trace(where, read_trace(content, where), _simulated(scenario()))]

@@ -43,7 +43,8 @@ def import_(
     """Make a scenario of a training recipe, with the origin of every key.
 
     Printed as YAML: beside each key the line of the recipe, the release's default, the answer or the rule; below, the
-    recipe's keys that change nothing. Exit code 2 if the recipe leaves something open or has a key that is not known.
+    recipe's keys that change nothing. Exit code 2 if the recipe leaves something open or has a key that is not known,
+    and, behind the scenario, if it does not run: its model is not known, or its layout is not legal.
     """
     from simcore.inputs.loading import settings_of
     from simcore.inputs.named_files import named_from
@@ -56,22 +57,31 @@ def import_(
     answers = Answers.of_options(gpus, seq_len, topology, settings, variables)
     imported = import_recipe([*files, *(beside or ())], answers, named, loose=loose).with_settings(settings)
     imported.expect_complete()
-    _check(imported)
+    problems = _check(imported)
     folders = imported.document().folder, Path() if output is None else output.parent
     imported = replace(imported, values=named_from(imported.values, *folders))
-    if json:
-        typer.echo(_json(imported), nl=False)
-    elif output is None:
-        typer.echo(scenario_text(imported), nl=False)
+    if output is None or json:
+        typer.echo(_json(imported) if json else scenario_text(imported), nl=False)
     else:
         _write(output, scenario_text(imported), imported, force=force)
+    _end(problems)
 
 
-def _check(imported: Imported) -> None:
-    """Raises InputError for values that no scenario may have, at their lines of the recipe."""
+def _check(imported: Imported) -> list[Problem]:
+    """Reasons why the scenario does not run; InputError for values that none may have, at their lines of the recipe."""
     from simcore.inputs.scenario import parse_scenario
+    from simcore.simulate import check
 
-    parse_scenario(imported.document())
+    return [Problem(one.where, one.message, one.rule) for one in check(parse_scenario(imported.document())).problems]
+
+
+def _end(problems: Sequence[Problem]) -> None:
+    """Says why a scenario does not run, and ends with exit code 2 if there is a reason."""
+    from simcore.cli.output import complain
+
+    if problems:
+        complain(problems)
+        raise typer.Exit(2)
 
 
 def _write(path: Path, text: str, imported: Imported, *, force: bool) -> None:
@@ -135,5 +145,7 @@ def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _say_missed(taken: Sequence[Imported]) -> None:
     from simcore.cli.output import complain
 
-    complain([Problem(one.where, f"{one.key}: {one.value}: not modelled: {one.why}")
-              for imported in taken for one in imported.left if one.kind == "not modelled"])
+    together: dict[tuple[str, str], list[str]] = {}
+    for one in (one for imported in taken for one in imported.left if one.kind == "not modelled"):
+        together.setdefault((one.where, one.why), []).append(f"{one.key}: {one.value}")
+    complain([Problem(where, f"{', '.join(keys)}: not modelled: {why}") for (where, why), keys in together.items()])

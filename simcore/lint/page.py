@@ -55,7 +55,7 @@ Layouts that the framework refuses are found by the rules of `rankscope check`; 
 
 def page() -> str:
     """Markdown text of `docs/lint.md`."""
-    return "\n".join([_HEAD, "## Rules", "", "| code | severity | |", "| --- | --- | --- |",
+    return "\n".join([_HEAD, "## Rules", "", "| code | severity | finding |", "| --- | --- | --- |",
                       *(f"| [{rule.code}](#{rule.code}) | {rule.severity} | {rule.title} |" for rule in RULES), "",
                       *(line for rule in RULES for line in _section(rule)), *_ignored(), ""])
 

@@ -52,10 +52,10 @@ def _series(program: Program, row_ns: IntArray | None, name_of: Callable[[IntArr
     names, values = _by_name(program, rows, name_of)
     times = np.zeros(len(rows)) if row_ns is None else row_ns[rows] / 1e9
     return MemorySeries(
-        categories=tuple(names), event_index=tuple(int(r) - first for r in rows),
-        time_s=tuple(float(t) for t in times),
+        categories=tuple(names), event_index=tuple((rows - first).tolist()),
+        time_s=tuple(times.tolist()),
         phases=tuple(Phase(int(code)).name.lower() for code in program.phase[rows]),
-        values=tuple(tuple(int(v) for v in row) for row in values), layers=tuple(_layers(program, rows)))
+        values=tuple(map(tuple, values.tolist())), layers=tuple(_layers(program, rows)))
 
 
 def _layers(program: Program, rows: IntArray) -> Iterator[str]:

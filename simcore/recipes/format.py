@@ -20,8 +20,7 @@ class Format:
     `name`: as `--from` takes it; `title`: in messages and docs. `recognises`: True for a file that is surely of this
     format, judged by its content alone. `read`: scenario of a recipe's files, the recognised one first; `loose` is
     passed to `Draft.imported`. Raises InputError for a file that cannot be read at all. `writer`: writes such recipes,
-    where it is known how. `idle_blocks`: first names of keys without effect, whose values need not be known.
-    `takes_launcher`: accelerate's YAML stands beside such recipes.
+    where it is known how. `takes_launcher`: accelerate's YAML stands beside such recipes.
     """
 
     name: str
@@ -29,5 +28,4 @@ class Format:
     recognises: Callable[[RecipeFile], bool]
     read: Callable[[Sequence[RecipeFile], Answers, bool], Imported]
     writer: RecipeWriter | None = None
-    idle_blocks: tuple[str, ...] = ()
     takes_launcher: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from simcore.inputs.document import Document
 from simcore.inputs.sweep import split_key
 from simcore.inputs.yaml_parser import KeyPath, dotted
 
-__all__ = ["Decided", "Imported", "Left", "Origin", "Question", "overruled"]
+__all__ = ["Decided", "Imported", "Left", "Origin", "Question", "overruled", "read_known"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,23 @@ class Imported:
         """Document of the scenario, in which each key's place is the line of the recipe that it comes from."""
         return Document(self.path, dict(self.values),
                         places={path: _place(origin, self.path) for path, origin in self.origins.items()})
+
+
+def read_known(read: Callable[[], Imported], unknown: Mapping[str, Problem]) -> Imported:
+    """Recipe that `read` gives. InputError for a value that is not known, unless nothing depends on its key.
+
+    `unknown`: problem of each such value by its dotted key.
+    """
+    try:
+        imported = read()
+    except InputError:
+        if unknown:
+            raise InputError(tuple(unknown.values())) from None
+        raise
+    idle = {one.key for one in imported.left if one.kind == "no effect"}
+    if problems := [problem for key, problem in unknown.items() if key not in idle]:
+        raise InputError(problems)
+    return imported
 
 
 def overruled(imported: Imported, path: KeyPath, why: str) -> Imported:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simcore.errors import InputError, Problem
+from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
 from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported
+from simcore.recipes.imported import Imported, Left, read_known
 from simcore.recipes.launch.accelerate import asks_for_more
-from simcore.recipes.launch.arguments import expect_known
+from simcore.recipes.launch.arguments import Override, unknown_of
 from simcore.recipes.launch.launch_of import Launch, launch_of
 from simcore.recipes.model_file import is_of_model, with_model
 from simcore.recipes.recipe_file import RecipeFile, read_files
@@ -37,6 +38,7 @@ def import_recipe(paths: Sequence[str], answers: Answers, named: str = "", *, lo
 def import_files(files: Sequence[RecipeFile], answers: Answers, named: str = "", *, loose: bool = False) -> Imported:
     """Scenario of one recipe's files that are read already, as `import_recipe`."""
     _expect_named(answers, [file for file in files if file.mapping() is None])
+    files = _with_sources(files)
     found = (format_named(named, f"--from {named}"[:120]), files[0]) if named else format_of(files)
     if found:
         first = found[1]
@@ -59,23 +61,35 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
         return format_.read([first, *rest], answers, loose)
     if len(scripts) > 1:
         raise InputError(Problem(scripts[1].path, f"is a second launch command beside {scripts[0].path}: give one"))
-    launch = launch_of(scripts[0].text, scripts[0].path, first.path, answers.variables)
+    launch = launch_of(scripts[0].text, scripts[0].path, first.path, answers.variables, scripts[0].sources)
     rest = [file for file in rest if file is not scripts[0]]
     further, where = launch.further
     if further and Path(further).name not in {Path(file.path).name for file in rest}:
         raise InputError(Problem(where, f"names a further file, {further}: name it beside the recipe"))
     if launch.overrides and first.mapping() is None:
         raise InputError(Problem(launch.overrides[0].where, f"sets a key of {first.path}, which has no keys"))
-    expect_known(launch.overrides, format_.idle_blocks)
     told = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
     answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, exported=launch.variables,
                       options=launch.options)
     _expect_options(format_, launch)
-    first = replace(first, overrides=(*first.overrides, *launch.overrides))
-    imported = format_.read([first, *rest], answers, loose)
+    overrides = (*first.overrides, *launch.overrides)
+    imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),
+                          unknown_of(launch.overrides))
+    imported = replace(imported, left=(*imported.left, *_overridden(first, launch.overrides)))
     return with_environment(imported, launch.environment)
+
+
+def _overridden(file: RecipeFile, overrides: Sequence[Override]) -> Iterator[Left]:
+    """Values of the recipe that its launch command sets anew, each with the place that does."""
+    document = file.document
+    for one in {one.path: one for one in overrides}.values():
+        value: object = document.data
+        for key in one.path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            yield Left("no effect", document.where(one.path), dotted(one.path), shorten(value), f"{one.where} sets it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +117,26 @@ class Opener:
         return imported.document()
 
 
+def _with_sources(files: Sequence[RecipeFile]) -> Sequence[RecipeFile]:
+    """Files without those that a script among them sources, which that script has instead."""
+    scripts = [file for file in files if not _may_be_values(file) and file.mapping() is None]
+    sourced = [file for file in scripts if any(_may_source(other, file) for other in scripts if other is not file)]
+    names = [Path(file.path).name for file in sourced]
+    if len(set(names)) < len(names):
+        raise InputError(Problem(sourced[-1].path, f"one of two files that are sourced as {names[-1]}: give one"))
+    sources = {name: file.text for name, file in zip(names, sourced, strict=True)}
+    return [replace(file, sources=sources) if file in scripts else file for file in files if file not in sourced]
+
+
+def _may_source(script: RecipeFile, file: RecipeFile) -> bool:
+    """True for a script that names the file, and sources one."""
+    return Path(file.path).name in script.text and bool(re.search(r"(?:^|[\s;&|({])(?:source|\.)\s+\S", script.text))
+
+
 def _expect_options(format_: Format, launch: Launch) -> None:
     """InputError for options of `accelerate launch` that are not known, or beside a recipe that takes none."""
-    expect_known(launch.options)
+    if unknown := unknown_of(launch.options):
+        raise InputError(tuple(unknown.values()))
     if asks_for_more(launch.options) and not format_.takes_launcher:
         keys = ", ".join(dotted(one.path) for one in launch.options)
         raise InputError(Problem(launch.options[0].where, "not yet: options of accelerate beside a recipe of "

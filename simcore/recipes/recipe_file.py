@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -18,11 +18,15 @@ __all__ = ["RecipeFile", "read_files"]
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """A file that the user named: `path` as in messages, its text, and keys that a launch command sets in it."""
+    """A file that the user named: `path` as in messages, its text, and keys that a launch command sets in it.
+
+    `sources`: of a script, texts of the files that it sources, by their names.
+    """
 
     path: str
     text: str
     overrides: tuple[Override, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @cached_property
     def document(self) -> Document:

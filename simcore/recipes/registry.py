@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -39,7 +40,9 @@ def format_named(name: str, where: str) -> Format:
 
 def format_of(files: Sequence[RecipeFile]) -> tuple[Format, RecipeFile] | None:
     """Format of a recipe, and the file by which it was recognised; None if no format recognises any of its files."""
-    found = ((one, file) for one in known_formats() for file in files if one.recognises(file))
+    found = ((one, file) for one in known_formats() for file in files
+             if one.recognises(replace(file, text="\n".join((file.text, *file.sources.values())))
+                               if file.sources else file))
     return next(found, None)
 
 

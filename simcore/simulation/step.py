@@ -19,7 +19,7 @@ from simcore.program.record_layers import adds_in_place
 from simcore.program.row_cache import settle
 from simcore.results.report import Report
 from simcore.simulation.afterwards import with_afterwards
-from simcore.simulation.detail import with_detail
+from simcore.simulation.detail import with_detail, with_streams
 from simcore.simulation.hosts import hosted
 from simcore.simulation.random_routing import drawn
 from simcore.simulation.report import report
@@ -35,6 +35,7 @@ class Asked(TypedDict, total=False):
     """Keyword arguments of `simulate`; meaning and defaults are those of `Request`."""
 
     series: bool
+    streams: bool
     detail: bool
     fold: bool
     rank: int | None
@@ -48,14 +49,16 @@ class Asked(TypedDict, total=False):
 class Request:
     """Extent of a simulation: which ranks and quantities of a step, and how much of it the report keeps.
 
-    `series`: keeps memory over the step too. `detail`: keeps the series and everything else that pictures show. `fold`
-    False simulates each rank separately. `rank`: simulates only this rank, exactly, without time. `timed` False: memory
-    and traffic only. `spans`: limit of the intervals of the timeline that the detail keeps, over all classes of ranks,
-    None for as many as a page can bear. `whole`: every microbatch is simulated one by one. `postings`: with the detail,
-    lifetimes of allocations too; the number is the upper limit of their births and deaths over all classes, 0 for none.
+    `series`: keeps memory over the step too. `streams`: keeps a detail with the streams over time alone. `detail`:
+    keeps both and everything else that pictures show. `fold` False simulates each rank separately. `rank`:
+    simulates only this rank, exactly, without time. `timed` False: memory and traffic only. `spans`: limit of the
+    intervals of the timeline that the detail keeps, over all classes of ranks, None for as many as a page can bear.
+    `whole`: every microbatch is simulated one by one. `postings`: with the detail, lifetimes of allocations too;
+    the number is the upper limit of their births and deaths over all classes, 0 for none.
     """
 
     series: bool = False
+    streams: bool = False
     detail: bool = False
     fold: bool = True
     rank: int | None = None
@@ -92,6 +95,8 @@ def step_of(simulation: Simulation, request: Request) -> Report:
         answer = with_afterwards(simulation, answer)
         if request.detail:
             answer = with_detail(simulation, answer, request.spans, request.postings)
+        elif request.streams:
+            answer = with_streams(simulation, answer, request.spans)
         return unlike(simulation, answer)
     finally:
         settle()

@@ -19,10 +19,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["MAX_BODY", "POLICY", "Access", "Guard"]
+from simcore.studio.fields import most_bytes
 
-MAX_BODY: Final = 64 * 2**20
-"""Bytes of a request at most, those of a memory snapshot."""
+__all__ = ["POLICY", "Access", "Guard"]
+
 POLICY: Final = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
                  "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 """Content security policy: only files of the studio, no address but its own, no script in the text of the page."""
@@ -58,8 +58,9 @@ class Access:
         given = headers.get("authorization", "").removeprefix("Bearer ")
         if self.token and path.startswith("/api/") and not hmac.compare_digest(given.encode(), self.token.encode()):
             return 401, "needs the token of the link that the command printed"
-        if int(headers.get("content-length") or 0) > MAX_BODY:
-            return 413, f"has more than {MAX_BODY:,} bytes"
+        most = most_bytes(path.removeprefix("/api/"))
+        if int(headers.get("content-length") or 0) > most:
+            return 413, f"has more than {most:,} bytes"
         return None
 
 

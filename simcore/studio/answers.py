@@ -15,15 +15,19 @@ from simcore.simulation.explanation import class_of, explain_peak, explain_step,
 from simcore.studio import exchange, remedies
 from simcore.studio.catalogue import catalogue, options, start
 from simcore.studio.degrees import degrees
-from simcore.studio.question import Question
-from simcore.studio.views import figure, memory, pictures, view
+from simcore.studio.question import Question, price_of
+from simcore.studio.views import figure, memory, pictures, priced, view
+from simcore.validation.memory_snapshot import MAX_CURVE
 from viz.charts.class_bars import Mark
+from viz.charts.measured import Measured
 
 __all__ = ["ANSWERS", "warm"]
 
 _EXPLAINED: Final = ("peak", "step", "trainable")
-_OPENED: Final = ("memory", "placement")
-"""Pictures that are drawn only once a user opens them."""
+_OPENED: Final = ("memory", "placement", "streams")
+"""Pictures that are drawn in full only once a user opens them."""
+_FEW_SPANS: Final = 1200
+"""Intervals of the streams over all classes, of each at least as many; more are drawn where a user opens them."""
 _MOST_MARKS: Final = 4
 
 def warm() -> None:
@@ -53,7 +57,7 @@ def _one(question: Question, **asked: Any) -> Any:
 
 
 def _view(question: Question) -> bytes:
-    return _json(view(_one(question), _marks(question.rest.get("marks"))))
+    return _json(view(priced(_one(question), price_of(question)), _marks(question.rest.get("marks"))))
 
 
 def _marks(given: Any) -> list[Mark]:
@@ -67,15 +71,26 @@ def _marks(given: Any) -> list[Mark]:
     return marks
 
 
+def _measured(question: Question) -> Measured:
+    """What a dropped run measured; InputError for something else."""
+    curve = question.rest.get("curve", [])
+    if not isinstance(curve, list) or len(curve) > MAX_CURVE or not all(
+            type(size) in (int, float) and size >= 0 for size in curve):
+        raise InputError(Problem("curve", f"expected at most {MAX_CURVE} numbers of bytes"))
+    return Measured(tuple(map(float, curve)), tuple(_marks(question.rest.get("marks"))))
+
+
 def _memory(question: Question) -> bytes:
-    return _json(memory(_one(question, series=True)))
+    return _json(memory(_one(question, series=True), _measured(question)))
 
 
 def _pictures(question: Question) -> bytes:
     opened = question.rest.get("opened", [])
     if not isinstance(opened, list) or not all(one in _OPENED for one in opened):
         raise InputError(Problem("opened", f"expected a list out of {', '.join(_OPENED)}"))
-    return _json(pictures(_one(question, detail=True), opened))
+    needs_detail = not {"memory", "placement"}.isdisjoint(opened)
+    asked = {"detail": needs_detail, "streams": True, "spans": None if "streams" in opened else _FEW_SPANS}
+    return _json(pictures(_one(question, **asked), opened, _measured(question)))
 
 
 def _figure(question: Question) -> bytes:
@@ -115,7 +130,8 @@ def _json(value: Mapping[str, Any]) -> bytes:
 ANSWERS: Final[Mapping[str, Callable[[Question], bytes]]] = {
     "answer": _answer, "view": _view, "memory": _memory, "pictures": _pictures, "explain": _explained,
     "scenario": _of(exchange.scenario_file), "import": _of(exchange.imported), "convert": _of(exchange.recipe),
-    "formats": _of(exchange.formats), "advice": _of(remedies.advice), "limit": _of(remedies.limit),
+    "formats": _of(exchange.formats), "advice": _of(remedies.advice), "faster": _of(remedies.quicker),
+    "limit": _of(remedies.limit),
     "compare": _of(remedies.compared), "measured": _of(remedies.beside), "figure": _figure,
     "legal": lambda question: _json(degrees(question.document())),
     "catalogue": lambda question: _json(catalogue()),

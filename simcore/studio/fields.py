@@ -9,18 +9,28 @@ from typing import Any, Final, NoReturn
 from simcore.errors import InputError, Problem
 from simcore.inputs.yaml_parser import MAX_DEPTH, MAX_NODES
 
-__all__ = ["OF_KIND", "fields_of"]
+__all__ = ["MAX_BODY", "OF_KIND", "fields_of", "most_bytes"]
 
 _OF_ALL: Final = frozenset({"tab", "name", "text", "values", "files"})
 OF_KIND: Final[Mapping[str, frozenset[str]]] = {
-    "answer": frozenset({"advise"}), "view": frozenset({"marks"}), "pictures": frozenset({"opened"}),
+    "answer": frozenset({"advise"}), "view": frozenset({"marks", "price"}), "memory": frozenset({"marks", "curve"}),
+    "pictures": frozenset({"opened", "marks", "curve"}),
     "explain": frozenset({"what"}), "import": frozenset({"gpus", "seq_len", "topology", "format"}),
     "convert": frozenset({"format"}), "options": frozenset({"framework"}), "limit": frozenset({"quantity"}),
-    "compare": frozenset({"jobs"}), "measured": frozenset({"content"}),
-    "search": frozenset({"gpus", "frameworks", "topologies", "free", "objectives"})}
+    "compare": frozenset({"jobs", "price"}), "measured": frozenset({"content"}),
+    "search": frozenset({"gpus", "frameworks", "topologies", "free", "objectives", "fewest"})}
 """Fields of a kind of question beside those that every kind may have."""
+MAX_BODY: Final = 64 * 2**20
+"""Bytes of a request at most: a measured run, such as a memory snapshot of 45 MiB as base64."""
+_MAX_TEXTS: Final = 8 * 2**20
+"""Bytes of every other request at most: eight files of 256 KiB each with a scenario, escaped for JSON."""
 _MOST_VALUES: Final = 5 * MAX_NODES
 """Values of a question at most: five jobs side by side, each as large as a file may be."""
+
+
+def most_bytes(kind: str) -> int:
+    """Bytes that a question of a kind may have."""
+    return MAX_BODY if "content" in OF_KIND.get(kind, ()) else _MAX_TEXTS
 
 
 def fields_of(kind: str, body: bytes) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from simcore.inputs.loading import Entry, entry_of, read
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.yaml_parser import MAX_DEPTH, KeyPath, dotted
 
-__all__ = ["Question", "folder_of"]
+__all__ = ["Question", "folder_of", "price_of"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
 """Names of dropped files: no folder, nothing hidden."""
 _MOST_FILES: Final = 8
+_MOST_USD: Final = 10_000
 _MOST_KEYS: Final = 2000
 """Keys of a scenario that comes as values, far more than there are."""
 
@@ -77,6 +78,16 @@ class Question:
         if entry.scenario is None:
             raise InputError(entry.problems)
         return entry.scenario
+
+
+def price_of(question: Question) -> float | None:
+    """A user's own price of an hour of a GPU in USD; None: that of the machine. InputError for what is no price."""
+    price = question.rest.get("price")
+    if price is None:
+        return None
+    if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price <= _MOST_USD:
+        raise InputError(Problem("price", f"expected USD per GPU-hour from 0 to {_MOST_USD:,}"))
+    return float(price)
 
 
 def folder_of(files: Mapping[str, str], root: Path) -> Path:

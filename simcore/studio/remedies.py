@@ -13,12 +13,14 @@ from simcore.errors import InputError, Problem
 from simcore.results.limit import QUANTITIES, Quantity
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from simcore.studio.question import Question
+from simcore.studio.faster import faster
+from simcore.studio.question import Question, price_of
+from simcore.studio.views import priced
 from simcore.units import format_bytes, format_seconds
 from simcore.validation.side_by_side import SideBySide
 from viz.pages import studio
 
-__all__ = ["advice", "beside", "compared", "limit"]
+__all__ = ["advice", "beside", "compared", "limit", "quicker"]
 
 _MOST: Final = 5
 """Jobs side by side: four pins and the job in view."""
@@ -30,6 +32,14 @@ _TOTALS: Final = ("peak", "needed", "allocated")
 def advice(question: Question) -> dict[str, Any]:
     """Part of the page with changes that make the job fit; each was simulated."""
     return {"parts": {"advice": str(studio.advice_part(advise(question.scenario())) or "")}}
+
+
+def quicker(question: Question) -> dict[str, Any]:
+    """Part of the page with changes that make the step of a job that fits shorter; each was simulated."""
+    scenario = question.scenario()
+    base = simulate(scenario)
+    found = faster(scenario, base)
+    return {"parts": {"advice": str(studio.advice_part(found, base.time.step_s if base.time else None) or "")}}
 
 
 def limit(question: Question) -> dict[str, Any]:
@@ -49,7 +59,7 @@ def compared(question: Question) -> dict[str, Any]:
     jobs = question.rest.get("jobs")
     if not isinstance(jobs, list) or not 2 <= len(jobs) <= _MOST or not all(isinstance(job, dict) for job in jobs):
         raise InputError(Problem("jobs", f"expected 2 to {_MOST} jobs"))
-    reports = [_report(Question(f"{letter}.yaml", None, job, question.files), letter)
+    reports = [priced(_report(Question(f"{letter}.yaml", None, job, question.files), letter), price_of(question))
                for letter, job in zip("ABCDE", jobs, strict=False)]
     return {"parts": {"versus": studio.versus_part(reports)}}
 
@@ -62,15 +72,16 @@ def _report(question: Question, letter: str) -> Report:
 
 
 def beside(question: Question) -> dict[str, Any]:
-    """A dropped run beside the job: its quantities and those simulated, and the mark that the bars get."""
+    """A dropped run beside the job: its quantities and those simulated, marks for the bars, a snapshot's curve."""
     try:
         content = base64.b64decode(str(question.rest.get("content", "")), validate=True)
     except (binascii.Error, ValueError):
         raise InputError(Problem("content", "expected a file as base64")) from None
-    found = beside_scenario(content, question.name, question.scenario)
+    curve: list[int] = []
+    found = beside_scenario(content, question.name, question.scenario, seen=lambda dump: curve.extend(dump.curve))
     marks = [{"words": row.what, "num_bytes": row.measured} for one in found for row in one.quantities
              if row.unit == "bytes" and row.measured and any(word in row.what for word in _TOTALS)]
-    return {"parts": {"measured": "".join(map(_table, found))}, "marks": marks[:_MOST_MARKS]}
+    return {"parts": {"measured": "".join(map(_table, found))}, "marks": marks[:_MOST_MARKS], "curve": curve}
 
 
 def _table(run: SideBySide) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from simcore.executors.processes import end_with_parent
 from simcore.results.found import FoundLayout
 from simcore.search.judge import Candidate, Sized
 from simcore.studio.question import Question
-from simcore.studio.worker import enclosed, problems_json
+from simcore.studio.worker import behind_others, enclosed, problems_json
 
 __all__ = ["Searching", "space_of_question"]
 
@@ -30,38 +32,54 @@ _MOST_CANDIDATES: Final = 100_000
 
 
 class Searching:
-    """A running search. `lines` gives what it finds; `stop` ends its process."""
+    """A search in its own process. `begin` starts it, `next` gives what it finds, `stop` ends it for good."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._pipe, its = multiprocessing.Pipe()
-        started = multiprocessing.get_context("spawn")
-        self._process = started.Process(target=_search, args=(its, fields), daemon=True)
-        self._process.start()
-        its.close()
+        self._fields = fields
+        self._changed = threading.Lock()
+        self._is_over = False
+        self._pipe: Connection | None = None
+        self._process: BaseProcess | None = None
+
+    def begin(self) -> None:
+        """Starts the process, unless the search was stopped before."""
+        with self._changed:
+            if self._is_over:
+                return
+            self._pipe, its = multiprocessing.Pipe()
+            started = multiprocessing.get_context("spawn")
+            self._process = started.Process(target=_search, args=(its, self._fields), daemon=True)
+            self._process.start()
+            its.close()
 
     def next(self) -> bytes | None:
         """Waits for the next line, JSON without its end; None when the search is over."""
         with suppress(EOFError, OSError):
-            line: bytes = self._pipe.recv_bytes()
-            return line
+            if self._pipe is not None:
+                line: bytes = self._pipe.recv_bytes()
+                return line
         return None
 
     def stop(self) -> None:
         """Ends the search, if it has not ended."""
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
+        with self._changed:
+            self._is_over = True
+            if self._process is not None and self._pipe is not None:
+                self._process.kill()
+                self._process.join()
+                self._pipe.close()
 
 
 def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
     """Main function of the process of a search."""
     deaf()
     end_with_parent()
+    behind_others()
     with tempfile.TemporaryDirectory(prefix="rankscope-studio-") as made, suppress(OSError):
         try:
             question = Question.of(fields)
             enclosed(question, Path(made).resolve())
-            for line in _found(pipe, question):
+            for line in (_fewest if question.rest.get("fewest") else _found)(pipe, question):
                 pipe.send_bytes(line)
         except RankscopeError as error:
             pipe.send_bytes(b'{"problems": %b}' % problems_json(error.problems))
@@ -98,6 +116,34 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
                     watch=Watch(sized, lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts)))))
     refused = [row.model_dump() for row in result.refused[:12]]
     yield _line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused, over=True)
+
+
+def _fewest(pipe: Connection, question: Question) -> Iterator[bytes]:
+    """Yields for each framework the fewest GPUs that one of its layouts surely fits on, with the best layout there."""
+    from simcore.frameworks.registry import known_frameworks
+
+    own = question.scenario().framework
+    names = _names(question.rest, "frameworks", (own, *(name for name in known_frameworks() if name != own)))
+    for done, name in enumerate(names):
+        pipe.send_bytes(_line(stage=f"fewest GPUs of {name}", done=done, all_of=len(names), fits=0))
+        yield _line(fewest={"framework": name, **_fewest_of(question, name)})
+    yield _line(over=True)
+
+
+def _fewest_of(question: Question, framework: str) -> dict[str, Any]:
+    """Fewest GPUs of a framework, what lies below, and the best layout there; why there is none."""
+    from simcore.search.limits import free_limit
+    from simcore.search.objective import OBJECTIVES
+    from simcore.search.search import Search
+
+    asked = Question(question.name, question.text, question.values, question.files,
+                     {**question.rest, "frameworks": [framework]})
+    try:
+        found = free_limit(Search(space_of_question(asked), (OBJECTIVES["tokens"], OBJECTIVES["peak"])), "gpus")
+    except RankscopeError as error:
+        return {"value": None, "why": error.problems[0].message, "layout": None}
+    best = found.best.ranked[0].model_dump() if found.best and found.best.ranked else None
+    return {"value": found.value, "beyond": found.beyond, "why": found.why, "untried": found.untried, "layout": best}
 
 
 def space_of_question(question: Question) -> Any:

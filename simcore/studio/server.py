@@ -15,8 +15,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from simcore.errors import InputError
-from simcore.studio.access import MAX_BODY, Access, Guard
-from simcore.studio.fields import fields_of
+from simcore.studio.access import Access, Guard
+from simcore.studio.fields import fields_of, most_bytes
 from simcore.studio.lane import Lane, Lost, Refused, Superseded
 from simcore.studio.searching import Searching
 from simcore.studio.worker import problems_json
@@ -29,7 +29,7 @@ _LANES: Final[Mapping[str, tuple[str, ...]]] = {
     "quick": ("view", "answer"),
     "side": ("catalogue", "scenario", "import", "memory", "legal", "pictures", "options", "figure", "formats",
              "convert", "explain", "compare"),
-    "long": ("measured", "limit", "advice")}
+    "long": ("measured", "limit", "advice", "faster")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
 _SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps")
 _JSON: Final = "application/json"
@@ -48,9 +48,18 @@ class Lanes:
         """Lane that answers a kind of question."""
         return next((self._lanes[name] for name, kinds in _LANES.items() if kind in kinds), None)
 
-    def may_search(self) -> bool:
-        """True while another search may start."""
-        return len(self.searches) < MOST_SEARCHES
+    def search(self, fields: Mapping[str, Any]) -> Searching | None:
+        """A search that has not begun, which `end` ends; None while too many run."""
+        if len(self.searches) >= MOST_SEARCHES:
+            return None
+        running = Searching(fields)
+        self.searches.add(running)
+        return running
+
+    def end(self, running: Searching) -> None:
+        """Ends a search, whose place another may take."""
+        self.searches.discard(running)
+        running.stop()
 
     def close(self) -> None:
         """Ends all worker processes."""
@@ -121,9 +130,10 @@ async def _searched(request: Request) -> Response:
     if isinstance(fields, Response):
         return fields
     lanes: Lanes = request.app.state.lanes
-    if not lanes.may_search():
+    running = lanes.search(fields)
+    if running is None:
         return _problem(503, f"{MOST_SEARCHES} searches run already: stop one")
-    found = _lines(lanes, fields)
+    found = _lines(lanes, running)
     first = await anext(found, b"")
     if first.startswith(b'{"problems"'):
         await found.aclose()
@@ -131,15 +141,13 @@ async def _searched(request: Request) -> Response:
     return StreamingResponse(_with_first(first, found), media_type="application/x-ndjson")
 
 
-async def _lines(lanes: Lanes, fields: dict[str, Any]) -> AsyncGenerator[bytes]:
-    running = await asyncio.to_thread(Searching, fields)
-    lanes.searches.add(running)
+async def _lines(lanes: Lanes, running: Searching) -> AsyncGenerator[bytes]:
     try:
+        await asyncio.to_thread(running.begin)
         while (line := await asyncio.to_thread(running.next)) is not None:
             yield line + b"\n"
     finally:
-        lanes.searches.discard(running)
-        running.stop()
+        lanes.end(running)
 
 
 async def _with_first(first: bytes, others: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
@@ -153,9 +161,9 @@ async def _fields(kind: str, request: Request) -> dict[str, Any] | Response:
     """Fields of a question, or the response to a request that has none."""
     if not request.headers.get("content-type", "").startswith(_JSON):
         return _problem(415, f"expected {_JSON}")
-    body = await _body(request)
+    body = await _body(request, most_bytes(kind))
     if body is None:
-        return _problem(413, f"expected at most {MAX_BODY:,} bytes")
+        return _problem(413, f"expected at most {most_bytes(kind):,} bytes")
     try:
         return await asyncio.to_thread(fields_of, kind, body)
     except InputError as error:
@@ -174,12 +182,12 @@ async def _answered(lane: Lane, kind: str, fields: dict[str, Any]) -> Response:
         return _problem(503, str(error))
 
 
-async def _body(request: Request) -> bytes | None:
-    """Body of a request, None if it is too large; no more than the limit is ever held."""
+async def _body(request: Request, most: int) -> bytes | None:
+    """Body of a request, None if it has more than `most` bytes; no more than those are ever held."""
     parts, size = list[bytes](), 0
     async for part in request.stream():
         size += len(part)
-        if size > MAX_BODY:
+        if size > most:
             return None
         parts.append(part)
     return b"".join(parts)

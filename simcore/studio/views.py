@@ -7,13 +7,15 @@ from typing import Any
 
 from simcore.errors import InputError, Problem
 from simcore.results.report import Report
+from simcore.results.time import Cost
 from simcore.units import format_seconds
 from viz.charts.class_bars import Mark, class_bars, drawn_categories
 from viz.charts.legend import entry_of
+from viz.charts.measured import Measured
 from viz.exports.figures import Figure, alone
 from viz.pages import studio
 
-__all__ = ["figure", "memory", "pictures", "view"]
+__all__ = ["figure", "memory", "pictures", "priced", "view"]
 
 
 def view(report: Report, marks: Sequence[Mark] = ()) -> dict[str, Any]:
@@ -22,16 +24,33 @@ def view(report: Report, marks: Sequence[Mark] = ()) -> dict[str, Any]:
             "status": report.status, "verdict": report.verdict, "numbers": _numbers(report)}
 
 
-def memory(report: Report) -> dict[str, Any]:
-    """Memory over the step of the fullest class, of a report with it."""
-    return {"parts": studio.memory_part(report)}
+def priced(report: Report, usd_per_gpu_hour: float | None) -> Report:
+    """Copy of the report with costs at a price of one's own, in USD for an hour of a GPU; None: as it is."""
+    time, num_gpus = report.time, sum(rank.num_ranks for rank in report.ranks)
+    if usd_per_gpu_hour is None or time is None or time.cost is None or not num_gpus:
+        return report
+    known = time.cost.price_per_gpu_hour
+    per_step, per_million = time.cost.per_step, time.cost.per_million_tokens
+    if not known or per_step is None or per_million is None:
+        per_step, known = num_gpus * time.step_s / 3600, 1.0  # at one USD
+        per_million = 1e6 / 3600 / time.tokens_per_s_per_gpu
+    factor, hours = usd_per_gpu_hour / known, time.cost.gpu_hours
+    cost = Cost(price_per_gpu_hour=usd_per_gpu_hour, price_source="your own price", per_step=per_step * factor,
+                per_million_tokens=per_million * factor, run_s=time.cost.run_s, gpu_hours=hours,
+                per_run=None if hours is None else hours * usd_per_gpu_hour)
+    return report.model_copy(update={"time": time.model_copy(update={"cost": cost})})
 
 
-def pictures(report: Report, opened: Sequence[str]) -> dict[str, Any]:
+def memory(report: Report, measured: Measured) -> dict[str, Any]:
+    """Memory over the step of the fullest class, of a report with it; what was measured is drawn over it."""
+    return {"parts": studio.memory_part(report, measured)}
+
+
+def pictures(report: Report, opened: Sequence[str], measured: Measured) -> dict[str, Any]:
     """Parts that take longer: streams, and what a user opened: memory in full, placement."""
     parts = studio.streams_part(report)
     if "memory" in opened:
-        parts |= studio.memory_part(report, is_full=True)
+        parts |= studio.memory_part(report, measured, is_full=True)
     return {"parts": parts | (studio.placement_part(report) if "placement" in opened else {})}
 
 

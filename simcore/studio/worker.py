@@ -19,16 +19,18 @@ from simcore.inputs.document import confine
 from simcore.inputs.shipped import data_folder
 from simcore.studio.question import Question, folder_of
 
-__all__ = ["answered", "enclosed", "problems_json", "serve"]
+__all__ = ["answered", "behind_others", "enclosed", "problems_json", "serve"]
 
 
 def serve(pipe: Connection, *, warm: bool) -> None:
     """Main function of a worker process: answers (kind, fields) of a pipe until it closes.
 
-    `warm`: it simulates a small job first.
+    `warm`: it simulates a small job first; one that does not computes what may wait, behind other processes.
     """
     deaf()
     end_with_parent()
+    if not warm:
+        behind_others()
     gc.set_threshold(100_000, 20, 50)  # recordings end by reference counts: seldom walk the caches
     with tempfile.TemporaryDirectory(prefix="rankscope-studio-") as made, suppress(EOFError, OSError):
         root = Path(made).resolve()
@@ -54,6 +56,12 @@ def answered(kind: str, fields: Mapping[str, Any], root: Path) -> tuple[str, byt
         return "refused", problems_json([Problem("", "nested too deep")])
     except Exception as error:  # noqa: BLE001 - a bug of ours costs one question, not the worker
         return "refused", problems_json([Problem("", f"bug in rankscope: {type(error).__name__}: {error}")])
+
+
+def behind_others() -> None:
+    """Lets other processes go first, so that the page is drawn at once while dozens of simulations run."""
+    with suppress(AttributeError, OSError):  # not on every system
+        os.nice(10)
 
 
 def enclosed(question: Question, root: Path) -> None:

@@ -111,7 +111,7 @@ def _beside(bars: Iterable[_Bar], waits: Sequence[_Bar]) -> Iterator[_Bar]:
         while end in ends and end > start:
             end = ends[end]
         if end > start:
-            yield replace(bar, start=start, end=end)
+            yield bar if (start, end) == (bar.start, bar.end) else replace(bar, start=start, end=end)
 
 
 def _waits(track: RankStreams, times: ClassTimes) -> Iterator[_Bar]:
@@ -173,6 +173,5 @@ def _both(first: _Bar, second: _Bar) -> _Bar:
     """Two bars as one, with the fields that they have in common."""
     label, layer, dtype = (a if a == b else "" for a, b in (
         (first.label, second.label), (first.layer, second.layer), (first.dtype, second.dtype)))
-    return replace(first, label=label, layer=layer, dtype=dtype, meets="", end=max(first.end, second.end),
-                   exposed=first.exposed + second.exposed, bytes=first.bytes + second.bytes,
-                   count=first.count + second.count)
+    return _Bar(first.kind, label, first.start, max(first.end, second.end), first.exposed + second.exposed,
+                first.microbatch, first.count + second.count, layer, first.bytes + second.bytes, dtype)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -25,11 +25,12 @@ from simcore.errors import InputError, Problem
 from simcore.validation.plain_pickle import unpickled
 from simcore.validation.stack_frames import OTHER, group_of, group_of_category, said
 
-__all__ = ["MAX_BYTES", "Dump", "read_dump"]
+__all__ = ["MAX_BYTES", "MAX_CURVE", "Dump", "read_dump"]
 
 MAX_BYTES: Final = 2**29
 """Size of one file. Assumed: half of the size that is reported to crash the viewer's browser."""
 
+MAX_CURVE: Final = 600
 _TAKEN: Final = ("alloc",)
 _GIVEN: Final = ("free_requested", "free", "free_completed")
 _GROWN: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
@@ -42,7 +43,8 @@ class Dump:
     `device`: its number; `groups`: bytes by purpose (`stack_frames`), at the fullest moment, largest first;
     `reserved_bytes`: most that the allocator reserved while events were recorded. `num_events`: recorded events;
     `devices`: numbers of all devices of the file. `ours`: rankscope wrote it; `has_frames`: stack frames were recorded;
-    `refused`: an allocation failed.
+    `refused`: an allocation failed. `curve`: allocated bytes over the recorded events, the most of each of at most
+    `MAX_CURVE` equal stretches, in order.
     """
 
     device: int
@@ -55,6 +57,7 @@ class Dump:
     ours: bool
     has_frames: bool
     refused: bool
+    curve: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -109,7 +112,7 @@ class _Device:
         has_frames = any(event.get("frames") for event in self.events)
         return Dump(self.number, sums[peak], sums[-1], self._reserved(), self._groups(peak - 1, has_frames=has_frames),
                     len(self.events), devices, ours, has_frames,
-                    any(event.get("action") == "oom" for event in self.events))
+                    any(event.get("action") == "oom" for event in self.events), tuple(_highest(sums)))
 
     def _lived(self) -> list[_Life]:
         """Allocations of the window, and earlier ones that still exist or are freed in it."""
@@ -183,6 +186,13 @@ class _Device:
                 self.shape.refuse("frames: expected dictionaries")
             self.group_by_stack[key] = group_of(frames, recorded=has_frames and life.born >= 0)
         return self.group_by_stack[key]
+
+
+def _highest(sums: Sequence[int]) -> Iterator[int]:
+    """Most of each of at most `MAX_CURVE` equal stretches."""
+    parts = min(MAX_CURVE, len(sums))
+    for part in range(parts):
+        yield max(sums[len(sums) * part // parts:len(sums) * (part + 1) // parts])
 
 
 @dataclass(frozen=True)

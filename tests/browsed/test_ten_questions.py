@@ -34,7 +34,9 @@ def question(page: Page, number: int, words: str, expected: str) -> Iterator[Non
     answer = " ".join(page.text(expected).split())[:230]
     sys.stdout.write(f"\n{number}. {words}: {clicks} clicks, {took:.1f} s\n   {answer}\n")
     assert answer
-    page.picture(f"question-{number}")
+    for width, dark in ((390, True), (390, False), (1280, True), (1280, False)):
+        page.tab.shape(width, dark=dark)
+        page.picture(f"question-{number}-{width}-{'dark' if dark else 'light'}")
 
 
 def limit(page: Page, quantity: str) -> None:
@@ -58,20 +60,34 @@ def test_1_the_longest_sequence(page: Page) -> None:
 
 
 def test_2_the_fewest_gpus(page: Page) -> None:
-    with question(page, 2, "fewest H100 for full fine-tuning of Nano", "#limit"):
+    with question(page, 2, "fewest H100 for full fine-tuning of Nano, per framework", "#frontier"):
         page.set("training.method", "full")
         page.set("training.recompute", "full")
-        limit(page, "gpus")
-        assert "fewest GPUs" in page.text("#limit")
+        page.choose("#search-gpus", "4, 8, 16")
+        page.click("#searching [value='training.micro_batch_size']")  # as it is in the job
+        page.click("#searching [value='training.recompute']")
+        for framework in ("automodel", "fsdp2", "megatron"):
+            page.click(f"#searching [name=framework][value={framework}]")
+        page.click("#search-fewest")
+        page.until("/frameworks: /.test(document.getElementById('progress').innerText)", LONG_S)
+        rows = json.loads(page.run("""JSON.stringify([...document.querySelectorAll('#frontier tbody tr')]
+            .map(row => [row.cells[1].innerText, row.cells[2].innerText]))"""))
+        assert dict(rows) == {"automodel": "8", "megatron": "8", "fsdp2": "16"}
+        page.click("#frontier tbody tr:nth-child(2) button")
+        page.settled()
+        assert "Fits" in page.text("[data-part=verdict]")
 
 
 def test_3_the_best_layout(page: Page) -> None:
-    with question(page, 3, "best layout of Qwen3-30B-A3B on 16 H100", "#frontier tbody tr"):
+    with question(page, 3, "best layout of Qwen3-30B-A3B on 16 H100, two frameworks", "#frontier tbody tr"):
         page.set("model", "qwen3-30b-a3b")
         page.set("training.method", "full")
         page.choose("#search-gpus", "16")
         page.click("#searching [value='training.micro_batch_size']")  # as it is in the job
+        for framework in ("automodel", "fsdp2"):
+            page.click(f"#searching [name=framework][value={framework}]")
         searched(page)
+        page.until("/ranked/.test(document.getElementById('progress').innerText)", LONG_S)
         page.click("#frontier tbody button")
         page.settled()
         assert "Fits" in page.text("[data-part=verdict]")
@@ -113,7 +129,7 @@ def test_6_two_frameworks_side_by_side(page: Page) -> None:
         page.set("framework", "fsdp2")
         page.click("#pin")
         page.set("framework", "megatron")
-        page.until("/megatron/.test((document.querySelector('.versus') || {}).innerText)", LONG_S)
+        page.until("/megatron/.test((document.querySelector('.versus') || {}).textContent)", LONG_S)
         assert "USD" in page.text(".versus")
 
 

@@ -149,7 +149,7 @@ def _out_proj() -> Sequence[Figure]:
 
 
 CLAIMS: tuple[Claim, ...] = (
-    Claim("X1", "5 or 6 experts of a token.", REFUTED, "6.", _per_token),
+    Claim("X1", "5 or 6 experts of a token.", REFUTED, "6 of them.", _per_token),
     Claim("X2", "3.5 or 3.6 B at work, 30 or 31.6 B in all.", REFUTED,
           "With both embeddings counted, 3.6 and 31.6 are the rounded numbers; the others are rounded down.", _active),
     Claim("X3", "262,144 or a million tokens.", REPRODUCED,

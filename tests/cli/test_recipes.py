@@ -51,7 +51,8 @@ def test_import_as_json_has_every_origin(ran: Run, recipe: str) -> None:
     [shown] = json.loads(ran("import", recipe, *ANSWERS, "--json").out)
     assert shown["format"] == "automodel"
     assert shown["origins"]["training.lora.rank"]["where"] == "mine.yaml:7"
-    assert {one["key"] for one in shown["left"]} == {"model.backend.rms_norm", "optimizer.lr"}
+    assert {one["key"] for one in shown["left"]} == {
+        "model.backend.rms_norm", "optimizer.lr", "distributed.activation_checkpointing"}
 
 
 def test_what_is_open_is_asked_once_with_the_options(ran: Run, recipe: str) -> None:
@@ -72,6 +73,16 @@ def test_a_value_that_no_scenario_has_is_an_error_at_the_recipes_line(ran: Run, 
     printed = ran("import", recipe, *ANSWERS)
     assert printed.code == 2
     assert "mine.yaml:7: training.lora.rank" in printed.err
+
+
+@pytest.mark.parametrize(("old", "new", "told"), [
+    ("llama-3.2-1b", "no/such-model", "mine.yaml:5: unknown model 'no/such-model'"),
+    ("tp_size: 1", "tp_size: 3", "mine.yaml:8: ")])
+def test_a_scenario_that_does_not_run_is_printed_and_told(ran: Run, recipe: str, old: str, new: str, told: str) -> None:
+    Path(recipe).write_text(RECIPE.replace(old, new), encoding="utf-8")
+    printed = ran("import", recipe, "--gpus", 12, *ANSWERS[2:], "--set", "training.global_batch_size=48")
+    assert (printed.code, "framework: automodel" in printed.out) == (2, True)
+    assert told in printed.err
 
 
 @pytest.mark.parametrize("command", [("check",), ("place",), ("run", "--no-advise")])

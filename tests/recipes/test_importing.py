@@ -55,6 +55,19 @@ def test_a_recipe_that_leaves_something_open_is_a_problem_of_its_entry() -> None
         "the recipe leaves open: machine", "the recipe leaves open: number of GPUs"]
 
 
+def test_a_file_that_the_launch_script_sources_is_read_with_it() -> None:
+    Path("b.yaml").write_text(RECIPE, encoding="utf-8")
+    Path("run.sh").write_text("source $DIR/conf.sh\ntorchrun --nproc-per-node $EACH train.py --config b.yaml "
+                              "--checkpoint.checkpoint_dir $HOME/out", encoding="utf-8")
+    Path("conf.sh").write_text("EACH=4", encoding="utf-8")
+    found = import_recipe(["b.yaml", "run.sh", "conf.sh"], Answers.of_options(topology="dgx-h100"))
+    assert not found.wrong
+    assert found.values["mesh"] == {"dp_shard": 4}
+    assert "checkpoint.checkpoint_dir" in [one.key for one in found.left if one.kind == "no effect"]
+    with pytest.raises(InputError, match=r"give that file too, or --set env\.EACH=VALUE"):
+        import_recipe(["b.yaml", "run.sh"], Answers.of_options(topology="dgx-h100"))
+
+
 def test_files_beside_a_recipe_belong_to_it() -> None:
     Path("b.yaml").write_text(RECIPE, encoding="utf-8")
     Path("run.sh").write_text("torchrun --nproc-per-node $EACH train.py --config b.yaml", encoding="utf-8")

@@ -23,6 +23,41 @@ def test_a_change_that_makes_it_fit_is_applied_as_it_stands(asked: Asked) -> Non
     assert asked("advice", values=JOB)["parts"]["advice"] != advice
 
 
+def test_a_change_that_is_faster_fits_with_the_same_batch(asked: Asked) -> None:
+    job = {**JOB, "training": {**JOB["training"], "global_batch_size": 16, "recompute": "full"}}
+    before = asked("view", values=job)["numbers"]
+    listed = asked("faster", values=job)["parts"]["advice"]
+    first = json.loads(re.findall(r'data-changes="([^"]+)"', listed)[0].replace("&quot;", '"'))
+    training = {**job["training"], **{key.removeprefix("training."): value for key, value in first.items()}}
+    after = asked("view", values={**job, "training": training})
+    assert after["verdict"] == "fits"
+    assert after["numbers"]["step_s"] < before["step_s"]
+    assert asked("faster", values=FULL)["parts"]["advice"] == ""  # it does not fit
+
+
+def test_costs_follow_a_price_of_ones_own(asked: Asked) -> None:
+    usd = [asked("view", values=JOB, price=price)["numbers"]["usd_per_million_tokens"] for price in (None, 1, 2.5)]
+    rate = asked("view", values=JOB)["numbers"]["tokens_per_s_per_gpu"]
+    assert usd[1] == pytest.approx(1e6 / 3600 / rate)
+    assert usd[2] == pytest.approx(2.5 * usd[1])
+    assert usd[0] == pytest.approx(2.95 * usd[1])  # of dgx-h100
+    unknown = asked("view", values={**JOB, "topology": "dgx-b300"}, price=1)["numbers"]
+    assert unknown["usd_per_million_tokens"] == pytest.approx(1e6 / 3600 / unknown["tokens_per_s_per_gpu"])
+
+
+@pytest.mark.parametrize("price", [-1, "2", True, 1e9])
+def test_what_is_no_price_is_refused(asked: Asked, price: object) -> None:
+    assert asked("view", 422, values=JOB, price=price)["problems"][0]["where"] == "price"
+
+
+def test_a_measured_curve_is_drawn_over_memory(asked: Asked) -> None:
+    (plain,) = asked("memory", values=JOB)["parts"].values()
+    (drawn,) = asked("memory", values=JOB, curve=[0, 2**36, 2**35])["parts"].values()
+    assert "measured-curve" not in plain
+    assert "measured, at most 64.00 GiB" in drawn
+    assert asked("memory", 422, values=JOB, curve=[-1])["problems"][0]["where"] == "curve"
+
+
 def test_a_limit_has_the_keys_that_set_it(asked: Asked) -> None:
     found = asked("limit", values=FULL, quantity="micro_batch")
     assert found["words"] == "largest micro batch"

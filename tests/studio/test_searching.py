@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 from simcore.errors import InputError
 from simcore.studio.question import Question
 from simcore.studio.searching import Searching, space_of_question
-from studio_jobs import JOB
+from simcore.studio.server import MOST_SEARCHES
+from studio_jobs import JOB, NoLanes
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +36,14 @@ def test_what_fits_comes_first_and_the_answer_last(client: TestClient) -> None:
         assert bound["tokens_per_s_per_gpu_at_most"] >= 0.999 * layout["tokens_per_s_per_gpu"]
 
 
+def test_the_fewest_gpus_of_each_framework(client: TestClient) -> None:
+    found = lines(client, free={"mesh": []}, gpus=[1, 2], frameworks=["ddp", "fsdp2"], fewest=True)
+    rows = {line["fewest"]["framework"]: line["fewest"] for line in found if "fewest" in line}
+    assert {name: row["value"] for name, row in rows.items()} == {"ddp": 1, "fsdp2": 1}
+    assert rows["fsdp2"]["layout"]["num_gpus"] == 1
+    assert found[-1]["over"]
+
+
 @pytest.mark.parametrize(("fields", "where"), [
     ({"gpus": [0]}, "gpus"), ({"gpus": "8"}, "gpus"), ({"free": []}, "free"), ({"free": {"mesh": 1}}, "free"),
     ({"frameworks": [1]}, "frameworks")])
@@ -53,7 +62,26 @@ def test_a_search_that_cannot_begin_is_refused(client: TestClient, fields: dict[
 
 def test_a_search_that_is_stopped_ends_its_process() -> None:
     running = Searching({"values": JOB, "gpus": [8, 16, 32]})
+    running.begin()
     assert running.next() is not None
     running.stop()
     assert running.next() is None
+    assert running._process is not None
     assert not running._process.is_alive()
+
+
+def test_a_search_that_was_stopped_before_it_begins_has_no_process() -> None:
+    running = Searching({"values": JOB})
+    running.stop()
+    running.begin()
+    assert running._process is None
+    assert running.next() is None
+
+
+def test_a_search_takes_its_place_before_it_begins() -> None:
+    lanes = NoLanes()
+    places = [lanes.search({}) for _ in range(MOST_SEARCHES + 1)]
+    assert [place is None for place in places] == [False] * MOST_SEARCHES + [True]
+    assert places[0] is not None
+    lanes.end(places[0])
+    assert lanes.search({}) is not None

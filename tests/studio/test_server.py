@@ -9,9 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from simcore.studio import access
-from simcore.studio.access import MAX_BODY, Access
-from simcore.studio.server import Lanes, app
-from studio_jobs import JOB, Asked
+from simcore.studio.access import Access
+from simcore.studio.fields import MAX_BODY, most_bytes
+from simcore.studio.server import app
+from studio_jobs import JOB, Asked, NoLanes
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def test_the_page_loads_nothing_but_its_own_files(client: TestClient) -> None:
     ({"host": "evil.example"}, 421), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403),
     ({"host": "[::1"}, 421), ({"origin": "http://[::1"}, 403),
     ({"sec-fetch-site": "cross-site"}, 403), ({"content-type": "text/plain"}, 415),
-    ({"content-length": str(MAX_BODY + 1)}, 413)])
+    ({"content-length": str(most_bytes("scenario") + 1)}, 413)])
 def test_requests_of_other_pages_are_refused(client: TestClient, headers: dict[str, str], status: int) -> None:
     asked = {"content-type": "application/json", **headers}
     answer = client.post("/api/scenario", content=b'{"values": {}}', headers=asked)
@@ -43,19 +44,11 @@ def test_requests_of_other_pages_are_refused(client: TestClient, headers: dict[s
 
 def test_elsewhere_a_question_needs_the_token() -> None:
     elsewhere = Access.of("0.0.0.0", "secret")  # noqa: S104
-    with TestClient(app(elsewhere, made=_NoLanes), base_url="http://studio.example:8765") as there:
+    with TestClient(app(elsewhere, made=NoLanes), base_url="http://studio.example:8765") as there:
         assert there.get("/").status_code == 200
         assert there.post("/api/nothing", json={}).status_code == 401
         assert there.post("/api/nothing", json={}, headers={"authorization": "Bearer wrong"}).status_code == 401
         assert there.post("/api/nothing", json={}, headers={"authorization": "Bearer secret"}).status_code == 404
-
-
-class _NoLanes(Lanes):
-    def __init__(self) -> None:
-        self._lanes, self.searches = {}, set()
-
-    def of(self, kind: str) -> None:
-        return None
 
 
 def test_on_this_machine_no_token_is_needed() -> None:
@@ -69,9 +62,14 @@ def test_a_body_that_is_no_question_is_refused(client: TestClient, body: bytes, 
 
 
 def test_a_body_without_a_length_is_read_to_the_limit_only(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simcore.studio.server.MAX_BODY", 1000)
+    monkeypatch.setattr("simcore.studio.fields._MAX_TEXTS", 1000)
     answer = client.post("/api/view", content=iter([b" " * 600] * 3), headers={"content-type": "application/json"})
     assert answer.status_code == 413
+
+
+def test_only_a_measured_run_may_be_large() -> None:
+    assert most_bytes("measured") == MAX_BODY
+    assert {most_bytes(kind) for kind in ("view", "import", "search", "nothing")} == {8 * 2**20}
 
 
 @pytest.mark.parametrize("nested", ["[" * 700 + "]" * 700, '{"b": ' * 70 + "1" + "}" * 70])

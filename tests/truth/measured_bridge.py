@@ -17,8 +17,9 @@ import printed_flops
 from measured_runs import BUCKET, COMMON, MODULES, NANO, Recomputed, batch, degrees, over, restated, unsayable
 from source_row import Always, Block, Listed, Missing, Number, Prose, SourceRow, Unheard, Unread, Words
 
+from simcore.recipes.bridge.named import recipes
+
 RECIPES = Path(__file__).resolve().parent / "recipes" / "bridge.jsonl"
-MAIN = Path(__file__).resolve().parents[2] / "simcore" / "recipes" / "bridge" / "recipes.json"
 TAGS = {"25.11": "v0.2.0", "26.02": "v0.3.0", "26.02.01": "v0.3.1", "26.04": "v0.4.0", "26.04.01": "v0.4.2",
         "26.06": "v0.5.0", "26.06.01": "v0.5.1"}
 """Containers and their tag: 067f987d `docs/versions1.json`. 26.08 (v0.6.0) has its recipes in functions of the package;
@@ -153,18 +154,11 @@ def presets():
     return [one | {"tag": tag} for tag in ORDER for one in lines if tag in one["tags"]]
 
 
-@cache
-def main_recipes():
-    """Recipes of Megatron-Bridge 067f987d by name, values by dotted key."""
-    return json.loads(MAIN.read_text(encoding="utf-8"))
-
-
 def main_recipe(name):
-    """A recipe of the main branch, of an older name too. Raises Unheard for a name that it has not."""
-    if name not in main_recipes():
+    """Values of a recipe of Megatron-Bridge 067f987d by dotted key. Raises Unheard for another name."""
+    if name not in recipes():
         raise Unheard(f"recipe {name!r} is none of Megatron-Bridge 067f987d")
-    found = main_recipes()[name]
-    return main_recipes()[found] if isinstance(found, str) else found
+    return recipes()[name]
 
 
 def wanted(run, name, fields):

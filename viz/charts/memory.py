@@ -13,6 +13,7 @@ from simcore.results.report import MemorySeries, Peak, RankReport
 from simcore.units import format_bytes
 from viz.charts.axes import capacity_line, layer_bands, phase_bands, x_axis, y_axis
 from viz.charts.bars import shortened
+from viz.charts.measured import NOTHING, Measured, measured_lines
 from viz.charts.scale import BOTTOM, HEIGHT, LETTER, TOP, Scale, percent, scale_of
 from viz.charts.stack import Band, Clock, layer_order, layer_runs, peak_index, phase_runs, stack, totals
 from viz.markup import Markup, element, join
@@ -26,18 +27,19 @@ _ROOMY: Final = 30  # height in pixels above which the place in the plot decides
 
 
 def memory_chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: str, *,
-                 kinds: Mapping[str, str] | None = None, stacked_by: str = "category", at_least: int = 0) -> Markup:
+                 kinds: Mapping[str, str] | None = None, stacked_by: str = "category", at_least: int = 0,
+                 measured: Measured = NOTHING) -> Markup:
     """Draws the allocated bytes of one class of ranks over the step, stacked by category, as one `<svg>`.
 
     `clock`: the x axis has events ("issue") or seconds ("time"). `identity`: begin of the ids in it, unique on the
     page. `kinds`: the kind of each layer, by path. `stacked_by`: the word for what the bands are, in the title.
-    `at_least`: bytes up to which the scale reaches, where charts are compared. ValueError: the class has no memory over
-    the step.
+    `at_least`: bytes up to which the scale reaches, where charts are compared. `measured`: drawn over it. ValueError:
+    the class has no memory over the step.
     """
     series = rank.memory
     if series is None or not series.event_index:
         raise ValueError("this class of ranks has no memory series to draw")
-    scale = scale_of(rank, series, clock, capacity_bytes, at_least)
+    scale = scale_of(rank, series, clock, capacity_bytes, max(at_least, measured.highest))
     bands = stack(series, layer_order(rank))
     title, description = text_alternative(rank, capacity_bytes, clock, stacked_by)
     return element(
@@ -51,7 +53,7 @@ def memory_chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, ide
         _names(bands, scale),
         x_axis(scale, clock),
         capacity_line(scale, scale.share(peak_index(series))),
-        _peak(series, rank.peak, scale),
+        _peak(series, rank.peak, scale), measured_lines(measured, scale),
         class_="chart", role="img", width="100%", height=HEIGHT,
         aria_labelledby=f"{identity}-title", aria_describedby=f"{identity}-desc")
 
@@ -139,16 +141,18 @@ def _names(bands: Sequence[Band], scale: Scale) -> Markup:
 
 
 def _name(band: Band, scale: Scale) -> Markup | None:
-    room = (len(band.category) + 2) * LETTER
+    if scale.y(0) - scale.y(max(band.heights)) < _READABLE:
+        return None
+    room, shares = (len(band.category) + 2) * LETTER, scale.shares
     best: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     end, last = 0, len(band.upper)
     for first in range(0, last, max(1, last // 150)):
-        while end < last and scale.share(end) - scale.share(first) < room:
+        while end < last and shares[end] - shares[first] < room:
             end += 1
-        if scale.share(end) - scale.share(first) < room:
+        if shares[end] - shares[first] < room:
             break
         low, high = max(band.lower[first:end]), min(band.upper[first:end])
-        middle = (scale.share(first) + scale.share(end)) / 2
+        middle = (shares[first] + shares[end]) / 2
         thickness = min(scale.y(low) - scale.y(high), _ROOMY)
         best = max(best, (thickness, -abs(middle - 0.4), middle, (low + high) / 2))
     thickness, _, middle, level = best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from simcore.results.report import MemorySeries, RankReport
@@ -35,9 +36,14 @@ class Scale:
     top_bytes: float
     capacity_bytes: int | None
 
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Begins of the samples, and the end of the last, as shares of the plot's width, 0 to 1."""
+        return tuple((at - self.first) / self.span for at in self.x)
+
     def share(self, index: int) -> float:
         """Returns the begin of sample `index` as a share of the plot's width, 0 to 1."""
-        return (self.x[index] - self.first) / self.span
+        return self.shares[index]
 
     def y(self, num_bytes: float) -> float:
         """Returns the vertical position of `num_bytes`, in pixels from the top."""

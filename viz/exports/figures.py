@@ -105,7 +105,7 @@ def _of_rank(report: Report, rank: RankReport, number: int) -> Iterator[Figure]:
         yield Figure(f"peak-{number}", f"Who is there at the peak of {name}", owners, category_entries(rank))
     traffic = traffic_bars(report, rank, "w")
     if traffic is not None:
-        yield Figure(f"traffic-{number}", f"What leaves a rank of {name} in one step", traffic, link_entries())
+        yield Figure(f"traffic-{number}", f"What leaves a rank of {name} in one step", traffic, link_entries(rank))
 
 
 def _memory(report: Report, rank: RankReport, clock: Clock, name: str, ranks: str) -> Figure:

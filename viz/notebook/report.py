@@ -151,9 +151,8 @@ def _sent(report: Report) -> Markup | None:
     chart = traffic_bars(report, rank, "traffic") if rank else None
     if chart is None or rank is None:
         return None
-    links = [entry for entry, is_used in zip(link_entries(), (any(row.nvlink_bytes for row in rank.traffic),
-                                                        any(row.network_bytes for row in rank.traffic)),
-                                         strict=True) if is_used]
+    used = (any(row.nvlink_bytes for row in rank.traffic), any(row.network_bytes for row in rank.traffic), True)
+    links = [entry for entry, is_used in zip(link_entries(rank), used, strict=False) if is_used]
     return element("figure", element("figcaption", "What leaves a rank in one step"), chart, legend(links, "Links"))
 
 

@@ -10,6 +10,7 @@ from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes
 from viz.charts.bars import shortened
 from viz.charts.legend import legend
+from viz.charts.measured import NOTHING, Measured
 from viz.charts.memory import memory_chart
 from viz.charts.memory_legend import memory_legend, phase_legend
 from viz.charts.peak_owners import peak_owner_bars
@@ -72,13 +73,15 @@ def _traffic(report: Report, rank: RankReport, identity: str) -> Markup | None:
         return None
     caption = element("figcaption", "What leaves a rank in one step, by collective and axis")
     more = element("details", element("summary", "By phase and format too"), traffic_table(rank), class_="more")
-    return join((element("figure", caption, chart, legend(link_entries(), "Link classes")), more))
+    return join((element("figure", caption, chart, legend(link_entries(rank), "Link classes")), more))
 
 
-def memory_figure(report: Report, rank: RankReport, identity: str, *, is_full: bool = True) -> Markup:
+def memory_figure(report: Report, rank: RankReport, identity: str, *, is_full: bool = True,
+                  measured: Measured = NOTHING) -> Markup:
     """Returns the figure of memory over the step of one class, with its legends; a note without such memory.
 
     `is_full`: on both clocks, and also by part of the model. `identity`: begin of the ids in it, unique on the page.
+    `measured`: drawn over it.
     """
     detail = class_detail(report, rank)
     if rank.memory is None or not rank.memory.event_index:
@@ -88,7 +91,7 @@ def memory_figure(report: Report, rank: RankReport, identity: str, *, is_full: b
     stacks: list[Stacked] = [("category", rank)]
     if is_full and detail is not None and detail.by_part is not None:
         stacks.append(("part", by_part(rank, detail)))
-    plots = [_plot(stacked, clock, report.capacity_bytes, kinds, f"{identity}-{name}-{clock}", name)
+    plots = [_plot(stacked, clock, report.capacity_bytes, kinds, f"{identity}-{name}-{clock}", name, measured)
              for name, stacked in stacks for clock in clocks]
     frame = element("div", *plots, phase_legend(rank), class_="plots")
     legends = (element("div", memory_legend(stacked), data_stack=name, hidden=name != "category")
@@ -102,11 +105,11 @@ def memory_figure(report: Report, rank: RankReport, identity: str, *, is_full: b
                    class_="memory")
 
 
-def _plot(rank: RankReport, clock: Clock, capacity: int | None, kinds: Mapping[str, str], identity: str, name: str
-          ) -> Markup:
+def _plot(rank: RankReport, clock: Clock, capacity: int | None, kinds: Mapping[str, str], identity: str, name: str,
+          measured: Measured) -> Markup:
     view = f"{name} {clock}"
-    return element("div", memory_chart(rank, capacity, clock, identity, kinds=kinds, stacked_by=name), class_="plot",
-                   data_view=view, hidden=view != "category issue")
+    chart = memory_chart(rank, capacity, clock, identity, kinds=kinds, stacked_by=name, measured=measured)
+    return element("div", chart, class_="plot", data_view=view, hidden=view != "category issue")
 
 
 def _switch(identity: str, title: str, choices: Mapping[str, str], what: str) -> Markup:

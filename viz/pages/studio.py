@@ -14,6 +14,7 @@ from simcore.results.report import Advice, Report
 from simcore.units import format_bytes, format_seconds
 from viz.charts.class_bars import Mark, class_bars, drawn_categories
 from viz.charts.legend import entry_of, legend
+from viz.charts.measured import NOTHING, Measured
 from viz.charts.rank_class import fullest_class
 from viz.charts.traffic import link_entries, traffic_bars
 from viz.markup import Markup, element, join
@@ -60,19 +61,24 @@ def first_parts(report: Report, marks: Sequence[Mark] = ()) -> dict[str, str]:
         "verdict": join((verdict(report), " ", sections.sentence(report))),
         "problems": sections.problems(report),
         "bars": bars and join((bars, legend([*map(entry_of, drawn_categories(report))], "Categories"))),
-        "traffic": sent and join((sent, legend(link_entries(), "Link classes"))),
+        "traffic": sent and rank and join((sent, legend(link_entries(rank), "Link classes"))),
         "time": join(_time(report)), "facts": sections.facts(report), "evidence": sections.evidence(report),
         "assumptions": sections.assumptions(report), "advice": advice_part(report.advice)}
     return {name: str(part or "") for name, part in parts.items()}
 
 
-def memory_part(report: Report, *, is_full: bool = False) -> dict[str, str]:
+def memory_part(report: Report, measured: Measured = NOTHING, *, is_full: bool = False) -> dict[str, str]:
     """Returns memory over the step of the fullest class, by the name of its panel; "" without such memory.
 
-    `is_full`: also over time, and by part of the model.
+    `measured`: drawn over it. `is_full`: also over time, and by part of the model.
     """
     rank = fullest_class(report)
-    return {"memory": str(memory_figure(report, rank, "memory", is_full=is_full)) if rank and rank.memory else ""}
+    if rank is None or not rank.memory:
+        return {"memory": ""}
+    drawing = memory_figure(report, rank, "memory", is_full=is_full, measured=measured)
+    words = ("The line over it is the snapshot: its own window of events over the whole width, on the same bytes."
+             if measured.curve else "")
+    return {"memory": str(join((drawing, element("p", words, class_="note") if words else None)))}
 
 
 def streams_part(report: Report) -> dict[str, str]:
@@ -85,11 +91,14 @@ def placement_part(report: Report) -> dict[str, str]:
     return {"placement": str(sections.placement_figure(report, "map") or "")}
 
 
-def advice_part(advice: tuple[Advice, ...]) -> Markup | None:
-    """Returns a list of changes with the effect of each; a button of each has its keys as JSON."""
+def advice_part(advice: tuple[Advice, ...], than_s: float | None = None) -> Markup | None:
+    """Returns a list of changes with the effect of each; a button of each has its keys as JSON.
+
+    `than_s`: step of the job as it is, for the share of it that each saves.
+    """
     if not advice:
         return None
-    return element("ul", *map(_change, advice), class_="changes")
+    return element("ul", *(_change(one, than_s) for one in advice), class_="changes")
 
 
 def versus_part(reports: Sequence[Report]) -> Markup:
@@ -103,15 +112,19 @@ def measured_part(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str
 
     `rows`: quantity, measured, simulated, difference and a remark, each as text.
     """
-    heads = ("quantity", "measured", "simulated", "difference", "")
+    heads = ("quantity", "measured", "simulated", "difference")
+    cells = [(join((what, element("span", told, class_="note"))) if told else what, *numbers)
+             for what, *numbers, told in rows]
     below = (element("p", note, class_="note") for note in notes)
-    return join((table(title, heads, rows, 1), *below, advice_part(advice)))
+    return join((table(title, heads, cells, 1), *below, advice_part(advice)))
 
 
-def _change(advice: Advice) -> Markup:
+def _change(advice: Advice, than_s: float | None) -> Markup:
     words = {"fits": "fits", "unsure": "unsure", "oom": "still does not fit"}
     gpus = None if advice.num_gpus is None else f"{advice.num_gpus:,} GPUs"
     time = None if advice.step_s is None else f"step {format_seconds(advice.step_s)}"
+    if time and than_s and advice.step_s:
+        time += f" ({advice.step_s / than_s - 1:+.0%})"
     effect = ", ".join(filter(None, (words[advice.verdict], format_bytes(advice.peak_bytes),
                                      f"{signed_bytes(advice.headroom_bytes)} left", time, gpus)))
     keys = (code(f"{key}={json.dumps(value)}") for key, value in advice.changes.items())

@@ -11,8 +11,9 @@ autograd runs the latest node first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from simcore.errors import NotYet, Problem
@@ -30,6 +31,7 @@ from simcore.frameworks.deepspeed.module_units import (
 )
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.models.blocks import Attention, Branch, Embedding, Head, Mlp, Moe
+from simcore.models.graph import ModelGraph
 from simcore.operators.hf.remote_code import LINEARS
 from simcore.placement.plan import Plan
 
@@ -47,14 +49,20 @@ def forward_calls(plan: Plan, layer: int) -> Calls:
 
     A call is a tuple of references to the parameters that the module holds itself; often empty.
     """
+    return list(_forward_of(plan, _first_alike(plan, layer)))
+
+
+@lru_cache(maxsize=256)
+def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
+    """Calls of a layer's forward, made once for all layers of its kind."""
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     everything = tuple((number, 0) for number, p in enumerate(plan.of_layer(layer)) if not p.spec.is_buffer)
     if isinstance(kind.block, Embedding):  # PEFT's model, the model, its inner model; the rotary embedding
-        return [*_around(plan), _model(plan), _MODEL, Call(everything, everything),
-                *[Call()] * _has_rotary_embedding(plan)]
+        return (*_around(plan), _model(plan), _MODEL, Call(everything, everything),
+                *[Call()] * _has_rotary_embedding(plan))
     if kind.block is not None:
-        return [Call(everything, everything)] if everything else []
-    return [_whole(plan, layer), *(call for part in _parts(plan, layer) for call in part.forward())]
+        return (Call(everything, everything),) if everything else ()
+    return (_whole(plan, layer), *(call for part in _parts(plan, layer) for call in part.forward()))
 
 
 def _model(plan: Plan) -> Call:
@@ -88,13 +96,20 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
             return [], own if asks_inputs(plan, layer + 1) else []
         outer = [*_around(plan), _model(plan)] if isinstance(kind.block, Head) else [_MODEL]
         return [], [*outer, *own] if own else own
-    if not (plan.of_layer(layer).is_trained or asks_inputs(plan, layer)):
-        return [], []
+    before, after = _backward_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
+    return list(before), list(after)
+
+
+@lru_cache(maxsize=256)
+def _backward_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+    """`backward_calls` of a transformer layer, made once for all of its kind with (without) a gradient of the input."""
+    if not (plan.of_layer(layer).is_trained or has_input_grad):
+        return (), ()
     backward: Calls = [_whole(plan, layer)]
-    for part in reversed(_parts(plan, layer)):
+    for part in reversed(_parts_of(plan, layer, has_input_grad=has_input_grad)):
         backward += part.backward()
     if plan.framework.checkpoint == "none":
-        return [], backward
+        return (), tuple(backward)
     first, last = replayed(plan, layer)
     is_called_again = LAYERS[plan.graph.implementation].replays_layers
     before, again = backward[:first], forward_calls(plan, layer)[not is_called_again:last]
@@ -102,7 +117,7 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
         is_same = again[-1].own == before[-1].own
         again[-1] = replace(again[-1], released=before[-1].released if is_same else again[-1].own)
         before[-1] = replace(before[-1], released=())
-    return [*before, *again], backward[first:]
+    return (*before, *again), tuple(backward[first:])
 
 
 def _around(plan: Plan) -> Calls:
@@ -188,8 +203,14 @@ class _Part:
         return units[-1] if units and isinstance(units[-1], Linear) else None
 
 
-def _parts(plan: Plan, layer: int) -> list[_Part]:
+def _parts(plan: Plan, layer: int) -> tuple[_Part, ...]:
     """Blocks in forward's order."""
+    return _parts_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
+
+
+@lru_cache(maxsize=256)
+def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, ...]:
+    """Blocks of a layer, made once for all layers of its kind. `has_input_grad`: the layer's input needs a gradient."""
     named, parts = _by_module(plan, layer), list[_Part]()
     for number, (name, branch) in enumerate(_blocks(plan, layer)):
         if branch.behind:
@@ -206,8 +227,19 @@ def _parts(plan: Plan, layer: int) -> list[_Part]:
         acts_last = isinstance(branch.block, Mlp | Moe) and not branch.block.gated
         units = tuple(_inside(plan, layer, name, branch))
         parts.append(_Part(before, Container(named.get(name, ()), units), acts_last,
-                           number > 0 or asks_inputs(plan, layer), joins=not isinstance(units[-1], Container)))
-    return parts
+                           number > 0 or has_input_grad, joins=not isinstance(units[-1], Container)))
+    return tuple(parts)
+
+
+def _first_alike(plan: Plan, layer: int) -> int:
+    """Number of the model's first layer of the same kind, whose tensors have the same places."""
+    return _first_layers(plan.graph)[plan.graph.layers[layer].kind]
+
+
+@lru_cache(maxsize=16)
+def _first_layers(graph: ModelGraph) -> dict[int, int]:
+    """Number of the first layer of each kind."""
+    return {one.kind: number for number, one in reversed(list(enumerate(graph.layers)))}
 
 
 def _is_leaf(plan: Plan, layer: int) -> bool:
@@ -304,7 +336,8 @@ def asks_inputs(plan: Plan, layer: int) -> bool:
         plan.of_layer(below).is_trained for below in plan.layers if below < layer)
 
 
-def _by_module(plan: Plan, layer: int) -> dict[str, Refs]:
+def _by_module(plan: Plan, layer: int) -> Mapping[str, Refs]:
+    """Parameters of each module that has some itself, by its path in the layer."""
     found: dict[str, Refs] = {}
     for number, placed in enumerate(plan.of_layer(layer)):
         if not placed.spec.is_buffer:

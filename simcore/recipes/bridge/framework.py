@@ -7,7 +7,7 @@ from typing import Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 
-__all__ = ["OF_FSDP", "read_framework"]
+__all__ = ["OF_FSDP", "SWITCHED", "read_framework"]
 
 _OPTION: Final = "framework_options."
 OF_FSDP: Final = {"data_parallel_sharding_strategy": "", "outer_dp_sharding_strategy": "no_shard",
@@ -17,6 +17,8 @@ OF_FSDP: Final = {"data_parallel_sharding_strategy": "", "outer_dp_sharding_stra
 _SWITCHES: Final = {"fsdp_db_use_persist_buf_on_alloc_fail": "persistent buffers where units share none",
                     "megatron_fsdp_max_pool_double_buffer": "shared buffers of the largest size",
                     "megatron_fsdp_enable_fine_grained_param_gather": "parameters gathered module by module"}
+SWITCHED: Final = ("model.init_model_with_meta_device", "model.calculate_per_token_loss", "logger.log_params_norm")
+"""Settings of other parts on which Megatron-FSDP depends."""
 _OWN: Final = "as Megatron-FSDP is simulated without it"
 _NOT_FSDP: Final = "read with ddp.use_megatron_fsdp alone"
 
@@ -40,6 +42,12 @@ def read_framework(reader: Reader, draft: Draft) -> None:
     else:
         draft.use(registers, why="off, as without it")
     draft.idle(by_hand, "when buffers are registered: after the first step")
+    for key in SWITCHED if fsdp and fsdp.value else ():
+        switch = reader.flag(key)
+        if switch is not None and switch.value:
+            draft.put(f"{_OPTION}{key.rpartition('.')[2]}", switch)
+        else:
+            draft.use(switch, why="off, as without it")
     _read_buffers(reader, draft, is_on=fsdp is not None and fsdp.value)
     draft.use(*scatter, why="Megatron-FSDP shards the optimizer by its own strategy" if fsdp and fsdp.value else
               "ddp or the optimizer asks for the distributed optimizer, as without either (training/config.py, "

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.models.graph import model_config
 from simcore.models.names import find
+from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.provider import read_provider
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.vocabulary import read_vocabulary
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["read_model"]
+__all__ = ["TURNED_APART", "read_model"]
 
 _HYBRID: Final = {
     "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads", "ffn_hidden_size": "intermediate_size",
@@ -23,6 +25,15 @@ _HYBRID: Final = {
     "num_moe_experts": "n_routed_experts", "moe_router_topk": "num_experts_per_tok",
     "moe_ffn_hidden_size": "moe_intermediate_size", "moe_latent_size": "moe_latent_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size"}
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "num_moe_experts": ("num_experts", "n_routed_experts", "num_local_experts"),
+    "moe_router_topk": ("num_experts_per_tok",), "moe_ffn_hidden_size": ("moe_intermediate_size",),
+    "ffn_hidden_size": ("intermediate_size",), "num_query_groups": ("num_key_value_heads",), "hidden_size": (),
+    "num_attention_heads": (), "attention_dropout": ("attention_dropout",), "hidden_dropout": ()}
+"""Fields of Hugging Face's configurations by the provider's (models/conversion/model_bridge.py:455), of which a model
+has one; a width, or number of heads, changes others that the provider has from the configuration."""
+TURNED_APART: Final = ("qwen/", "zai-org/glm-4", "google/gemma")
+"""Models whose converters leave apply_rope_fusion as core has it; Llama's and Nemotron's switch it on."""
 _PROVIDERS: Final = re.compile(
     r"(hf|Hybrid|Mamba|NemotronH|NemotronNano|Nemotron3|GPT|MLA|Mistral|Llama[0-9]|Qwen[0-9]|DeepSeek|Moonlight|Kimi)"
     r"(?!.*(VL|Omni|Audio|ASR|Next|Qwen35)).*")
@@ -75,12 +86,16 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     else:
         draft.idle(positions, "the family's own; yarn scales frequencies alone")
     own = 0 if "mtp_num_layers" in reader.document.data.get("model", {}) else _predicted(name.value)
-    if not read_vocabulary(reader, draft, name) and not (own or (further and further.value)) and depth is None:
+    _write_rotation(reader, draft, name.value)
+    changed = _changed(reader, draft, name)
+    if not read_vocabulary(reader, draft, name) and not (own or (further and further.value) or changed or depth):
         draft.put("model", name)
         draft.use(further, reader.text("model.mtp_hybrid_override_pattern"),
                   reader.flag("model.mtp_use_repeated_layer"), why="no modules of multi-token prediction")
         return
     draft.put("model.config", name)
+    for field, taken in changed.items():
+        draft.put(f"model.overrides.{field}", taken)
     if further is not None and further.value:
         draft.put("model.overrides.mtp_num_layers", further)
     elif own:
@@ -96,6 +111,29 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
         draft.put("model.overrides.mtp_use_repeated_layer", repeats)
     else:
         draft.use(repeats, why="off, as without it")
+
+
+def _write_rotation(reader: Reader, draft: Draft, name: str) -> None:
+    """Writes the converter's rotary embeddings, where the simulation has one kernel and the recipe says nothing."""
+    if name.lower().startswith(TURNED_APART) and not reader.has("model.apply_rope_fusion"):
+        draft.default("framework_options.apply_rope_fusion", False, f"Bridge {COMMIT}",  # noqa: FBT003 - a value
+                      "Megatron-LM core/transformer/transformer_config.py:513; models/qwen, glm and gemma set none")
+
+
+def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[Any]]:
+    """Sizes that differ from the model's own, by the field of its configuration; those without a field are refused."""
+    config = model_config(name.value, None, "") if find(name.value) is not None else {}
+    found: dict[str, Taken[Any]] = {}
+    for key, fields in _FIELDS.items():
+        one = reader.number(f"model.{key}") if key.endswith("dropout") else reader.integer(f"model.{key}")
+        field = next((field for field in fields if field in config), "")
+        if one is None or (field and config[field] == one.value) or (key.endswith("dropout") and not one.value):
+            draft.idle(one, "the model's own")
+        elif field:
+            found[field] = one
+        else:
+            draft.refuse(one, "another one than that of the model by its name")
+    return found
 
 
 def _predicted(name: str) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -15,12 +16,15 @@ from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.layouts import BUILDER, laid_out
 from simcore.recipes.bridge.lengths import aligned, data_owns
+from simcore.recipes.bridge.options import Launcher
+from simcore.recipes.bridge.selection import selected
 from simcore.recipes.bridge.vocabulary import without_computed
 from simcore.recipes.bridge.words import asked_of, program_of
 from simcore.recipes.imported import Left
 from simcore.recipes.launch.launch_of import environment_of
 from simcore.recipes.megatron.launch import agreed, gpus_of
-from simcore.recipes.shell.script import read_script
+from simcore.recipes.shell.pieces import Word
+from simcore.recipes.shell.script import Script, Started, read_script
 
 __all__ = ["COMMIT", "Launch", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
 
@@ -76,34 +80,43 @@ class Launch:
 
     `gpus`: processes that torchrun, srun or mpirun starts, None where none is there; `environment`: variables of the
     script that change memory, with their places; `left`: options, and keys, of the launch that give nothing;
-    `data_owns`: the data set says the length of the model, too.
+    `unknown`: problems of values that are not known, by their keys; `launcher`: the one of Bridge's that it names, ""
+    for none.
     """
 
     def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
                  environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str],
-                 left: tuple[Left, ...] = (), *, data_owns: bool = True) -> None:
+                 left: tuple[Left, ...] = (), unknown: Mapping[str, Problem] | None = None, *,
+                 launcher: Launcher = "") -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
         self.gpus, self.environment, self._overridden, self.left = gpus, environment, overridden, left
-        self.data_owns = data_owns
+        self.launcher: Launcher = launcher
+        self.unknown = unknown or {}
+
+    @property
+    def data_owns(self) -> bool:
+        """True if the data set says the length of the model, too."""
+        return data_owns(self.launcher, self._overridden, benchmark=is_benchmark(self.name))
 
     def gives(self, key: str) -> bool:
         """True if the launch itself gives the key, or the block that it stands in."""
         return bool({key, key.split(".", maxsplit=1)[0]} & self._overridden)
 
 
-def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) -> Launch:
-    """Launch that a script, or a line, asks for. InputError if it names several recipes, or an option is not read."""
-    script = read_script(text, path, variables)
-    commands = [one for one in script.commands if any(names_in(word.text) for word in one.words)]
-    if len(commands) != 1:
-        raise InputError(Problem(path, f"expected one command with the name of a recipe, got {len(commands)}"))
-    words = list(commands[0].words)
-    name = next(found for word in words for found in names_in(word.text))
-    place = next(f"{path}:{word.line} {name}" for word in words if name in names_in(word.text))
+def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
+              beside: Mapping[str, str] | None = None) -> Launch:
+    """Launch that a script, or a line, asks for; `beside`: texts of files that it sources.
+
+    InputError if it names several recipes, or an option is not read.
+    """
+    script = read_script(text, path, variables, beside)
+    command, (name, number) = _command(script, path)
+    words = list(command.words)
+    place = f"{path}:{words[number].line} {name}"
     values = recipes()[name]
     document = Document(path, {}, places={(): place}).with_values(
         (tuple(key.split(".")), value, place) for key, value in values.items() if key != "?")
-    start = program_of(words, [bool(names_in(word.text)) for word in words])
+    start = program_of(words, number)
     asked = asked_of(words, start, path, name, values)
     document = document.with_values((tuple(key.split(".")), value, where)
                                     for key, value, where in (*asked.base, *asked.overrides))
@@ -112,6 +125,30 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) 
     document = laid_out(document, name, asked.launcher, given, computed=BUILDER in open_keys)
     document, left = aligned(document, asked.launcher, given, benchmark=is_benchmark(name))
     document, of_model, open_keys = without_computed(document, open_keys)
-    return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(commands[0], script, path)),
-                  environment_of(script.variables, path), given, (*asked.left, *left, *of_model),
-                  data_owns=data_owns(asked.launcher, given, benchmark=is_benchmark(name)))
+    return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(command, script, path)),
+                  environment_of(script, text, path), given, (*asked.left, *left, *of_model), asked.unknown,
+                  launcher=asked.launcher)
+
+
+def _command(script: Script, path: str) -> tuple[Started, tuple[str, int]]:
+    """Command that names a recipe, the recipe, and the number of the word that does."""
+    found = [(one, which) for one in script.commands if (which := _named(one.words, path))]
+    if len({one.line for one, _ in found}) != 1:  # those of a loop are told below
+        open_name = next((word for one in script.commands for before, word in pairwise(one.words)
+                          if before.text == "--recipe" and word.unknown), None)
+        if open_name is not None and not found:
+            raise InputError(Problem(f"{path}:{open_name.line}", f"--recipe: its value depends on {open_name.unknown}"))
+        raise InputError(Problem(path, f"expected one command with the name of a recipe, got {len(found)}"))
+    command = found[0][0]
+    if command.within:
+        raise InputError(Problem(f"{path}:{command.line}", f"the launch command lies in {command.within}: give one "
+                                                           "command"))
+    return found[0]
+
+
+def _named(words: Sequence[Word], path: str) -> tuple[str, int] | None:
+    """Recipe that a command names, and the number of the word that does; None for another command."""
+    for number, word in enumerate(words):
+        if found := names_in(word.text):
+            return found[0], number
+    return selected(words, path, recipes())

@@ -105,7 +105,11 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
 def _read_products(reader: Reader, draft: Draft) -> None:
     """Writes overlap of matrix products, experts and the head's weight gradients with what is sent."""
     mesh = draft.values.get("mesh", {})
-    products = reader.flag("comm_overlap.tp_comm_overlap")
+    products, own = reader.flag("comm_overlap.tp_comm_overlap"), reader.flag("model.tp_comm_overlap")
+    if products is None:
+        products = own
+    else:
+        draft.idle(own, "comm_overlap.tp_comm_overlap goes before it (training/comm_overlap.py)")
     if products is not None and products.value and mesh.get("tp", 1) > 1 and draft.values["training"].get(
             "sequence_parallel"):
         draft.put(f"{_OPTION}tp_comm_overlap", products)

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Final
 
 from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.bridge.experts import read_experts
 from simcore.recipes.bridge.framework import read_framework
 from simcore.recipes.bridge.model import read_model
-from simcore.recipes.bridge.named import COMMIT, launch_of, names_in, present_name
+from simcore.recipes.bridge.named import COMMIT, Launch, launch_of, names_in, present_name
 from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
-from simcore.recipes.bridge.rows import ROWS, give_up, reason_of
+from simcore.recipes.bridge.rows import ROWS, give_up, read_small, reason_of
 from simcore.recipes.bridge.scaling import scaled
+from simcore.recipes.bridge.selection import selects
 from simcore.recipes.bridge.step import (
-    read_experts,
     read_formats,
     read_graphs,
     read_lengths,
@@ -31,7 +32,7 @@ from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported, Left
+from simcore.recipes.imported import Imported, Left, read_known
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.reader import Reader
@@ -46,24 +47,32 @@ _BLOCKS: Final = frozenset({"model", "train", "ddp", "optimizer"})
 def _recognises(file: RecipeFile) -> bool:
     document = file.mapping()
     if document is None:
-        return len(file.text) < 2**16 and bool(names_in(file.text))
+        return len(file.text) < 2**16 and (bool(names_in(file.text)) or selects(file.text))
     return document.data.keys() >= _BLOCKS and all(isinstance(document.data[name], dict) for name in _BLOCKS)
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
-    document, name, gpus, machine, unknown = file.mapping(), Path(file.path).stem, answers.gpus, "", ""
+    launch = launch_of(file.text, file.path, answers.variables, file.sources) if file.mapping() is None else None
+    return read_known(lambda: _of_launch(files, launch, answers, loose=loose), launch.unknown if launch else {})
+
+
+def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answers, *, loose: bool) -> Imported:
+    """Reads a recipe that a launch names; without one the values of a run_config.yaml."""
+    file = files[0]
+    document, name = launch.document if launch else file.document, Path(file.path).stem
+    gpus, machine, unknown = answers.gpus, "", ""
     owns = True
     variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
-    if document is None:
-        launch = launch_of(file.text, file.path, answers.variables)
-        document, name, variables = launch.document, launch.name, launch.environment
+    if launch is not None:
+        name, variables = launch.name, launch.environment
         draft.left += launch.left
         owns = launch.data_owns
         gpus = agreed(gpus, launch.gpus) or gpus_of(present_name(name), f"{file.path} {name}")
         machine, unknown = machine_of(present_name(name)), unknown_machine(present_name(name))
-        document = scaled(draft, document, name, gpus, given=launch.gives("train.global_batch_size"))
+        document = scaled(draft, document, name, gpus, launcher=launch.launcher,
+                          given=launch.gives("train.global_batch_size"))
         for key in launch.open_keys:
             _leave_open(draft, key, document.where(()))
     draft.infer("name", name, "the recipe's name" if document is not file.mapping() else "the file's name")
@@ -71,6 +80,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
     _read_parts(reader, draft, gpus, machine, unknown, owns=owns)
+    read_small(reader, draft)
     read_rows(reader, draft, ROWS)
     read_variables(reader, draft)
     leave_rest(reader, draft)

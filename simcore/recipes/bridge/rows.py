@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
-from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, On, Row, Says
 
-__all__ = ["ROWS", "give_up", "reason_of"]
+__all__ = ["ROWS", "give_up", "read_small", "reason_of"]
 
 _OPTION: Final = "framework_options."
 _DEFAULT: Final = "as the simulation has it"
@@ -31,7 +33,7 @@ SAID: Final[tuple[Row, ...]] = (
     _option("gradient_accumulation_fusion", usual=True), _option("deterministic_mode", usual=False),
     _option("use_transformer_engine_op_fuser", usual=False), _option("defer_embedding_wgrad_compute", usual=False),
     _option("moe_grouped_gemm", usual=True), _option("moe_permute_fusion", usual=True),
-    _option("use_fused_weighted_squared_relu"), _option("moe_router_padding_for_quantization", usual=False),
+    _option("use_fused_weighted_squared_relu"),
     _option("disable_parameter_transpose_cache", usual=False), _option("cp_comm_type", "text", "p2p"),
     Says("ddp.bucket_size", f"{_OPTION}bucket_size"),
     Says("optimizer.optimizer", "training.optimizer.name", "text",
@@ -42,6 +44,8 @@ SAID: Final[tuple[Row, ...]] = (
 REFUSED: Final[tuple[Row, ...]] = (
     Off("model.attention_output_gate", "a gate of the attention's output"),
     Off("model.freeze_language_model", "a frozen language model beside other towers"),
+    Off("dist.use_torch_fsdp2", "PyTorch's FSDP2 in place of Megatron's (models/model_provider.py:222)"),
+    On("model.deallocate_pipeline_outputs", "outputs of stages that stay when they are sent"),
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
     Off("model.freeze_sound_encoder", "towers beside text"),
     Off("model.freeze_audio_model", "towers beside text"),
@@ -57,6 +61,9 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("model.moe_a2a_overlap",), "nothing in Bridge or Megatron-LM d98e8a64 reads it; comm_overlap says it"),
     Idle(("logger.*", "profiling.*", "straggler*", "nvrx*", "tensor_inspect*", "ft.*"), "logging and measuring"),
     Idle(("checkpoint.*", "inprocess_restart*", "dist.*"), "files, and how ranks find each other"),
+    Idle(("model.should_pad_vocab", "model.make_vocab_size_divisible_by"),
+         "the model's own rows count, unpadded (training/setup.py:741)"),
+    Idle(("model.calculate_per_token_loss",), "by what the loss is divided"),
     Idle(("validation.*",), "evaluation, which is no part of a step"),
     Idle(("rng.*", "rerun_state_machine.*"), "random numbers, and steps that are run again"),
     Idle(("scheduler.*", "optimizer.lr", "optimizer.*_lr",
@@ -64,46 +71,75 @@ IDLE: Final[tuple[Row, ...]] = (
           "optimizer.apply_wd_to_qk_layernorm", "optimizer.bf16", "optimizer.fp16", "optimizer.sgd_*",
           "optimizer.min_lr", "mixed_precision.*loss_scale*", "mixed_precision.hysteresis"),
          "values of the optimizer's step"),
-    Idle(("train.train_iters", "train.manual_gc*", "train.exit_*", "train.eval_*", "train.check_*", "train.skip_*",
-          "train.empty_unused_memory_level"), "length of the run and pauses"),
+    Idle(("train.train_iters", "train.manual_gc*", "train.exit_*", "train.eval_*", "train.check_*", "train.skip_*"),
+         "length of the run and pauses"),
     Idle(("dataset.*", "tokenizer.*"), "which samples are read; their length is training.seq_len"),
     Idle(("ddp.check_for_*", "ddp.average_in_collective", "ddp.gradient_reduce_div_fusion"), "values of gradients"),
     Idle(("model.bf16", "model.fp16", "model.fp8*", "model.params_dtype*", "model.autocast_dtype*",
           "model.pipeline_dtype*"), "mixed_precision says it"),
     Idle(("model.init_method_std", "model.rotary_*", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
-          "model.moe_router_*", "model.use_te_rng_tracker", "model.moe_*_num_sms*", "model.moe_hybridep_*",
+          "model.moe_router_*", "model.use_te_rng_tracker", "model.moe_hybridep_*", "model.moe_*_num_sms*",
           "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling", "model.persist_layer_norm",
-          "model.calculate_per_token_loss", "model.bias_dropout_fusion", "model.should_pad_vocab",
-          "model.make_vocab_size_divisible_by", "model.hf_model_revision", "model.is_hybrid_model",
-          "model.high_priority_a2a_comm_stream", "model.moe_pad_experts_for_cuda_graph_inference",
+          "model.bias_dropout_fusion", "model.hf_model_revision", "model.is_hybrid_model",
+          "model.moe_pad_experts_for_cuda_graph_inference",
           "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
           "model.fp8_output_proj", "model.mtp_eval_in_bf16", "model.max_position_embeddings",
           "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device", "model.overlap_dispatch_*",
           "model.layernorm_epsilon", "model.tp_comm_overlap_*",
           "model.freeze_vision_*", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
           "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype", "mixed_precision.autocast*",
-          "model.batch_p2p_*", "model.overlap_p2p_comm", "model.deallocate_pipeline_outputs", "comm_overlap.align_*",
-          "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm",
+          "model.batch_p2p_*", "comm_overlap.align_*", "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm",
           "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
           "model.external_cuda_graph", "model.multimodal_attn_impl",
           "model.vision_cuda_graph_*", "model.max_vision_*",
           "model.temporal_patch_dim", "model.dsa_*",
           "model.variable_seq_lengths", "model.freeze_mtp_model",
-          "model.moe_permute_fusion_into_hybridep", "model.use_mamba_mem_eff_path", "model.fused_single_qkv_rope"),
+          "model.fused_single_qkv_rope"),
          "values within kernels that run in any case"),
 )
 """The catch-all `dataset.*` is read last, after what says lengths."""
-NOT_MODELLED: Final[tuple[Row, ...]] = (
-    Unmodelled(("optimizer.overlap_param_gather_with_optimizer_step",
-                "comm_overlap.overlap_param_gather_with_optimizer_step"),
-               "the first parameters are gathered after the optimizer's step, not during it"),
-    Unmodelled(("model.moe_mlp_glu_interleave_size",), "the layout of experts' columns"),
-    # TransformerEngine d0067d0d pytorch/module/layernorm_mlp.py:807 saves what core's two linears and activation do
-    Unmodelled(("model.use_transformer_engine_full_layer_spec",),
-               "a layer as one module of TransformerEngine, which keeps the same tensors as core's modules, which are "
-               "simulated; what its MLP frees during backward may differ"),
-)
-ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *NOT_MODELLED, *IDLE)
+_GATHER: Final = "the first parameters are gathered after the optimizer's step, not during it"
+# TransformerEngine d0067d0d pytorch/module/layernorm_mlp.py:807 saves what core's two linears and activation do
+_LAYER: Final = ("a layer as one module of TransformerEngine, which keeps the tensors of core's modules, which are "
+                 "simulated; what its MLP frees during backward may differ")
+SMALL: Final[Mapping[str, tuple[Any, str]]] = {
+    "optimizer.overlap_param_gather_with_optimizer_step": (False, _GATHER),
+    "comm_overlap.overlap_param_gather_with_optimizer_step": (False, _GATHER),
+    "dist.use_tp_pp_dp_mapping": (False, "ranks of a pipeline lie in another order over the nodes, which changes "
+                                         "traffic between nodes"),
+    "model.moe_mlp_glu_interleave_size": (None, "the layout of experts' columns"),
+    "model.use_transformer_engine_full_layer_spec": (False, _LAYER),
+    "model.high_priority_a2a_comm_stream": (False, "exchanges of tokens go before others: all run at their rates"),
+    "model.moe_permute_fusion_into_hybridep": (False, "tokens are permuted within HybridEP's exchange: counted "
+                                                      "as without it"),
+    "model.use_mamba_mem_eff_path": (True, "Mamba's convolution and scan as kernels of their own, which keep more "
+                                           "(core/ssm/mamba_mixer.py:514): the one kernel is simulated"),
+    "model.overlap_p2p_comm": (True, "sends between stages that wait: they are timed beside products"),
+    "train.empty_unused_memory_level": (0, "cached blocks are given back within a step: memory reserved and time are "
+                                           "those without that"),
+    "optimizer.muon_num_ns_steps": (5, "products of Muon's step: five iterations are counted"),
+}
+"""Keys that change what is run by little unless they have this value, and how they are counted instead."""
+_MULTIPROCESSORS: Final = ("model.moe_*_num_sms*", "model.moe_hybridep_num_*")
+_SMS: Final = "multiprocessors that an exchange of tokens takes from other kernels: both run at their rates"
+ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *IDLE)
+
+
+def read_small(reader: Reader, draft: Draft) -> None:
+    """Lists keys that change what is run by little."""
+    for key, (usual, why) in SMALL.items():
+        one = reader.take(key)
+        if one is not None and one.value == usual:
+            draft.idle(one, "the default, as without it")
+        else:
+            draft.unmodelled(one, why)
+    found = reader.matching(*_MULTIPROCESSORS)
+    exchanges = [one for one in found if one.value is not None]
+    draft.idle([one for one in found if one.value is None], "says nothing")
+    if "moe_token_dispatcher_type" in draft.values.get("framework_options", {}):
+        draft.unmodelled(exchanges, _SMS)
+    else:
+        draft.idle(exchanges, "no tokens are exchanged")
 
 
 def reason_of(key: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.named import is_benchmark, present_name, recipes
+from simcore.recipes.bridge.options import Launcher
 from simcore.recipes.bridge.parallel import gpus_of
 from simcore.recipes.draft import Draft
 
@@ -24,17 +25,23 @@ _DENSE: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "
 _EXPERT: Final = ("expert_tensor_parallel_size", "expert_model_parallel_size", "pipeline_model_parallel_size")
 
 
-def scaled(draft: Draft, document: Document, name: str, gpus: Answer | None, *, given: bool) -> Document:
+def scaled(draft: Draft, document: Document, name: str, gpus: Answer | None, *, given: bool,
+           launcher: Launcher = "") -> Document:
     """The recipe's document with the batch for `gpus`; `given`: an override says the batch.
+
+    Other degrees than the recipe's change the data-parallel ranks on its own GPUs too; the performance launcher scales
+    only a recipe of other GPUs (scripts/performance/run_script.py:91).
 
     Refuses in `draft` what upstream's launcher refuses.
     """
     own = gpus_of(present_name(name), "") if is_benchmark(name) else None
-    if own is None or gpus is None or own.value == gpus.value or given:
+    if own is None or gpus is None or given or (own.value == gpus.value and launcher == "performance"):
         return document
     base, model = recipes()[name], document.data.get("model")
     values = {key: base.get(f"model.{key}") for key in (*_DENSE, *_EXPERT)}
     before, after = _ranks(values, own.value), _ranks(model if isinstance(model, dict) else {}, gpus.value)
+    if before is None and own.value == gpus.value:
+        return document  # the framework refuses the degrees
     if before is None:
         draft.fail(gpus.where, f"Bridge's launcher starts {name} on no number of GPUs: its own degrees do not divide "
                                f"the {own.value} of its name (scripts/common/benchmark_parallelism.py:89, :107)")

@@ -27,7 +27,7 @@ def read_stash(reader: Reader, draft: Draft, *, experts: bool) -> None:
     rest = [one for one in (page, *factors.values()) if one is not None]
     if not experts:
         given = [one for one in (capacity, stash) if one is not None]
-        draft.idle([*given, *rest], "the recipe has no degrees of experts")
+        draft.idle([*given, *rest], "the model has no experts")
         return
     if capacity is not None:
         draft.put(f"{_OPTION}{_CAPACITY}", capacity, float(capacity.value))

@@ -7,20 +7,23 @@ from typing import Final
 from simcore.frameworks.megatron.pipeline_layout import num_chunks
 from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.rows import give_up
-from simcore.recipes.bridge.stash import read_stash
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.step import recompute_problem
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["read_experts", "read_formats", "read_graphs", "read_lengths", "read_loss", "read_method",
+__all__ = ["read_formats", "read_graphs", "read_lengths", "read_loss", "read_method",
            "read_recompute", "read_stages", "read_states"]  # fmt: skip
 
 _OPTION: Final = "framework_options."
+_RAGGED: Final = ("batches are padded to their longest sample (data/datasets/gpt_sft.py:620): they are counted at the "
+                  "full length")
 _PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "bf16_with_fp8_delayed_scaling_mixed": "delayed", "bf16_with_mxfp8_mixed": "mxfp8",
                    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
                    "nemotron_h_bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "nanov2_bf16_with_fp8_current_scaling_mixed": "blockwise"}
+_STATED: Final = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16")
+"""Switches that the simulation has by the recipe of fp8 where nothing says them (`frameworks/megatron/fp8.py`)."""
 _ENDS: Final = {"nemotron_h_bf16_with_fp8_current_scaling_mixed": 2, "nanov2_bf16_with_fp8_current_scaling_mixed": 2,
                 "bf16_with_fp8_current_scaling_mixed": 1}
 """Layers at each end in bf16, by preset (training/mixed_precision.py)."""
@@ -94,7 +97,7 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
                 "framework_options", {}).get("use_distributed_optimizer") is False and not is_dealt:
             draft.refuse(one, "weights in 8 or 4 bits without the distributed optimizer")
             draft.infer(f"{_OPTION}{name}", False, "what it asks for is refused")  # noqa: FBT003 - a value
-        elif one is not None and matters and (name.endswith("_param_gather") or one.value is not (name == "fp8_wgrad")):
+        elif one is not None and matters and (name in _STATED or one.value is not (name == "fp8_wgrad")):
             draft.put(f"{_OPTION}{name}", one)
         else:
             draft.idle(one, "the default, as without it" if matters else "nothing depends on it with these formats")
@@ -135,7 +138,8 @@ def read_states(reader: Reader, draft: Draft) -> None:
     precise = reader.flag("optimizer.use_precision_aware_optimizer")
     first, second = reader.text("optimizer.exp_avg_dtype"), reader.text("optimizer.exp_avg_sq_dtype")
     draft.use(precise, why="off, as without it")
-    draft.use(first, second, why="moments in fp32, as without it")
+    draft.use(first, second, why="training.optimizer.moments says it" if first and first.value != "fp32" else
+              "moments in fp32, as without it")
     draft.use(reader.text("optimizer.main_grads_dtype"), why="the format in which the optimizer takes gradients, which "
               "are those of their buffer (Megatron-LM core/optimizer/distrib_optimizer.py)")
     rest = reader.flag("optimizer.store_param_remainders")
@@ -217,6 +221,17 @@ def read_method(reader: Reader, draft: Draft) -> None:
         draft.idle(fewer, "off, as without it")
 
 
+def _leave_padding(reader: Reader, draft: Draft, packs: Taken[bool] | None) -> None:
+    """Lists samples that are as long as the longest of their batch. `packs`: the switch of packs, which is off."""
+    pads = reader.look("dataset.dataset_kwargs.pad_to_max_length") or reader.look("dataset.pad_to_max_length")
+    if pads or not str(reader.look("dataset._target_")).endswith("GPTSFTDatasetConfig"):
+        draft.idle(packs, "off: samples are of the full length")
+    elif packs is not None:
+        draft.unmodelled(packs, _RAGGED)
+    else:
+        draft.unmodelled_default("dataset.enable_offline_packing", value=False, why=_RAGGED)
+
+
 def read_lengths(reader: Reader, draft: Draft, *, owns: bool) -> None:
     """Writes the length; offline packs fill it, and hold one sequence each unless the data says otherwise.
 
@@ -234,7 +249,8 @@ def read_lengths(reader: Reader, draft: Draft, *, owns: bool) -> None:
         draft.put("training.lengths", packs, "packed")
         length = pack or length
     else:
-        draft.idle([one for one in (pack, packs) if one], "no packs are made before the run")
+        draft.idle(pack, "no packs are made before the run")
+        _leave_padding(reader, draft, packs)
     answer = draft.answers.seq_len
     for one in (own, data, pack if packs is not None and packs.value else None):
         draft.use(one, why=f"{answer.where} goes before it" if answer else "the length, as training.seq_len says it")
@@ -257,45 +273,6 @@ def read_loss(reader: Reader, draft: Draft) -> None:
         draft.use(fused, why="on, as without it; cross_entropy_fusion_impl says which")
     else:
         draft.use(fused, why="on, as without it")
-
-
-def read_experts(reader: Reader, draft: Draft) -> None:
-    """Writes the dispatcher; a backend is read with the dispatcher flex. `ep` or `etp` of a recipe tell of experts."""
-    kind, backend = reader.text("model.moe_token_dispatcher_type"), reader.text("model.moe_flex_dispatcher_backend")
-    router, forced = reader.text("model.moe_router_dtype"), reader.flag("model.moe_router_force_load_balancing")
-    shared = reader.flag("model.moe_shared_expert_overlap")
-    if "ep" not in draft.values.get("mesh", {}) and "etp" not in draft.values.get("mesh", {}):
-        draft.idle([one for one in (kind, backend, router, forced, shared) if one],
-                   "the recipe has no degrees of experts")
-        read_stash(reader, draft, experts=False)
-        return
-    read_stash(reader, draft, experts=True)
-    capacity, pads = reader.number("model.moe_expert_capacity_factor"), reader.flag(
-        "model.moe_pad_expert_input_to_capacity")
-    draft.use(pads, why="read with moe_expert_capacity_factor alone")
-    if capacity is not None and pads is not None and pads.value:
-        draft.put("training.routing.capacity_factor", capacity)
-    elif capacity is not None:
-        draft.unmodelled(capacity, "tokens beyond an expert's capacity are dropped: routing is taken as balanced")
-    if shared is not None and shared.value:
-        draft.put(f"{_OPTION}moe_shared_expert_overlap", shared)
-    else:
-        draft.use(shared, why="off, as without it")
-    if kind is not None:
-        draft.put(f"{_OPTION}moe_token_dispatcher_type", kind)
-    if backend is not None and kind is not None and kind.value == "flex":
-        draft.put(f"{_OPTION}moe_flex_dispatcher_backend", backend)
-    else:
-        draft.idle(backend, "it is read with the dispatcher flex")
-    if router is not None and router.value == "bf16":
-        draft.idle(router, "core main transformer/moe/router.py asks for fp32 and fp64 alone: it stays that of its "
-                           "input")
-    elif router is not None:
-        draft.put(f"{_OPTION}moe_router_dtype", router)
-    if forced is not None and forced.value and "routing" not in draft.values["training"]:
-        draft.put("training.routing", forced, "balanced")
-    else:
-        draft.use(forced, why="training.routing says it" if forced and forced.value else "off, as without it")
 
 
 def read_graphs(reader: Reader, draft: Draft) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from simcore.frameworks.megatron.lora import DEFAULT_TARGETS
+from simcore.recipes.bridge.experts import PADS
+from simcore.recipes.bridge.framework import SWITCHED
+from simcore.recipes.bridge.model import TURNED_APART
 from simcore.recipes.bridge.offload import wanted_offload
 from simcore.recipes.bridge.rows import SAID
 from simcore.recipes.bridge.stash import wanted_stash
@@ -38,7 +41,7 @@ def wanted(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     yield from _formats(outline, base)
     yield from _states(outline)
     yield from _overlap(outline, base)
-    yield from _experts(outline)
+    yield from _experts(outline, base)
     yield from _rest(outline)
     yield from _rows(outline, base)
     yield from _allocator(outline, base)
@@ -139,6 +142,11 @@ def _states(outline: Outline) -> Iterator[Wanted]:
         for key, usual in _OPTIONS_OF_FSDP.items():
             value = outline.value(f"{_OPTION}{key}")
             yield f"ddp.{key}", usual if value is None else value, usual
+        for key in SWITCHED:
+            option = f"{_OPTION}{key.rpartition('.')[2]}"
+            yield key, outline.value(option) is True, False
+            if outline.given(option) is False:
+                outline.as_without(option)
 
 
 def _overlap(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
@@ -172,9 +180,15 @@ def _overlap(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
         yield "comm_overlap.wgrad_deferral_limit", outline.given(f"{_OPTION}wgrad_deferral_limit") or 0, 0
 
 
-def _experts(outline: Outline) -> Iterator[Wanted]:
+def _experts(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     if not outline.settled.has_experts:
         return
+    pads = outline.value(f"{_OPTION}moe_router_padding_for_quantization") is True
+    older = base.get(PADS) is True
+    yield PADS, older and pads, False
+    yield "model.moe_router_padding_for_quantization", pads and not older, False
+    if not pads:
+        outline.as_without(f"{_OPTION}moe_router_padding_for_quantization")
     kind = outline.value(f"{_OPTION}moe_token_dispatcher_type")
     yield "model.moe_token_dispatcher_type", kind, None
     if kind == "flex":
@@ -225,8 +239,10 @@ def _rows(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
         value = outline.value(row.scenario)
         usual = next(iter(row.idle), None)
         if row.scenario not in outline.given_keys and (row.key not in base or (value is None and usual is None)):
-            if row.key == _ROTATION and base.get(row.key):  # fused unless it is false: operators/megatron/attention.py
+            apart = row.key not in base and str(base.get("model.hf_model_id")).lower().startswith(TURNED_APART)
+            if row.key == _ROTATION and (base.get(row.key) or apart):  # fused unless it is false (operators/megatron)
                 outline.counts_as(row.scenario, True)  # noqa: FBT003 - a value
+                yield row.key, True, False if apart else None
             continue
         if row.scenario == "training.optimizer.master" and value == "auto":
             value = usual

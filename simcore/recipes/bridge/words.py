@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -13,16 +14,17 @@ from simcore.inputs.block import shorten
 from simcore.inputs.document import parse_value
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.options import FLAGS, IDLE, KEYS, TEXTS, Launcher, launcher_of
+from simcore.recipes.bridge.rows import ROWS
+from simcore.recipes.bridge.selection import TASKS
 from simcore.recipes.imported import Left
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.rows import Idle
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["Asked", "Override", "asked_of", "program_of"]
 
 Override = tuple[str, Any, str]
 """Dotted key, value and place."""
 _OVERRIDE: Final = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=(.*)", re.DOTALL)
-_TASKS: Final = {"pretrain": "pretrain", "sft": "sft", "lora": "peft", "dora": "peft"}
-"""Task of a recipe's name by the mode (scripts/training/recipe_metadata.py, recipe_task)."""
 _DETERMINISTIC: Final[Mapping[str, Any]] = {
     "model.deterministic_mode": True, "model.cross_entropy_loss_fusion": False,
     "env_vars.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env_vars.NCCL_ALGO": "Ring",
@@ -36,7 +38,8 @@ _SAMPLES: Final = ("mock", "megatron-indexed")
 class Asked:
     """Demands of the words of a launch: `overrides` in the order in which they are applied, and keys without effect.
 
-    `base`: what is set before them (--deterministic); `gpus`: GPUs that the launcher's own options say.
+    `base`: what is set before them (--deterministic); `gpus`: GPUs that the launcher's own options say;
+    `unknown`: problems of values that are not known, by their keys.
     """
 
     launcher: Launcher
@@ -44,14 +47,11 @@ class Asked:
     overrides: list[Override] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
     gpus: Answer | None = None
+    unknown: dict[str, Problem] = field(default_factory=dict)
 
 
-def program_of(words: Sequence[Word], is_name: Sequence[bool]) -> int:
-    """Number of the first word that is Bridge's: behind the program, or the name, where no program is.
-
-    `is_name`: whether a word has the name of a recipe.
-    """
-    first = is_name.index(True)
+def program_of(words: Sequence[Word], first: int) -> int:
+    """Number of the first word that is Bridge's: behind the program, or `first`, the name, where no program is."""
     for number, word in enumerate(words[:first]):
         is_program = word.text.endswith((".py", ".sh")) and "torch/distributed" not in word.text
         if is_program or (number and words[number - 1].text == "-m" and not word.text.startswith("torch.distributed")):
@@ -64,7 +64,11 @@ def asked_of(words: Sequence[Word], start: int, path: str, name: str, values: Ma
 
     `name`, `values`: the recipe that they name.
     """
-    return _Words(words, path, name, values, Asked(launcher_of(words[start - 1].text if start else ""))).read(start)
+    launcher = launcher_of(words[start - 1].text if start else "")
+    options = {word.text.partition("=")[0] for word in words}
+    if launcher == "experiment" and options & {"-mr", "--model_recipe_name"}:
+        launcher = "performance"  # scripts/performance/setup_experiment.py, which has another one's name
+    return _Words(words, path, name, values, Asked(launcher)).read(start)
 
 
 @dataclass
@@ -83,10 +87,14 @@ class _Words:
             word = self.words[number]
             where, text = f"{self.path}:{word.line}", word.text
             override = _OVERRIDE.fullmatch(text)
-            if override and word.unknown:
-                raise InputError(Problem(where, f"{override[1]}: its value depends on {word.unknown}"))
+            if override and text[:2] != "++" and text[0] == "+" and self.values.get(override[1]) is not None:
+                raise InputError(Problem(where, f"{text.partition('=')[0]}: the recipe has this key, which Hydra does "
+                                                f"not add again: give {override[1]}="))
             if override:
-                trailing.append((override[1], parse_value(override[2], where), where))
+                if word.unknown:
+                    self._leave_open(override[1], override[1], where, word.unknown)
+                read = override[2] if word.unknown else parse_value(override[2], where)
+                trailing.append((override[1], read, where))
             elif text.startswith("-"):
                 number += self._option(number, where)
             elif word.unknown or text not in ("", self.name):  # "$@" of a script without arguments is empty
@@ -96,6 +104,13 @@ class _Words:
         self.asked.overrides = [*trailing, *self.options] if late else [*self.options, *trailing]
         self._leave_overridden()
         return self.asked
+
+    def _leave_open(self, name: str, key: str, where: str, reason: str) -> None:
+        """Tells that a value is not known; InputError unless rows say that nothing may depend on its key."""
+        problem = Problem(where, f"{name}: its value depends on {reason}")
+        if not any(fnmatchcase(key, pattern) for row in ROWS if isinstance(row, Idle) for pattern in row.keys):
+            raise InputError(problem)
+        self.asked.unknown[key] = problem
 
     def _leave_overridden(self) -> None:
         """Lists what a later override of the same key goes before."""
@@ -137,7 +152,9 @@ class _Words:
             raise InputError(Problem(where, f"{option}: has no value"))
         if option in keys:
             if unknown:
-                raise InputError(Problem(where, f"{option}: its value depends on {unknown}"))
+                self._leave_open(option, keys[option], where, unknown)
+                self.options.append((keys[option], value, where))
+                return 0 if has_value else 1
             self._set(option, keys[option], value, where)
         else:
             self._idle(option, value, unknown, where)
@@ -167,13 +184,16 @@ class _Words:
         if option in ("--mode", "--dataset", "--model", "--nodes", "--gpus-per-node", "--gpus_per_node", "-ng",
                       "--num_gpus") and unknown:
             raise InputError(Problem(where, f"{option}: its value depends on {unknown}"))
-        if option == "--model":
+        if option == "--model" and any(self.name in word.text for word in self.words):
             raise InputError(Problem(where, f"{option}: a recipe is named already: {self.name}"))
+        if option == "--model":
+            why = "names the recipe"
         if option == "--mode":
             why = self._mode(value, where)
         if option == "--dataset":
             if value not in _SAMPLES or "_pretrain" not in self.name:
-                raise InputError(Problem(where, f"not yet: --dataset {value}: samples of another data set than the "
+                raise InputError(Problem(where, f"not yet: --dataset {value}: a data set with settings of its own, "
+                                                "such as packs (recipes/utils/dataset_utils.py), in place of the "
                                                 "recipe's: give its dataset.* keys"))
             why = "which samples are read"
         if option in ("--nodes", "--gpus-per-node", "--gpus_per_node", "-ng", "--num_gpus"):
@@ -183,13 +203,13 @@ class _Words:
 
     def _mode(self, mode: str, where: str) -> str:
         """Reason why a mode changes nothing; InputError for one that contradicts the recipe, or changes adapters."""
-        if mode not in _TASKS:
-            raise InputError(Problem(where, f"--mode: expected {', '.join(_TASKS)}, got {mode!r}"))
+        if mode not in TASKS:
+            raise InputError(Problem(where, f"--mode: expected {', '.join(TASKS)}, got {mode!r}"))
         named = next((task for task in ("pretrain", "sft", "peft") if f"_{task}_" in self.name), None)
-        if named not in (None, _TASKS[mode]):
+        if named not in (None, TASKS[mode]):
             raise InputError(Problem(where, f"--mode {mode} contradicts the recipe {self.name}"))
         adapters = str(self.values.get("peft._target_", "")).rpartition(".")[2].lower()
-        if _TASKS[mode] == "peft" and adapters and adapters != mode:
+        if TASKS[mode] == "peft" and adapters and adapters != mode:
             raise InputError(Problem(where, f"not yet: --mode {mode}: the recipe's adapters are {adapters}"))
         return "as the recipe has it"
 

@@ -73,7 +73,7 @@ def _is_of(model: str, scenario: Scenario) -> bool:
 
 def _overrides(outline: Outline, name: str) -> dict[str, Any]:
     """Values that a recipe must have in another way for the scenario."""
-    base = recipes()[name]
+    base = {key: value for key, value in recipes()[name].items() if value is not None}
     if is_benchmark(name):  # its batch is scaled with the GPUs unless it is given
         base = {key: value for key, value in base.items() if key != "train.global_batch_size"}
     outline.means.clear()

@@ -10,7 +10,7 @@ from typing import Final
 
 from simcore.inputs.document import parse_value
 from simcore.recipes.launch.arguments import Override
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["asks_for_more", "options_of"]
 

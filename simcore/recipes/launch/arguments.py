@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import parse_value
-from simcore.inputs.yaml_parser import KeyPath
-from simcore.recipes.shell.expansion import Word
+from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.recipes.shell.pieces import Word
 
-__all__ = ["Arguments", "Override", "arguments_of", "expect_known"]
+__all__ = ["Arguments", "Override", "arguments_of", "unknown_of"]
 
 _CONFIGS: Final = ("--config", "-c", "--config_file", "--config-file", "--job.config_file", "--job.config-file")
 _FILE: Final = (".yaml", ".yml", ".toml", ".json")
@@ -26,13 +26,14 @@ class Override:
     """A key of the recipe that a launch command sets: path, value, and the place of the argument.
 
     `unknown`: message of a value that is not known from the script alone, such as `$LOG_DIR`, which is its text here;
-    "" for one that is.
+    "" for one that is. `sign`: Hydra's before the key, `+` for one that the recipe does not have, `++` for any.
     """
 
     path: KeyPath
     value: Any
     where: str
     unknown: str = ""
+    sign: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +83,16 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
 
 def _override(key: str, value: Word | None, where: str) -> Override:
     """Key of the recipe with its value; without one it is a switch that is on."""
-    path = tuple(key.lstrip("+").split("."))
+    path, sign = tuple(key.lstrip("+").split(".")), key[:len(key) - len(key.lstrip("+"))]
     if value is not None and value.unknown:
         told = _message(value, f"is the value of {key}, and not known from the script alone")
-        return Override(path, value.text, where, told)
-    return Override(path, True if value is None else parse_value(value.text, where), where)
+        return Override(path, value.text, where, told, sign)
+    return Override(path, True if value is None else parse_value(value.text, where), where, sign=sign)
 
 
-def expect_known(overrides: Sequence[Override], idle_blocks: Sequence[str] = ()) -> None:
-    """Raises InputError for the first value that is not known, but for keys below the names of `idle_blocks`."""
-    for one in overrides:
-        if one.unknown and one.path[0] not in idle_blocks:
-            raise InputError(Problem(one.where, one.unknown))
+def unknown_of(overrides: Sequence[Override]) -> dict[str, Problem]:
+    """Problem of each value that is not known, by its dotted key."""
+    return {dotted(one.path): Problem(one.where, one.unknown) for one in overrides if one.unknown}
 
 
 def _told(word: Word, where: str, what: str) -> InputError:

@@ -10,7 +10,7 @@ from typing import Final
 
 from simcore.recipes.launch.options import Options, parted
 from simcore.recipes.launch.starters import Starter
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["inner_launcher", "is_command"]
 

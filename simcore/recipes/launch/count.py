@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from simcore.errors import InputError, Problem
@@ -13,12 +14,16 @@ from simcore.recipes.launch.starters import NEMO_RL, Starter
 __all__ = ["processes_of"]
 
 _EACH: Final = ("--nproc-per-node", "--nproc_per_node")
+_COPIES: Final = ("-np", "-n", "--np", "-c")
 
 
-def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) -> Number | None:
+def processes_of(starters: Sequence[Starter], path: str, headers: Allocation,
+                 visible: Number | None = None) -> Number | None:
     """Number of processes; None if the command leaves it to the machine, to a further file, or to the recipe.
 
-    `headers`: sizes that `#SBATCH` lines give. InputError for numbers that contradict each other, or that are no
+    `headers`: sizes that `#SBATCH` lines give; `visible`: GPUs of a node that CUDA_VISIBLE_DEVICES leaves.
+
+    InputError for numbers that contradict each other, or that are no
     numbers, such as a range of nodes.
     """
     last = starters[-1]
@@ -26,6 +31,8 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) ->
     for starter in starters:
         if starter.kind == "srun":
             job = allocation_of(starter.options, path, headers)
+    if visible and job.gpus_per_node and visible.value < job.gpus_per_node.value:
+        job = replace(job, gpus_per_node=visible)
     options = Options(last.options, path, last.kind)
     where = f"{path}:{last.word.line} {last.kind}"
     if last.kind == NEMO_RL:
@@ -35,13 +42,17 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) ->
     if last.kind == "srun":
         return Number(_of_tasks(job, where), where)
     if last.kind == "mpirun":
-        processes = options.number("-np", "-n", "--np", "-c")
+        processes = options.number(*_COPIES)
         if processes is None:
             raise options.problem(last.word.line, "-np is missing: the number of processes is left to the machine")
         return Number(processes.value, where)
+    around = {starter.kind: Options(starter.options, path, starter.kind) for starter in starters[:-1]}
+    copies = around["mpirun"].number(*_COPIES) if "mpirun" in around else None
     if last.kind == "accelerate":
+        machines = options.number("--num_machines", "--num-machines")
+        _expect_copies(last, machines, job.tasks if "srun" in around else None, copies, where)
         return _of_accelerate(options, job, where)
-    return _of_nodes(last, options, job, where, by_slurm=starters[0].kind == "srun")
+    return _of_nodes(last, options, job, where, copies, by_slurm="srun" in around)
 
 
 def _of_tasks(job: Allocation, where: str) -> int:
@@ -64,7 +75,20 @@ def _of_accelerate(options: Options, job: Allocation, where: str) -> Number | No
     return Number(processes.value, where)
 
 
-def _of_nodes(starter: Starter, options: Options, job: Allocation, where: str, *,
+def _expect_copies(starter: Starter, nodes: Number | None, tasks: Number | None, copies: Number | None,
+                   where: str) -> None:
+    """Raises InputError if srun or mpirun starts a launcher another number of times than it has nodes.
+
+    Without a number of its own a launcher is of one node: each copy is then a job by itself.
+    """
+    for name, found in (("srun", tasks), ("mpirun", copies)):
+        count = nodes.value if nodes else 1
+        if found is not None and found.value != count:
+            raise InputError(Problem(nodes.where if nodes else where, f"{starter.kind} is of {count} nodes, and {name} "
+                                                                      f"starts it {found.value} times ({found.where})"))
+
+
+def _of_nodes(starter: Starter, options: Options, job: Allocation, where: str, copies: Number | None, *,
               by_slurm: bool) -> Number | None:
     """Processes of torchrun, deepspeed and automodel: those of a node times the nodes."""
     if starter.kind == "deepspeed":
@@ -84,6 +108,8 @@ def _of_nodes(starter: Starter, options: Options, job: Allocation, where: str, *
     if tasks and job.tasks_on_node() not in (None, 1) and by_slurm:
         raise InputError(Problem(where, f"starts the processes of a node, and srun {job.tasks_on_node()} tasks on each "
                                         f"({tasks.where})"))
+    if starter.kind == "torchrun":
+        _expect_copies(starter, nodes, job.tasks if by_slurm else None, copies, where)
     if job.gpus_per_node and job.gpus_per_node.value != each.value:
         raise InputError(Problem(each.where, f"{each.value} processes a node, which has {job.gpus_per_node.value} GPUs "
                                              f"({job.gpus_per_node.where})"))

@@ -16,14 +16,15 @@ from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options, parted
 from simcore.recipes.launch.slurm import Allocation, allocation_of
-from simcore.recipes.launch.starters import NEMO_RL, Starter, starters_of
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters_of
+from simcore.recipes.launch.trl import COMMANDS, inner_accelerate
+from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
-__all__ = ["Launch", "environment_of", "launch_of"]
+__all__ = ["Launch", "environment_of", "launch_of", "visible_in"]
 
 _NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",),
-                 "llamafactory": ("train",)}
+                 "llamafactory": ("train",), "trl": COMMANDS}
 """Words that stand behind these launchers, beside the recipe's file."""
 _OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "llamafactory": ()}
 """Options of these launchers themselves, among keys of the recipe."""
@@ -32,8 +33,10 @@ _BY_TYRO: Final = re.compile(r"^torchtitan\.train$|torchtitan/train\.py$")
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_OF_LIBRARIES: Final = re.compile(r"(?:NCCL|TORCH|PYTORCH|CUDA|CUBLAS|NVTE|UB|UCX|OMP|TORCHINDUCTOR|TRITON|HF|WANDB)_")
 _LAUNCHERS: Final = ("torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train, "
-                     "llamafactory-cli train, and NeMo RL's run_sft.py, run_dpo.py, run_grpo.py")
+                     "llamafactory-cli train, trl sft, and NeMo RL's run_sft.py, run_dpo.py, run_grpo.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +58,23 @@ class Launch:
     options: tuple[Override, ...] = ()
 
 
-def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | None = None) -> Launch:
+def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | None = None,
+              beside: Mapping[str, str] | None = None) -> Launch:
     """Reads the launch command of a script or text; `path`: its name, `recipe`: that of the recipe that it starts.
 
-    `variables`: of the environment in which it is started, as far as they are known.
+    `variables`: of the environment in which it is started, as far as they are known. `beside`: texts of files that the
+    script sources, by their names.
 
     InputError, with the line, for a script without exactly one launch command, for numbers that contradict each other
     or are not known from the script alone, for another recipe, and for what no scenario can say.
     """
-    headers = allocation_of(read_script(text, path, variables).sbatch, path)
-    set_by_slurm = "".join(f"{name}={size}; " for name, size in headers.variables().items())
-    script = read_script(set_by_slurm + text, path, variables)
-    command, starters = _one([(one, starters) for one in script.commands
-                              if (starters := starters_of([*one.around, *one.words])) and _trains(starters[-1])],
-                             script.commands, path)
+    headers = allocation_of(read_script(text, path, variables, beside).sbatch, path)
+    set_by_slurm = {name: str(size) for name, size in headers.variables().items()}
+    script = read_script(text, path, set_by_slurm | dict(variables or {}), beside)
+    found = [(one, starters) for one in script.commands
+             if (starters := starters_of([*one.around, *one.words])) and _trains(starters[-1])]
+    _expect_training(found, path)
+    command, starters = _one([one for one in found if not prepares(one[1][-1])], script.commands, path)
     if command.within:
         raise InputError(Problem(f"{path}:{command.line}", f"the launch command lies in {command.within}: give "
                                                                 "one command"))
@@ -83,7 +89,7 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   _kind(last, starters[-1], script, path), _further(starters[-1], path),
-                  environment_of(script.variables, path), _known(script, path),
+                  environment_of(script, text, path), _known(script, path),
                   options_of(starters[-1].options, path) if starters[-1].kind == "accelerate" else ())
 
 
@@ -101,13 +107,30 @@ def _known(script: Script, path: str) -> Mapping[str, tuple[str, str]]:
 
 def _processes(starters: Sequence[Starter], script: Script, path: str, headers: Allocation) -> Number | None:
     if starters[-1].kind == "llamafactory":
-        return processes_by_variables(script.variables, starters[-1], path)
-    return processes_of(starters, path, headers)
+        return processes_by_variables(script.variables, starters, path, headers)
+    return processes_of(starters, path, headers, visible_in(script, path))
+
+
+def visible_in(script: Script, path: str) -> Number | None:
+    """GPUs of a node that CUDA_VISIBLE_DEVICES leaves, where the script exports a list of them."""
+    word = next(iter(script.variables.get(_VISIBLE, ())), None)
+    if _VISIBLE not in script.exported or word is None or word.unknown or not re.fullmatch(r"\d+(,\d+)*", word.text):
+        return None
+    return Number(len(word.text.split(",")), f"{path}:{word.line} {_VISIBLE}")
+
+
+def _expect_training(found: Sequence[tuple[Started, tuple[Starter, ...]]], path: str) -> None:
+    """Raises InputError if all that is launched prepares data, or converts or tries a model."""
+    names = [(prepares(starters[-1]), command) for command, starters in found]
+    if names and all(name for name, _ in names):
+        name, command = names[0]
+        raise InputError(Problem(f"{path}:{command.line}", f"not yet: starts {name}: by its name no training, but data "
+                                                           "that are prepared, or a model that is converted or tried"))
 
 
 def _one(found: Sequence[tuple[Started, tuple[Starter, ...]]], commands: Sequence[Started],
          path: str) -> tuple[Started, tuple[Starter, ...]]:
-    if len(found) == 1:
+    if len({one.line for one, _ in found}) == 1:  # of a loop it is told
         return found[0]
     if found:
         lines = ", ".join(str(one.line) for one, _ in found)
@@ -123,16 +146,16 @@ def _trains(starter: Starter) -> bool:
     """False for commands of axolotl or LLaMA-Factory that do something else, and for srun or mpirun of a helper."""
     if starter.kind == "axolotl":
         return starter.word.text == "axolotl.cli.train" or any(word.text == "train" for word in starter.rest[:1])
-    if starter.kind == "llamafactory":
-        return any(word.text == "train" for word in starter.rest[:1])
+    if starter.kind in ("llamafactory", "trl"):
+        return any(word.text in _NAMES[starter.kind] for word in starter.rest[:1])
     return bool(starter.rest) and (starter.kind not in ("srun", "mpirun") or any(
         _PYTHON.fullmatch(word.text) or word.text.endswith((".py", ".sh")) for word in starter.rest))
 
 
 def _own_options(starter: Starter, path: str) -> tuple[Starter, tuple[Word, ...]]:
     """Options of the launcher out of a list that they share with keys of the recipe."""
-    if starter.kind == "axolotl":
-        return inner_launcher(starter, path)
+    if starter.kind in ("axolotl", "trl"):
+        return inner_launcher(starter, path) if starter.kind == "axolotl" else inner_accelerate(starter)
     own, rest = parted(starter.rest, _OWN[starter.kind])
     return Starter(starter.kind, starter.word, own, ()), rest
 
@@ -159,14 +182,22 @@ def _expect_recipe(arguments: Arguments, text: str, path: str, recipe: str) -> N
         raise InputError(Problem(f"{path}:{word.line}", f"starts a training with {word.text}, not with {recipe}"))
 
 
-def environment_of(variables: Mapping[str, Sequence[Word]], path: str) -> tuple[tuple[str, str, str], ...]:
-    """(name, value, place) of the variables that change memory; InputError for one that is not known."""
-    found = [(name, variables[name][0]) for name in _VARIABLES if variables.get(name)]
-    for name, word in found:
-        if word.unknown:
-            raise InputError(Problem(f"{path}:{word.line}", f"{name} is {word.text}: not known from the script alone: "
-                                                            f"{word.unknown}"))
-    return tuple((name, word.text, f"{path}:{word.line}") for name, word in found if word.text)
+def environment_of(script: Script, text: str, path: str) -> tuple[tuple[str, str, str], ...]:
+    """(name, value, place) of the variables that the training sees; InputError for one of memory that is not known.
+
+    Not those that the script itself uses (`$NAME`), unless their names are those of a library.
+    """
+    found: list[tuple[str, str, str]] = []
+    for name in script.exported:
+        words = script.variables[name]
+        if not words or (re.search(rf"\$\{{?{name}\b", text) and not _OF_LIBRARIES.match(name)):
+            continue
+        open_word = next((word for word in words if word.unknown), None)
+        if name in _VARIABLES and open_word is not None:
+            told = f"{name} is {open_word.text}: not known from the script alone: {open_word.unknown}"
+            raise InputError(Problem(f"{path}:{open_word.line}", told))
+        found.append((name, " ".join(word.text for word in words), f"{path}:{words[0].line}"))
+    return tuple(found)
 
 
 def _further(starter: Starter, path: str) -> tuple[str, str]:

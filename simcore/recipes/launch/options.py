@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.errors import InputError, Problem
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["NUMBER", "Number", "Options", "parted"]
 

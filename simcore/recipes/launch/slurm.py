@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.options import NUMBER, Number, Options
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["Allocation", "allocation_of"]
 

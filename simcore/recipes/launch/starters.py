@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
-__all__ = ["NEMO_RL", "Starter", "starters_of"]
+__all__ = ["NEMO_RL", "Starter", "prepares", "starters_of"]
 
 _BY_NAME: Final[Mapping[str, str]] = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate", "accelerate-launch": "accelerate", "deepspeed": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed", "automodel": "automodel", "axolotl": "axolotl",
-    "llamafactory-cli": "llamafactory", "lmf": "llamafactory",
+    "llamafactory-cli": "llamafactory", "lmf": "llamafactory", "trl": "trl",
     "axolotl.cli.train": "axolotl", "srun": "srun", "mpirun": "mpirun", "mpiexec": "mpirun", "orterun": "mpirun"}
 _FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "torchrun": frozenset({"--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env",
@@ -41,6 +41,10 @@ _FLAGS: Final[Mapping[str, frozenset[str]]] = {
 NEMO_RL: Final = "nemo_rl"
 """Kind of NeMo RL's programs, which start their processes themselves, by Ray."""
 _PROGRAM: Final = re.compile(r"run_(?:sft|dpo|grpo)\w*\.py")
+_PREPARES: Final = re.compile(
+    r"preprocess|pre_process|tokeni[sz]e|prepare_|_prepare|download|convert|conversion|export|merge_|_merge|consolidate|"
+    r"quantize|build_index|inference|generate|serve|evaluate|eval_|lm_eval|benchmark_data|shard_data", re.IGNORECASE)
+_TRAINS: Final = re.compile(r"train|sft|dpo|grpo|finetun|fine_tun|tune", re.IGNORECASE)
 _TWO_VALUES: Final = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 _MODULE: Final = frozenset({"-m", "--module"})
 _PYTHON: Final = re.compile(r"python[0-9.]*")
@@ -57,6 +61,14 @@ class Starter:
     word: Word
     options: tuple[Word, ...]
     rest: tuple[Word, ...]
+
+
+def prepares(starter: Starter) -> str:
+    """Name of a program that by it prepares data, or converts or tries a model; "" for any other."""
+    program = next((word.text for number, word in enumerate(starter.rest) if word.text.endswith(".py") or (
+        number and starter.rest[number - 1].text in _MODULE)), "")
+    name = program.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]
+    return program if _PREPARES.search(name) and not _TRAINS.search(name) else ""
 
 
 def starters_of(words: Sequence[Word]) -> tuple[Starter, ...]:
@@ -98,7 +110,7 @@ def _base(word: Word) -> str:
 
 def _end_of_options(words: Sequence[Word], kind: str) -> int:
     """Number of words that are the launcher's own: none where all are one list, and of NeMo RL."""
-    if kind in ("automodel", "axolotl", "llamafactory", NEMO_RL):
+    if kind in ("automodel", "axolotl", "llamafactory", "trl", NEMO_RL):
         return 0
     number = 0
     while number < len(words):

@@ -15,7 +15,7 @@ from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import Companions, companions_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
-from simcore.recipes.imported import Imported
+from simcore.recipes.imported import Imported, read_known
 from simcore.recipes.llamafactory.checkpointing import read_checkpointing
 from simcore.recipes.llamafactory.environment import check_programs, ray_at, write_environment
 from simcore.recipes.llamafactory.formats import read_formats
@@ -47,6 +47,11 @@ def _recognises(file: RecipeFile) -> bool:
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
     script = read_launch_script(file, answers) if file.mapping() is None else Script(file.document, answers)
+    return read_known(lambda: _of_document(files, script, loose=loose), script.unknown)
+
+
+def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
+    file = files[0]
     reader, draft = Reader(script.document), Draft("llamafactory", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed"))

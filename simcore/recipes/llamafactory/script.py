@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
-from simcore.recipes.launch.arguments import expect_known
+from simcore.recipes.launch.arguments import unknown_of
 from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.recipe_file import RecipeFile
 
@@ -22,11 +23,15 @@ _MOST: Final = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Arguments of a script as a document, answers with its number of GPUs, variables of it that change memory."""
+    """Arguments of a script as a document, answers with its number of GPUs, variables of it that change memory.
+
+    `unknown`: problems of values that are not known, by their keys.
+    """
 
     document: Document
     answers: Answers
     environment: tuple[tuple[str, str, str], ...] = ()
+    unknown: Mapping[str, Problem] = field(default_factory=dict)
 
 
 def is_script(file: RecipeFile) -> bool:
@@ -36,9 +41,8 @@ def is_script(file: RecipeFile) -> bool:
 
 def read_launch_script(file: RecipeFile, answers: Answers) -> Script:
     """Reads a script; InputError as `launch_of`, and for a number of GPUs that contradicts the answer."""
-    launch = launch_of(file.text, file.path, file.path, answers.variables)
+    launch = launch_of(file.text, file.path, file.path, answers.variables, file.sources)
     document = Document(file.path, {})
-    expect_known(launch.overrides)
     for one in launch.overrides:
         document = document.with_value(one.path, one.value, one.where)
     said = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
@@ -46,4 +50,4 @@ def read_launch_script(file: RecipeFile, answers: Answers) -> Script:
         raise InputError(Problem(said.where, f"starts {said.value} processes, which contradicts {answers.gpus.where}"))
     told = replace(answers, gpus=answers.gpus or said, launcher=launch.kind, exported=launch.variables,
                    options=launch.options)
-    return Script(document, told, launch.environment)
+    return Script(document, told, launch.environment, unknown_of(launch.overrides))

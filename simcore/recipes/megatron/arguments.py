@@ -19,7 +19,7 @@ from simcore.inputs.document import Document
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.fields import Setting
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 
 __all__ = ["Argument", "ArgumentFields", "Given", "arguments", "given", "given_by", "names_of"]
 

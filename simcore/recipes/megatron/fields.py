@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from simcore.errors import Problem
+from simcore.inputs.block import shorten
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Taken
 
@@ -79,13 +80,13 @@ class Writer:
     def write_other(self, key: str, value: Any, usual: Any, *settings: Setting[Any], rule: str = "") -> None:
         """Writes a key if its value differs from the one that the simulation has without it."""
         if value == usual:
-            self.use(*settings)
+            self.use(*settings, why=f"{key} is {shorten(usual)} without it" if usual is not None else "as without it")
         else:
             self.write(key, value, *settings, rule=rule)
 
-    def use(self, *settings: Setting[Any]) -> None:
-        """Tells that fields decide over others, or say what the simulation has anyway."""
-        self.draft.use(*(one for setting in settings for one in setting.taken))
+    def use(self, *settings: Setting[Any], why: str = "") -> None:
+        """Tells that fields decide over others, or say what the simulation has anyway; `why`: as of `Draft.use`."""
+        self.draft.use(*(one for setting in settings for one in setting.taken), why=why)
 
     def refuse(self, message: str, *settings: Setting[Any]) -> None:
         """Refuses what fields ask for, at the line of the first that the recipe gives."""

@@ -127,9 +127,9 @@ def _write_further(writer: Writer, pattern: HybridPattern, setting: Setting[Any]
     count, repeats, old = (fields.integer("mtp_num_layers"), fields.flag("mtp_use_repeated_layer"),
                            fields.text("mtp_hybrid_override_pattern"))
     further = pattern.further or ((old.value,) * (count.value or 0) if old.value else ())
-    writer.use(count, old)
+    writer.use(count, old, why="no modules of multi-token prediction")
     if not further:
-        writer.use(repeats)
+        writer.use(repeats, why="no modules of multi-token prediction")
         if count.value:
             writer.refuse("modules of multi-token prediction whose layers no pattern gives", count)
         return

@@ -9,12 +9,13 @@ from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.recipes.answers import Answer
+from simcore.recipes.launch.launch_of import visible_in
 from simcore.recipes.launch.options import Number
 from simcore.recipes.launch.starters import starters_of
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
 
-__all__ = ["agreed", "gpus_of", "split_launch"]
+__all__ = ["agreed", "expect_launcher", "gpus_of", "split_launch"]
 
 _RUNNERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch/distributed/run.py")
 _RUNNER_OPTIONS: Final = frozenset({
@@ -27,6 +28,9 @@ _PROCESSES: Final = ("--nproc_per_node", "--nproc-per-node")
 _NODES: Final = ("--nnodes",)
 _COPIES: Final = ("-np", "-n", "--np")
 _COUNT: Final = re.compile(r"(?:gpu:)?(?:[A-Za-z]\w*:)?([1-9][0-9]{0,6})")
+_BEFORE: Final = re.compile(r"srun|mpirun|mpiexec|orterun|accelerate|launch|deepspeed|python[0-9.]*|env|exec|time|"
+                            r"nohup|numactl|nsys|profile|uv|run|poetry|bash|sudo|command|stdbuf|\w+=.*", re.DOTALL)
+"""Launchers, and words that stand before them."""
 _SLURM: Final[Mapping[str, tuple[str, ...]]] = {
     "nodes": ("--nodes", "-N"), "tasks": ("--ntasks", "-n"), "tasks_per_node": ("--ntasks-per-node",),
     "gpus_per_node": ("--gpus-per-node", "--gres")}
@@ -51,6 +55,21 @@ def split_launch(words: Sequence[Word]) -> tuple[list[Word], list[Word]]:
     return list(words[:first]), list(words[first:])
 
 
+def expect_launcher(launch: Sequence[Word], path: str) -> None:
+    """Raises InputError for words before the arguments that are no launcher, no script and none of their options."""
+    starters = starters_of(launch)
+    launch = starters[-1].rest if starters else launch
+    is_option = [word.text.startswith("-") for word in launch]
+    stray = [word for number, word in enumerate(launch) if not is_option[number] and not any(is_option[:number])
+             and not (word.unknown and not word.may_hold) and not _BEFORE.fullmatch(word.text.rpartition("/")[2])
+             and not word.text.endswith((*_RUNNERS, ".py"))]
+    if stray:
+        reasons = [f": {word.unknown}" if word.unknown else "" for word in stray]
+        raise InputError([Problem(f"{path}:{word.line}", f"{word.text[:60]!r} before Megatron's arguments is no "
+                                                         f"launcher and no Python script{reason}")
+                          for word, reason in zip(stray, reasons, strict=True)])
+
+
 def gpus_of(command: Started, script: Script, path: str) -> Answer | None:
     """Number of GPUs that a command starts processes for; None if it does not say it in numbers.
 
@@ -62,8 +81,7 @@ def gpus_of(command: Started, script: Script, path: str) -> Answer | None:
     runner = next((word for word in launch if word.text.endswith(_RUNNERS)), None)
     if runner is not None:
         processes, own_nodes = _option(launch, _PROCESSES), _option(launch, _NODES)
-        count = own_nodes if own_nodes and own_nodes.isdigit() else _text(job.nodes) or (
-            "1" if own_nodes is None else "")
+        count = "1" if own_nodes is None else own_nodes if own_nodes.isdigit() else _text(job.nodes)
         _expect_agreement(job, processes, own_nodes, f"{path}:{runner.line}")
         return _answer(processes or "1", count, f"{path}:{runner.line}", "torchrun")
     mpirun = next((word for word in around if word.text.rpartition("/")[2] in ("mpirun", "mpiexec")), None)
@@ -100,15 +118,18 @@ def _job(command: Started, script: Script, path: str) -> _Job:
         return _number(options.get("srun", ()), _SLURM[name], path, "srun") or _number(
             script.sbatch, _SLURM[name], path, "#SBATCH")
 
-    return _Job(said("nodes"), said("tasks"), said("tasks_per_node"), said("gpus_per_node"),
+    gpus, visible = said("gpus_per_node"), visible_in(script, path)
+    gpus = visible if gpus and visible and visible.value < gpus.value else gpus
+    return _Job(said("nodes"), said("tasks"), said("tasks_per_node"), gpus,
                 _number(options.get("mpirun", ()), _COPIES, path, "mpirun"), "srun" in options)
 
 
 def _expect_agreement(job: _Job, processes: str | None, nodes: str | None, where: str) -> None:
     """Raises InputError unless torchrun's numbers are those of the job around it."""
     count = 1 if nodes is None else int(nodes) if nodes.isdigit() else None
-    if nodes is not None and count is not None and job.nodes and job.nodes.value != count:
-        raise InputError(Problem(where, f"torchrun is of {count} nodes, the job has {job.nodes.value} "
+    if count is not None and job.nodes and job.nodes.value != count:
+        own = "" if nodes else ", as it has no --nnodes"
+        raise InputError(Problem(where, f"torchrun is of {count} nodes{own}, the job has {job.nodes.value} "
                                         f"({job.nodes.where})"))
     if job.copies and count is not None and job.copies.value != count:
         raise InputError(Problem(where, f"torchrun is of {count} nodes, and mpirun starts it {job.copies.value} times "

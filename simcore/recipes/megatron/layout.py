@@ -51,7 +51,7 @@ def _write_data(writer: Writer, gpus: Answer | None, degrees: dict[str, Setting[
     if gpus is None:
         if not {"mesh.dp_shard", "mesh.dp_replicate"} & set(settings):
             writer.draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
-        writer.use(copies)
+        writer.use(copies, why="1, as without it")
         return
     product = 1
     for setting in degrees.values():
@@ -60,7 +60,7 @@ def _write_data(writer: Writer, gpus: Answer | None, degrees: dict[str, Setting[
     if product < 1 or gpus.value % product:
         writer.draft.fail(gpus.where, f"{gpus.value} GPUs are no multiple of {shown} = {product} (world size is not "
                                       "divisible by total_model_size: megatron/training/arguments.py)")
-        writer.use(copies)
+        writer.use(copies, why="1, as without it")
         return
     data, few = gpus.value // product, max(1, copies.value or 1)
     rule = f"{gpus.value} GPUs ({gpus.where}) / ({shown})"
@@ -71,7 +71,7 @@ def _write_data(writer: Writer, gpus: Answer | None, degrees: dict[str, Setting[
     if few > 1:
         writer.write("mesh.dp_replicate", few, copies)
     else:
-        writer.use(copies)
+        writer.use(copies, why="1, as without it")
     if data // few > 1:
         writer.draft.infer("mesh.dp_shard", data // few, rule, *taken)
 
@@ -102,14 +102,14 @@ def write_batches(writer: Writer) -> None:
         writer.write("training.routing.capacity_factor", capacity.value, capacity, pads)
     elif capacity.value and capacity.value > 0:
         writer.unmodelled("tokens beyond an expert's capacity are dropped: routing is taken as balanced", capacity)
-        writer.use(pads)
+        writer.use(pads, why="off, as without it")
     else:
         writer.idle("there is no capacity of experts", capacity, pads)
     forced = fields.flag("moe_router_force_load_balancing")
     if forced.value and not (capacity.value and pads.value):
         writer.write("training.routing", "balanced", forced)
     else:
-        writer.use(forced)
+        writer.use(forced, why="training.routing says it" if forced.value else "off, as without it")
 
 
 def _write_schedule(writer: Writer, schedule: Setting[Any], batch: Setting[int | None]) -> None:
@@ -155,10 +155,10 @@ def _write_chunks(writer: Writer, stages: int, *, is_open: bool) -> None:
     number, each = (fields.integer("num_virtual_stages_per_pipeline_rank"),
                     fields.integer("num_layers_per_virtual_pipeline_stage"))
     if not is_open:
-        writer.use(number, each)
+        writer.use(number, each, why="the layout, or the pattern, has the stages")
     elif number.value:
         writer.write_other(key, number.value, 1, number)
-        writer.use(each)
+        writer.use(each, why="--num-virtual-stages-per-pipeline-rank says it")
     elif each.value:
         layers = fields.integer("num_layers").value or fields.integer("encoder_num_layers").value or 0
         layers += sum(fields.flag(name).value for name in COUNTED)

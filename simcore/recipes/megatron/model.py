@@ -137,6 +137,10 @@ def write_model(writer: Writer) -> None:
     if refuse_shape(writer):
         return
     gpt, fields = _Gpt(writer), writer.fields
+    encoder = fields.integer("encoder_num_layers")
+    if encoder.taken and fields.integer("num_layers").taken:
+        writer.draft.fail(encoder.taken[0].where, "cannot have both num-layers and encoder-num-layers specified "
+                                                  "(megatron/training/arguments.py, validate_args)")
     share = fields.number("rotary_percent")
     if share.value in (None, 1):
         writer.idle("the whole head is rotated", share)
@@ -158,7 +162,8 @@ def write_model(writer: Writer) -> None:
     if family is not None:
         writer.draft.infer("model.config", family[0], family[1], *gpt.layers.taken)
         family[2](gpt)
-        writer.use(*(read(fields) for name, read in _READ.items() if name not in _READ_LATER))
+        writer.use(*(read(fields) for name, read in _READ.items() if name not in _READ_LATER),
+                   why=f"as the layers of {family[0]} have it")
 
 
 def _family(gpt: _Gpt) -> tuple[str, str, Callable[[_Gpt], None]] | None:
@@ -220,7 +225,7 @@ def _write_gpt(gpt: _Gpt) -> None:
     gpt.write_other(usual=True, add_bias_linear=gpt.biased)
     gpt.write_other(usual=False, swiglu=gpt.gated, qk_layernorm=gpt.qk_norm, multi_latent_attention=gpt.latent)
     gpt.writer.write_other("model.overrides.mtp_num_layers", gpt.further.value or 0, 0, gpt.further)
-    gpt.writer.use(gpt.head_dim)
+    gpt.writer.use(gpt.head_dim, why="the width of the stream over the heads, or the family's own")
     if gpt.latent.value:
         _write_latent(gpt)
     if not gpt.experts.value:
@@ -309,7 +314,7 @@ def _write_oss(gpt: _Gpt) -> None:
     """GPT-OSS: sinks, a window in every second layer, experts with biases (core `models/gpt/gpt_layer_specs.py`)."""
     _write_rotary(gpt)
     _refuse_odd(gpt, gpt.squared, gpt.shared_gate)
-    gpt.writer.use(gpt.softmax)
+    gpt.writer.use(gpt.softmax, why="sinks, as gpt-oss-20b has them")
     window, skip = gpt.window, gpt.writer.fields.text("window_attn_skip_freq")
     size = str(window.value or "128,0").strip("()").split(",")[0].strip()
     if not size.isdigit() or str(skip.value or 2) != "2":
@@ -318,7 +323,7 @@ def _write_oss(gpt: _Gpt) -> None:
     gpt.write(sliding_window=(int(size) + 1 if window.value else 128, window), num_local_experts=gpt.experts,
               num_experts_per_tok=gpt.topk)
     gpt.writer.write("model.overrides.intermediate_size", gpt.expert_ffn.value, gpt.expert_ffn)
-    gpt.writer.use(skip)
+    gpt.writer.use(skip, why="every second layer, as gpt-oss-20b has it")
 
 
 def _write_rotary(gpt: _Gpt) -> None:

@@ -27,7 +27,7 @@ def write_offload(writer: Writer) -> None:
         writer.write(KEY, "host", count, rule=f"--{LAYERS.replace('_', '-')} is above 0")
         writer.write(f"{OPTION}{LAYERS}", count.value, count)
     else:
-        writer.use(count)
+        writer.use(count, why="no layer's activations leave")
     _write_modules(writer)
 
 
@@ -46,7 +46,7 @@ def _write_modules(writer: Writer) -> None:
     writer.write_other(f"{OPTION}{SMALLEST}", smallest.value, 1024 * 1024, smallest)
     for one, usual in ((share, (None, 1)), (delta, (None, 0))):
         if one.value in usual:
-            writer.use(one)
+            writer.use(one, why="all groups of modules, as without it")
         else:
             writer.refuse("a part of the groups of modules", one)
     writer.unmodelled("when copies to the host begin, and how many run before kernels wait", *later)

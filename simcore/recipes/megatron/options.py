@@ -67,7 +67,7 @@ def _write_overlap(writer: Writer, *, shards: bool) -> None:
     sizes = {"bucket_size": fields.integer("ddp_bucket_size"), "num_buckets": fields.integer("ddp_num_buckets")}
     scatters = fields.flag("use_distributed_optimizer").value and fields.text("optimizer").value != "muon"
     if shards:
-        writer.use(grads, params)
+        writer.use(grads, params, why="Megatron-FSDP gathers and reduces beside products by itself")
         for name, size in sizes.items():
             writer.write_other(f"{_OPTION}{name}", size.value, None, size)
         return
@@ -75,7 +75,7 @@ def _write_overlap(writer: Writer, *, shards: bool) -> None:
     if scatters or params.value:
         writer.write(f"{_OPTION}overlap_param_gather", params.value, params)
     else:
-        writer.use(params)
+        writer.use(params, why="there is no distributed optimizer")
     for name, size in sizes.items():
         if grads.value:
             writer.write_other(f"{_OPTION}{name}", size.value, None, size)
@@ -90,14 +90,14 @@ def _write_kernels(writer: Writer) -> None:
     writer.write_other(f"{_OPTION}transformer_impl", impl.value, "transformer_engine", impl)
     if backend.value in (None, "auto") and flash.value:
         writer.write(f"{_OPTION}attention_backend", "flash", flash)
-        writer.use(backend)
+        writer.use(backend, why="--use-flash-attn says it")
     else:
         writer.write_other(f"{_OPTION}attention_backend", backend.value or "auto", "auto", backend)
         writer.idle("--attention-backend says it", flash)
     gated, biased = fields.flag("swiglu"), fields.flag("add_bias_linear")
     gelu, silu = fields.flag("bias_gelu_fusion"), fields.flag("bias_swiglu_fusion")
     fused = silu if gated.value else gelu
-    writer.use(silu, gelu)
+    writer.use(silu, gelu, why="whether bias and activation are one kernel, of the activation that the model has")
     _write_activation(writer, fused, is_biased=biased.value, is_gated=gated.value)
     rope, latent = fields.flag("apply_rope_fusion"), fields.flag("multi_latent_attention")
     kind = fields.text("position_embedding_type").value
@@ -182,7 +182,7 @@ def _write_graphs(writer: Writer) -> None:
     if value in (None, "none"):
         writer.idle("nothing is captured without --cuda-graph-impl", scope, modules, warm)
         return
-    writer.use(scope, modules)
+    writer.use(scope, modules, why="everything that the implementation captures")
     if named:
         writer.write(f"{_OPTION}cuda_graph_scope", named, modules if modules.value else scope)
     writer.write_other(f"{_OPTION}cuda_graph_warmup_steps", warm.value, 3, warm)
@@ -201,8 +201,8 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
     switches = {name: fields.flag(name) for name in FSDP}
     own = ("calculate_per_token_loss", "log_params_norm")
     if not is_on:
-        writer.idle("it is Megatron-FSDP's", inner, outer, unit, formats["main_grads"], formats["grad_comm"],
-                    *(setting for setting, _, _ in others),
+        writer.idle("read with --use-megatron-fsdp alone", inner, outer, unit, formats["main_grads"],
+                    formats["grad_comm"], *(setting for setting, _, _ in others),
                     *(setting for name, setting in switches.items() if name not in (*own, "nccl_ub")))
         writer.idle("a factor of the loss, and a number in the log", *(switches[name] for name in own))
         writer.write_other(f"{_OPTION}nccl_ub", switches["nccl_ub"].value, False, switches["nccl_ub"])  # noqa: FBT003
@@ -214,7 +214,7 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
         if setting.taken and setting.value not in (usual, "auto"):
             writer.refuse(what, setting)
         else:
-            writer.use(setting)
+            writer.use(setting, why="as Megatron-FSDP is simulated without it")
     _write_gradients(writer, formats["main_grads"], formats["grad_comm"])
     for name, setting in switches.items():
         writer.write_other(f"{_OPTION}{name}", setting.value, FSDP[name], setting)
@@ -225,7 +225,7 @@ def _write_gradients(writer: Writer, kept: Setting[str | None], sent: Setting[st
     formats: Any = writer.draft.values.get("training", {}).get("precision", {})
     value, rule = kept.value, ""
     if value in (None, "auto"):
-        writer.use(kept, sent)
+        writer.use(kept, sent, why="that of parameters")
         if "framework_version" not in writer.draft.values:  # the release reads grad_reduce_in_fp32
             return
         value = formats.get("params") or {"fp8": "bf16", "fp4": "bf16"}.get(formats["compute"], formats["compute"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,13 +12,15 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.draft import Draft
+from simcore.recipes.environment import VARIABLES
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left
+from simcore.recipes.launch.launch_of import environment_of
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by, names_of
-from simcore.recipes.megatron.environment import READ, write_environment
+from simcore.recipes.megatron.environment import READ, expect_backend, write_environment
 from simcore.recipes.megatron.fields import Writer
-from simcore.recipes.megatron.launch import agreed, gpus_of, split_launch
+from simcore.recipes.megatron.launch import agreed, expect_launcher, gpus_of, split_launch
 from simcore.recipes.megatron.layout import write_batches, write_mesh, write_pipeline
 from simcore.recipes.megatron.model import write_model
 from simcore.recipes.megatron.offload import write_offload
@@ -26,13 +28,13 @@ from simcore.recipes.megatron.options import write_options
 from simcore.recipes.megatron.refused import refuse_rest
 from simcore.recipes.megatron.step import write_formats, write_loss, write_optimizer, write_recompute
 from simcore.recipes.megatron.vocabulary import write_vocabulary
-from simcore.recipes.megatron.without_effect import NOT_MODELLED, OF_TESTS, VARIABLES, WITHOUT_EFFECT
+from simcore.recipes.megatron.without_effect import NOT_MODELLED, OF_TESTS, WITHOUT_EFFECT
 from simcore.recipes.megatron.written import WRITER
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.recipe_writer import ScriptArguments
 from simcore.recipes.rows import read_rows
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
 __all__ = ["FORMAT"]
@@ -47,7 +49,8 @@ _TRAINS: Final = ("pretrain_gpt", "pretrain_mamba", "pretrain_hybrid", "finetune
 """Scripts of Megatron-LM that train a GPT or a hybrid; the last is modelopt's."""
 _OTHERS: Final = ("bert", "t5", "_ict", "vlm", "vision", "retro", "retriev", "inference", "generat", "server", "export",
                   "convert", "quantize", "prune", "train_rl", "mmlu", "validate", "multimodal", "mimo", "preprocess",
-                  "tasks", "feature_extract")
+                  "tokeniz", "tokenis", "prepare_data", "merge_datasets", "tools/checkpoint", "tasks",
+                  "feature_extract")
 """Parts of names of scripts that do something else."""
 
 
@@ -83,28 +86,42 @@ def _name(path: str) -> str:
 def _of_tests(document: Document, draft: Draft, *, loose: bool) -> Imported:
     """A model_config.yaml: arguments, variables, and how the test is judged."""
     reader = Reader(document)
-    _take_variables(draft, {name: found for name in reader.names(_VARIABLES)
-                            if (found := reader.take(f"{_VARIABLES}.{name}")) is not None})
+    variables = _take_variables(draft, {name: found for name in reader.names(_VARIABLES)
+                                        if (found := reader.take(f"{_VARIABLES}.{name}")) is not None})
     read_rows(reader, draft, OF_TESTS)
-    return _imported(draft, reader, given_by(document, _ARGUMENTS), draft.answers.gpus, [], loose=loose)
+    return _imported(draft, reader, given_by(document, _ARGUMENTS), draft.answers.gpus, [], variables,
+                     loose=loose)
 
 
 def _of_script(file: RecipeFile, draft: Draft, *, loose: bool) -> Imported:
     """A shell script, or arguments alone."""
-    script = read_script(file.text, file.path, draft.answers.variables)
+    script = read_script(file.text, file.path, draft.answers.variables, file.sources)
     command = _command(script, file.path)
     launch, words = split_launch(command.words)
     if command.within:
         raise InputError(Problem(f"{file.path}:{command.line}", f"the command with Megatron's arguments lies in "
                                                                 f"{command.within}: give one command"))
+    expect_launcher(launch, file.path)
     _expect_training(draft, launch, f"{file.path}:{command.line}")
-    set_here = Reader(Document(file.path, {name: " ".join(word.text for word in words)
-                                           for name, words in script.variables.items()
-                                           if name.isupper() and name.startswith(("NCCL_", "CUBLAS_", "PYTORCH_"))}))
-    _take_variables(draft, {name: found for name in set_here.names() if (found := set_here.take(name)) is not None})
+    exported = _exported(script, file, draft)
+    set_here = Reader(Document(file.path, {name: value for name, value, _ in exported},
+                               places={(name,): where for name, _, where in exported}))
+    variables = _take_variables(draft, {name: found for name in set_here.names()
+                                        if (found := set_here.take(name)) is not None})
     gpus = agreed(draft.answers.gpus, gpus_of(command, script, file.path))
     arguments_given = given(words, file.path)
-    return _imported(draft, Reader(arguments_given.document), arguments_given, gpus, [set_here], loose=loose)
+    return _imported(draft, Reader(arguments_given.document), arguments_given, gpus, [set_here],
+                     variables, loose=loose)
+
+
+def _exported(script: Script, file: RecipeFile, draft: Draft) -> tuple[tuple[str, str, str], ...]:
+    """Variables that the training sees; one of memory that is not known is a problem."""
+    try:
+        return environment_of(script, file.text, file.path)
+    except InputError as error:
+        for problem in error.problems:
+            draft.fail(problem.where, problem.message)
+        return ()
 
 
 def _expect_training(draft: Draft, launch: Sequence[Word], where: str) -> None:
@@ -112,7 +129,8 @@ def _expect_training(draft: Draft, launch: Sequence[Word], where: str) -> None:
     name = launch[-1].text if launch and (launch[-1].text.endswith(".py") or (launch[-2:-1] and launch[-2].text == "-m")
                                           ) else ""
     short = name.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]
-    if any(part in name.lower() for part in _OTHERS):
+    told = short if short.startswith(_TRAINS) or "pretrain" in short else name
+    if any(part in told.lower() for part in _OTHERS):
         raise InputError(Problem(where, f"not yet: {name}: no training of a GPT or a hybrid by its name (read are "
                                         f"{', '.join(f'{one}.py' for one in _TRAINS)}, and scripts of your own)"))
     if name and not short.startswith(_TRAINS):
@@ -156,22 +174,24 @@ def _of_variables(script: Script) -> tuple[Word, ...]:
     return tuple(word for words in kept for word in words)
 
 
-def _take_variables(draft: Draft, variables: dict[str, Taken[Any]]) -> None:
-    """Variables that are read; a variable that no row knows is an unknown key."""
+def _take_variables(draft: Draft, variables: dict[str, Taken[Any]]) -> dict[str, Taken[str]]:
+    """Reads variables, and returns them as texts; one that no row knows has no effect."""
     named = {name: Taken(str(taken.value), taken.path, taken.where, taken.reader) for name, taken in variables.items()}
     write_environment(draft, named)
     for name, taken in named.items():
         row = next((row for row in VARIABLES if any(fnmatchcase(name, pattern) for pattern in row.keys)), None)
         if name not in READ:
             draft.idle(taken, row.why if row else "nothing that is simulated reads it")
+    return named
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
-def _imported(draft: Draft, reader: Reader, found: Given, gpus: Answer | None, others: list[Reader], *,
-              loose: bool) -> Imported:
+def _imported(draft: Draft, reader: Reader, found: Given, gpus: Answer | None, others: list[Reader],
+              variables: Mapping[str, Taken[str]], *, loose: bool) -> Imported:
     fields = ArgumentFields(reader, draft, found)
     for problem in found.problems:
         draft.fail(problem.where, problem.message)
+    expect_backend(draft, variables, str(found.document.data.get("--attention-backend", "auto")))
     _write(Writer(draft, fields), fields, gpus)
     for rows, tell in ((NOT_MODELLED, draft.unmodelled), (WITHOUT_EFFECT, draft.idle)):
         for row in rows:

@@ -93,7 +93,7 @@ def refuse_rest(writer: Writer, *, windowed: bool) -> None:
         if soft.value not in (None, "vanilla"):
             writer.refuse("sinks of attention in this family", soft)
         else:
-            writer.use(soft)
+            writer.use(soft, why="no sinks, as without it")
 
 
 def _refuse(writer: Writer, refusal: Refusal) -> bool:

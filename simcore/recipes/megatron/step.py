@@ -52,7 +52,7 @@ def _write_fp8(writer: Writer, kind: Setting[Any], *, is_on: bool) -> None:
         if precise and recipe.value == "delayed":
             writer.write(f"{_OPTION}fp8_recipe", "delayed", recipe)
         elif precise:
-            writer.use(recipe)
+            writer.use(recipe, why="nothing computes in fp8")
         writer.idle("nothing computes in fp8", gather, margin, algorithm, wgrad, history, reuses, *pads,
                     *(() if precise else (recipe,)))
         return
@@ -115,7 +115,7 @@ def write_optimizer(writer: Writer) -> None:
     else:
         writer.idle("momentum is SGD's", momentum)
     _write_states(writer)
-    writer.use(scatter, fsdp)
+    writer.use(scatter, fsdp, why="Megatron-FSDP shards the optimizer by its own strategy" if fsdp.value else "")
     if not fsdp.value:
         writer.write(f"{_OPTION}use_distributed_optimizer", scatter.value and not layer_wise, scatter)
     whole = fields.flag("use_layer_wise_param_layout")
@@ -136,13 +136,13 @@ def _write_states(writer: Writer) -> None:
     if first.value != second.value:
         writer.refuse("moments of two formats", first, second)
     writer.write_other("training.optimizer.moments", first.value, "fp32", first, second)
-    writer.use(grads)
+    writer.use(grads, why="the format in which the optimizer takes gradients, which are those of their buffer")
     if offloads.value:
         part = {"space": "host"} if share.value in (None, 1) else {"space": "host", "fraction": share.value}
         writer.write("training.offload.optimizer", part if len(part) > 1 else "host", offloads, share)
     else:
         writer.idle("the optimizer is on the device", share)
-        writer.use(offloads)
+        writer.use(offloads, why="off, as without it")
 
 
 # ---- recomputation and loss ------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def write_recompute(writer: Writer) -> None:
                                     fields.integer("recompute_num_layers"), fields.words("recompute_modules"))
     old, experts = fields.flag("recompute_activations"), fields.flag("moe_layer_recompute")
     granularity = "selective" if old.value or experts.value else kind.value
-    writer.use(experts)
+    writer.use(experts, why="off, as without it")
     settings = (kind, method, count, modules, old)
     wrong = recompute_problem(granularity, method.value, count.value)
     if granularity == "selective" and method.value is not None and not wrong:  # training/arguments.py, validate_args
@@ -178,7 +178,7 @@ def write_recompute(writer: Writer) -> None:
         writer.draft.fail(next(one for setting in (kind, old, experts) for one in setting.taken).where, wrong)
     if granularity in (None, "None", "none"):
         writer.idle("nothing is recomputed without --recompute-granularity", method, count, modules)
-        writer.use(kind, old)
+        writer.use(kind, old, why="nothing is recomputed")
     elif granularity == "selective":
         named = [*(modules.value or ("core_attn",))]
         named += ["moe"] if experts.value and "moe" not in named else []  # transformer_config.py, __post_init__

@@ -30,7 +30,7 @@ def write_vocabulary(writer: Writer, *, is_main: bool) -> None:
     else:
         tokens, rule = _tokens(fields, given, kind, is_main=is_main)
         if tokens is None:
-            writer.use(*settings)
+            writer.use(*settings, why="rows of the vocabulary, which files of the tokenizer decide")
             writer.draft.ask(_KEY, f"--set {_KEY}=N, N padded to a multiple of {divisor.value} x tp {tp.value}",
                              f"rows of the vocabulary, which files of the tokenizer {kind.value or ''} decide",
                              next(iter(kind.taken), None))

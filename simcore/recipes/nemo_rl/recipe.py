@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from simcore.recipes.inheritance.references import ARITHMETIC, resolved
 from simcore.recipes.nemo_rl.cluster import read_cluster
 from simcore.recipes.nemo_rl.dtensor import read_dtensor
 from simcore.recipes.nemo_rl.generation import read_generation
-from simcore.recipes.nemo_rl.megatron import read_megatron
+from simcore.recipes.nemo_rl.megatron import read_loss, read_megatron
 from simcore.recipes.nemo_rl.policy import read_batches, read_model
 from simcore.recipes.nemo_rl.step import read_step
 from simcore.recipes.nemo_rl.switches import read_switches
@@ -54,6 +55,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if any(name in file.document.data for name in _REFUSED):
         return _refused(Reader(file.document), draft, loose=loose)
     chain, named = with_parents(file, files[1:])
+    _expect_signs(file, files[1:], draft)
     for other in files[1:]:
         if other not in named:
             draft.fail(other.path, "is no parent of this recipe")
@@ -72,6 +74,32 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     return draft.imported([reader], loose=loose)
 
 
+def _expect_signs(file: RecipeFile, beside: Sequence[RecipeFile], draft: Draft) -> None:
+    """Records keys that a launch adds though they are there, or changes though they are not.
+
+    Rule: utils/config.py parse_hydra_overrides: Hydra's, on a structure that is closed.
+    """
+    known: dict[KeyPath, str] = {}
+    if file.overrides:
+        chain = with_parents(replace(file, overrides=()), beside)[0]
+        known = {path: chain.where(path) for path in _paths(chain.data, ())}
+    for one in file.overrides:
+        key = ".".join(map(str, one.path))
+        if one.sign == "+" and one.path in known:
+            draft.fail(one.where, f"+{key}: the recipe has this key ({known[one.path]}), and Hydra does not append it: "
+                                  f"{key} sets it")
+        elif not one.sign and one.path not in known:
+            draft.fail(one.where, f"{key}: the recipe has no such key, and Hydra does not set it: +{key} appends it")
+        known.setdefault(one.path, one.where)
+
+
+def _paths(data: object, path: KeyPath) -> Iterator[KeyPath]:
+    """Paths of all keys, also of those that have keys below them."""
+    for key, inner in data.items() if isinstance(data, Mapping) else ():
+        yield (*path, key)
+        yield from _paths(inner, (*path, key))
+
+
 def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     draft.infer("workload", "train" if kind == "sft" else kind, f"the block {kind}")
     read_model(reader, draft)
@@ -85,6 +113,8 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     else:
         read_dtensor(reader, draft, gpus)
     read_batches(reader, draft, kind)
+    if is_megatron:
+        read_loss(reader, draft, kind)
     read_step(reader, draft, kind, validates=not is_megatron)
     if kind != "grpo":
         draft.idle(reader.matching("policy.generation", "policy.generation.*", "loss_fn.*"), f"of grpo, not of {kind}")
@@ -114,4 +144,4 @@ def _refused(reader: Reader, draft: Draft, *, loose: bool) -> Imported:
     return draft.imported([reader], loose=loose)
 
 
-FORMAT: Final = Format("nemo_rl", "NeMo RL YAML", _recognises, _read, idle_blocks=IDLE_BLOCKS)
+FORMAT: Final = Format("nemo_rl", "NeMo RL YAML", _recognises, _read)

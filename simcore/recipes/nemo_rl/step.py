@@ -61,7 +61,8 @@ def read_step(reader: Reader, draft: Draft, kind: str, *, validates: bool) -> No
     if chunk is not None and kind == "grpo":
         draft.refuse(chunk, "log-probabilities in chunks of tokens")
     else:
-        draft.idle(chunk, "there is no pass of log-probabilities that reads it")
+        draft.unmodelled(chunk, "the loss computes log-probabilities in chunks of tokens "
+                                "(models/megatron/train.py:508), which take less than is counted")
     if kind == "dpo":
         read_rows(reader, draft, _DPO)
     if kind == "grpo":

@@ -1,16 +1,20 @@
-"""Whole numbers in `$(( ))`: the four operations, remainder and comparisons of numbers and variables."""
+"""Arithmetic of shells: `$(( ))`, `(( ))` and `let`, with C's operators and assignments, on whole numbers."""
 
 from __future__ import annotations
 
-import ast
 import operator
+import re
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["arithmetic"]
+__all__ = ["Arithmetic"]
 
 _MOST: Final = 2**63
-_LONGEST: Final = 200
+_LONGEST: Final = 400
+_MAX_DEPTH: Final = 24
+_TOKEN: Final = re.compile(r"\s*(0[xX][0-9a-fA-F]+|[0-9]+|[A-Za-z_]\w*|<<=|>>=|\*\*|\+\+|--|&&|\|\||<<|>>"
+                           r"|[-+*/%&|^<>=!]=|[-+*/%&|^<>=!~?:(),])")
+_ASSIGNS: Final = frozenset({"=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "|=", "^="})
 
 
 def _quotient(left: int, right: int) -> int:
@@ -18,42 +22,143 @@ def _quotient(left: int, right: int) -> int:
     return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
 
 
-_OPERATIONS: Final[dict[type, Callable[[int, int], int]]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: _quotient,
-    ast.Mod: lambda left, right: left - _quotient(left, right) * right}
-_COMPARISONS: Final[dict[type, Callable[[int, int], bool]]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge}
+def _power(left: int, right: int) -> int:
+    if not 0 <= right <= 64:
+        raise ValueError
+    return int(left**right)
 
 
-def arithmetic(text: str, value_of: Callable[[str], int | None]) -> int | None:
-    """Value of an expression, or None if it is not known. `value_of`: value of a variable, None if not known."""
-    if len(text) > _LONGEST:
+def _shifted(left: int, right: int) -> int:
+    if not 0 <= right <= 62:
+        raise ValueError
+    return left << right
+
+
+_OPERATIONS: Final[dict[str, tuple[int, Callable[[int, int], int]]]] = {
+    "||": (1, lambda left, right: bool(left) or bool(right)), "&&": (2, lambda left, right: bool(left) and bool(right)),
+    "|": (3, operator.or_), "^": (4, operator.xor), "&": (5, operator.and_), "==": (6, operator.eq),
+    "!=": (6, operator.ne), "<": (7, operator.lt), "<=": (7, operator.le), ">": (7, operator.gt),
+    ">=": (7, operator.ge), "<<": (8, _shifted), ">>": (8, operator.rshift), "+": (9, operator.add),
+    "-": (9, operator.sub), "*": (10, operator.mul), "/": (10, _quotient),
+    "%": (10, lambda left, right: left - _quotient(left, right) * right), "**": (11, _power)}
+"""Rank of an operator of two numbers, and its function; the highest rank is computed first."""
+
+
+class Arithmetic:
+    """Evaluation of expressions. `read`: value of a variable, None if not known; `write`: sets one, or makes it so."""
+
+    def __init__(self, read: Callable[[str], int | None], write: Callable[[str, int | None], None]) -> None:
+        self.read, self.write = read, write
+        self.tokens: list[str] = []
+        self.at = self.depth = 0
+
+    def value(self, text: str) -> int | None:
+        """Value of an expression, or None if it is not known. What it may assign is then not known either."""
+        self.tokens, self.at = self._split(text), 0
+        try:
+            value = self._list() if self.tokens else None
+            if self.at == len(self.tokens):
+                return value
+        except (ValueError, ZeroDivisionError, IndexError):
+            pass
+        for name in re.findall(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%&|^]?=(?!=)|<<=|>>=)", text) + re.findall(
+                r"(?:\+\+|--)\s*([A-Za-z_]\w*)", text):
+            self.write(name, None)
         return None
-    try:
-        return _value(ast.parse(text.strip(), mode="eval").body, value_of)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+
+    def _split(self, text: str) -> list[str]:
+        found, at, text = list[str](), 0, text.strip()
+        while len(text) <= _LONGEST and at < len(text):
+            token = _TOKEN.match(text, at)
+            if token is None:
+                return []
+            found.append(token[1])
+            at = token.end()
+        return found
+
+    def _list(self) -> int | None:
+        value = self._assigned()
+        while self._take(","):
+            value = self._assigned()
+        return value
+
+    def _assigned(self) -> int | None:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise ValueError
+        name, sign = self._peek(), self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else ""
+        if sign in _ASSIGNS and re.fullmatch(r"[A-Za-z_]\w*", name):
+            self.at += 2
+            value = self._assigned()
+            value = value if sign == "=" else _combined(sign[:-1], self.read(name), value)
+            self.write(name, value)
+        else:
+            value = self._chosen()
+        self.depth -= 1
+        return value
+
+    def _chosen(self) -> int | None:
+        condition = self._joined(1)
+        if not self._take("?"):
+            return condition
+        first = self._assigned()
+        if not self._take(":"):
+            raise ValueError
+        second = self._assigned()
+        return None if condition is None else first if condition else second
+
+    def _joined(self, least: int) -> int | None:
+        left = self._single()
+        while (sign := self._peek()) in _OPERATIONS and _OPERATIONS[sign][0] >= least:
+            self.at += 1
+            left = _combined(sign, left, self._joined(_OPERATIONS[sign][0] + (sign != "**")))
+        return left
+
+    def _single(self) -> int | None:
+        sign = self.tokens[self.at]
+        self.at += 1
+        if sign in ("++", "--"):
+            return self._stepped(self._name(), 1 if sign == "++" else -1, after=False)
+        if sign in ("-", "+", "!", "~"):
+            inner = self._single()
+            return None if inner is None else {"-": -inner, "+": inner, "!": int(not inner), "~": ~inner}[sign]
+        if sign == "(":
+            value = self._list()
+            if not self._take(")"):
+                raise ValueError
+            return value
+        if sign[0].isdigit():
+            return int(sign, 0) if sign[:2] in ("0x", "0X") else int(sign, 8 if sign[0] == "0" else 10)
+        if not re.fullmatch(r"[A-Za-z_]\w*", sign):
+            raise ValueError
+        for behind, step in (("++", 1), ("--", -1)):
+            if self._take(behind):
+                return self._stepped(sign, step, after=True)
+        return self.read(sign)
+
+    def _stepped(self, name: str, step: int, *, after: bool) -> int | None:
+        old = self.read(name)
+        new = None if old is None else old + step
+        self.write(name, new)
+        return old if after else new
+
+    def _name(self) -> str:
+        self.at += 1
+        if not re.fullmatch(r"[A-Za-z_]\w*", self.tokens[self.at - 1]):
+            raise ValueError
+        return self.tokens[self.at - 1]
+
+    def _peek(self) -> str:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+
+    def _take(self, text: str) -> bool:
+        is_next = self._peek() == text
+        self.at += is_next
+        return is_next
+
+
+def _combined(sign: str, left: int | None, right: int | None) -> int | None:
+    if left is None or right is None:
         return None
-
-
-def _value(node: ast.expr, value_of: Callable[[str], int | None]) -> int | None:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < _MOST:
-        return node.value
-    if isinstance(node, ast.Name):
-        return value_of(node.id)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _value(node.operand, value_of)
-        return None if inner is None else -inner
-    if isinstance(node, ast.BinOp):
-        return _combined(_OPERATIONS.get(type(node.op)), _value(node.left, value_of), _value(node.right, value_of))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return _combined(_COMPARISONS.get(type(node.ops[0])), _value(node.left, value_of),
-                         _value(node.comparators[0], value_of))
-    return None
-
-
-def _combined(combine: Callable[[int, int], int] | None, left: int | None, right: int | None) -> int | None:
-    if combine is None or left is None or right is None:
-        return None
-    value = int(combine(left, right))
+    value = int(_OPERATIONS[sign][1](left, right))
     return value if abs(value) < _MOST else None

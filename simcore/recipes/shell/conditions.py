@@ -1,94 +1,139 @@
-"""Conditions of a shell script: `[ ]`, `test`, `[[ ]]` and `(( ))`, as far as the script alone decides them."""
+"""Conditions of a shell script: `[ ]`, `test` and `[[ ]]`, as far as the script alone decides them."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from simcore.recipes.shell.expansion import Piece, Variables
+from simcore.recipes.shell.expansion import Variables
+from simcore.recipes.shell.pieces import Piece, groups, known_text, pattern_of
 from simcore.recipes.shell.tokens import Token, tokens_of
 
-__all__ = ["holds", "matches", "text_of"]
+__all__ = ["holds", "matches"]
 
 _NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
     "-ge": operator.ge}
+_LONGEST: Final = 200
+_MOST: Final = 100
+"""Parts of a test."""
+_PLAIN: Final = re.compile(r"[\w\s.,:/@^$|()*+?\[\]-]*")
+"""Patterns of `=~` that mean the same in Python, and are not slow."""
 
 
 def holds(tokens: Sequence[Token], variables: Variables) -> bool | None:
-    """Truth of a command that is a condition; None if it is none, or if more than the script decides it."""
+    """Truth of `[ ]`, `test`, `[[ ]]`; None if more than the script decides it."""
     first = tokens[0]
-    if first.kind == "word" and first.text == "!":
-        inner = holds(tokens[1:], variables) if len(tokens) > 1 else None
-        return None if inner is None else not inner
-    if first.kind == "arithmetic":
-        value = variables.number(first.text, first.line)
-        return None if value is None else value != 0
     if first.kind == "condition":
-        return _any(tokens_of(first.text, variables.path, first.line), variables)
-    if first.text in ("[", "test"):
-        inner_tokens = tokens[1:-1] if first.text == "[" else tokens[1:]
-        return _any(list(inner_tokens), variables)
-    return {"true": True, ":": True, "false": False}.get(first.text)
+        inner = tokens_of(f" {first.text}", variables.path, first.line)
+        return _Test([token for token in inner if token.text != "\n"], variables, is_new=True).truth()
+    return _Test(list(tokens[1:-1] if first.text == "[" else tokens[1:]), variables, is_new=False).truth()
 
 
-def matches(text: str | None, pattern: str) -> bool | None:
+def matches(text: str | None, pattern: str | None) -> bool | None:
     """True if a text fits an arm of `case`; None if either is not known."""
-    return None if text is None else fnmatchcase(text, pattern)
+    return None if text is None or pattern is None else fnmatchcase(text, pattern)
 
 
-def text_of(pieces: Sequence[Piece]) -> str | None:
-    """Text of a word; a variable that the script does not set counts as empty; None if it is not known."""
-    if any(piece.unknown and not piece.is_unset for piece in pieces):
+@dataclass
+class _Test:
+    """Words of a test; `is_new`: of `[[ ]]`, where variables are not split and the right side is a pattern."""
+
+    tokens: list[Token]
+    variables: Variables
+    is_new: bool
+    at: int = 0
+    depth: int = 0
+
+    def truth(self) -> bool | None:
+        found = self._any()
+        return found if self.at >= len(self.tokens) else None
+
+    def _any(self) -> bool | None:
+        results = [self._all()]
+        while self._next("||" if self.is_new else "-o"):
+            results.append(self._all())
+        return True if True in results else None if None in results else False
+
+    def _all(self) -> bool | None:
+        results = [self._one()]
+        while self._next("&&" if self.is_new else "-a"):
+            results.append(self._one())
+        return False if False in results else None if None in results else True
+
+    def _one(self) -> bool | None:
+        self.depth += 1
+        if self.depth > _MOST:
+            return None
+        if self._next("!"):
+            inner = self._one()
+            return None if inner is None else not inner
+        if self._next("("):
+            inner = self._any()
+            return inner if self._next(")") else None
+        start = self.at
+        while self.at < len(self.tokens) and self.tokens[self.at].text not in ("&&", "||", "-a", "-o", ")"):
+            self.at += 1
+        return self._single(self.tokens[start:self.at])
+
+    def _next(self, text: str) -> bool:
+        is_next = self.at < len(self.tokens) and self.tokens[self.at].text == text
+        self.at += is_next
+        return is_next
+
+    def _single(self, tokens: Sequence[Token]) -> bool | None:
+        if any(token.kind != "word" for token in tokens):
+            return None
+        words = [self.variables.pieces(token.text, token.line) for token in tokens]
+        if not self.is_new:  # what is empty and not in quotes is no word
+            parted = [groups(pieces) for pieces in words]
+            if any(len(parts) > 1 for parts in parted):
+                return None
+            kept = [number for number, parts in enumerate(parted) if parts and not _is_nothing(parts[0])]
+            words, tokens = [words[number] for number in kept], [tokens[number] for number in kept]
+        if len(words) == 1:
+            text = known_text(words[0])
+            return None if text is None else bool(text)
+        if len(words) == 2:
+            return self._of_one(tokens[0].text, words[1])
+        return self._compared(words[0], tokens[1].text, words[2]) if len(words) == 3 else None
+
+    def _of_one(self, sign: str, pieces: list[Piece]) -> bool | None:
+        text = known_text(pieces)
+        if sign in ("-z", "-n"):
+            return None if text is None else bool(text) == (sign == "-n")
+        if sign == "-v" and text:
+            return True if text in self.variables.values else None if self.variables.sourced else False
+        if sign in ("-f", "-e", "-r", "-s") and pieces and pieces[-1].text.rpartition("/")[2] in self.variables.beside:
+            return True
         return None
-    return "".join("" if piece.is_unset else piece.text for piece in pieces if not piece.is_break)
 
-
-def _any(tokens: list[Token], variables: Variables) -> bool | None:
-    """Parts joined by `||` or -o, each of parts joined by `&&` or -a."""
-    results = [_all(part, variables) for part in _parts(tokens, ("||", "-o"))]
-    return True if True in results else None if None in results else False
-
-
-def _all(tokens: list[Token], variables: Variables) -> bool | None:
-    results = [_single(part, variables) for part in _parts(tokens, ("&&", "-a"))]
-    return False if False in results else None if None in results else True
-
-
-def _parts(tokens: list[Token], borders: tuple[str, ...]) -> list[list[Token]]:
-    parts: list[list[Token]] = [[]]
-    for token in tokens:
-        if token.text in borders:
-            parts.append([])
-        elif token.text != "\n":
-            parts[-1].append(token)
-    return parts
-
-
-def _single(tokens: list[Token], variables: Variables) -> bool | None:
-    if tokens and tokens[0].text == "!":
-        inner = _single(tokens[1:], variables)
-        return None if inner is None else not inner
-    if any(token.kind != "word" for token in tokens):
+    def _compared(self, left: Sequence[Piece], sign: str, right: Sequence[Piece]) -> bool | None:
+        text, other = known_text(left), known_text(right)
+        if text is None or other is None:
+            return None
+        if sign in ("=", "==", "!="):
+            pattern = (pattern_of(right) or "") if self.is_new else ""
+            return (fnmatchcase(text, pattern) if self.is_new else text == other) == (sign != "!=")
+        if sign == "=~" and self.is_new and len(text) <= _LONGEST and _PLAIN.fullmatch(other):
+            return _found(other, text)
+        if sign in _NUMBERS and all(re.fullmatch(r"-?[0-9]{1,18}", one) for one in (text, other)):
+            return _NUMBERS[sign](int(text), int(other))
         return None
-    texts = [text_of(variables.pieces(token.text, token.line)) for token in tokens]
-    if len(texts) == 1:
-        return None if texts[0] is None else bool(texts[0])
-    if len(texts) == 2 and tokens[0].text in ("-z", "-n"):
-        return None if texts[1] is None else bool(texts[1]) == (tokens[0].text == "-n")
-    if len(texts) == 3:
-        return _compared(texts[0], tokens[1].text, texts[2])
-    return None
 
 
-def _compared(left: str | None, sign: str, right: str | None) -> bool | None:
-    if left is None or right is None:
+def _is_nothing(pieces: Sequence[Piece]) -> bool:
+    return all(piece.is_unset and not piece.is_quoted for piece in pieces)
+
+
+def _found(pattern: str, text: str) -> bool | None:
+    if len(pattern) > _LONGEST or pattern.count("*") + pattern.count("+") > 3:
         return None
-    if sign in ("=", "==", "!="):
-        return fnmatchcase(left, right) == (sign != "!=")
-    if sign in _NUMBERS and all(re.fullmatch(r"-?[0-9]{1,18}", one) for one in (left, right)):
-        return _NUMBERS[sign](int(left), int(right))
-    return None
+    try:
+        return bool(re.search(pattern, text))
+    except re.error:
+        return None

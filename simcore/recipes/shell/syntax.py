@@ -65,10 +65,11 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands in brackets or braces."""
+    """Commands in braces, or in round brackets (`is_subshell`)."""
 
     line: int
     body: tuple[Node, ...]
+    is_subshell: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +105,18 @@ class _Parser:
         if depth > _MAX_DEPTH:
             raise self.fail(self.tokens[min(self.at, len(self.tokens) - 1)], f"more than {_MAX_DEPTH} levels")
         found: list[Node] = []
+        is_fed = False
         while (token := self.peek()) is not None and token.text not in ends:
             if token.kind == "operator" and token.text in _SEPARATORS:
                 self.at += 1
-            elif token.kind == "document":
-                self.at += 1
-                _give(found, token)
+                if token.text in ("&", "|", "|&") and found:
+                    found[-1] = _apart(found[-1], is_piped=token.text != "&")
+                is_fed = token.text in ("|", "|&") or (is_fed and token.text == "\n")
             elif token.kind == "operator" and token.text in (")", ";;"):
                 break
             else:
-                found.append(self._chain(depth))
+                found.append(_fed(found[-1], self._chain(depth)) if is_fed and found else self._chain(depth))
+                is_fed = False
         return tuple(found)
 
     def _chain(self, depth: int) -> Node:
@@ -143,20 +146,24 @@ class _Parser:
             self.at += 1
             body = self.statements(frozenset(), depth + 1)
             self._expect(")")
-            return Group(token.line, body)
+            return Group(token.line, body, is_subshell=True)
         return self._command()
 
     def _command(self) -> Command:
         words: list[Token] = []
+        document: Token | None = None
         start = self.at
-        while (token := self.peek()) is not None and token.kind not in ("operator", "document"):
-            words.append(token)
+        while (token := self.peek()) is not None and token.kind != "operator":
+            if token.kind in ("document", "literal"):
+                document = token
+            else:
+                words.append(token)
             self.at += 1
         if token is not None and self.at == start:
             raise self.fail(token, f"no command begins with {token.text!r}")
-        if words[0].text in _ENDS:
+        if words and words[0].text in _ENDS:
             raise self.fail(words[0], f"no command begins with {words[0].text!r}")
-        return Command(words[0].line, tuple(words))
+        return Command(words[0].line if words else self.tokens[start].line, tuple(words), document)
 
     def _if(self, depth: int) -> If:
         line, branches, otherwise = self._expect("if"), [], tuple[Node, ...]()
@@ -184,9 +191,11 @@ class _Parser:
             patterns = [] if token.text == "(" else [token]
             while (token := self._next(")")).text != ")":
                 patterns += [token] if token.kind == "word" else []
-            arms.append((tuple(patterns), self.statements(frozenset({";;", "esac"}), depth + 1)))
-            if (following := self.peek()) is not None and following.text == ";;":
-                self.at += 1
+            arms.append((tuple(patterns), self.statements(frozenset({";;", "esac", ";&", ";;&"}), depth + 1)))
+            following = self.peek()
+            if following is not None and following.text in (";&", ";;&"):
+                raise self.fail(following, f"{following.text!r}, which goes on with the next arm")
+            self.at += following is not None and following.text == ";;"
 
     def _loop(self, depth: int) -> Loop:
         token = self._next("for")
@@ -239,7 +248,21 @@ class _Parser:
         return InputError(Problem(f"{self.path}:{token.line}", f"not read as a shell script: {message}"))
 
 
-def _give(found: list[Node], document: Token) -> None:
-    """Gives a here-document to the command before it."""
-    if found and isinstance(last := found[-1], Command):
-        found[-1] = Command(last.line, last.words, document)
+def _apart(node: Node, *, is_piped: bool) -> Node:
+    """Statement that runs in a shell of its own: before a pipe its last command alone, before `&` all of it."""
+    if isinstance(node, Chain) and is_piped:
+        *rest, (sign, last) = node.rest
+        return Chain(node.line, node.first, (*rest, (sign, _apart(last, is_piped=True))))
+    return node if isinstance(node, Group) and node.is_subshell else Group(node.line, (node,), is_subshell=True)
+
+
+def _fed(before: Node, node: Node) -> Node:
+    """Statement behind a pipe; the input of its first command is the here-document that `cat` passes on."""
+    if isinstance(node, Chain):
+        return Chain(node.line, _fed(before, node.first), node.rest)
+    while isinstance(before, Chain | Group) and (isinstance(before, Chain) or len(before.body) == 1):
+        before = before.rest[-1][1] if isinstance(before, Chain) else before.body[0]
+    if isinstance(before, Command) and before.document and isinstance(node, Command) and node.document is None and (
+            [word.text for word in before.words] == ["cat"]):
+        node = Command(node.line, node.words, before.document)
+    return _apart(node, is_piped=True)

@@ -10,9 +10,9 @@ from simcore.errors import InputError, Problem
 
 __all__ = ["Token", "tokens_of"]
 
-_OPERATORS: Final = ("&>>", "<<<", "<<-", "&&", "||", ";;", "|&", "&>", "<<", ">>", ">&", "<&", "<>", ">|",
+_OPERATORS: Final = (";;&", "&>>", "<<<", "<<-", "&&", "||", ";;", "|&", "&>", ";&", "<<", ">>", ">&", "<&", "<>", ">|",
                      ";", "&", "|", "(", ")", "<", ">", "\n")  # fmt: skip
-_BEFORE_COMMANDS: Final = frozenset({"if", "elif", "while", "until", "then", "do", "else", "!", "{"})
+_BEFORE_COMMANDS: Final = frozenset({"if", "elif", "while", "until", "then", "do", "else", "for", "!", "{"})
 _REDIRECTS: Final = frozenset({"<", ">", ">>", "&>", "&>>", ">&", "<&", ">|", "<>", "<<<"})
 _ENDS: Final = frozenset(" \t\n;&|<>()")
 _ASSIGNED: Final = re.compile(r"[A-Za-z_]\w*(\[[^]]*\])?\+?=")
@@ -27,10 +27,11 @@ class Token:
     """A token of a script, and the line (from 1) that it begins on.
 
     `kind`: "word" (`text` as written, with quotes), "operator", "array" (`text` is `NAME=` or `NAME+=`, `items` are its
-    words), "arithmetic" and "condition" (`text` within `(( ))` and `[[ ]]`), "document" (`text` of a here-document).
+    words), "arithmetic" and "condition" (`text` within `(( ))` and `[[ ]]`), "document" (text of a here-document) and
+    "literal" (of one whose end is in quotes).
     """
 
-    kind: Literal["word", "operator", "array", "arithmetic", "condition", "document"]
+    kind: Literal["word", "operator", "array", "arithmetic", "condition", "document", "literal"]
     text: str
     line: int
     items: tuple[Token, ...] = ()
@@ -48,8 +49,9 @@ class _Scanner:
     line: int
     at: int = 0
     found: list[Token] = field(default_factory=list)
-    awaited: list[tuple[str, bool]] = field(default_factory=list)
-    """Ends of here-documents that begin after this line, and True where tabs before their lines are dropped."""
+    awaited: list[tuple[str, bool, int]] = field(default_factory=list)
+    """Ends of here-documents that begin after this line, as written, True where tabs before lines are dropped, and the
+    number of tokens before each."""
 
     def tokens(self) -> list[Token]:
         while self._skip_blank():
@@ -90,8 +92,8 @@ class _Scanner:
         self.found.append(Token("operator", operator, self.line))
         self._move(len(operator))
         if operator == "\n":
-            for end, is_indented in self.awaited:
-                self._document(end, is_indented=is_indented)
+            for added, (end, is_indented, place) in enumerate(self.awaited):
+                self.found.insert(place + added, self._document(end, is_indented=is_indented))
             self.awaited.clear()
 
     def _at_start(self) -> bool:
@@ -116,11 +118,10 @@ class _Scanner:
     def _announce(self, operator: str) -> None:
         self._move(len(operator))
         self._skip_blank()
-        end = re.sub(r"[\"'\\]", "", self._word().text)
-        self.awaited.append((end, operator == "<<-"))
+        self.awaited.append((self._word().text, operator == "<<-", len(self.found)))
 
-    def _document(self, end: str, *, is_indented: bool) -> None:
-        line, body = self.line, list[str]()
+    def _document(self, written: str, *, is_indented: bool) -> Token:
+        line, body, end = self.line, list[str](), re.sub(r"[\"'\\]", "", written)
         while self.at < len(self.text):
             stop = self.text.find("\n", self.at)
             stop = len(self.text) if stop < 0 else stop
@@ -128,8 +129,8 @@ class _Scanner:
             self._move(min(stop + 1, len(self.text)) - self.at)
             if (one.lstrip("\t") if is_indented else one) == end:
                 break
-            body.append(one)
-        self.found.append(Token("document", "\n".join(body), line))
+            body.append(one.lstrip("\t") if is_indented else one)
+        return Token("document" if end == written else "literal", "\n".join(body), line)
 
     def _add_word(self) -> None:
         token = self._word()

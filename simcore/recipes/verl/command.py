@@ -18,7 +18,7 @@ from simcore.inputs.document import Document, parse_value
 from simcore.inputs.yaml_parser import KeyPath
 from simcore.recipes.answers import Answer
 from simcore.recipes.megatron.launch import gpus_of
-from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Started, read_script
 
 __all__ = ["Command", "command_of", "trainer_in"]
@@ -52,11 +52,15 @@ def trainer_in(text: str) -> bool:
     return bool(re.search(r"-m\s+(?:verl\.(?:trainer|experimental)\.|recipe\.)\w|verl/trainer/main_\w+\.py", text))
 
 
-def command_of(text: str, path: str) -> Command:
-    """Reads a script. InputError, with the line, for one without exactly one trainer, or a word that sets no key."""
-    script = read_script(text, path)
+def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
+               beside: Mapping[str, str] | None = None) -> Command:
+    """Reads a script; `variables`, `beside`: as of `read_script`.
+
+    InputError, with the line, for one without exactly one trainer, or a word that sets no key.
+    """
+    script = read_script(text, path, variables, beside)
     found = [(command, number) for command in script.commands if (number := _trainer_at(command.words)) is not None]
-    if len(found) != 1:
+    if len({command.line for command, _ in found}) != 1:
         lines = ", ".join(str(command.line) for command, _ in found)
         told = f"starts {len(found)} trainers (lines {lines}): give one" if found else "starts no trainer of verl"
         raise InputError(Problem(path, told))

@@ -63,7 +63,7 @@ def _document(files: Sequence[RecipeFile], draft: Draft) -> tuple[Document, Answ
         for other in files[1:]:
             draft.fail(other.path, "name the script first, and one YAML file behind it")
         return own, None, {}
-    command = command_of(file.text, file.path)
+    command = command_of(file.text, file.path, draft.answers.variables, file.sources)
     document = command.document
     for other in files[1:]:
         below = other.mapping()

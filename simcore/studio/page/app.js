@@ -3,7 +3,7 @@ import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
 import { Form } from "./form.js";
-import { clear, fill, make, notice, stale } from "./panels.js";
+import { clear, fill, make, notice, old, stale } from "./panels.js";
 import { Search } from "./search.js";
 import { decoded, encoded, with_value } from "./state.js";
 import { tree } from "./steps.js";
@@ -11,17 +11,28 @@ import { Versus } from "./versus.js";
 
 const IDLE_MS = 400;
 const AGAIN_MS = 1500;
+const APART_MS = 200; /* changes further apart than this are single clicks, not a slider in motion */
+const LATER = ["memory", "streams", "placement"]; /* pictures that come after the first */
+const FIT = { kind: "advice", title: "What would make it fit", none: "No single change or pair of changes that was tried makes it fit." };
+const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change that was tried makes it faster; the search below tries every layout." } };
+const remedies = document.getElementById("remedies");
 const busy = document.getElementById("busy");
-const state = { job: {}, files: {}, pins: [], marks: [] };
+const state = { job: {}, files: {}, pins: [], marks: [], curve: [], price: null };
 const opened = new Set(); /* pictures that are drawn on demand */
+let catalogue;
 let form;
 let versus;
+let search;
 let wanted = 0;
 let is_asking = false;
+let is_apart = true;
 let has_failed = false;
 let changed_at = 0;
+let early = null; /* the question about memory that goes with that about the first picture */
 let written = "";
 
+const priced = () => (state.price === null ? {} : { price: state.price });
+const measured = () => (state.marks.length || state.curve.length ? { marks: state.marks, curve: state.curve } : {});
 const question = () => ({ values: state.job, files: state.files });
 
 const told = (error) => {
@@ -38,7 +49,8 @@ const refresh = async () => {
   try {
     for (let number = 0; number !== wanted;) {
       number = wanted;
-      try { shown(await ask("view", { ...question(), marks: state.marks }), number); } catch (error) {
+      ask_early(number);
+      try { shown(await ask("view", { ...question(), marks: state.marks, ...priced() }), number); } catch (error) {
         if (number !== wanted) continue;
         told(error);
         if (error instanceof Away) setTimeout(() => { if (number === wanted) again(); }, AGAIN_MS);
@@ -47,6 +59,12 @@ const refresh = async () => {
     }
   } finally { is_asking = false; }
   later(wanted);
+};
+
+/* After a single click memory is asked for beside the first picture, by another process; while a slider moves it is not. */
+const ask_early = (number) => {
+  early = is_apart && !opened.has("memory") ? { number, answer: ask("memory", { ...question(), ...measured() }) } : null;
+  if (early) early.answer.catch(() => {}); /* told where it is awaited */
 };
 
 const measure = (name, number) => requestAnimationFrame(() => setTimeout(() => {
@@ -62,41 +80,59 @@ const shown = (answer, number) => {
   stale(false);
   busy.textContent = "";
   state.answer = answer;
-  const needs_help = answer.verdict === "oom" || answer.verdict === "unsure";
-  document.getElementById("remedies").hidden = !needs_help;
+  remedies.hidden = !HELPS[answer.verdict];
+  if (HELPS[answer.verdict]) remedies.querySelector("h3").textContent = HELPS[answer.verdict].title;
   document.getElementById("looking").hidden = false;
-  if (answer.status !== "ok") clear("memory", "streams", "placement");
+  if (answer.status !== "ok") {
+    clear(...LATER);
+  }
   measure("first picture", number);
 };
 
-/* What may come after the first picture: legal values, memory and streams, changes that make it fit, pins. */
+/* What may come after the first picture: memory, legal values, streams, pins, changes that make it fit. Until then the
+   pictures of the job before are marked as old. */
 const later = async (number) => {
-  const when = (kind, then, fields = {}) => (number === wanted ? ask(kind, { ...question(), ...fields }).then((answer) => { if (number === wanted) then(answer); }).catch((error) => { if (number === wanted && !(error instanceof Problems) && !(error instanceof Away)) told(error); }) : null);
+  const when = async (asked, then, ...names) => {
+    if (number !== wanted) return;
+    try {
+      const answer = await asked();
+      if (number === wanted) then(answer);
+    } catch (error) {
+      if (number !== wanted) return;
+      if (error instanceof Problems) clear(...names); /* why is said at the verdict */
+      else if (!(error instanceof Away)) told(error);
+    }
+  };
+  const asks = (kind, fields = {}) => () => ask(kind, { ...question(), ...fields });
+  const drawn = (name) => (answer) => {
+    fill(answer);
+    old(Object.keys(answer.parts), false);
+    measure(name, number);
+  };
   const is_drawn = state.answer && state.answer.status === "ok";
-  if (is_drawn && !opened.has("memory")) await when("memory", (answer) => {
-    fill(answer);
-    measure("memory", number);
-  });
-  when("legal", (answer) => form.degrees(answer));
+  if (is_drawn && !opened.has("memory")) await when(early && early.number === number ? () => early.answer : asks("memory", measured()), drawn("memory"), "memory");
+  when(asks("legal"), (answer) => form.degrees(answer));
   if (!is_drawn) return;
-  await when("pictures", (answer) => {
-    fill(answer);
-    measure("all pictures", number);
-  }, { opened: [...opened] });
+  await when(asks("pictures", { opened: [...opened], ...measured() }), drawn("all pictures"), "streams");
   if (state.pins.length && number === wanted) versus.show().catch(told);
   await new Promise((done) => { setTimeout(done, IDLE_MS); }); /* dozens of simulations: only for a job that stays */
-  if (!document.getElementById("remedies").hidden) when("advice", (answer) => {
+  const help = HELPS[state.answer.verdict];
+  if (help) when(asks(help.kind), (answer) => {
     fill(answer);
     document.getElementById("looking").hidden = true;
-    if (!answer.parts.advice) document.querySelector("[data-part=advice]").textContent = "No single change or pair of changes that was tried makes it fit.";
+    if (!answer.parts.advice) document.querySelector("[data-part=advice]").textContent = help.none;
   });
 };
+
+/* Values that a layout sets to what a scenario without the key has. */
+const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["framework_version", "implementation"].includes(key) && value === "auto")
+  || (key === "framework_options" && value && !Object.keys(value).length);
 
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
 const change = (changes) => {
   notice("");
   let { job } = state;
-  for (const [key, value] of Object.entries(changes)) job = with_value(job, key, value === null && key !== "mesh.etp" ? undefined : value);
+  for (const [key, value] of Object.entries(changes)) job = with_value(job, key, is_usual(key, value) ? undefined : value);
   take(job);
 };
 
@@ -111,18 +147,29 @@ const take = (job, files = state.files) => {
   state.job = job;
   state.files = files;
   wanted += 1;
-  changed_at = performance.now();
+  const now = performance.now();
+  is_apart = now - changed_at > APART_MS;
+  changed_at = now;
   stale(true);
+  old(LATER, true);
   form.show(job);
+  show_price();
   busy.textContent = "simulating \u2026";
   for (const id of ["limit", "steps"]) document.getElementById(id).replaceChildren();
   refresh();
   write();
 };
 
+/* The price in its field, and what a search multiplies costs by. */
+const show_price = () => {
+  const { usd_per_gpu_hour: listed } = catalogue.machines.find((one) => one.name === form.machine()) || {};
+  form.show_price(state.price, listed);
+  search.price = { own: state.price, listed };
+};
+
 const write = async () => {
-  const { job, files, pins } = state;
-  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(pins.length ? { pins } : {}) });
+  const { job, files, pins, price } = state;
+  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) });
   if (job !== state.job) return; /* a newer one is on its way */
   written = `#${text}`;
   if (location.hash !== written) history.replaceState(null, "", written);
@@ -136,6 +183,7 @@ const read = async () => {
 
 const follow = (found) => {
   state.pins = Array.isArray(found.pins) ? found.pins.slice(0, 4).filter((pin) => pin && typeof pin === "object") : [];
+  state.price = Number.isFinite(found.price) && found.price >= 0 ? found.price : null;
   versus.show().catch(told);
   take(found.job, found.files && typeof found.files === "object" ? found.files : {});
 };
@@ -192,12 +240,16 @@ addEventListener("hashchange", async () => {
 addEventListener("unhandledrejection", (event) => told(event.reason));
 
 const start = async () => {
-  const [catalogue, found] = [await ask("catalogue", {}), await read()];
+  catalogue = await ask("catalogue", {});
+  const found = await read();
   form = new Form(document.getElementById("form"), catalogue, change,
-    async (framework) => (await ask("options", { framework })).options);
-  versus = new Versus(state, take, write, () => state.files);
+    async (framework) => (await ask("options", { framework })).options, (usd) => {
+      state.price = usd;
+      take(state.job);
+    });
+  versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
   new Files(state, take, again);
-  new Search(document.getElementById("searching"), catalogue, question, change);
+  search = new Search(document.getElementById("searching"), catalogue, question, change);
   new Copies(state, question);
   if (found && !(found instanceof Error)) follow(found);
   else take(catalogue.start);

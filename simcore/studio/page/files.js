@@ -88,10 +88,10 @@ export class Files {
   async run(file) {
     const fields = { values: this.state.job, files: this.state.files, name: plain_name(file.name), content: await base64(file) };
     const found = await ask("measured", fields);
-    this.state.marks = found.marks;
+    Object.assign(this.state, { marks: found.marks, curve: found.curve });
     const away = make("button", { type: "button", textContent: "put the run away" });
     fill(found);
-    away.addEventListener("click", () => { this.state.marks = []; clear("measured"); this.measured(); });
+    away.addEventListener("click", () => { Object.assign(this.state, { marks: [], curve: [] }); clear("measured"); this.measured(); });
     document.querySelector("[data-part=measured]").append(away);
     this.measured();
   }

@@ -14,6 +14,9 @@ export const whole = (text) => {
   return GROUPED.test(plain) ? Number(plain.replace(/\D/g, "")) : null;
 };
 
+/* A number with decimals, which a point or a comma begins; null for anything else. */
+export const decimal = (text) => (/^\d+([.,]\d+)?$/.test(text.trim()) ? Number(text.trim().replace(",", ".")) : null);
+
 /* A value as YAML would read it: numbers, true, false, null, JSON lists; else text. */
 export const plain_value = (text) => {
   const trimmed = text.trim();
@@ -24,11 +27,12 @@ export const plain_value = (text) => {
 };
 
 export class Form {
-  constructor(root, catalogue, change, options_of) {
+  constructor(root, catalogue, change, options_of, price) {
     this.root = root;
     this.catalogue = catalogue;
     this.change = change; /* called with {key: value}; undefined removes a key */
     this.options_of = options_of; /* of a framework: a promise of its options */
+    this.price = price; /* called with USD for an hour of a GPU, null for the machine's */
     this.options = new Map();
     this.kept = new Set(); /* keys that a user asked for, which stay without a value */
     this.job = {};
@@ -45,7 +49,7 @@ export class Form {
       this.select("training.method", "method", METHODS),
       this.select("framework", "framework", frameworks.map((one) => one.name), (name) => ({
         framework: name, framework_version: undefined, framework_options: undefined, implementation: undefined })),
-      this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, `${one.name} (${one.gpu})`]))));
+      this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, `${one.name} (${one.gpu.replace(/NVIDIA | HBM.*/g, "")})`]))));
     const degrees = make("fieldset", { className: "degrees" }, make("legend", { textContent: "GPUs and degrees" }));
     for (const axis of Object.keys(AXES)) degrees.append(this.stepper(axis));
     degrees.append(make("p", { className: "note", id: "rest" }));
@@ -54,7 +58,29 @@ export class Form {
       this.number("training.global_batch_size", "global batch"),
       this.number("training.seq_len", "sequence length"),
       this.select("training.recompute", "recompute", ["none", "full"]),
-      this.others());
+      this.own_price(), this.others());
+  }
+
+  own_price() {
+    const input = make("input", { type: "text", inputMode: "decimal", autocomplete: "off" });
+    input.addEventListener("change", () => {
+      const value = decimal(input.value);
+      if (input.value.trim() !== "" && value === null) this.tell("price", `expected a number of USD, got ${input.value}`);
+      else this.price(value);
+    });
+    return this.row("price", "USD per GPU-hour", input);
+  }
+
+  /* The price that a user gave; else that of the machine stands in its place, paler. */
+  show_price(usd, listed) {
+    const { input } = this.fields.get("price");
+    input.value = usd === null ? "" : String(usd);
+    input.placeholder = listed ? `${listed} (${this.machine()})` : "no price known";
+  }
+
+  machine() {
+    const { topology } = this.job;
+    return topology && typeof topology === "object" ? topology.file : topology;
   }
 
   row(key, label, input) {
@@ -247,7 +273,7 @@ export class Form {
       row.remove();
     }
     for (const key of there) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "name") this.add(key);
-    for (const key of this.fields.keys()) this.show_value(key);
+    for (const key of this.fields.keys()) if (key !== "price") this.show_value(key);
     this.show_steppers();
   }
 

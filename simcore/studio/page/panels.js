@@ -15,7 +15,10 @@ export const fill = (answer) => {
   }
 };
 
-export const clear = (...names) => fill({ parts: Object.fromEntries(names.map((name) => [name, ""])) });
+export const clear = (...names) => {
+  fill({ parts: Object.fromEntries(names.map((name) => [name, ""])) });
+  old(names, false);
+};
 
 export const make = (tag, properties = {}, ...children) => {
   const made = Object.assign(document.createElement(tag), properties);
@@ -31,3 +34,11 @@ export const notice = (text) => {
 
 /* Old answers stay in view while a new one is computed, paler. */
 export const stale = (is_stale) => document.body.classList.toggle("stale", is_stale);
+
+/* Pictures of the job before, while those of the job in view are drawn. */
+export const old = (names, is_old) => names.forEach((name) => {
+  const panel = parts.get(name);
+  const is_shown = is_old && Boolean(shown.get(name));
+  panel.classList.toggle("old", is_shown);
+  panel.setAttribute("aria-busy", String(is_shown));
+});

@@ -4,10 +4,25 @@ import { make } from "./panels.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+const whole = (number) => Math.round(number).toLocaleString("en");
+const rate = (one) => `${whole(one.tokens_per_s_per_gpu)} tokens/s per GPU`;
+/* USD for a million tokens, at a price of one's own where there is one. */
+const money = (one, { own, listed }) => {
+  const usd = one.usd_per_million_tokens;
+  if (own === null) return usd === null ? "\u2013" : usd.toPrecision(3);
+  return (usd === null || !listed ? own * 1e6 / 3600 / one.tokens_per_s_per_gpu : usd * own / listed).toPrecision(3);
+};
 const seconds = (s) => (s >= 1 ? `${s.toFixed(2)} s` : `${(1000 * s).toFixed(0)} ms`);
-const WIDTH = 720;
-const HEIGHT = 300;
-const [LEFT, RIGHT, TOP, BOTTOM] = [64, 16, 16, 40];
+const HEIGHT = 320;
+const [LEFT, RIGHT, TOP, BOTTOM] = [48, 20, 28, 44];
+
+/* Round numbers from zero to the most, about so many. */
+const ticks = (most, about) => {
+  const rough = most / about;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough);
+  return Array.from({ length: Math.floor(most / step) + 1 }, (_, n) => n * step);
+};
 
 const svg = (name, attributes, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -22,25 +37,35 @@ export class Search {
     this.take = take; /* called with the keys of a layout */
     this.progress = document.getElementById("progress");
     this.frontier = document.getElementById("frontier");
+    this.price = { own: null };
     this.running = null;
     const gpus = make("input", { type: "text", id: "search-gpus", inputMode: "numeric", placeholder: "as in the job" });
-    const free = Object.entries(FREE).map(([key, label]) => make("label", { className: "check" },
+    const keys = Object.entries(FREE).map(([key, label]) => make("label", { className: "check" },
       make("input", { type: "checkbox", name: "free", value: key, checked: key !== "options" }), ` ${label}`));
     const frameworks = catalogue.frameworks.map((one) => make("label", { className: "check" },
       make("input", { type: "checkbox", name: "framework", value: one.name }), ` ${one.name}`));
     const by = make("select", { id: "search-by" }, ...["tokens", "step", "cost", "peak", "gpus"].map((value) => make("option", { value, textContent: value })));
     this.start = make("button", { type: "submit", textContent: "search" });
-    this.stop = make("button", { type: "button", textContent: "stop", disabled: true });
-    root.append(make("fieldset", {}, make("legend", { textContent: "free" }), ...free),
-      make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks),
+    this.fewest = make("button", { type: "button", id: "search-fewest", textContent: "fewest GPUs of each framework" });
+    const every = make("button", { type: "button", id: "search-every", textContent: "all" });
+    this.stop = make("button", { type: "button", id: "search-stop", textContent: "stop", disabled: true });
+    root.append(make("fieldset", {}, make("legend", { textContent: "free" }), ...keys),
+      make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks, every),
       make("p", { className: "buttons" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus,
-        make("label", { htmlFor: "search-by", textContent: " best by " }), by, this.start, this.stop));
+        make("label", { htmlFor: "search-by", textContent: " best by " }), by, this.start, this.stop),
+      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout of the free keys; all numbers of GPUs unless some are given, all frameworks unless some are chosen" })));
+    const chosen = (name) => [...root.querySelectorAll(`[name=${name}]:checked`)].map((input) => input.value);
+    const free = () => Object.fromEntries(chosen("free").map((key) => [key, []]));
+    const numbers = () => (gpus.value.match(/\d+/g) || []).map(Number);
     root.addEventListener("submit", (event) => {
       event.preventDefault();
-      const chosen = (name) => [...root.querySelectorAll(`[name=${name}]:checked`)].map((input) => input.value);
-      const numbers = (gpus.value.match(/\d+/g) || []).map(Number);
-      this.run({ gpus: numbers, frameworks: chosen("framework"), free: Object.fromEntries(chosen("free").map((key) => [key, []])),
-        objectives: [...new Set([by.value, "peak"])] });
+      this.run({ gpus: numbers(), frameworks: chosen("framework"), free: free(), objectives: [...new Set([by.value, "peak"])] });
+    });
+    this.fewest.addEventListener("click", () => this.run({ gpus: numbers(), frameworks: chosen("framework"), free: free(), fewest: true }));
+    every.addEventListener("click", () => {
+      const boxes = [...root.querySelectorAll("[name=framework]")];
+      const is_on = boxes.some((box) => !box.checked);
+      boxes.forEach((box) => { box.checked = is_on; });
     });
     this.stop.addEventListener("click", () => this.running && this.running.abort());
   }
@@ -48,12 +73,13 @@ export class Search {
   async run(asked) {
     if (this.running) this.running.abort();
     const running = this.running = new AbortController();
-    this.start.disabled = true;
+    this.start.disabled = this.fewest.disabled = true;
     this.stop.disabled = false;
     this.progress.textContent = "starting \u2026";
     this.frontier.replaceChildren();
     this.sized = [];
     this.layouts = [];
+    this.counted = [];
     try {
       const answer = await request("search", { ...this.question(), ...asked }, running.signal);
       if (!answer.ok) throw await refused(answer);
@@ -63,7 +89,7 @@ export class Search {
     } finally {
       if (this.running === running) {
         this.running = null;
-        this.start.disabled = false;
+        this.start.disabled = this.fewest.disabled = false;
         this.stop.disabled = true;
       }
     }
@@ -90,7 +116,12 @@ export class Search {
       this.layouts = line.layouts;
       this.draw();
     }
-    if (line.over) {
+    if (line.fewest) {
+      this.counted.push(line.fewest);
+      this.count();
+    }
+    if (line.over && this.counted.length) this.progress.textContent = `${this.counted.length} frameworks: ${this.counted.filter((one) => one.value !== null).length} fit.`;
+    else if (line.over) {
       const { counts } = line;
       this.progress.textContent = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked.`;
       if (!line.layouts.length) this.frontier.replaceChildren(make("p", { textContent: "No layout fits. Refused most often:" }),
@@ -115,45 +146,57 @@ export class Search {
       return;
     }
     const edge = layouts.filter((one) => one.is_pareto);
-    const rows = [...new Set([...edge, ...layouts.slice(0, 8)])].slice(0, 40);
-    this.frontier.replaceChildren(this.picture(layouts), make("p", { className: "note", textContent: `${edge.length} layouts on the frontier of memory and tokens/s; a row or point is taken over by a click.` }),
+    const best = layouts.filter((one, n) => layouts.findIndex((other) => other.framework === one.framework) === n); /* of each framework */
+    const rows = [...new Set([...best, ...edge, ...layouts.slice(0, 8)])].slice(0, 40);
+    const others = best.length > 1 ? " First the best layout of each framework; of one that is not listed no layout is among the best." : "";
+    this.frontier.replaceChildren(this.picture(layouts), make("p", { className: "note", textContent: `${edge.length} layouts on the frontier of memory and tokens/s (bold); a row or point is taken over by a click.${others}` }),
       this.table(rows));
   }
 
   picture(layouts) {
-    const most = Math.max(...layouts.map((one) => one.peak_bytes));
-    const fastest = Math.max(...layouts.map((one) => one.tokens_per_s_per_gpu));
-    const x = (one) => LEFT + (WIDTH - LEFT - RIGHT) * one.tokens_per_s_per_gpu / fastest;
-    const y = (one) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * one.peak_bytes / (1.05 * most);
+    const width = Math.max(280, Math.min(860, this.frontier.clientWidth || 720));
+    const most = 1.05 * Math.max(...layouts.map((one) => one.peak_bytes)) / 2 ** 30;
+    const fastest = 1.05 * Math.max(...layouts.map((one) => one.tokens_per_s_per_gpu));
+    const x = (rate) => LEFT + (width - LEFT - RIGHT) * rate / fastest;
+    const y = (size) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * size / most;
     const text = (words, at) => { const made = svg("text", at); made.textContent = words; return made; };
     const points = layouts.map((one) => {
-      const point = svg("circle", { cx: x(one).toFixed(1), cy: y(one).toFixed(1), r: one.is_pareto ? 6 : 4, class: `point ${one.is_bound ? "unsure" : "fits"}${one.is_pareto ? " on-edge" : ""}` });
+      const point = svg("circle", { cx: x(one.tokens_per_s_per_gpu).toFixed(1), cy: y(one.peak_bytes / 2 ** 30).toFixed(1), r: one.is_pareto ? 6 : 4, class: `point ${one.is_bound ? "unsure" : "fits"}${one.is_pareto ? " on-edge" : ""}` });
       const title = svg("title", {});
-      title.textContent = one.is_bound ? `${Object.entries(one.keys).map(([key, value]) => `${key} ${JSON.stringify(value)}`).join(", ")}: ${gib(one.peak_bytes)}, at most ${Math.round(one.tokens_per_s_per_gpu).toLocaleString("en")} tokens/s per GPU` : `${one.framework} ${one.layout}: ${gib(one.peak_bytes)}, ${seconds(one.step_s)}, ${Math.round(one.tokens_per_s_per_gpu).toLocaleString("en")} tokens/s per GPU`;
+      title.textContent = one.is_bound ? `${Object.entries(one.keys).map(([key, value]) => `${key} ${JSON.stringify(value)}`).join(", ")}: ${gib(one.peak_bytes)}, at most ${rate(one)}` : `${one.framework} ${one.layout}: ${gib(one.peak_bytes)}, ${seconds(one.step_s)}, ${rate(one)}`;
       point.append(title);
       point.addEventListener("click", () => this.take(one.keys));
       return point;
     });
-    return svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: "100%", role: "img", "aria-label": `Peak memory against throughput of ${layouts.length} layouts; the table below has the frontier` },
-      svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM, class: "base" }),
-      svg("line", { x1: LEFT, x2: LEFT, y1: TOP, y2: HEIGHT - BOTTOM, class: "base" }),
-      text(`${Math.round(fastest).toLocaleString("en")} tokens/s per GPU`, { x: WIDTH - RIGHT, y: HEIGHT - 18, "text-anchor": "end", class: "tick" }),
-      text("0", { x: LEFT, y: HEIGHT - 18, class: "tick" }), text(gib(most), { x: LEFT - 6, y: y({ peak_bytes: most }) + 4, "text-anchor": "end", class: "tick" }),
+    return svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `Peak memory against throughput of ${layouts.length} layouts; the table below has the frontier` },
+      ...ticks(most, 5).flatMap((size) => [svg("line", { x1: LEFT, x2: width - RIGHT, y1: y(size), y2: y(size), class: size ? "grid" : "base" }), text(String(size), { x: LEFT - 8, y: y(size) + 4, "text-anchor": "end", class: "tick" })]),
+      ...ticks(fastest, width / 110).map((one) => text(one.toLocaleString("en"), { x: x(one), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle", class: "tick" })),
+      text("peak memory, GiB", { x: 4, y: 14, class: "tick" }), text("tokens/s per GPU", { x: width - RIGHT, y: HEIGHT - 8, "text-anchor": "end", class: "tick" }),
       ...points);
+  }
+
+  /* Fewest GPUs of each framework, as they are found. */
+  count() {
+    const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
+    const cells = (one) => (one.layout ? [one.layout.layout, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
+    const below = (one) => `${one.value !== null && one.beyond ? `${one.beyond}: ` : ""}${one.why}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
+    const rows = [...this.counted].sort((a, b) => (a.value ?? Infinity) - (b.value ?? Infinity) || b.layout.tokens_per_s_per_gpu - a.layout.tokens_per_s_per_gpu);
+    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, one.value === null ? "none fits" : one.value.toLocaleString("en"), ...cells(one), below(one)]]), this.take));
   }
 
   table(rows) {
     const head = ["", "framework", "layout", "other keys", "GPUs", "peak", "step", "tokens/s per GPU", "USD per M"];
-    const cells = (one) => [one.framework, one.layout, others(one.keys), String(one.num_gpus), gib(one.peak_bytes), seconds(one.step_s), Math.round(one.tokens_per_s_per_gpu).toLocaleString("en"),
-      one.usd_per_million_tokens === null ? "\u2013" : one.usd_per_million_tokens.toPrecision(3)];
-    return make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Frontier" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...head.map((name) => (name ? make("th", { textContent: name, scope: "col" }) : make("td"))))),
-      make("tbody", {}, ...rows.map((one) => {
-        const button = make("button", { type: "button", textContent: "take over", ariaLabel: `take over ${one.framework} ${one.layout}` });
-        button.addEventListener("click", () => this.take(one.keys));
-        return make("tr", { className: one.is_pareto ? "on-frontier" : "" }, make("td", {}, button), ...cells(one).map((cell) => make("td", { textContent: cell })));
-      }))));
+    return sheet("Frontier", head, rows.map((one) => [one, [one.framework, one.layout, others(one.keys), String(one.num_gpus), gib(one.peak_bytes), seconds(one.step_s), whole(one.tokens_per_s_per_gpu), money(one, this.price)]]), this.take);
   }
 }
+
+/* A table whose rows are layouts, with a button that takes each over. */
+const sheet = (ariaLabel, head, rows, take) => make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel }, make("table", {},
+  make("thead", {}, make("tr", {}, ...head.map((name) => (name ? make("th", { textContent: name, scope: "col" }) : make("td"))))),
+  make("tbody", {}, ...rows.map(([one, cells]) => {
+    const button = one && make("button", { type: "button", textContent: "take over", ariaLabel: `take over ${one.framework} ${one.layout}` });
+    if (one) button.addEventListener("click", () => take(one.keys));
+    return make("tr", { className: one && one.is_pareto ? "on-frontier" : "" }, make("td", {}, ...(one ? [button] : [])), ...cells.map((cell) => make("td", { textContent: cell })));
+  }))));
 
 const others = (keys) => Object.entries(keys).filter(([key]) => !/^(mesh\.|framework|topology|implementation)/.test(key)).map(([key, value]) => `${key.split(".").pop()} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");

@@ -5,11 +5,11 @@ import { clear, fill, make, notice } from "./panels.js";
 const MOST = 4;
 
 export class Versus {
-  constructor(state, take, write, files) {
+  constructor(state, take, write, beside) {
     this.state = state;
     this.take = take;
     this.write = write;
-    this.files = files;
+    this.beside = beside; /* what a question has beside the jobs: files, a price */
     document.getElementById("pin").addEventListener("click", () => this.pin());
   }
 
@@ -38,7 +38,7 @@ export class Versus {
       return make("span", { className: "pin" }, back, away);
     }));
     if (!pins.length) return clear("versus");
-    try { fill(await ask("compare", { jobs: [...pins, job], files: this.files() })); } catch (error) {
+    try { fill(await ask("compare", { jobs: [...pins, job], ...this.beside() })); } catch (error) {
       if (error instanceof Problems) notice(error.message);
       else if (!(error instanceof Superseded)) throw error;
     }

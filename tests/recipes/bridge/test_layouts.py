@@ -19,7 +19,8 @@ PERFORMANCE = "python scripts/performance/run_script.py -ng 1024 -mr {} {}"
 
 
 @pytest.mark.parametrize(("words", "ends"), [
-    ("-pp 8 -vp 2", [5, 4, 3]), ("-pp 8 model.virtual_pipeline_model_parallel_size=null", [9, 8, 7]), ("-pp 1 -vp 1", None),
+    ("-pp 8 -vp 2", [5, 4, 3]), ("-pp 1 -vp 1", None),
+    ("-pp 8 model.virtual_pipeline_model_parallel_size=null", [9, 8, 7]),
     ("-pp 4 -vp 2 model.pipeline_model_parallel_layout='Et*8|(t*8|)*6t*5mL'", None)])
 def test_a_recipe_with_a_function_for_its_layout_calls_it_again(tmp_path: Path, words: str,
                                                                 ends: list[int] | None) -> None:
@@ -41,7 +42,7 @@ def test_its_place_says_who_made_it(tmp_path: Path) -> None:
 
 
 def test_stages_without_a_layout_are_refused_as_upstream() -> None:
-    with pytest.raises(InputError, match="Invalid PP and VP size: 32 and 4: .* for 1 x 1, 4 x 1, 4 x 2, 4 x 4, 8 x 1"):
+    with pytest.raises(InputError, match=r"Invalid PP and VP size: 32 and 4: .* for 1 x 1, 4 x 1, 4 x 2, 4 x 4, 8 x 1"):
         launch_of(RUN.format(V3, "-pp 32"), "run.sh")
     launch_of(RUN.format("kimi_k2_pretrain_512gpu_h100_bf16_config", "-pp 2 -vp 8"), "run.sh")
 

@@ -43,3 +43,12 @@ def test_a_configuration_with_two_lengths_is_an_error_as_it_is_there(tmp_path: P
     """training/config.py:1642."""
     found = imported(tmp_path, f"{RUN_CONFIG}dataset: {{seq_length: 2048}}\n", 8, "dgx-h100", "run_config.yaml")
     assert "dataset.seq_length 2048, model.seq_length 4096" in messages(found)
+
+
+def test_batches_that_are_as_long_as_their_longest_sample_are_said(tmp_path: Path) -> None:
+    """data/datasets/gpt_sft.py:620."""
+    name = "llama3_8b_peft_1gpu_h100_bf16_config dataset.enable_offline_packing=false"
+    for kwargs, kind in (("dataset.dataset_kwargs.pad_to_max_length=false", "not modelled"), ("", "no effect")):
+        (left,) = (one for one in imported(tmp_path, f"{name} {kwargs}").left
+                   if one.key == "dataset.enable_offline_packing")
+        assert left.kind == kind, kwargs

@@ -9,7 +9,9 @@ import pytest
 from recipes.bridge.test_recipe import imported
 from recipes.looked_into import messages, value
 from simcore.errors import InputError
+from simcore.recipes.answers import Answers
 from simcore.recipes.bridge.named import launch_of
+from simcore.recipes.importing import import_recipe
 
 LLAMA = "llama3_8b_pretrain_2gpu_h100_bf16_config"
 RUN = f"torchrun --nproc-per-node 8 scripts/training/run_recipe.py --recipe {LLAMA}"
@@ -72,3 +74,29 @@ def test_the_launcher_of_an_experiment_says_nodes_and_forwards_the_rest(tmp_path
     found = imported(tmp_path, f"scripts/training/train.sh --nodes 2 --gpus-per-node 8 --account me --recipe {LLAMA} "
                                "-tp 2")
     assert (value(found, "mesh.tp"), value(found, "mesh.dp_shard")) == (2, 4)  # cp 2
+
+
+def test_a_path_that_is_not_known_stops_nothing_and_a_number_does(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        f"{RUN} --save_dir $OUT checkpoint.load=$HOME/ckpt train.train_iters=$ITERS\n", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "run.sh")], Answers.of_options(topology="dgx-h100"))
+    assert not found.wrong
+    assert {"checkpoint.save", "checkpoint.load"} <= {one.key for one in found.left if one.kind == "no effect"}
+    with pytest.raises(InputError, match=r"train\.global_batch_size: its value depends on"):
+        launch_of(f"{RUN} train.global_batch_size=$GBS", "run.sh")
+
+
+def test_a_variable_of_the_script_goes_before_the_recipes(tmp_path: Path) -> None:
+    """training/config.py:1984: a recipe's variables are set where the process has none."""
+    found = imported(tmp_path, f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False\n{RUN}")
+    assert value(found, "environment.expandable_segments") is False
+    (left,) = (one for one in found.left if one.key == "env_vars.PYTORCH_CUDA_ALLOC_CONF")
+    assert left.why.startswith("PYTORCH_CUDA_ALLOC_CONF of the launch goes before it")
+    assert value(imported(tmp_path, RUN), "environment.expandable_segments") is True
+
+
+def test_a_key_that_is_there_is_not_added(tmp_path: Path) -> None:
+    """Hydra: "Could not append to config. An item is already at"."""
+    with pytest.raises(InputError, match=r"\+train.micro_batch_size: the recipe has this key"):
+        launch_of(f"{RUN} +train.micro_batch_size=2", "run.sh")
+    assert value(imported(tmp_path, f"{RUN} ++train.micro_batch_size=2"), "training.micro_batch_size") == 2

@@ -11,9 +11,9 @@ from simcore.errors import InputError
 from simcore.inputs.scenario import parse_scenario
 from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answers
-from simcore.recipes.imported import Imported
+from simcore.recipes.imported import Imported, read_known
 from simcore.recipes.importing import import_recipe
-from simcore.recipes.launch.arguments import expect_known
+from simcore.recipes.launch.arguments import unknown_of
 from simcore.recipes.launch.launch_of import Launch, launch_of
 
 HEADERS = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n"
@@ -35,7 +35,7 @@ def read(text: str, recipe: str = "mine.yaml") -> Launch:
 
 def refusal(text: str) -> str:
     with pytest.raises(InputError) as caught:
-        expect_known(read(text).overrides)
+        read_known(lambda: Imported("", "", {}, {}), unknown_of(read(text).overrides))
     return "\n".join(f"{one.where}: {one.message}" for one in caught.value.problems)
 
 
@@ -56,11 +56,17 @@ def refusal(text: str) -> str:
     ("srun -N 2 -n 16 --gpus-per-task=1 python train.py", 16),
     ("srun -N 2 bash -c 'torchrun --nnodes 2 --nproc-per-node 8 train.py'", 16),
     ("mpirun -np 16 --allow-run-as-root -mca btl tcp -x PATH python train.py", 16),
+    ("torchrun preprocess_data.py\ntorchrun --nproc-per-node 8 train.py", 8),
+    ("torchrun --nproc-per-node 8 preprocess_and_train.py", 8),
+    ("#SBATCH --gpus-per-node=8\nexport CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun --nproc-per-node 4 train.py", 4),
     ("mpirun -n 2 python train.py", 2),
+    ("mpirun -np 2 torchrun --nnodes 2 --nproc-per-node 8 train.py", 16),
+    ("mpirun -np 2 accelerate launch --num_machines 2 --num_processes 16 train.py", 16),
     ("accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank $R train.py", 16),
     ("deepspeed --num_gpus 4 --num_nodes=2 train.py", 8),
     ("pip install deepspeed\ndeepspeed --num_gpus 4 train.py", 4),
     ("automodel mine.yaml --nproc-per-node 8", 8),
+    ("trl sft --config mine.yaml --num_processes 4 --learning_rate 1e-5", 4),
     ("automodel finetune llm -c mine.yaml --nproc_per_node=2", 2),
     ("axolotl train mine.yaml --launcher torchrun -- --nproc_per_node 8 --nnodes 2", 16),
     ("axolotl train mine.yaml --num-processes 4 --main-process-port=29500", 4),
@@ -68,6 +74,7 @@ def refusal(text: str) -> str:
     ("python -m axolotl.cli.train mine.yaml", 1),
     ("torchrun --nproc-per-node 2 -m axolotl.cli.train mine.yaml", 2),
     ("FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 NODE_RANK=$R llamafactory-cli train mine.yaml", 16),
+    (f"{HEADERS}export FORCE_TORCHRUN=1 NNODES=$SLURM_NNODES\nsrun llamafactory-cli train mine.yaml", 16),
     ("CUDA_VISIBLE_DEVICES=0,3 llamafactory-cli train mine.yaml", 2),
     ("export NPROC_PER_NODE=4\nlmf train mine.yaml lora_rank=4", 4),
     ("CUDA_VISIBLE_DEVICES=1 NNODES=2 llamafactory-cli train mine.yaml", 1),
@@ -107,6 +114,9 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     (f"{HEADERS}srun torchrun --nnodes 2 --nproc-per-node 4 a.py", "run.sh:4: 4 processes a node, which has 8 GPUs "
                                                                    "(run.sh:3)"),
     (f"{HEADERS}srun --ntasks-per-node=8 torchrun --nnodes 2 --nproc-per-node 8 a.py", "srun 8 tasks on each (run.sh"),
+    ("srun -n 16 torchrun --nnodes 2 --nproc-per-node 8 a.py", "torchrun is of 2 nodes, and srun starts it 16 times"),
+    ("mpirun -np 2 torchrun --nproc-per-node 8 a.py", "is of 1 nodes, and mpirun starts it 2 times (run.sh:1)"),
+    ("srun -n 16 accelerate launch --num_machines 2 --num_processes 16 a.py", "and srun starts it 16 times (run.sh:1)"),
     (f"{HEADERS}accelerate launch --num_processes 8 a.py", "run.sh:4: --num_processes 8, the job has 2 x 8 GPUs"),
     ("export CUBLAS_WORKSPACE_CONFIG=$X\ntorchrun a.py", "run.sh:1: CUBLAS_WORKSPACE_CONFIG is $X: not known"),
     ("torchrun a.py --lr $LR", "run.sh:1: the argument '$LR' is the value of lr, and not known"),
@@ -114,7 +124,11 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     ("NPROC_PER_NODE=$N llamafactory-cli train mine.yaml", "$N, which the script does not set (--set env.N=VALUE"),
     ("axolotl train mine.yaml --sweep s.yaml", "run.sh:1: axolotl: not yet: --sweep: several recipes"),
     ("axolotl train mine.yaml --launcher slurm", "--launcher: expected one of accelerate, torchrun, python"),
+    (f"{HEADERS}FORCE_TORCHRUN=1 srun llamafactory-cli train mine.yaml", "is of 1 nodes (NNODES), the job has 2"),
     ("llamafactory-cli export mine.yaml", "has no launch command that is read"),
+    ("cd x\ntorchrun --nproc-per-node 8 tools/preprocess_data.py --workers 8", "run.sh:2: not yet: starts tools/prep"),
+    ("srun -n 8 python -m scripts.tokenize_corpus", "run.sh:1: not yet: starts scripts.tokenize_corpus: by its name"),
+    ("torchrun convert_checkpoint.py", "run.sh:1: not yet: starts convert_checkpoint.py"),
     ("torchrun a.py extra", "run.sh:1: the argument 'extra' sets no key of a recipe"),
 ])
 def test_what_is_not_known_or_contradicts_is_refused_by_name(text: str, message: str) -> None:
@@ -145,6 +159,13 @@ def test_axolotls_command_is_told_from_its_module() -> None:
     lines = ("axolotl train mine.yaml --launcher torchrun", "torchrun -m axolotl.cli.train mine.yaml",
              "python -m axolotl.cli.train mine.yaml")
     assert [read(line).kind for line in lines] == ["axolotl", "torchrun", "python"]
+
+
+def test_options_of_trls_command_are_accelerates_or_the_trainings() -> None:
+    found = read("trl sft --config mine.yaml --accelerate_config zero3 \\\n --num_processes 4 --max_length 9 --packing")
+    assert (found.further, found.kind) == (("zero3.yaml", "run.sh:1"), "accelerate")
+    assert [one.path for one in found.overrides] == [("max_length",), ("packing",)]
+    assert "has no launch command" in refusal("trl env")
 
 
 def test_variables_of_the_environment_are_answers() -> None:
@@ -208,6 +229,27 @@ def test_a_contradiction_names_both_places(old: str, new: str, gpus: int | None,
         told = "\n".join(f"{one.where}: {one.message}" for one in error.problems)
     assert message in told
     assert bool(message) == bool(told)
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_the_script_exports_and_what_it_sets_anew_is_listed() -> None:
+    text = "export NCCL_DEBUG=INFO OWN=1\nexport TP=2; echo $TP\nLATER=3\n" + SCRIPT
+    Path("run.sh").write_text(text.replace("srun torch", "SOME=4 srun torch"), encoding="utf-8")
+    found = import_recipe(["mine.toml", "run.sh"], Answers.of_options(topology="dgx-h100"))
+    left = {one.key: (one.where, one.value, one.why) for one in found.left}
+    assert left["NCCL_DEBUG"] == ("run.sh:1", "INFO", "how NCCL works")
+    assert left["OWN"] == ("run.sh:1", "1", "nothing that is simulated reads it")
+    assert left["SOME"][:2] == ("run.sh:9", "4")
+    assert left["training.local_batch_size"] == ("mine.toml:15", "3", "run.sh:11 sets it")
+    assert not left.keys() & {"TP", "LATER", "GPUS"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_settings_of_accelerates_by_a_variable_are_refused() -> None:
+    Path("run.sh").write_text(f"export ACCELERATE_USE_FSDP=true\n{SCRIPT}", encoding="utf-8")
+    found = import_recipe(["mine.toml", "run.sh"], Answers.of_options(topology="dgx-h100"))
+    assert [one.message for one in found.refused] == [
+        "not yet: ACCELERATE_USE_FSDP: settings of accelerate by a variable"]
 
 
 @pytest.mark.usefixtures("folder")

@@ -22,6 +22,7 @@ def count(text: str) -> int | None:
     ("#SBATCH -N 2\n#SBATCH --gpus-per-node=8\nsrun -l torchrun --nnodes=2 --nproc_per_node=8 pretrain_gpt.py", 16),
     ("#SBATCH -N2\n#SBATCH --ntasks-per-node=8\nsrun numactl -N 0 python pretrain_gpt.py", 16),
     ("mpirun -np 2 torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py", 16),
+    ("#SBATCH --gpus-per-node=8\nCUDA_VISIBLE_DEVICES=0,1 torchrun --nproc-per-node 2 pretrain_gpt.py", 2),
     ("mpirun -np 16 python pretrain_gpt.py", 16), ("torchrun --nproc-per-node $N pretrain_gpt.py", None),
     ("#SBATCH --ntasks-per-node=8\ntorchrun --nproc-per-node 8 pretrain_gpt.py", 8)])
 def test_numbers_that_agree_are_counted(text: str, gpus: int | None) -> None:
@@ -33,6 +34,8 @@ def test_numbers_that_agree_are_counted(text: str, gpus: int | None) -> None:
      r"run.sh:2: torchrun is of 3 nodes, the job has 2 \(run.sh:2 srun\)"),
     ("#SBATCH --nodes=4\ntorchrun --nnodes 3 --nproc-per-node 4 pretrain_gpt.py",
      r"torchrun is of 3 nodes, the job has 4 \(run.sh:1 #SBATCH\)"),
+    ("#SBATCH --nodes=4\nsrun torchrun --nproc-per-node 8 pretrain_gpt.py",
+     r"torchrun is of 1 nodes, as it has no --nnodes, the job has 4 \(run.sh:1 #SBATCH\)"),
     ("#SBATCH --nodes=2\nsrun --ntasks-per-node 8 torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py",
      r"torchrun starts the processes of a node, and srun 8 of it on each \(run.sh:2 srun\)"),
     ("#SBATCH --gpus-per-node=8\ntorchrun --nproc-per-node 4 pretrain_gpt.py",

@@ -11,7 +11,7 @@ import pytest
 
 from checkout import ROOT
 from recipes.looked_into import messages, value
-from simcore.errors import RankscopeError
+from simcore.errors import InputError, RankscopeError
 from simcore.inputs.document import Document, parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.recipes.answers import Answers
@@ -243,11 +243,21 @@ def test_a_trap_is_read_as_megatron_means_it(tmp_path: Path, changes: dict[str, 
     ({"hybrid_layer_pattern": "MG*"}, "layers G of the pattern"),
     ({"recompute_granularity": "full"}, "recompute_method must be block or uniform"),
     ({"recompute_granularity": "full", "recompute_method": "block"}, "recompute_num_layers must be at least 1"),
+    ({"num_layers": 4, "encoder_num_layers": 4}, "cannot have both num-layers and encoder-num-layers"),
     ({"recompute_granularity": "selective", "recompute_num_layers": 1}, "recompute_num_layers must not be given"),
     ({"recompute_granularity": "selective", "recompute_method": "uniform"}, "recompute_method must not be given"),
 ])
 def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     assert told in messages(of(tmp_path, **changes))
+
+
+def test_variables_of_attention_are_those_of_the_backend(tmp_path: Path) -> None:
+    """Core 0.16.1, language_module.py, _set_attention_backend."""
+    text = SCRIPT.replace("#SBATCH --nodes=2", "#SBATCH --nodes=2\nexport NVTE_FUSED_ATTN=0 NCCL_IB_SL=1")
+    found = imported(tmp_path, text)
+    assert "run.sh:3: NVTE_FUSED_ATTN is 0, and --attention-backend auto does not start" in messages(found)
+    assert [one.where.rpartition("/")[2] for one in found.left if one.key == "NCCL_IB_SL"] == ["run.sh:3"]
+    assert "NVTE" not in messages(imported(tmp_path, text.replace("--lr 1e-4", "--lr 1e-4 --attention-backend flash")))
 
 
 @pytest.mark.parametrize(("text", "told"), [
@@ -257,7 +267,7 @@ def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], t
     (SCRIPT.replace("--lr 1e-4", "--lr 1e-4 stray"), "unrecognized argument 'stray'"),
     (SCRIPT.replace("|& tee", "$(cat args.txt) |& tee"), "run.sh:28: $(cat args.txt) may hold arguments: the output"),
     (SCRIPT.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=8; . a.sh").replace("|& tee", "$MORE |& tee"),
-     "run.sh:28: $MORE may hold arguments: $MORE, which the script does not set (the file that is sourced at line 4 "),
+     "run.sh:28: $MORE may hold arguments: $MORE, which the file that is sourced at line 4 may set"),
     (SCRIPT.replace("--lr 1e-4", "--data-path 1 x $(cat args.txt)"), "$(cat args.txt) may hold arguments"),
 ])
 def test_what_a_script_leaves_open_is_named(tmp_path: Path, text: str, told: str) -> None:
@@ -323,3 +333,10 @@ def test_megatron_fsdp_has_a_format_of_gradients_of_its_own(tmp_path: Path) -> N
         found = of(tmp_path, **FSDP, **kept)
         precision = value(found, "training.precision")
         assert (precision["main_grads"], precision["grad_reduce"]) == (grads, sent), messages(found)
+
+
+@pytest.mark.parametrize("name", ["tools/preprocess_data.py", "tools/checkpoint/util.py", "tokenize_corpus.py"])
+def test_scripts_that_prepare_data_or_convert_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=f"not yet: {name}: no training"):
+        imported(tmp_path, SCRIPT.replace("pretrain_gpt.py", name))
+    assert "no training" not in messages(imported(tmp_path, SCRIPT.replace("pretrain", "export/pretrain")))

@@ -195,6 +195,19 @@ cluster: {{gpus_per_node: 8, num_nodes: 2}}
                model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", training__sequence_parallel=True)
 
 
+def test_the_size_of_log_probabilities_that_are_not_fused_is_told(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab distributed/model_utils.py, DistributedLogprob: 12 bytes a token and row in place of 4."""
+    found = imported(tmp_path, SFT, "policy: {dtensor_cfg: {enabled: false}, train_micro_batch_size: 2, "
+                     "max_total_sequence_length: 2048, logprob_chunk_size: 1024, "
+                     "megatron_cfg: {enabled: true, tensor_model_parallel_size: 2}}\n"
+                     "cluster: {gpus_per_node: 8}\n")
+    left = {one.key: (one.kind, one.why) for one in found.left}
+    kind, why = left["policy.megatron_cfg.use_fused_linear_logprobs"]
+    assert kind == "not modelled"
+    assert "8 bytes x 4,096 tokens x rows of the vocabulary / 2 more than is counted" in why
+    assert left["policy.logprob_chunk_size"][0] == "not modelled"
+
+
 def test_packs_are_sequences_of_full_length_and_read_by_flash_attention(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "cluster: {gpus_per_node: 8}\n")
     read_ = scenario(found)
@@ -348,6 +361,19 @@ def test_a_recipe_without_its_parents_asks_for_them(tmp_path: Path) -> None:
     assert scenario(import_recipe(files, answers)).training.micro_batch_size == 2
     other = import_recipe([*files, SAMPLES["nemo_rl"].write(tmp_path)], answers)
     assert "is no parent of this recipe" in str(other.wrong[0])
+
+
+@pytest.mark.parametrize(("argument", "told"), [
+    ("+policy.train_micro_batch_size=2", "+policy.train_micro_batch_size: the recipe has this key"),
+    ("policy.own=2", "policy.own: the recipe has no such key"),
+    ("++policy.train_micro_batch_size=2", ""), ("policy.train_micro_batch_size=2", "")])
+def test_signs_of_hydra_are_those_of_the_keys(tmp_path: Path, argument: str, told: str) -> None:
+    """utils/config.py 7ea279ab, parse_hydra_overrides."""
+    (tmp_path / "mine.yaml").write_text(SFT, encoding="utf-8")
+    (tmp_path / "run.sh").write_text(f"uv run examples/run_sft.py --config mine.yaml {argument}", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "run.sh")],
+                          Answers.of_options(8, None, "dgx-h100"))
+    assert [one.message.partition(",")[0].partition(" (")[0] for one in found.wrong] == ([told] if told else [])
 
 
 def test_keys_of_the_launch_command_go_before_all_files(tmp_path: Path) -> None:

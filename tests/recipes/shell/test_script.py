@@ -55,11 +55,13 @@ def test_words_are_as_a_shell_has_them(text: str, expected: list[str]) -> None:
     ("run --n $1", "argument 1 of the script"),
     ("run --n $(nproc)", "the output of a command"),
     ("run --n `nproc`", "the output of a command"),
-    ("N=1\nfor X in 1 2; do N=$X; done\nrun --n $N", "the loop at line 2"),
+    ("N=1\nfor X in $(ls); do N=$X; done\nrun --n $N",
+     "the loop at line 2 (lines 1 and 2 set $N; --set env.N=VALUE answers)"),
     ("N=1\nif grep -q x y; then N=2; fi\nrun --n $N",
-     "the condition at line 2, which the script alone does not decide"),
+     "the condition at line 2, which the script alone does not decide (lines 1 and 2 set $N; --set env.N=VALUE "
+     "answers)"),
     ("run --n $((N + 1))", "$((N + 1)), which the script alone does not decide"),
-    ("N=a.b; run --n ${N%.b}", "${N%.b}, an operation on texts"),
+    ("N=a.b; run --n ${N//[a-c]/x}", "${N//[a-c]/x}, an operation on texts"),
 ])
 def test_a_value_that_more_decides_says_what(text: str, reason: str) -> None:
     word = started(text)[-1].words[2]
@@ -85,6 +87,33 @@ def test_a_shift_that_more_decides_is_refused_at_its_line() -> None:
         started("go() {\n if grep -q x y; then shift; fi\n run $@\n}\ngo --a 1")
 
 
+def test_a_file_beside_the_script_is_read_where_it_is_sourced() -> None:
+    text = "TP=1\n. ./conf.sh\nrun --tp ${TP:-3} ${ARGS[@]} $LATE"
+    open_words = read_script(text, "run.sh").commands[-1].words
+    assert all("the file that is sourced at line 2" in word.unknown for word in open_words[2:])
+    beside = {"conf.sh": "TP=8\nARGS=(--a\n  --b)\nif grep -q x y; then\n LATE=1; fi"}
+    found = read_script(text, "run.sh", beside=beside).commands[-1].words
+    assert [(word.text, word.line) for word in found[:5]] == [("run", 3), ("--tp", 3), ("8", 2), ("--a", 2), ("--b", 2)]
+    assert found[5].unknown.startswith("the condition at line 4 of conf.sh, which the script alone does not decide")
+    with pytest.raises(InputError, match="more than 16 files that source each other"):
+        read_script(". a.sh", "run.sh", beside={"a.sh": ". a.sh"})
+
+
+def test_what_the_user_says_of_a_variable_answers_for_what_the_script_leaves_open() -> None:
+    for text in ("if grep -q x y; then N=1; else N=2; fi", "N=$(nproc)", ". conf.sh", "N=1; . conf.sh", "read N"):
+        [*_, last] = read_script(f"{text}\nrun $N", "run.sh", {"N": "4"}).commands
+        assert [(word.text, word.unknown) for word in last.words] == [("run", ""), ("4", "")]
+    assert [word.text for word in read_script("N=1\nrun $N", "run.sh", {"N": "4"}).commands[-1].words] == ["run", "1"]
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("case x in x) A=1 ;;& esac", "goes on with the next arm"),
+    ("if grep -q x y; then f() { A=1; }; else f() { A=2; }; fi\nf", "f: a function that more than the script decides")])
+def test_what_is_not_followed_is_refused_by_name(text: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        started(text)
+
+
 def test_lines_are_those_of_the_arguments() -> None:
     found = started("X=(\n  --a 1\n  --b 2\n)\nO=\"--c 3 \\\n  --d 4\"\nrun ${X[@]} $O")[-1]
     lines = {word.text: word.line for word in found.words}
@@ -92,7 +121,7 @@ def test_lines_are_those_of_the_arguments() -> None:
 
 
 def test_commands_in_loops_and_open_conditions_say_so() -> None:
-    assert [one.within for one in started("for i in 1 2; do run $i; done")] == ["the loop at line 1"]
+    assert [one.within for one in started("for i in 1 2; do run $i; done")] == ["the loop at line 1"] * 2
     assert started("if [ -f x ]; then run 1; fi")[0].within.startswith("the condition at line 1")
 
 
@@ -118,11 +147,22 @@ def test_what_is_no_script_is_refused_by_name(text: str) -> None:
     "f() { f; f; }\nf\n" + "true\n" * 10,
     "A=1\n" * 30_000,
     "A=1\n" + "A+=$A\n" * 64,
+    "for a in {1..60}; do for b in {1..60}; do for c in {1..60}; do run $a; done; done; done\n" + "true\n" * 4000,
 ])
 def test_bombs_stop_within_a_second(text: str) -> None:
     begin = time.process_time()
     with pytest.raises(InputError):
         read_script(text, "run.sh")
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("text", [
+    "run " + "{" * 50_000, "run " + "{a," * 20_000, "run " + "{a,b}" * 500, "[ " + "! " * 5_000 + "a ] && run",
+    "[[ " + "( " * 5_000 + "a ]] && run", "A=" + "ab" * 2_000 + "\n" + "run ${A%%*b*a*}\n" * 60,
+    "run $((" + "-" * 5_000 + "1))", "while true; do run; done", "run ${A" + "[" * 5_000 + "}"])
+def test_what_is_large_is_passed_within_a_second(text: str) -> None:
+    begin = time.process_time()
+    read_script(text, "run.sh")
     assert time.process_time() - begin < 2
 
 

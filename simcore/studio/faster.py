@@ -1,0 +1,83 @@
+"""Changes of a job that fits which make its step shorter on as many GPUs; each was simulated, and fits too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from simcore.batch.advice import may_be_tried
+from simcore.batch.changes import Change, changes
+from simcore.errors import InputError
+from simcore.inputs.loading import changed
+from simcore.inputs.scenario import Scenario
+from simcore.results.report import Advice, Report
+from simcore.simulate import check, simulate
+
+__all__ = ["faster"]
+
+_MOST: Final = 5
+_LEAST: Final = 1.01
+"""Gain in tokens per second below which a change is not worth a click."""
+
+
+def faster(scenario: Scenario, base: Report) -> tuple[Advice, ...]:
+    """At most 5 changes of keys that surely fit and are faster than `base`, the fastest first, one of each kind.
+
+    `base`: the scenario's own report. Numerics and the batch of a step stay. Empty for a job that does not fit, has no
+    step time, or is too large to be simulated dozens of times.
+    """
+    if base.verdict != "fits" or base.time is None or scenario.workload != "train" or not may_be_tried(scenario):
+        return ()
+    found: dict[str, tuple[float, Advice]] = {}
+    for change in _changes(scenario):
+        tried = _tried(scenario, change)
+        least = max(_LEAST * base.time.tokens_per_s_per_gpu, found.get(change.kind, (0.0,))[0])
+        if tried and tried[0] > least:
+            found[change.kind] = tried
+    return tuple(advice for _, advice in sorted(found.values(), key=lambda one: -one[0])[:_MOST])
+
+
+def _tried(scenario: Scenario, change: Change) -> tuple[float, Advice] | None:
+    """(tokens per second and GPU, the change with its effect); None if it is refused, unsure or rests on a guess."""
+    try:
+        other = changed(scenario, change.keys)
+    except InputError:
+        return None
+    if other == scenario or _batch(other) != _batch(scenario) or check(other).status != "ok":
+        return None
+    report = simulate(other)
+    if any(one.what in change.keys and one.kind == "assumed" for one in report.assumptions):
+        return None
+    peak, left = report.highest_bytes, report.headroom_bytes
+    if report.verdict != "fits" or report.time is None or peak is None or left is None:
+        return None
+    return report.time.tokens_per_s_per_gpu, Advice(
+        changes=dict(change.keys), verdict="fits", peak_bytes=peak, headroom_bytes=left, step_s=report.time.step_s,
+        num_gpus=other.world_size, warning=change.warning)
+
+
+def _batch(scenario: Scenario) -> int:
+    """Sequences of one step."""
+    mesh = scenario.mesh
+    return scenario.training.micro_batch_size * mesh.dp_shard * mesh.dp_replicate * scenario.num_microbatches
+
+
+def _changes(scenario: Scenario) -> Iterator[Change]:
+    """Single changes to try: those that may lower memory at no cost of numerics, and those that take more of it."""
+    yield from (change for change in changes(scenario) if change.loss == "time" and change.kind != "offload")
+    training, mesh = scenario.training, scenario.mesh
+    if training.recompute != "none":
+        yield Change("recompute", 1, {"training.recompute": "none"})
+    kept: dict[str, Any] = {} if training.global_batch_size else {"training.global_batch_size": _batch(scenario)}
+    for factor in (2, 4):
+        yield Change("micro batch", 1, {"training.micro_batch_size": training.micro_batch_size * factor, **kept})
+    for axis in ("tp", "pp", "cp"):
+        degree = getattr(mesh, axis)
+        if degree % 2 == 0:
+            yield Change(axis, 1, {f"mesh.{axis}": degree // 2, "mesh.dp_shard": 2 * mesh.dp_shard, **kept})
+    if mesh.ep % 2 == 0:
+        yield Change("ep", 1, {"mesh.ep": mesh.ep // 2})
+    if mesh.dp_shard % 2 == 0:
+        yield Change("shard", 1, {"mesh.dp_replicate": 2 * mesh.dp_replicate, "mesh.dp_shard": mesh.dp_shard // 2})
+    yield from (Change("offload", 1, {f"training.offload.{part}": "none"})
+                for part in ("params", "gradients", "optimizer", "activations"))
