@@ -220,4 +220,5 @@ def test_code_of_a_checkpoint_takes_the_place_of_transformers_layers(model: str,
 @pytest.mark.parametrize(("norm", "kind"), [(0.0, "not modelled"), (0.3, "no effect")])
 def test_gradients_that_nothing_clips_are_told(norm: float, kind: str) -> None:
     """transformers 5.23.0 `trainer.py`: clipped where max_grad_norm is above 0."""
-    assert [one.kind for one in imported({**RECIPE, "max_grad_norm": norm}).left if one.key == "max_grad_norm"] == [kind]
+    left = imported({**RECIPE, "max_grad_norm": norm}).left
+    assert [one.kind for one in left if one.key == "max_grad_norm"] == [kind]
