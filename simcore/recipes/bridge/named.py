@@ -22,10 +22,10 @@ from simcore.recipes.bridge.vocabulary import without_computed
 from simcore.recipes.bridge.words import asked_of, program_of
 from simcore.recipes.imported import Left
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.launch.slurm import JobOption, job_of
+from simcore.recipes.launch.slurm import JobOption, job_of, read_job
 from simcore.recipes.megatron.launch import agreed, gpus_of
 from simcore.recipes.shell.pieces import Word
-from simcore.recipes.shell.script import Script, Started, read_script
+from simcore.recipes.shell.script import Script, Started
 
 __all__ = ["COMMIT", "Launch", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
 
@@ -111,7 +111,7 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
 
     InputError if it names several recipes, or an option is not read.
     """
-    script = read_script(text, path, variables, beside)
+    script = read_job(text, path, variables, beside)
     command, (name, number) = _command(script, path)
     words = list(command.words)
     place = f"{path}:{words[number].line} {name}"

@@ -15,11 +15,11 @@ from simcore.recipes.launch.axolotl import inner_launcher, is_command
 from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options, parted
-from simcore.recipes.launch.slurm import Allocation, JobOption, allocation_of, job_of
+from simcore.recipes.launch.slurm import Allocation, JobOption, allocation_of, job_of, read_job
 from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters_of
 from simcore.recipes.launch.trl import COMMANDS, inner_accelerate
 from simcore.recipes.shell.pieces import Word
-from simcore.recipes.shell.script import Script, Started, read_script
+from simcore.recipes.shell.script import Script, Started
 
 __all__ = ["Launch", "environment_of", "launch_of", "visible_in"]
 
@@ -28,8 +28,8 @@ _NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"
 """Words that stand behind these launchers, beside the recipe's file."""
 _OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "llamafactory": ()}
 """Options of these launchers themselves, among keys of the recipe."""
-_BY_TYRO: Final = re.compile(r"^torchtitan\.train$|torchtitan/train\.py$")
-"""Programs whose arguments tyro reads (torchtitan 0.2.2 `config/manager.py`)."""
+_WITH_DASHES: Final = re.compile(r"^(?:torchtitan|axolotl\.cli)\.train$|(?:torchtitan|axolotl/cli)/train\.py$")
+"""Programs that take dashes in keys as underscores: tyro (torchtitan 0.2.2 `config/manager.py`) and fire (axolotl)."""
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
@@ -70,9 +70,8 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
     InputError, with the line, for a script without exactly one launch command, for numbers that contradict each other
     or are not known from the script alone, for another recipe, and for what no scenario can say.
     """
-    headers = allocation_of(read_script(text, path, variables, beside).sbatch, path)
-    set_by_slurm = {name: str(size) for name, size in headers.variables().items()}
-    script = read_script(text, path, set_by_slurm | dict(variables or {}), beside)
+    script = read_job(text, path, variables, beside)
+    headers = allocation_of(script.sbatch, path)
     found = [(one, starters) for one in script.commands
              if (starters := starters_of([*one.around, *one.words])) and _trains(starters[-1])]
     _expect_training(found, path)
@@ -87,7 +86,7 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
         arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
     else:
         rest = last.rest if last.kind == NEMO_RL else _behind_program(last, path)
-        arguments = arguments_of(rest, path, dashes=any(_BY_TYRO.search(word.text) for word in last.rest))
+        arguments = arguments_of(rest, path, dashes=any(_WITH_DASHES.search(word.text) for word in last.rest))
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   _kind(last, starters[-1], script, path), _further(starters[-1], path),

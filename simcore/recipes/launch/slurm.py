@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.options import NUMBER, Number, Options
 from simcore.recipes.shell.pieces import Word
+from simcore.recipes.shell.script import Script, read_script
 
-__all__ = ["Allocation", "JobOption", "allocation_of", "job_of"]
+__all__ = ["Allocation", "JobOption", "allocation_of", "job_of", "read_job"]
 
 _SIZES: Final = frozenset({"--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--tasks-per-node", "--gpus", "-G",
                            "--gpus-per-node", "--gres", "--gpus-per-task"})
@@ -69,6 +70,21 @@ def allocation_of(words: Sequence[Word], path: str, before: Allocation | None = 
     if of_task is not None and of_node is None and on_node:
         return replace(job, gpus_per_node=Number(of_task.value * on_node, of_task.where))
     return job
+
+
+def read_job(text: str, path: str, variables: Mapping[str, str] | None = None,
+             beside: Mapping[str, str] | None = None) -> Script:
+    """Script with the variables that Slurm sets by its `#SBATCH` lines; arguments as of `read_script`.
+
+    Sizes that are no numbers, as templates have them, set none.
+    """
+    script = read_script(text, path, variables, beside)
+    try:
+        sizes = allocation_of(script.sbatch, path).variables()
+    except InputError:
+        return script
+    set_by_slurm = {name: str(size) for name, size in sizes.items()}
+    return read_script(text, path, set_by_slurm | dict(variables or {}), beside) if sizes else script
 
 
 def job_of(words: Sequence[Word], path: str) -> tuple[JobOption, ...]:

@@ -16,7 +16,7 @@ from simcore.recipes.environment import row_of
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left, with_job
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.launch.slurm import job_of
+from simcore.recipes.launch.slurm import job_of, read_job
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by, names_of
 from simcore.recipes.megatron.environment import READ, expect_backend, write_environment
@@ -96,7 +96,7 @@ def _of_tests(document: Document, draft: Draft, *, loose: bool) -> Imported:
 
 def _of_script(file: RecipeFile, draft: Draft, *, loose: bool) -> Imported:
     """A shell script, or arguments alone."""
-    script = read_script(file.text, file.path, draft.answers.variables, file.sources)
+    script = read_job(file.text, file.path, draft.answers.variables, file.sources)
     command = _command(script, file.path)
     launch, words = split_launch(command.words)
     if command.within:

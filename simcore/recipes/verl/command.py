@@ -18,10 +18,10 @@ from simcore.inputs.document import Document, parse_value
 from simcore.inputs.yaml_parser import KeyPath
 from simcore.recipes.answers import Answer
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.launch.slurm import JobOption, job_of
+from simcore.recipes.launch.slurm import JobOption, job_of, read_job
 from simcore.recipes.megatron.launch import gpus_of
 from simcore.recipes.shell.pieces import Word
-from simcore.recipes.shell.script import Started, read_script
+from simcore.recipes.shell.script import Started
 
 __all__ = ["Command", "command_of", "trainer_in"]
 
@@ -63,7 +63,7 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
 
     InputError, with the line, for one without exactly one trainer, or a word that sets no key.
     """
-    script = read_script(text, path, variables, beside)
+    script = read_job(text, path, variables, beside)
     found = [(command, number) for command in script.commands if (number := _trainer_at(command.words)) is not None]
     if len({command.line for command, _ in found}) != 1:
         lines = ", ".join(str(command.line) for command, _ in found)

@@ -148,6 +148,11 @@ def test_switches_of_axolotls_command_are_on_or_off() -> None:
         ("micro_batch_size", 2), ("sample_packing", False), ("use_kernels", True)]
 
 
+def test_axolotls_program_takes_dashes_under_another_launcher_too() -> None:
+    found = read("torchrun --nproc-per-node 8 -m axolotl.cli.train mine.yaml --micro-batch-size 1 --lora-r 4").overrides
+    assert [(dotted(one.path), one.value) for one in found] == [("micro_batch_size", 1), ("lora_r", 4)]
+
+
 def test_switches_of_torchtitan_are_on_or_off() -> None:
     line = "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file mine.yaml"
     found = read(f"{line} --debug.no-deterministic --training.seq-len 64 --compile.enable").overrides

@@ -251,6 +251,13 @@ def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], t
     assert told in messages(of(tmp_path, **changes))
 
 
+def test_variables_of_slurm_are_those_of_the_job(tmp_path: Path) -> None:
+    text = SCRIPT.replace("GPUS_PER_NODE=8", "GPUS_PER_NODE=$((SLURM_NNODES * 4))").replace(":-2}", ":-1}")
+    assert messages(imported(tmp_path, text)) == messages(imported(tmp_path, SCRIPT))
+    named = text.replace("--nodes=2", "--nodes=NODES")
+    assert "SLURM_NNODES" in messages(imported(tmp_path, named.replace("TP=${TP:-1}", "TP=$SLURM_NNODES")))
+
+
 def test_variables_of_attention_are_those_of_the_backend(tmp_path: Path) -> None:
     """Core 0.16.1, language_module.py, _set_attention_backend."""
     text = SCRIPT.replace("#SBATCH --nodes=2", "#SBATCH --nodes=2\nexport NVTE_FUSED_ATTN=0 NCCL_IB_SL=1")
