@@ -86,7 +86,8 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
         arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
     else:
         rest = last.rest if last.kind == NEMO_RL else _behind_program(last, path)
-        arguments = arguments_of(rest, path, dashes=any(_WITH_DASHES.search(word.text) for word in last.rest))
+        arguments = arguments_of(rest, path, dashes=any(_WITH_DASHES.search(word.text) for word in last.rest),
+                                 hydra=last.kind == NEMO_RL)
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   _kind(last, starters[-1], script, path), _further(starters[-1], path),

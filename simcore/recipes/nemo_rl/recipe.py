@@ -88,6 +88,8 @@ def _expect_signs(file: RecipeFile, beside: Sequence[RecipeFile], draft: Draft) 
         if one.sign == "+" and one.path in known:
             draft.fail(one.where, f"+{key}: the recipe has this key ({known[one.path]}), and Hydra does not append it: "
                                   f"{key} sets it")
+        elif one.sign == "~" and one.path not in known:
+            draft.fail(one.where, f"~{key}: the recipe has no such key, and Hydra does not take it out")
         elif not one.sign and one.path not in known:
             draft.fail(one.where, f"{key}: the recipe has no such key, and Hydra does not set it: +{key} appends it")
         known.setdefault(one.path, one.where)

@@ -153,6 +153,28 @@ def test_axolotls_program_takes_dashes_under_another_launcher_too() -> None:
     assert [(dotted(one.path), one.value) for one in found] == [("micro_batch_size", 1), ("lora_r", 4)]
 
 
+def test_the_command_that_ray_on_slurm_runs_is_the_launch() -> None:
+    found = read('COMMAND="uv run examples/run_sft.py --config mine.yaml cluster.num_nodes=2 ~logger.swanlab" \\\n'
+                 "CONTAINER=image sbatch --nodes=2 --account=me ray.sub")
+    assert [(one.path, one.value, one.sign) for one in found.overrides] == [
+        (("cluster", "num_nodes"), 2, ""), (("logger", "swanlab"), None, "~")]
+    assert [(one.name, one.value) for one in found.job] == [("--nodes", "2"), ("--account", "me")]
+
+
+@pytest.mark.parametrize("text", [
+    "sbatch --nodes=2 <<EOF\n#SBATCH --gpus-per-node=8\nsrun torchrun --nnodes 2 --nproc-per-node 8 a.py\nEOF",
+    "sbatch --nodes=2 --gpus-per-node 8 --wrap 'srun torchrun --nnodes 2 --nproc-per-node 8 a.py'"])
+def test_a_script_that_is_submitted_has_the_sizes_of_its_options(text: str) -> None:
+    found = read(text)
+    assert found.gpus is not None
+    assert found.gpus.value == 16
+    assert "the job has 3 (run.sh:1)" in refusal(text.replace("--nodes=2", "--nodes=3"))
+    again = read(text.replace("#SBATCH --gpus", "#SBATCH --nodes=5\n#SBATCH --gpus"))
+    assert again.gpus is not None
+    assert again.gpus.value == 16
+    assert len(found.job) == 2
+
+
 def test_switches_of_torchtitan_are_on_or_off() -> None:
     line = "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file mine.yaml"
     found = read(f"{line} --debug.no-deterministic --training.seq-len 64 --compile.enable").overrides
