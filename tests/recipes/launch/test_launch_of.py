@@ -172,7 +172,8 @@ def test_a_script_that_is_submitted_has_the_sizes_of_its_options(text: str) -> N
     again = read(text.replace("#SBATCH --gpus", "#SBATCH --nodes=5\n#SBATCH --gpus"))
     assert again.gpus is not None
     assert again.gpus.value == 16
-    assert len(found.job) == 2
+    assert [one.name for one in found.job if not one.launcher] == (
+        ["--gpus-per-node", "--nodes"] if "<<" in text else ["--nodes", "--gpus-per-node"])
 
 
 def test_switches_of_torchtitan_are_on_or_off() -> None:
@@ -270,7 +271,9 @@ def test_what_the_script_exports_and_what_it_sets_anew_is_listed() -> None:
     assert left["training.local_batch_size"] == ("mine.toml:15", "3", "run.sh:11 sets it")
     assert not left.keys() & {"TP", "LATER", "GPUS"}
     assert [(one.where, one.key, one.value) for one in found.decides if one.key.startswith("-")] == [
-        ("run.sh:5", "-N", "2"), ("run.sh:6", "--gres", "gpu:h100:8")]
+        ("run.sh:5", "-N", "2"), ("run.sh:6", "--gres", "gpu:h100:8"), ("run.sh:9", "--nnodes", "2"),
+        ("run.sh:9", "--nproc_per_node", "8")]
+    assert left["--rdzv_endpoint"][2] == "how torchrun starts ranks, and they meet"
 
 
 @pytest.mark.usefixtures("folder")
