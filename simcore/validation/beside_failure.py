@@ -161,7 +161,9 @@ def _remarks(message: OutOfMemory, messages: Sequence[OutOfMemory], report: Repo
         ranks = sorted({one.rank for one in messages if one.rank is not None})
         told = f" (ranks {', '.join(map(str, ranks))})" if ranks else ""
         yield f"{len(messages)} messages{told}: the first one is compared, because the others may follow from it"
-    if message.phase == "":
+    if message.phase == "" and message.place:
+        yield f"none of the stack frames tells the phase that failed; the innermost is {message.place}"
+    elif message.phase == "":
         yield "no stack frames tell the phase that failed: give the text with its traceback"
     if message.asked_bytes is None:
         yield "the size that was asked for is not one of a tensor: a damaged or uninitialised size, not a full GPU"

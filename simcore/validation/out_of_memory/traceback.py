@@ -104,12 +104,12 @@ def frame_of(line: str) -> Frame | None:
 
 
 def phase_of(frames: Sequence[Frame]) -> tuple[Phase, str]:
-    """(phase of a step that the frames tell or "", the frames that tell it in a few words or "")."""
+    """(phase of a step that the frames tell or "", the innermost frame in a few words or "" without frames)."""
     told = [(at, phase) for at, frame in enumerate(frames) if (phase := _phase(frame))]
     closure = max((at for at, frame in enumerate(frames) if "closure" in frame.function), default=-1)
     told = [(at, phase) for at, phase in told if phase != "optimizer" or at > closure]
     if not told:
-        return "", ""
+        return "", _place(frames) if frames else ""
     outside = [(at, phase) for at, phase in told if phase not in _PASS]
     if not outside:
         last = max(told, key=lambda one: (one[1] == "loss", one[0]))
@@ -125,7 +125,8 @@ def _phase(frame: Frame) -> Phase:
     for phase, file, functions in _RULES:
         if file in frame.file and (not functions or frame.function in functions):
             return phase
-    return next((phase for phase, pattern in _CODE if pattern.search(frame.code)), "")
+    of_any: Phase = "forward" if frame.function == "forward" else ""  # a module's or an autograd function's
+    return next((phase for phase, pattern in _CODE if pattern.search(frame.code)), of_any)
 
 
 def _place(frames: Sequence[Frame]) -> str:

@@ -45,6 +45,7 @@ def test_frames(line: str, frame: Frame | None) -> None:
     ([Frame("deepspeed/__init__.py", "initialize")], "setup"),
     ([Frame("torch/nn/modules/module.py", "to"), Frame("torch/nn/modules/module.py", "_apply")], "setup"),
     ([Frame("vllm/v1/worker/gpu_worker.py", "execute_model"), MODULE, LAYER], "generation"),
+    ([Frame("mine/experts.py", "forward", "y = torch._grouped_mm(x, w)")], "forward"),
     ([Frame("x.py", "main")], ""), ([], "")])
 def test_phases(frames: list[Frame], phase: str) -> None:
     assert phase_of(frames)[0] == phase
@@ -54,3 +55,9 @@ def test_the_innermost_frame_is_named_with_its_code() -> None:
     inner = Frame("/x/torch/utils/checkpoint.py", "unpack_hook", "frame.recompute_fn(*args)")
     assert phase_of([TRAIN, BACKWARD, inner]) == (
         "backward", "utils/checkpoint.py unpack_hook: frame.recompute_fn(*args), in a layer that is recomputed")
+
+
+def test_the_innermost_frame_is_named_where_none_tells_a_phase() -> None:
+    frames = [Frame("a/x.py", "main"), Frame("b/y.py", "make", "t = empty(n)")]
+    assert phase_of(frames) == ("", "b/y.py make: t = empty(n)")
+    assert phase_of([]) == ("", "")
