@@ -3,7 +3,7 @@ import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
 import { Form } from "./form.js";
-import { clear, fill, make, notice, old, stale } from "./panels.js";
+import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
 import { decoded, encoded, with_value } from "./state.js";
 import { tree } from "./steps.js";
@@ -17,7 +17,7 @@ const FIT = { kind: "advice", title: "What would make it fit", none: "No single 
 const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change that was tried makes it faster; the search below tries every layout." } };
 const remedies = document.getElementById("remedies");
 const busy = document.getElementById("busy");
-const state = { job: {}, files: {}, pins: [], marks: [], curve: [], price: null };
+const state = { job: {}, files: {}, missed: [], pins: [], marks: [], curve: [], price: null };
 const opened = new Set(); /* pictures that are drawn on demand */
 let catalogue;
 let form;
@@ -144,9 +144,15 @@ const again = () => {
   refresh();
 };
 
-const take = (job, files = state.files) => {
+/* Shows a job. `missed`: keys of its recipe that the answer leaves out. */
+const take = (job, files = state.files, missed = state.missed) => {
   state.job = job;
   state.files = files;
+  state.missed = missed;
+  wait("");
+  const box = document.getElementById("missed");
+  box.textContent = `Without ${missed.join(", ")} of the recipe, which may change the answer: see the recipe's card.`;
+  box.hidden = !missed.length;
   wanted += 1;
   const now = performance.now();
   is_apart = now - changed_at > APART_MS;
@@ -169,8 +175,8 @@ const show_price = () => {
 };
 
 const write = async () => {
-  const { job, files, pins, price } = state;
-  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) });
+  const { job, files, missed, pins, price } = state;
+  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(missed.length ? { missed } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) });
   if (job !== state.job) return; /* a newer one is on its way */
   written = `#${text}`;
   if (location.hash !== written) history.replaceState(null, "", written);
@@ -186,7 +192,8 @@ const follow = (found) => {
   state.pins = Array.isArray(found.pins) ? found.pins.slice(0, 4).filter((pin) => pin && typeof pin === "object") : [];
   state.price = Number.isFinite(found.price) && found.price >= 0 ? found.price : null;
   versus.show().catch(told);
-  take(found.job, found.files && typeof found.files === "object" ? found.files : {});
+  const missed = Array.isArray(found.missed) ? found.missed.filter((one) => typeof one === "string").slice(0, 40) : [];
+  take(found.job, found.files && typeof found.files === "object" ? found.files : {}, missed);
 };
 
 const limit = async (quantity) => {

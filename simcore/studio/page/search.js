@@ -31,6 +31,12 @@ const svg = (name, attributes, ...children) => {
   return made;
 };
 
+/* Order of frameworks: fewest GPUs, then the fastest layout there; last those of which no layout fits. */
+export const by_fewest = (a, b) => {
+  if (!a.layout || !b.layout) return Number(!a.layout) - Number(!b.layout);
+  return a.value - b.value || b.layout.tokens_per_s_per_gpu - a.layout.tokens_per_s_per_gpu;
+};
+
 export class Search {
   constructor(root, catalogue, question, take) {
     this.question = question; /* the job and its files */
@@ -180,7 +186,7 @@ export class Search {
     const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
     const cells = (one) => (one.layout ? [one.layout.layout, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
     const below = (one) => `${one.value !== null && one.beyond ? `${one.beyond}: ` : ""}${one.why}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
-    const rows = [...this.counted].sort((a, b) => (a.value ?? Infinity) - (b.value ?? Infinity) || b.layout.tokens_per_s_per_gpu - a.layout.tokens_per_s_per_gpu);
+    const rows = [...this.counted].sort(by_fewest);
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, one.value === null ? "none fits" : one.value.toLocaleString("en"), ...cells(one), below(one)]]), this.take));
   }
 
