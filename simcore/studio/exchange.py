@@ -56,8 +56,8 @@ def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[s
     problems = [*found.wrong, *found.refused]
     made = {"kind": "recipe", "format": found.format, "values": found.values,
             "origins": {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()},
-            "left": [asdict(one) for one in found.left], **_left_out(found.left), "questions": [asdict(one) for one in found.questions],
-            "problems": [asdict(one) for one in problems]}
+            "left": [asdict(one) for one in found.left], **_left_out(found.left),
+            "questions": [asdict(one) for one in found.questions], "problems": [asdict(one) for one in problems]}
     return {**made, "text": "" if found.questions else scenario_text(found)}
 
 
@@ -76,7 +76,8 @@ def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
         why = why.removeprefix("not yet: ")
         if not key:
             key, _, why = why.partition(": ")
-        why = f"not modelled yet: {why}" if is_early else why or f"rankscope does not know it{one.near and ', only ' + one.near}"
+        why = why or f"rankscope does not know it{one.near and f', only {one.near}'}"
+        why = f"not modelled yet: {why}" if is_early else why
         is_said = one.kind != "default" and one.where.rpartition(":")[2].isdigit()
         rows["missed" if is_said else "unsaid"].append({"key": key, "value": one.value, "why": why})
     return rows

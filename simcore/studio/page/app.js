@@ -127,7 +127,7 @@ const later = async (number) => {
 
 /* Values that a layout sets to what a scenario without the key has. */
 const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["framework_version", "implementation"].includes(key) && value === "auto")
-  || (key === "framework_options" && value && !Object.keys(value).length);
+  || (["framework_options", "training.pipeline"].includes(key) && value && !Object.keys(value).length);
 
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
 const change = (changes) => {
