@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from browsed_page import Page
-from studio_jobs import RECIPE
+import json
 
+from browsed_page import Page
+from simcore.studio.link import packed
+from studio_jobs import JOB, RECIPE
+
+STAGED = {**JOB, "mesh": {"pp": 2, "dp_shard": 4}, "training": {**JOB["training"], "pipeline": {"virtual_stages": 2}}}
 IS_SEEN = "document.querySelector('[data-part=verdict]').checkVisibility()"
 
 
@@ -49,6 +53,37 @@ def test_keys_that_the_answer_leaves_out_stand_beside_the_verdict(page: Page) ->
     page.run("new Promise(done => setTimeout(done, 300))")
     page.open(address=page.run("location.href"))
     assert "lora_modules_to_save" in page.text("#missed")  # a link has it too
+
+
+def test_the_way_back_of_the_browser_undoes_a_recipe_and_a_change(page: Page) -> None:
+    page.open()
+    page.settled()
+    page.drop("recipe.yaml", RECIPE.encode())
+    page.until("!document.getElementById('recipe').hidden")
+    page.choose("#asked-gpus", "8")
+    page.click("#recipe .asked button")
+    page.until("/Out of memory/.test(document.querySelector('[data-part=verdict]').innerText)")
+    page.until("document.querySelector('#result [data-changes]')")
+    page.settled()
+    before = json.dumps(page.text("[data-part=verdict]"))
+    page.click("#result [data-changes]")
+    page.until(f"document.querySelector('[data-part=verdict]').innerText !== {before}", 20)
+    assert page.run("document.activeElement.dataset.part") == "verdict"
+    page.run("history.back()")
+    page.until(f"document.querySelector('[data-part=verdict]').innerText === {before}", 20)
+    page.run("history.back()")
+    page.until("document.getElementById('field-model').value.startsWith('nemotron')", 20)
+
+
+def test_a_layout_that_is_not_modelled_has_a_way_on(page: Page) -> None:
+    page.open(address=f"{page.address}#{packed(STAGED)}")
+    page.until("!document.getElementById('plain').hidden")
+    assert "your job may be right" in page.text("#plain")
+    assert page.text("[data-axis=cp] .why summary") in ("why not", "why not 8")  # not why 1, which it has
+    page.picture("not-yet")
+    page.click("#plain button")
+    page.settled()
+    page.until("document.querySelector('[data-part=bars] svg')")
 
 
 def test_frameworks_without_a_layout_come_last(page: Page) -> None:

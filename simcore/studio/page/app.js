@@ -112,7 +112,7 @@ const later = async (number) => {
   };
   const is_drawn = state.answer && state.answer.status === "ok";
   if (is_drawn && !opened.has("memory")) await when(early && early.number === number ? () => early.answer : asks("memory", measured()), drawn("memory"), "memory");
-  when(asks("legal"), (answer) => form.degrees(answer));
+  when(asks("legal"), (answer) => form.degrees({ ...answer, is_unknown: state.answer && state.answer.problems.some((one) => one.message.startsWith("not yet")) }));
   if (!is_drawn) return;
   await when(asks("pictures", { opened: [...opened], ...measured() }), drawn("all pictures"), "streams");
   if (state.pins.length && number === wanted) versus.show().catch(told);
@@ -129,12 +129,28 @@ const later = async (number) => {
 const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["framework_version", "implementation"].includes(key) && value === "auto")
   || (["framework_options", "training.pipeline"].includes(key) && value && !Object.keys(value).length);
 
+/* Keeps the job in view as a step back of the browser: before what is chosen as a whole, such as a layout. */
+const keep = async () => {
+  await write();
+  history.pushState(null, "", location.href);
+};
+
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
 const change = (changes) => {
   notice("");
   let { job } = state;
   for (const [key, value] of Object.entries(changes)) job = with_value(job, key, is_usual(key, value) ? undefined : value);
   take(job);
+};
+
+/* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict. */
+const apply = async (changes) => {
+  await keep();
+  change(changes);
+  const place = document.querySelector("[data-part=verdict]");
+  place.tabIndex = -1;
+  place.focus({ preventScroll: true });
+  place.scrollIntoView({ block: "nearest" });
 };
 
 /* Asks for the same job once more. */
@@ -212,7 +228,7 @@ const limit = async (quantity) => {
   box.replaceChildren(make("p", { textContent: words }));
   if (found.value !== null) {
     const button = make("button", { type: "button", textContent: "apply" });
-    button.addEventListener("click", () => change(found.keys));
+    button.addEventListener("click", () => apply(found.keys));
     box.append(button);
   }
 };
@@ -236,7 +252,7 @@ document.getElementById("full").addEventListener("change", (event) => {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-changes], [data-limit], [data-explain]");
   if (!button) return;
-  if (button.dataset.changes) change(JSON.parse(button.dataset.changes));
+  if (button.dataset.changes) apply(JSON.parse(button.dataset.changes));
   else if (button.dataset.limit) limit(button.dataset.limit);
   else explain(button.dataset.explain);
 });
@@ -254,10 +270,10 @@ const start = async () => {
     async (framework) => (await ask("options", { framework })).options, (usd) => {
       state.price = usd;
       take(state.job);
-    });
+    }, apply);
   versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
-  new Files(state, take, again);
-  search = new Search(document.getElementById("searching"), catalogue, question, change);
+  new Files(state, async (...opened) => { await keep(); take(...opened); }, again);
+  search = new Search(document.getElementById("searching"), catalogue, question, apply);
   new Copies(state, question);
   if (found && !(found instanceof Error)) follow(found);
   else take(catalogue.start);

@@ -27,11 +27,12 @@ export const plain_value = (text) => {
 };
 
 export class Form {
-  constructor(root, catalogue, change, options_of, price) {
+  constructor(root, catalogue, change, options_of, price, apply) {
     this.root = root;
     this.catalogue = catalogue;
     this.change = change; /* called with {key: value}; undefined removes a key */
     this.options_of = options_of; /* of a framework: a promise of its options */
+    this.apply = apply; /* called with changes that the page offers */
     this.price = price; /* called with USD for an hour of a GPU, null for the machine's */
     this.options = new Map();
     this.kept = new Set(); /* keys that a user asked for, which stay without a value */
@@ -178,7 +179,9 @@ export class Form {
     for (const [axis, stepper] of this.steppers) {
       stepper.values = answer.values[axis];
       stepper.row.title = answer.says[axis] || "";
-      const refused = stepper.values.filter((one) => one.why);
+      const own = stepper.values.find((one) => one.value === this.now(axis));
+      /* of a job that is refused as it is, only values that have another reason: its own is told beside the verdict */
+      const refused = stepper.values.filter((one) => one.why && one.why !== (own || {}).why);
       stepper.why.hidden = !refused.length;
       stepper.why.querySelector("summary").textContent = `why not ${refused.map((one) => one.value ?? "auto").join(", ")}`;
       stepper.why.querySelector("ul").replaceChildren(...refused.map((one) => make("li", {}, make("b", { textContent: String(one.value ?? "auto") }), ` ${one.why}`)));
@@ -188,8 +191,8 @@ export class Form {
     if (answer.plain) {
       const degrees = Object.entries(short(answer.plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
       const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}` });
-      button.addEventListener("click", () => this.change({ mesh: short(answer.plain) }));
-      box.replaceChildren(button);
+      button.addEventListener("click", () => this.apply({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }));
+      box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []), button);
     }
     this.show_steppers();
   }
