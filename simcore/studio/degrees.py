@@ -35,7 +35,8 @@ def degrees(document: Document) -> dict[str, Any]:
     """Values of the number of GPUs and of each axis, as JSON has them: the mesh that each gives, and why it is refused.
 
     `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one without other degrees than data
-    parallelism, of as many GPUs or of one; None if there is none; `drops`: keys that it leaves out. InputError for a mesh that no job may have.
+    parallelism, of as many GPUs or of one; None if there is none. `drops`: keys that it leaves out. InputError for a
+    mesh that no job may have.
     """
     mesh = _mesh(document)
     gpus = prod(mesh[axis] or 1 for axis in DEGREES)

@@ -39,7 +39,15 @@ const told = (error) => {
   if (error instanceof Superseded) return;
   has_failed = true;
   busy.textContent = "";
+  ready();
   notice(error instanceof Problems || error instanceof Away ? error.message : `The page has a fault: ${error.message}`);
+};
+
+/* The page can be used once it shows its first answer, or why there is none. */
+const ready = () => {
+  const main = document.querySelector("main");
+  main.inert = false;
+  main.removeAttribute("aria-busy");
 };
 
 /* Asks until the answer in view is that of the newest job. */
@@ -57,7 +65,10 @@ const refresh = async () => {
         return;
       }
     }
-  } finally { is_asking = false; }
+  } finally {
+    is_asking = false;
+    ready();
+  }
   later(wanted);
 };
 
@@ -80,6 +91,7 @@ const shown = (answer, number) => {
   stale(false);
   busy.textContent = "";
   state.answer = answer;
+  versus.against();
   remedies.hidden = !HELPS[answer.verdict];
   if (HELPS[answer.verdict]) remedies.querySelector("h3").textContent = HELPS[answer.verdict].title;
   document.getElementById("looking").hidden = false;
@@ -120,6 +132,7 @@ const later = async (number) => {
   const help = HELPS[state.answer.verdict];
   if (help) when(asks(help.kind), (answer) => {
     fill(answer);
+    form.say_changes(document.querySelectorAll("[data-part=advice] [data-changes]"));
     document.getElementById("looking").hidden = true;
     if (!answer.parts.advice) document.querySelector("[data-part=advice]").textContent = help.none;
   });
@@ -212,6 +225,10 @@ const follow = (found) => {
   take(found.job, found.files && typeof found.files === "object" ? found.files : {}, missed);
 };
 
+const LIMITS = { unsure: "is too close to tell, real runs may need more than the simulated", oom: "does not fit, it needs", fits: "fits in" };
+/* "in backward, opt_state 2 GiB" in the words of a reader. */
+const mostly = (why) => why.replace(/^in ([^,]+), (.+)$/, "the fullest moment is in $1, most of it $2");
+
 const limit = async (quantity) => {
   const box = document.getElementById("limit");
   box.textContent = "searching \u2026";
@@ -223,8 +240,8 @@ const limit = async (quantity) => {
   }
   if (number !== wanted) return;
   const say = (value) => (value === null ? "none" : Number(value).toLocaleString("en"));
-  const words = found.value === null ? `${found.words}: none surely fits. ${found.problem || found.why}`
-    : `${found.words}: ${say(found.value)} (${found.peak})${found.beyond === null ? "" : `; ${say(found.beyond)} ${found.beyond_peak ? `needs ${found.beyond_peak} (${found.beyond_verdict})` : "is refused"}: ${found.why}`}`;
+  const words = found.value === null ? `${found.words}: none surely fits. ${found.problem || mostly(found.why)}`
+    : `${found.words}: ${say(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${say(found.beyond)} ${found.beyond_peak ? `${LIMITS[found.beyond_verdict]} ${found.beyond_peak}` : "is refused"}: ${mostly(found.why)}`}`;
   box.replaceChildren(make("p", { textContent: words }));
   if (found.value !== null) {
     const button = make("button", { type: "button", textContent: "apply" });
@@ -256,6 +273,7 @@ document.addEventListener("click", (event) => {
   else if (button.dataset.limit) limit(button.dataset.limit);
   else explain(button.dataset.explain);
 });
+document.getElementById("to-search").addEventListener("click", () => document.getElementById("search").scrollIntoView({ block: "start" }));
 addEventListener("hashchange", async () => {
   const found = await read();
   if (found instanceof Error) notice(found.message);

@@ -34,11 +34,20 @@ export class Files {
     input.addEventListener("change", () => { this.read([...input.files]); input.value = ""; });
     addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dropping"); });
     addEventListener("dragleave", () => document.body.classList.remove("dropping"));
+    addEventListener("paste", (event) => this.paste(event));
     addEventListener("drop", (event) => {
       event.preventDefault();
       document.body.classList.remove("dropping");
       this.read([...event.dataTransfer.files]);
     });
+  }
+
+  /* A text that is pasted outside of a field is read as a file of it. */
+  paste(event) {
+    const text = event.clipboardData.getData("text");
+    if (!text.trim() || event.target.closest("input, textarea")) return;
+    const ending = /^\s*\{/.test(text) ? "json" : /^(#!|\s*(torchrun|accelerate|deepspeed|python) )/m.test(text) ? "sh" : "yaml";
+    this.read([new File([text], `pasted.${ending}`)]);
   }
 
   async read(list) {

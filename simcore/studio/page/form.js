@@ -280,6 +280,27 @@ export class Form {
     this.show_steppers();
   }
 
+  /* Puts what a change means in the form's words before its keys: old and new value; keys that stay are left out. */
+  say_changes(buttons) {
+    for (const button of buttons) {
+      const changes = JSON.parse(button.dataset.changes);
+      const mesh = { ...this.mesh };
+      for (const [key, value] of Object.entries(changes)) if (key.startsWith("mesh.")) mesh[key.slice(5)] = value;
+      const gpus = (one) => ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, axis) => all * (one[axis] || 1), 1);
+      const rows = Object.entries(changes).map(([key, value]) => [this.label(key), key.startsWith("mesh.") ? this.mesh[key.slice(5)] : value_of(this.job, key), value]);
+      const said = [["GPUs", gpus(this.mesh), gpus(mesh)], ...rows].filter(([, before, after]) => JSON.stringify(before) !== JSON.stringify(after))
+        .map(([name, before, after]) => `${name} ${before === undefined || before === null ? "" : `${words_of(before)} `}\u2192 ${words_of(after)}`).join(", ");
+      const place = button.nextElementSibling;
+      if (said && !place.querySelector("b")) place.prepend(make("b", { textContent: said }), " ");
+    }
+  }
+
+  label(key) {
+    if (key === "mesh.dp_shard") return "data parallel (sharded)";
+    const field = this.fields.get(key);
+    return AXES[key.replace("mesh.", "")] || (field && field.row.querySelector("label").textContent) || key.split(".").pop().replaceAll("_", " ");
+  }
+
   show_value(key) {
     const { input } = this.fields.get(key);
     const value = value_of(this.job, key);
@@ -318,6 +339,8 @@ export class Form {
     input.setAttribute("aria-invalid", "true");
   }
 }
+
+const words_of = (value) => (value !== null && typeof value === "object" ? (Object.keys(value).length ? JSON.stringify(value) : "as usual") : String(value));
 
 /* A mesh as a person writes it: degrees of one are left out. */
 const short = (mesh) => Object.fromEntries(Object.entries(mesh).filter(([name, value]) => value !== null && (value !== 1 || name === "etp")));

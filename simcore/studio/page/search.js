@@ -45,7 +45,7 @@ export class Search {
     this.frontier = document.getElementById("frontier");
     this.price = { own: null };
     this.running = null;
-    const gpus = make("input", { type: "text", id: "search-gpus", inputMode: "numeric", placeholder: "as in the job" });
+    const gpus = make("input", { type: "text", id: "search-gpus", inputMode: "numeric", placeholder: "such as 16, 32" });
     const keys = Object.entries(FREE).map(([key, label]) => make("label", { className: "check" },
       make("input", { type: "checkbox", name: "free", value: key, checked: key !== "options" }), ` ${label}`));
     const frameworks = catalogue.frameworks.map((one) => make("label", { className: "check" },
@@ -136,7 +136,7 @@ export class Search {
       this.counted.push(line.fewest);
       this.count();
     }
-    if (line.over && this.counted.length) this.over = `${this.counted.length} frameworks: ${this.counted.filter((one) => one.value !== null).length} fit.`;
+    if (line.over && this.counted.length) this.over = `${this.counted.length} framework${this.counted.length === 1 ? "" : "s"}: ${this.counted.filter((one) => one.value !== null).length} fit.`;
     else if (line.over) {
       const { counts } = line;
       this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked.`;
