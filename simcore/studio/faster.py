@@ -60,7 +60,7 @@ def _plainer(scenario: Scenario) -> Iterator[dict[str, Any]]:
     for degrees in [*lower, all_ones] if len(all_ones) > 1 else lower:
         spare = prod(getattr(mesh, axis) // low for axis, low in degrees.items())
         keys = {f"mesh.{axis}": low for axis, low in degrees.items()} | {"mesh.dp_shard": spare * mesh.dp_shard}
-        stages = {"training.pipeline": {}} if degrees.get("pp") == 1 and training.pipeline != Pipeline() else {}
+        stages: dict[str, Any] = {"training.pipeline": {}} if degrees.get("pp") == 1 and training.pipeline != Pipeline() else {}
         yield {**keys, **stages, **kept}
 
 

@@ -66,7 +66,7 @@ export class Versus {
       return make("span", { className: "pin" }, back, away);
     }));
     if (!pins.length) return clear("versus");
-    try { fill(await ask("compare", { jobs: [...pins.map((one, n) => ({ ...one, name: `${letter_of(n)}: ${name_of(one)}` })), { ...job, name: `in view: ${name_of(job)}` }], ...this.beside() })); } catch (error) {
+    try { fill(await ask("compare", { jobs: [...pins.map((one) => ({ ...one, name: name_of(one) })), { ...job, name: `in view: ${name_of(job)}` }], ...this.beside() })); } catch (error) {
       if (error instanceof Problems) notice(error.message);
       else if (!(error instanceof Superseded)) throw error;
     }
