@@ -59,9 +59,11 @@ def _plainer(scenario: Scenario) -> Iterator[dict[str, Any]]:
     all_ones = {axis: 1 for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1}
     for degrees in [*lower, all_ones] if len(all_ones) > 1 else lower:
         spare = prod(getattr(mesh, axis) // low for axis, low in degrees.items())
-        keys = {f"mesh.{axis}": low for axis, low in degrees.items()} | {"mesh.dp_shard": spare * mesh.dp_shard}
-        stages: dict[str, Any] = {"training.pipeline": {}} if degrees.get("pp") == 1 and training.pipeline != Pipeline() else {}
-        yield {**keys, **stages, **kept}
+        keys: dict[str, Any] = {f"mesh.{axis}": low for axis, low in degrees.items()}
+        keys["mesh.dp_shard"] = spare * mesh.dp_shard
+        if degrees.get("pp") == 1 and training.pipeline != Pipeline():
+            keys["training.pipeline"] = {}
+        yield {**keys, **kept}
 
 
 def _tried(scenario: Scenario, change: Change) -> tuple[float, Advice] | None:

@@ -47,6 +47,12 @@ def test_a_plainer_layout_is_among_what_makes_it_fit() -> None:
     assert plainer(Question.of({"values": JOB}).scenario()) == ()
 
 
+def test_what_fills_a_device_that_is_too_small_is_told_in_words(asked: Asked) -> None:
+    parts = asked("view", values=FULL)["parts"]
+    assert re.search(r"Most of it: \w+ [0-9.]+ GiB \([a-z]", parts["mostly"])
+    assert asked("view", values=JOB)["parts"]["mostly"] == ""
+
+
 def test_costs_follow_a_price_of_ones_own(asked: Asked) -> None:
     usd = [asked("view", values=JOB, price=price)["numbers"]["usd_per_million_tokens"] for price in (None, 1, 2.5)]
     rate = asked("view", values=JOB)["numbers"]["tokens_per_s_per_gpu"]

@@ -311,6 +311,7 @@ export class Form {
       if (![...input.options].some((option) => option.value === shown)) input.append(make("option", { value: shown, textContent: shown }));
       input.value = shown;
     } else input.value = text;
+    input.title = text; /* long ones are cut */
   }
 
   /* Problems where they were made: at their fields; those of no field are returned. */

@@ -83,6 +83,7 @@ export class Search {
     this.stop.disabled = false;
     const begun = Date.now();
     this.doing = "starting";
+    this.progress.classList.remove("wrong");
     const tell = () => { this.progress.textContent = `${this.doing}, ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
     const clock = setInterval(tell, 1000);
     tell();
@@ -100,6 +101,7 @@ export class Search {
     } catch (error) {
       running.abort(); /* of an answer that cannot be read, too: the studio stops where nobody listens */
       if (this.running === running) this.progress.textContent = error.name === "AbortError" ? `stopped while ${this.doing}` : error.message;
+      this.progress.classList.toggle("wrong", error.name !== "AbortError");
     } finally {
       clearInterval(clock);
       if (this.running === running) {
