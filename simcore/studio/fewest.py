@@ -41,8 +41,7 @@ def fewest(question: Question) -> Iterator[dict[str, Any]]:
     `layout`: the best there; `is_refused`: every layout is refused, so that nothing was answered.
     """
     base = question.scenario()
-    names = names_of(question.rest, "frameworks", (base.framework, *(
-        name for name in known_frameworks() if name != base.framework)))
+    names = names_of(question.rest, "frameworks", tuple(dict.fromkeys((base.framework, *known_frameworks()))))
     free = question.rest.get("free") or {}
     opened = {name: _open_axes(base, name) if "mesh" in free else _AXES for name in names}
     for done, name in enumerate(sorted(names, key=lambda name: len(opened[name]))):

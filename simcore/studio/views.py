@@ -28,7 +28,7 @@ def view(report: Report, marks: Sequence[Mark] = ()) -> dict[str, Any]:
 
 
 def _mostly(report: Report) -> str:
-    """What fills a device that is too small: its largest two categories, each in words; "" for a job that fits."""
+    """Two largest categories of memory on a device that is too small, each in words; "" for a job that fits."""
     rank = report.peak_rank
     if report.verdict not in ("oom", "unsure") or rank is None or rank.peak is None:
         return ""
