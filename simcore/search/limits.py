@@ -40,13 +40,18 @@ _KEYS: Final[dict[Quantity, str]] = {"micro_batch": "training.micro_batch_size",
 _SPARE: Final = 4000
 """Layouts that are tried at most with numbers of GPUs that doubling has passed over."""
 _NEAR: Final = 40
+_NOT_AT_REST: Final = ("training.micro_batch_size", "training.recompute")
+"""Keys that change nothing of what rests on a rank between steps."""
 _REFUSED: Final = "every layout is refused"
 _AT_REST: Final = "what rests on a rank is more than fits, in every layout"
 
 
 @dataclass(slots=True)
 class _Tries:
-    """Values that were tried, with the lowest peak of a layout at each; `legal`: values with a layout that is legal."""
+    """Values that were tried, with the lowest peak of a layout at each; `legal`: values with a layout that is legal.
+
+    `too_large`: values and layouts of which what rests on a rank is more than fits, whatever micro batch and recompute.
+    """
 
     question: Search
     quantity: Quantity
@@ -55,6 +60,7 @@ class _Tries:
     legal: set[Value] = field(default_factory=set)
     order: dict[tuple[tuple[str, object], ...], int] = field(default_factory=dict)
     refusals: dict[Value, str] = field(default_factory=dict)
+    too_large: set[tuple[Value, tuple[tuple[str, object], ...]]] = field(default_factory=set)
 
     def space(self, value: Value) -> Space:
         """The space with the quantity at `value`."""
@@ -99,11 +105,16 @@ class _Tries:
         return True
 
     def _fits(self, value: Value, candidate: Candidate) -> bool:
+        rests = value, tuple((key, repr(one)) for key, one in candidate.items() if key not in _NOT_AT_REST)
+        if rests in self.too_large:
+            return False
         (answer,) = judged(self.question.space.base, [candidate])
         if isinstance(answer, Refused):
             self.refusals[value] = answer.message
             return False
         self.legal.add(value)
+        if answer is None:
+            self.too_large.add(rests)
         if not isinstance(answer, Sized):
             return False
         self.order[self._layout(candidate)] = answer.peak_bytes

@@ -2,7 +2,8 @@
 
 [Note: what stays]
 The global batch stays: where the scenario gives one, layouts that do not divide it are refused; where it gives none,
-each layout has one microbatch, as without a search. Numerics stay too, unless `ALLOWED` says otherwise. Options of the
+each layout has one microbatch, as without a search. What the scenario says of its pipeline is not set for layouts
+without stages, where the number of stages is free. Numerics stay too, unless `ALLOWED` says otherwise. Options of the
 scenario's framework, its version and its layers are not set for other frameworks, which have their own.
 """
 
@@ -17,6 +18,7 @@ from simcore.errors import InputError, Problem
 from simcore.frameworks.registry import asked_adapter, framework_adapter
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Mesh, Scenario
+from simcore.inputs.training import Pipeline
 from simcore.placement.job import topology_of
 from simcore.search.condition import RESULTS, Condition
 from simcore.search.judge import Candidate
@@ -193,7 +195,9 @@ def _nodes(space: Space, topology: str | None, num_gpus: int) -> dict[str, int]:
 def _meshes(space: Space, framework: str, num_gpus: int) -> Iterator[dict[str, Any]]:
     base = space.base.mesh
     for degrees in meshes(num_gpus, base, space.degrees, space.given):
-        keys = {f"mesh.{axis}": degree for axis, degree in degrees.items()}
+        keys: dict[str, Any] = {f"mesh.{axis}": degree for axis, degree in degrees.items()}
+        if degrees.get("pp") == 1 and space.base.training.pipeline != Pipeline():
+            keys["training.pipeline"] = {}
         yield from ({**keys, **width} for width in _widths(space, framework, base, degrees))
 
 

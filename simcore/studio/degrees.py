@@ -35,24 +35,32 @@ def degrees(document: Document) -> dict[str, Any]:
     """Values of the number of GPUs and of each axis, as JSON has them: the mesh that each gives, and why it is refused.
 
     `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one without other degrees than data
-    parallelism, of as many GPUs or of one; None if there is none. InputError for a mesh that no job may have.
+    parallelism, of as many GPUs or of one; None if there is none. `drops`: keys that it leaves out. InputError for a
+    mesh that no job may have.
     """
     mesh = _mesh(document)
     gpus = prod(mesh[axis] or 1 for axis in DEGREES)
     tried = {"gpus": [_tried(document, n, _with_gpus(mesh, n)) for n in _numbers(gpus)]}
     for axis in _STEPPED:
         tried[axis] = [_tried(document, n, _with_degree(mesh, axis, n, gpus)) for n in _values(axis, mesh, gpus)]
-    plain = next(_plain(document, gpus), None) if _why(document, mesh) else None
+    plain, drops = next(_plain(document, gpus), (None, [])) if _why(document, mesh) else (None, [])
     says = {name: field.description for name, field in Mesh.model_fields.items()}
     says["gpus"] = "Number of ranks of the job"
-    return {"gpus": gpus, "mesh": mesh, "values": tried, "plain": plain, "says": says}
+    return {"gpus": gpus, "mesh": mesh, "values": tried, "plain": plain, "drops": drops, "says": says}
 
 
-def _plain(document: Document, gpus: int) -> Iterator[dict[str, int | None]]:
-    """Legal meshes of data parallelism alone."""
+def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None], list[str]]]:
+    """Legal meshes of data parallelism alone, with the keys of the job that each leaves out: what it says of stages."""
     ones: _Mesh = Mesh().model_dump()
+    training: Any = document.data.get("training")
+    says_stages = isinstance(training, dict) and "pipeline" in training
+    rest = {key: value for key, value in training.items() if key != "pipeline"} if says_stages else {}
     for number in dict.fromkeys((gpus, 1)):
-        yield from (dict(one) for one in _with_gpus(ones, number) if not _why(document, one))
+        for mesh in _with_gpus(ones, number):
+            if not _why(document, mesh):
+                yield dict(mesh), []
+            elif says_stages and not _why(document.with_value(("training",), rest, "training"), mesh):
+                yield dict(mesh), ["training.pipeline"]
 
 
 def _mesh(document: Document) -> dict[str, int | None]:

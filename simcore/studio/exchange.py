@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +12,7 @@ from simcore.inputs.dump import yaml_text
 from simcore.recipes.answers import Answers
 from simcore.recipes.conversion.converting import convert
 from simcore.recipes.conversion.writing import writable_formats
+from simcore.recipes.imported import Left
 from simcore.recipes.importing import import_files
 from simcore.recipes.model_file import is_of_model
 from simcore.recipes.recipe_file import RecipeFile
@@ -54,9 +56,31 @@ def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[s
     problems = [*found.wrong, *found.refused]
     made = {"kind": "recipe", "format": found.format, "values": found.values,
             "origins": {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()},
-            "left": [asdict(one) for one in found.left], "questions": [asdict(one) for one in found.questions],
-            "problems": [asdict(one) for one in problems]}
+            "left": [asdict(one) for one in found.left], **_left_out(found.left),
+            "questions": [asdict(one) for one in found.questions], "problems": [asdict(one) for one in problems]}
     return {**made, "text": "" if found.questions else scenario_text(found)}
+
+
+def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
+    """Keys that the answer leaves out, in words that know no option of the command line.
+
+    `missed`: those that the recipe says; `unsaid`: defaults of the release, and what it does without being asked. Each
+    with its key, value and why.
+    """
+    rows: dict[str, list[dict[str, str]]] = {"missed": [], "unsaid": []}
+    for one in left:
+        if one.kind == "no effect":
+            continue
+        why = re.sub(r"[;,]? ?left out by --loose$", "", one.why)
+        is_early, key = why.startswith("not yet: "), one.key
+        why = why.removeprefix("not yet: ")
+        if not key:
+            key, _, why = why.partition(": ")
+        why = why or f"rankscope does not know it{one.near and f', only {one.near}'}"
+        why = f"not modelled yet: {why}" if is_early else why
+        is_said = one.kind != "default" and one.where.rpartition(":")[2].isdigit()
+        rows["missed" if is_said else "unsaid"].append({"key": key, "value": one.value, "why": why})
+    return rows
 
 
 def recipe(question: Question) -> dict[str, Any]:

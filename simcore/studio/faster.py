@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any, Final
 
 from simcore.batch.advice import may_be_tried
@@ -10,10 +11,11 @@ from simcore.batch.changes import Change, changes
 from simcore.errors import InputError
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
+from simcore.inputs.training import Pipeline
 from simcore.results.report import Advice, Report
 from simcore.simulate import check, simulate
 
-__all__ = ["faster"]
+__all__ = ["faster", "plainer"]
 
 _MOST: Final = 5
 _LEAST: Final = 1.01
@@ -35,6 +37,33 @@ def faster(scenario: Scenario, base: Report) -> tuple[Advice, ...]:
         if tried and tried[0] > least:
             found[change.kind] = tried
     return tuple(advice for _, advice in sorted(found.values(), key=lambda one: -one[0])[:_MOST])
+
+
+def plainer(scenario: Scenario) -> tuple[Advice, ...]:
+    """At most 3 layouts with one degree lowered, or all of them 1, that surely fit on as many GPUs, the fastest first.
+
+    The batch of a step stays. Of large jobs too: it takes at most seven simulations.
+    """
+    if scenario.workload != "train":
+        return ()
+    found = filter(None, (_tried(scenario, Change("layout", 1, keys)) for keys in _plainer(scenario)))
+    return tuple(advice for _, advice in sorted(found, key=lambda one: -one[0])[:3])
+
+
+def _plainer(scenario: Scenario) -> Iterator[dict[str, Any]]:
+    """Keys of layouts of as many GPUs, with data parallelism in place of what another degree gives up."""
+    mesh, training = scenario.mesh, scenario.training
+    kept: dict[str, Any] = {} if training.global_batch_size else {"training.global_batch_size": _batch(scenario)}
+    lower = [{axis: low} for axis in ("pp", "tp", "cp") for low in (getattr(mesh, axis) // 2, 1)
+             if 1 <= low < getattr(mesh, axis) and getattr(mesh, axis) % low == 0]
+    all_ones = {axis: 1 for axis in ("pp", "tp", "cp") if getattr(mesh, axis) > 1}
+    for degrees in [*lower, all_ones] if len(all_ones) > 1 else lower:
+        spare = prod(getattr(mesh, axis) // low for axis, low in degrees.items())
+        keys: dict[str, Any] = {f"mesh.{axis}": low for axis, low in degrees.items()}
+        keys["mesh.dp_shard"] = spare * mesh.dp_shard
+        if degrees.get("pp") == 1 and training.pipeline != Pipeline():
+            keys["training.pipeline"] = {}
+        yield {**keys, **kept}
 
 
 def _tried(scenario: Scenario, change: Change) -> tuple[float, Advice] | None:

@@ -20,15 +20,15 @@ from simcore.executors.processes import end_with_parent
 from simcore.results.found import FoundLayout
 from simcore.search.judge import Candidate, Sized
 from simcore.studio.question import Question
+from simcore.studio.space import names_of, space_of_question
 from simcore.studio.worker import behind_others, enclosed, problems_json
 
-__all__ = ["Searching", "space_of_question"]
+__all__ = ["Searching"]
 
 _SHOWN: Final = 300
 """Layouts of a line at most: the first of the ranking, and the Pareto set."""
 _PAUSE_S: Final = 0.2
 """Seconds between two lines about progress."""
-_MOST_CANDIDATES: Final = 100_000
 
 
 class Searching:
@@ -95,7 +95,7 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
     from simcore.search.watch import Watch
 
     asked = question.rest
-    objectives = _names(asked, "objectives", ("tokens", "peak"))
+    objectives = names_of(asked, "objectives", ("tokens", "peak"))
     for name in objectives:
         if name not in OBJECTIVES:
             raise InputError(Problem("objectives", f"expected {', '.join(OBJECTIVES)}"))
@@ -119,58 +119,10 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
 
 
 def _fewest(pipe: Connection, question: Question) -> Iterator[bytes]:
-    """Yields for each framework the fewest GPUs that one of its layouts surely fits on, with the best layout there."""
-    from simcore.frameworks.registry import known_frameworks
+    """Yields a line for each framework: the fewest GPUs that one of its layouts surely fits on."""
+    from simcore.studio.fewest import fewest
 
-    own = question.scenario().framework
-    names = _names(question.rest, "frameworks", (own, *(name for name in known_frameworks() if name != own)))
-    for done, name in enumerate(names):
-        pipe.send_bytes(_line(stage=f"fewest GPUs of {name}", done=done, all_of=len(names), fits=0))
-        yield _line(fewest={"framework": name, **_fewest_of(question, name)})
-    yield _line(over=True)
-
-
-def _fewest_of(question: Question, framework: str) -> dict[str, Any]:
-    """Fewest GPUs of a framework, what lies below, and the best layout there; why there is none."""
-    from simcore.search.limits import free_limit
-    from simcore.search.objective import OBJECTIVES
-    from simcore.search.search import Search
-
-    asked = Question(question.name, question.text, question.values, question.files,
-                     {**question.rest, "frameworks": [framework]})
-    try:
-        found = free_limit(Search(space_of_question(asked), (OBJECTIVES["tokens"], OBJECTIVES["peak"])), "gpus")
-    except RankscopeError as error:
-        return {"value": None, "why": error.problems[0].message, "layout": None}
-    best = found.best.ranked[0].model_dump() if found.best and found.best.ranked else None
-    return {"value": found.value, "beyond": found.beyond, "why": found.why, "untried": found.untried, "layout": best}
-
-
-def space_of_question(question: Question) -> Any:
-    """Space around the question's job; InputError for fields of another kind, and for too many layouts."""
-    from simcore.search.space import candidates, space_of
-
-    asked = question.rest
-    free = asked.get("free")
-    if free is not None and not (isinstance(free, dict) and all(isinstance(one, list) for one in free.values())):
-        raise InputError(Problem("free", "expected lists of values by key"))
-    gpus = asked.get("gpus") or []
-    if not isinstance(gpus, list) or not all(type(n) is int and 1 <= n <= 2**22 for n in gpus):
-        raise InputError(Problem("gpus", "expected numbers of GPUs"))
-    space = space_of(question.scenario(), gpus=gpus, frameworks=_names(asked, "frameworks", ()),
-                     topologies=_names(asked, "topologies", ()),
-                     free=None if free is None else {key: tuple(values) for key, values in free.items()})
-    if sum(1 for _, _ in zip(range(_MOST_CANDIDATES + 1), candidates(space), strict=False)) > _MOST_CANDIDATES:
-        message = f"has more than {_MOST_CANDIDATES:,} layouts: free fewer keys, or use `rankscope search`"
-        raise InputError(Problem("free", message))
-    return space
-
-
-def _names(asked: Mapping[str, Any], field: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-    names = asked.get(field) or usual
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise InputError(Problem(field, "expected a list of names"))
-    return tuple(names)
+    yield from (_line(**row) for row in fewest(question))
 
 
 def _shown(layouts: Sequence[FoundLayout]) -> list[dict[str, Any]]:

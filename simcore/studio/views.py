@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from simcore.docgen.glossary import CATEGORIES
 from simcore.errors import InputError, Problem
 from simcore.results.report import Report
 from simcore.results.time import Cost
-from simcore.units import format_seconds
+from simcore.units import format_bytes, format_seconds
 from viz.charts.class_bars import Mark, class_bars, drawn_categories
 from viz.charts.legend import entry_of
 from viz.charts.measured import Measured
 from viz.exports.figures import Figure, alone
+from viz.markup import element
 from viz.pages import studio
 
 __all__ = ["figure", "memory", "pictures", "priced", "view"]
@@ -20,8 +22,20 @@ __all__ = ["figure", "memory", "pictures", "priced", "view"]
 
 def view(report: Report, marks: Sequence[Mark] = ()) -> dict[str, Any]:
     """Parts that a page shows at once: verdict, bars of the classes, traffic, facts, problems, and the numbers."""
-    return {"parts": studio.first_parts(report, marks), "problems": [row.model_dump() for row in report.problems],
-            "status": report.status, "verdict": report.verdict, "numbers": _numbers(report)}
+    parts = {**studio.first_parts(report, marks), "mostly": _mostly(report)}
+    return {"parts": parts, "problems": [row.model_dump() for row in report.problems], "status": report.status,
+            "verdict": report.verdict, "numbers": _numbers(report)}
+
+
+def _mostly(report: Report) -> str:
+    """Two largest categories of memory on a device that is too small, each in words; "" for a job that fits."""
+    rank = report.peak_rank
+    if report.verdict not in ("oom", "unsure") or rank is None or rank.peak is None:
+        return ""
+    largest = sorted(rank.peak.by_category.items(), key=lambda one: -one[1])[:2]
+    words = (f"{name} {format_bytes(size)}" + (f" ({CATEGORIES[name]})" if name in CATEGORIES else "")
+             for name, size in largest)
+    return str(element("span", f"Most of it: {'; '.join(words)}."))
 
 
 def priced(report: Report, usd_per_gpu_hour: float | None) -> Report:

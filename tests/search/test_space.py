@@ -42,6 +42,14 @@ def test_options_stay_with_their_framework() -> None:
     assert not any("tp_comm_overlap" in one.framework_options for one in made if one.framework == "fsdp2")
 
 
+def test_what_is_said_of_stages_is_not_set_where_there_are_none() -> None:
+    base = changed(BASE, {"training.pipeline": {"virtual_stages": 3}, "mesh": {"pp": 2}})
+    made = [changed(base, one) for one in candidates(space_of(base, gpus=(2,)))]
+    assert {(one.mesh.pp, one.training.pipeline.virtual_stages) for one in made} == {(1, 1), (2, 3)}
+    kept = space_of(base, gpus=(2,), free={"training.recompute": ()})
+    assert not any("training.pipeline" in one for one in candidates(kept))
+
+
 def test_expert_width_of_one_is_tried_where_the_framework_takes_tp() -> None:
     widths = {(one.mesh.tp, one.mesh.ep, one.mesh.etp) for one in scenarios(gpus=(8,))}
     assert {(2, 4, None), (2, 4, 1), (1, 8, None)} <= widths

@@ -45,6 +45,14 @@ def test_a_refused_job_gets_a_plain_layout() -> None:
     assert degrees(Document("mine.yaml", JOB))["plain"] is None
 
 
+def test_a_plain_layout_leaves_out_what_the_job_says_of_stages() -> None:
+    job = {**JOB, "mesh": {"pp": 2, "dp_shard": 4}, "training": {**JOB["training"], "pipeline": {"virtual_stages": 2}}}
+    found = degrees(Document("mine.yaml", job))
+    assert found["plain"]["dp_shard"] == 8
+    assert found["drops"] == ["training.pipeline"]
+    assert degrees(Document("mine.yaml", JOB))["drops"] == []
+
+
 def test_a_mesh_that_no_job_has_is_refused() -> None:
     with pytest.raises(InputError, match=r"mesh\.tp"):
         degrees(Document("mine.yaml", {**JOB, "mesh": {"tp": 0}}, places={("mesh", "tp"): "mesh.tp"}))

@@ -24,6 +24,17 @@ def test_an_answered_recipe_is_a_job_with_the_origin_of_each_key(asked: Asked) -
     assert asked("view", values=answer["values"])["status"] == "ok"
 
 
+def test_keys_that_the_answer_leaves_out_are_told_without_words_of_the_command_line(asked: Asked) -> None:
+    text = f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_modules_to_save: [lm_head]\nmine: 3\n"
+    answer = asked("import", files={"recipe.yaml": text}, gpus=8, topology="dgx-h100")
+    missed = {one["key"]: one["why"] for one in answer["missed"]}
+    assert set(missed) == {"lora_modules_to_save", "mine"}
+    assert missed["lora_modules_to_save"].startswith("not modelled yet: parameters")
+    assert missed["mine"].startswith("rankscope does not know it")
+    assert "gradient_checkpointing" in {one["key"] for one in answer["unsaid"]}
+    assert "--loose" not in str([answer["missed"], answer["unsaid"]])
+
+
 def test_a_scenario_is_taken_as_it_is_without_its_sweep(asked: Asked) -> None:
     text = "name: x\nframework: fsdp2\ntopology: dgx-h100\nsweep: {training.seq_len: [1, 2]}\n"
     answer = asked("import", files={"mine.yaml": text})

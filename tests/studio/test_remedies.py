@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from simcore.studio.faster import plainer
+from simcore.studio.question import Question
 from studio_jobs import JOB, Asked
 
 pytestmark = pytest.mark.slow
@@ -33,6 +35,22 @@ def test_a_change_that_is_faster_fits_with_the_same_batch(asked: Asked) -> None:
     assert after["verdict"] == "fits"
     assert after["numbers"]["step_s"] < before["step_s"]
     assert asked("faster", values=FULL)["parts"]["advice"] == ""  # it does not fit
+
+
+def test_a_plainer_layout_is_among_what_makes_it_fit() -> None:
+    training = {"seq_len": 1024, "method": "full", "global_batch_size": 32, "recompute": "full"}
+    job = {**JOB, "model": "qwen3-32b", "framework": "automodel", "mesh": {"pp": 4, "dp_shard": 2},
+           "framework_options": {"defer_fsdp_grad_sync": False}, "training": training}
+    found = plainer(Question.of({"values": job}).scenario())
+    assert {"mesh.pp": 1, "mesh.dp_shard": 8} in [one.changes for one in found]
+    assert all(one.verdict == "fits" and one.num_gpus == 8 for one in found)
+    assert plainer(Question.of({"values": JOB}).scenario()) == ()
+
+
+def test_what_fills_a_device_that_is_too_small_is_told_in_words(asked: Asked) -> None:
+    parts = asked("view", values=FULL)["parts"]
+    assert re.search(r"Most of it: \w+ [0-9.]+ GiB \([a-z]", parts["mostly"])
+    assert asked("view", values=JOB)["parts"]["mostly"] == ""
 
 
 def test_costs_follow_a_price_of_ones_own(asked: Asked) -> None:

@@ -72,8 +72,8 @@ def sentence(report: Report) -> Markup | None:
     used, capacity = rank.peak.device_bytes, report.capacity_bytes
     ranks = join((element("span", part, class_="keep") for part in rank.ranks[:8]), ", ")
     more = f" and {len(rank.ranks) - 8:,} more ranges" if len(rank.ranks) > 8 else ""
-    words = f"{format_bytes(used)} of {format_bytes(capacity)} needed at the highest moment "
-    return join((words, f"({used / capacity:.0%}), on ranks ", ranks, f"{more}.{_unsure(report)}"))
+    words = f"Needs {format_bytes(used)} at the highest moment, {used / capacity:.0%} of the {format_bytes(capacity)} "
+    return join((words, "usable on each GPU, on ranks ", ranks, f"{more}.{_unsure(report)}"))
 
 
 def _unsure(report: Report) -> str:

@@ -78,7 +78,9 @@ def memory_part(report: Report, measured: Measured = NOTHING, *, is_full: bool =
     drawing = memory_figure(report, rank, "memory", is_full=is_full, measured=measured)
     words = ("The line over it is the snapshot: its own window of events over the whole width, on the same bytes."
              if measured.curve else "")
-    return {"memory": str(join((drawing, element("p", words, class_="note") if words else None)))}
+    peak = rank.peak and (f"At the peak {format_bytes(rank.peak.allocated_bytes)} are allocated; with driver, NCCL, "
+                          f"libraries and fragmentation the device needs {format_bytes(rank.peak.device_bytes)}.")
+    return {"memory": str(join((drawing, *(element("p", one, class_="note") for one in (peak, words) if one))))}
 
 
 def streams_part(report: Report) -> dict[str, str]:

@@ -3,7 +3,7 @@ import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
 import { Form } from "./form.js";
-import { clear, fill, make, notice, old, stale } from "./panels.js";
+import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
 import { decoded, encoded, with_value } from "./state.js";
 import { tree } from "./steps.js";
@@ -17,7 +17,7 @@ const FIT = { kind: "advice", title: "What would make it fit", none: "No single 
 const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change that was tried makes it faster; the search below tries every layout." } };
 const remedies = document.getElementById("remedies");
 const busy = document.getElementById("busy");
-const state = { job: {}, files: {}, pins: [], marks: [], curve: [], price: null };
+const state = { job: {}, files: {}, missed: [], pins: [], marks: [], curve: [], price: null };
 const opened = new Set(); /* pictures that are drawn on demand */
 let catalogue;
 let form;
@@ -39,7 +39,15 @@ const told = (error) => {
   if (error instanceof Superseded) return;
   has_failed = true;
   busy.textContent = "";
+  ready();
   notice(error instanceof Problems || error instanceof Away ? error.message : `The page has a fault: ${error.message}`);
+};
+
+/* The page can be used once it shows its first answer, or why there is none. */
+const ready = () => {
+  const main = document.querySelector("main");
+  main.inert = false;
+  main.removeAttribute("aria-busy");
 };
 
 /* Asks until the answer in view is that of the newest job. */
@@ -57,7 +65,10 @@ const refresh = async () => {
         return;
       }
     }
-  } finally { is_asking = false; }
+  } finally {
+    is_asking = false;
+    ready();
+  }
   later(wanted);
 };
 
@@ -80,6 +91,7 @@ const shown = (answer, number) => {
   stale(false);
   busy.textContent = "";
   state.answer = answer;
+  versus.against();
   remedies.hidden = !HELPS[answer.verdict];
   if (HELPS[answer.verdict]) remedies.querySelector("h3").textContent = HELPS[answer.verdict].title;
   document.getElementById("looking").hidden = false;
@@ -112,7 +124,7 @@ const later = async (number) => {
   };
   const is_drawn = state.answer && state.answer.status === "ok";
   if (is_drawn && !opened.has("memory")) await when(early && early.number === number ? () => early.answer : asks("memory", measured()), drawn("memory"), "memory");
-  when(asks("legal"), (answer) => form.degrees(answer));
+  when(asks("legal"), (answer) => form.degrees({ ...answer, is_unknown: state.answer && state.answer.problems.some((one) => one.message.startsWith("not yet")) }));
   if (!is_drawn) return;
   await when(asks("pictures", { opened: [...opened], ...measured() }), drawn("all pictures"), "streams");
   if (state.pins.length && number === wanted) versus.show().catch(told);
@@ -120,6 +132,7 @@ const later = async (number) => {
   const help = HELPS[state.answer.verdict];
   if (help) when(asks(help.kind), (answer) => {
     fill(answer);
+    form.say_changes(document.querySelectorAll("[data-part=advice] [data-changes]"));
     document.getElementById("looking").hidden = true;
     if (!answer.parts.advice) document.querySelector("[data-part=advice]").textContent = help.none;
   });
@@ -127,7 +140,13 @@ const later = async (number) => {
 
 /* Values that a layout sets to what a scenario without the key has. */
 const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["framework_version", "implementation"].includes(key) && value === "auto")
-  || (key === "framework_options" && value && !Object.keys(value).length);
+  || (["framework_options", "training.pipeline"].includes(key) && value && !Object.keys(value).length);
+
+/* Keeps the job in view as a step back of the browser: before what is chosen as a whole, such as a layout. */
+const keep = async () => {
+  await write();
+  history.pushState(null, "", location.href);
+};
 
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
 const change = (changes) => {
@@ -137,6 +156,16 @@ const change = (changes) => {
   take(job);
 };
 
+/* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict. */
+const apply = async (changes) => {
+  await keep();
+  change(changes);
+  const place = document.querySelector("[data-part=verdict]");
+  place.tabIndex = -1;
+  place.focus({ preventScroll: true });
+  place.scrollIntoView({ block: "nearest" });
+};
+
 /* Asks for the same job once more. */
 const again = () => {
   wanted += 1;
@@ -144,9 +173,15 @@ const again = () => {
   refresh();
 };
 
-const take = (job, files = state.files) => {
+/* Shows a job. `missed`: keys of its recipe that the answer leaves out. */
+const take = (job, files = state.files, missed = state.missed) => {
   state.job = job;
   state.files = files;
+  state.missed = missed;
+  wait("");
+  const box = document.getElementById("missed");
+  box.textContent = `Without ${missed.join(", ")} of the recipe, which may change the answer: see the recipe's card.`;
+  box.hidden = !missed.length;
   wanted += 1;
   const now = performance.now();
   is_apart = now - changed_at > APART_MS;
@@ -169,8 +204,8 @@ const show_price = () => {
 };
 
 const write = async () => {
-  const { job, files, pins, price } = state;
-  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) });
+  const { job, files, missed, pins, price } = state;
+  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(missed.length ? { missed } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) });
   if (job !== state.job) return; /* a newer one is on its way */
   written = `#${text}`;
   if (location.hash !== written) history.replaceState(null, "", written);
@@ -186,8 +221,13 @@ const follow = (found) => {
   state.pins = Array.isArray(found.pins) ? found.pins.slice(0, 4).filter((pin) => pin && typeof pin === "object") : [];
   state.price = Number.isFinite(found.price) && found.price >= 0 ? found.price : null;
   versus.show().catch(told);
-  take(found.job, found.files && typeof found.files === "object" ? found.files : {});
+  const missed = Array.isArray(found.missed) ? found.missed.filter((one) => typeof one === "string").slice(0, 40) : [];
+  take(found.job, found.files && typeof found.files === "object" ? found.files : {}, missed);
 };
+
+const LIMITS = { unsure: "is too close to tell, real runs may need more than the simulated", oom: "does not fit, it needs", fits: "fits in" };
+/* "in backward, opt_state 2 GiB" in the words of a reader. */
+const mostly = (why) => why.replace(/^in ([^,]+), (.+)$/, "the fullest moment is in $1, most of it $2");
 
 const limit = async (quantity) => {
   const box = document.getElementById("limit");
@@ -200,12 +240,12 @@ const limit = async (quantity) => {
   }
   if (number !== wanted) return;
   const say = (value) => (value === null ? "none" : Number(value).toLocaleString("en"));
-  const words = found.value === null ? `${found.words}: none surely fits. ${found.problem || found.why}`
-    : `${found.words}: ${say(found.value)} (${found.peak})${found.beyond === null ? "" : `; ${say(found.beyond)} ${found.beyond_peak ? `needs ${found.beyond_peak} (${found.beyond_verdict})` : "is refused"}: ${found.why}`}`;
+  const words = found.value === null ? `${found.words}: none surely fits. ${found.problem || mostly(found.why)}`
+    : `${found.words}: ${say(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${say(found.beyond)} ${found.beyond_peak ? `${LIMITS[found.beyond_verdict]} ${found.beyond_peak}` : "is refused"}: ${mostly(found.why)}`}`;
   box.replaceChildren(make("p", { textContent: words }));
   if (found.value !== null) {
     const button = make("button", { type: "button", textContent: "apply" });
-    button.addEventListener("click", () => change(found.keys));
+    button.addEventListener("click", () => apply(found.keys));
     box.append(button);
   }
 };
@@ -229,10 +269,11 @@ document.getElementById("full").addEventListener("change", (event) => {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-changes], [data-limit], [data-explain]");
   if (!button) return;
-  if (button.dataset.changes) change(JSON.parse(button.dataset.changes));
+  if (button.dataset.changes) apply(JSON.parse(button.dataset.changes));
   else if (button.dataset.limit) limit(button.dataset.limit);
   else explain(button.dataset.explain);
 });
+document.getElementById("to-search").addEventListener("click", () => document.getElementById("search").scrollIntoView({ block: "start" }));
 addEventListener("hashchange", async () => {
   const found = await read();
   if (found instanceof Error) notice(found.message);
@@ -247,10 +288,10 @@ const start = async () => {
     async (framework) => (await ask("options", { framework })).options, (usd) => {
       state.price = usd;
       take(state.job);
-    });
+    }, apply);
   versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
-  new Files(state, take, again);
-  search = new Search(document.getElementById("searching"), catalogue, question, change);
+  new Files(state, async (...opened) => { await keep(); take(...opened); }, again);
+  search = new Search(document.getElementById("searching"), catalogue, question, apply);
   new Copies(state, question);
   if (found && !(found instanceof Error)) follow(found);
   else take(catalogue.start);

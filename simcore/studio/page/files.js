@@ -1,10 +1,11 @@
 /* Files that are dropped or opened: scenarios, recipes, a model's config.json, measured runs. */
 import { Away, Problems, ask } from "./door.js";
-import { clear, fill, make, notice } from "./panels.js";
+import { clear, fill, make, notice, wait } from "./panels.js";
 
 const LARGEST = 45 * 2 ** 20;
 const TEXT = 2 ** 18;
 const RECIPES = /\.(ya?ml|json|toml|sh|py)$/i;
+const ASKED = { "--gpus": "gpus", "--seq-len": "seq_len", "--topology": "topology" };
 const plain_name = (name) => (name.replace(/[^A-Za-z0-9._-]/g, "_").replace(/^[._-]+/, "") || "file").slice(-100);
 
 const base64 = (blob) => new Promise((done, failed) => {
@@ -14,10 +15,18 @@ const base64 = (blob) => new Promise((done, failed) => {
   reader.readAsDataURL(blob);
 });
 
+const counted = (n, one, more) => `${n} ${n === 1 ? one : more}`;
+
+const left_of = ({ key, value, why }) => [`${key} ${value}`.trim(), why];
+
+/* Keys with a sentence each as a table that opens. */
+const keys_of = (rows, title, open) => (rows.length ? [make("details", { open, className: "keys" }, make("summary", { textContent: title(rows.length) }),
+  make("dl", {}, ...rows.flatMap(([key, words]) => [make("dt", { textContent: key }), make("dd", { textContent: words })])))] : []);
+
 export class Files {
   constructor(state, open, measured) {
     this.state = state;
-    this.open = open; /* called with the keys of a job, and its files */
+    this.open = open; /* called with the keys of a job, its files, and keys of a recipe that the answer leaves out */
     this.measured = measured; /* called when marks of a measured run are there */
     this.box = document.getElementById("recipe");
     const input = document.getElementById("file");
@@ -25,11 +34,20 @@ export class Files {
     input.addEventListener("change", () => { this.read([...input.files]); input.value = ""; });
     addEventListener("dragover", (event) => { event.preventDefault(); document.body.classList.add("dropping"); });
     addEventListener("dragleave", () => document.body.classList.remove("dropping"));
+    addEventListener("paste", (event) => this.paste(event));
     addEventListener("drop", (event) => {
       event.preventDefault();
       document.body.classList.remove("dropping");
       this.read([...event.dataTransfer.files]);
     });
+  }
+
+  /* A text that is pasted outside of a field is read as a file of it. */
+  paste(event) {
+    const text = event.clipboardData.getData("text");
+    if (!text.trim() || event.target.closest("input, textarea")) return;
+    const ending = /^\s*\{/.test(text) ? "json" : /^(#!|\s*(torchrun|accelerate|deepspeed|python) )/m.test(text) ? "sh" : "yaml";
+    this.read([new File([text], `pasted.${ending}`)]);
   }
 
   async read(list) {
@@ -51,38 +69,54 @@ export class Files {
   /* A scenario, a recipe or a model; a text that is none of these may be a log. */
   async texts(files, answers = {}) {
     const found = await ask("import", { files, ...answers });
-    if (found.kind === "model") this.open({ ...this.state.job, ...found.values }, files);
-    else if (found.kind === "scenario") this.open(found.values, {});
+    if (found.kind !== "recipe") { this.box.hidden = true; wait(""); }
+    if (found.kind === "model") this.open({ ...this.state.job, ...found.values }, files, this.state.missed);
+    else if (found.kind === "scenario") this.open(found.values, {}, []);
     else this.recipe(found, files, answers);
   }
 
+  /* The card of a recipe: what it leaves open as one form, and what became of its keys. Until the recipe is the job, the
+     answer of the job before is out of sight. */
   recipe(found, files, answers) {
-    const open = found.questions.map((one) => this.asked(one, files, answers));
-    const rows = (list, words) => list.length ? [make("details", {}, make("summary", { textContent: `${list.length} ${words}` }), make("ul", {}, ...list.map((text) => make("li", { textContent: text }))))] : [];
-    const missed = found.left.filter((one) => one.kind !== "no effect");
+    const names = Object.keys(files).join(", ");
+    const asks = found.questions.length > 0;
+    const is_job = !asks && !found.problems.length;
     const away = make("button", { type: "button", textContent: "close" });
-    away.addEventListener("click", () => { this.box.hidden = true; });
+    away.addEventListener("click", () => { this.box.hidden = true; wait(""); });
     this.box.hidden = false;
-    this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${Object.keys(files).join(", ")}` }),
+    this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
       ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message}` })),
-      ...open, ...rows(missed.map((one) => `${one.key} ${one.value}: ${one.why}`), "keys are not modelled"),
-      ...rows(Object.entries(found.origins).map(([key, origin]) => `${key}: ${origin}`), "keys, and where each comes from"), make("p", { className: "buttons" }, away));
-    if (!found.questions.length && !found.problems.length) this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))));
-    else this.box.scrollIntoView({ block: "nearest" });
+      ...(asks ? [this.asks(found.questions, files, answers)] : []),
+      ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
+      ...keys_of(found.unsaid.map(left_of), (n) => `${counted(n, "default", "defaults")} of the tool, which the recipe does not say`, false),
+      ...keys_of(Object.entries(found.origins), (n) => `${counted(n, "key", "keys")}, and where each comes from`, false),
+      make("p", { className: "buttons" }, away));
+    if (is_job) this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), found.missed.map((one) => one.key));
+    else {
+      wait(asks ? `${names} is not the job yet: ${counted(found.questions.length, "answer is", "answers are")} missing.` : `${names} is not the job: it has ${counted(found.problems.length, "problem", "problems")}.`);
+      this.box.scrollIntoView({ block: "nearest" });
+      const empty = [...this.box.querySelectorAll("[data-answer]")].find((one) => !one.value) || this.box.querySelector("[data-answer]") || away;
+      empty.focus();
+    }
   }
 
-  /* A field for what a recipe leaves open; its answer imports again. */
-  asked(question, files, answers) {
-    const name = { "--gpus": "gpus", "--seq-len": "seq_len", "--topology": "topology" }[question.option.split(" ")[0]];
-    const id = `asked-${name}`;
-    const input = make("input", { id, type: "text", value: name === "topology" ? this.state.job.topology || "" : "" });
-    const button = make("button", { type: "button", textContent: "go on" });
-    button.addEventListener("click", async () => {
-      const values = Object.fromEntries([...this.box.querySelectorAll("[data-answer]")].map((one) => [one.dataset.answer, one.dataset.answer === "topology" ? one.value : Number(one.value.replace(/\D/g, ""))]).filter(([, value]) => value));
-      try { await this.texts(files, { ...answers, ...values }); } catch (error) { notice(error.message); }
+  /* One form of what a recipe leaves open; its answers import again. */
+  asks(questions, files, answers) {
+    const rows = questions.map((one) => {
+      const name = ASKED[one.option.split(" ")[0]];
+      const id = `asked-${name}`;
+      const input = make("input", { id, type: "text", autocomplete: "off", value: name === "topology" ? this.state.job.topology || "" : "", inputMode: name === "topology" ? "text" : "numeric", required: true });
+      input.dataset.answer = name;
+      return make("p", {}, make("label", { htmlFor: id, textContent: one.text }), " ", input);
     });
-    input.dataset.answer = name;
-    return make("p", { className: "asked" }, make("label", { htmlFor: id, textContent: question.text }), " ", input, " ", button);
+    const form = make("form", { className: "asked" }, ...rows, make("button", { type: "submit", textContent: "use this recipe" }));
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      const given = [...form.querySelectorAll("[data-answer]")].map((one) => [one.dataset.answer, one.dataset.answer === "topology" ? one.value.trim() : Number(one.value.replace(/\D/g, ""))]);
+      notice("");
+      try { await this.texts(files, { ...answers, ...Object.fromEntries(given.filter(([, value]) => value)) }); } catch (error) { notice(error.message); }
+    });
+    return form;
   }
 
   async run(file) {

@@ -27,11 +27,12 @@ export const plain_value = (text) => {
 };
 
 export class Form {
-  constructor(root, catalogue, change, options_of, price) {
+  constructor(root, catalogue, change, options_of, price, apply) {
     this.root = root;
     this.catalogue = catalogue;
     this.change = change; /* called with {key: value}; undefined removes a key */
     this.options_of = options_of; /* of a framework: a promise of its options */
+    this.apply = apply; /* called with changes that the page offers */
     this.price = price; /* called with USD for an hour of a GPU, null for the machine's */
     this.options = new Map();
     this.kept = new Set(); /* keys that a user asked for, which stay without a value */
@@ -178,7 +179,9 @@ export class Form {
     for (const [axis, stepper] of this.steppers) {
       stepper.values = answer.values[axis];
       stepper.row.title = answer.says[axis] || "";
-      const refused = stepper.values.filter((one) => one.why);
+      const own = stepper.values.find((one) => one.value === this.now(axis));
+      /* of a job that is refused as it is, only values that have another reason: its own is told beside the verdict */
+      const refused = stepper.values.filter((one) => one.why && one.why !== (own || {}).why);
       stepper.why.hidden = !refused.length;
       stepper.why.querySelector("summary").textContent = `why not ${refused.map((one) => one.value ?? "auto").join(", ")}`;
       stepper.why.querySelector("ul").replaceChildren(...refused.map((one) => make("li", {}, make("b", { textContent: String(one.value ?? "auto") }), ` ${one.why}`)));
@@ -188,8 +191,8 @@ export class Form {
     if (answer.plain) {
       const degrees = Object.entries(short(answer.plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
       const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}` });
-      button.addEventListener("click", () => this.change({ mesh: short(answer.plain) }));
-      box.replaceChildren(button);
+      button.addEventListener("click", () => this.apply({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }));
+      box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []), button);
     }
     this.show_steppers();
   }
@@ -277,6 +280,27 @@ export class Form {
     this.show_steppers();
   }
 
+  /* Puts what a change means in the form's words before its keys: old and new value; keys that stay are left out. */
+  say_changes(buttons) {
+    for (const button of buttons) {
+      const changes = JSON.parse(button.dataset.changes);
+      const mesh = { ...this.mesh };
+      for (const [key, value] of Object.entries(changes)) if (key.startsWith("mesh.")) mesh[key.slice(5)] = value;
+      const gpus = (one) => ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, axis) => all * (one[axis] || 1), 1);
+      const rows = Object.entries(changes).map(([key, value]) => [this.label(key), key.startsWith("mesh.") ? this.mesh[key.slice(5)] : value_of(this.job, key), value]);
+      const said = [["GPUs", gpus(this.mesh), gpus(mesh)], ...rows].filter(([, before, after]) => JSON.stringify(before) !== JSON.stringify(after))
+        .map(([name, before, after]) => `${name} ${before === undefined || before === null ? "" : `${words_of(before)} `}\u2192 ${words_of(after)}`).join(", ");
+      const place = button.nextElementSibling;
+      if (said && !place.querySelector("b")) place.prepend(make("b", { textContent: said }), " ");
+    }
+  }
+
+  label(key) {
+    if (key === "mesh.dp_shard") return "data parallel (sharded)";
+    const field = this.fields.get(key);
+    return AXES[key.replace("mesh.", "")] || (field && field.row.querySelector("label").textContent) || key.split(".").pop().replaceAll("_", " ");
+  }
+
   show_value(key) {
     const { input } = this.fields.get(key);
     const value = value_of(this.job, key);
@@ -287,6 +311,7 @@ export class Form {
       if (![...input.options].some((option) => option.value === shown)) input.append(make("option", { value: shown, textContent: shown }));
       input.value = shown;
     } else input.value = text;
+    input.title = text; /* long ones are cut */
   }
 
   /* Problems where they were made: at their fields; those of no field are returned. */
@@ -315,6 +340,8 @@ export class Form {
     input.setAttribute("aria-invalid", "true");
   }
 }
+
+const words_of = (value) => (value !== null && typeof value === "object" ? (Object.keys(value).length ? JSON.stringify(value) : "as usual") : String(value));
 
 /* A mesh as a person writes it: degrees of one are left out. */
 const short = (mesh) => Object.fromEntries(Object.entries(mesh).filter(([name, value]) => value !== null && (value !== 1 || name === "etp")));

@@ -42,3 +42,12 @@ export const old = (names, is_old) => names.forEach((name) => {
   panel.classList.toggle("old", is_shown);
   panel.setAttribute("aria-busy", String(is_shown));
 });
+
+/* While a dropped recipe is not the job yet: says so, and puts the job before and its answer out of sight and reach. */
+export const wait = (text) => {
+  const box = document.getElementById("waiting");
+  box.textContent = text;
+  box.hidden = !text;
+  document.body.classList.toggle("waiting", Boolean(text));
+  for (const id of ["job", "side", "search"]) document.getElementById(id).inert = Boolean(text);
+};

@@ -31,6 +31,12 @@ const svg = (name, attributes, ...children) => {
   return made;
 };
 
+/* Order of frameworks: fewest GPUs, then the fastest layout there; last those of which no layout fits. */
+export const by_fewest = (a, b) => {
+  if (!a.layout || !b.layout) return Number(!a.layout) - Number(!b.layout);
+  return a.value - b.value || b.layout.tokens_per_s_per_gpu - a.layout.tokens_per_s_per_gpu;
+};
+
 export class Search {
   constructor(root, catalogue, question, take) {
     this.question = question; /* the job and its files */
@@ -39,7 +45,7 @@ export class Search {
     this.frontier = document.getElementById("frontier");
     this.price = { own: null };
     this.running = null;
-    const gpus = make("input", { type: "text", id: "search-gpus", inputMode: "numeric", placeholder: "as in the job" });
+    const gpus = make("input", { type: "text", id: "search-gpus", inputMode: "numeric", placeholder: "such as 16, 32" });
     const keys = Object.entries(FREE).map(([key, label]) => make("label", { className: "check" },
       make("input", { type: "checkbox", name: "free", value: key, checked: key !== "options" }), ` ${label}`));
     const frameworks = catalogue.frameworks.map((one) => make("label", { className: "check" },
@@ -75,8 +81,15 @@ export class Search {
     const running = this.running = new AbortController();
     this.start.disabled = this.fewest.disabled = true;
     this.stop.disabled = false;
-    this.progress.textContent = "starting \u2026";
+    const begun = Date.now();
+    this.doing = "starting";
+    this.progress.classList.remove("wrong");
+    const tell = () => { this.progress.textContent = `${this.doing}, ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
+    const clock = setInterval(tell, 1000);
+    tell();
+    document.getElementById("search").scrollIntoView({ block: "start" });
     this.frontier.replaceChildren();
+    this.over = "";
     this.sized = [];
     this.layouts = [];
     this.counted = [];
@@ -84,9 +97,13 @@ export class Search {
       const answer = await request("search", { ...this.question(), ...asked }, running.signal);
       if (!answer.ok) throw await refused(answer);
       await this.read(answer.body.pipeThrough(new TextDecoderStream()).getReader());
+      if (this.running === running) this.progress.textContent = this.over || "The search ended without an answer.";
     } catch (error) {
-      this.progress.textContent = error.name === "AbortError" ? `stopped; ${this.progress.textContent}` : error.message;
+      running.abort(); /* of an answer that cannot be read, too: the studio stops where nobody listens */
+      if (this.running === running) this.progress.textContent = error.name === "AbortError" ? `stopped while ${this.doing}` : error.message;
+      this.progress.classList.toggle("wrong", error.name !== "AbortError");
     } finally {
+      clearInterval(clock);
       if (this.running === running) {
         this.running = null;
         this.start.disabled = this.fewest.disabled = false;
@@ -107,7 +124,8 @@ export class Search {
 
   show(line) {
     if (line.problems) throw new Problems(line.problems);
-    if (line.stage) this.progress.textContent = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
+    if (line.stage) this.doing = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
+    if (line.trying) this.doing = `trying ${line.trying}: ${line.done} of ${line.all_of} frameworks done`;
     if (line.fitting) {
       this.sized.push(line.fitting);
       this.soon();
@@ -120,10 +138,10 @@ export class Search {
       this.counted.push(line.fewest);
       this.count();
     }
-    if (line.over && this.counted.length) this.progress.textContent = `${this.counted.length} frameworks: ${this.counted.filter((one) => one.value !== null).length} fit.`;
+    if (line.over && this.counted.length) this.over = `${this.counted.length} framework${this.counted.length === 1 ? "" : "s"}: ${this.counted.filter((one) => one.value !== null).length} fit.`;
     else if (line.over) {
       const { counts } = line;
-      this.progress.textContent = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked.`;
+      this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked.`;
       if (!line.layouts.length) this.frontier.replaceChildren(make("p", { textContent: "No layout fits. Refused most often:" }),
         make("ul", {}, ...line.refused.map((one) => make("li", { textContent: `${one.count.toLocaleString("en")} times: ${one.message}` }))));
     }
@@ -180,8 +198,8 @@ export class Search {
     const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
     const cells = (one) => (one.layout ? [one.layout.layout, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
     const below = (one) => `${one.value !== null && one.beyond ? `${one.beyond}: ` : ""}${one.why}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
-    const rows = [...this.counted].sort((a, b) => (a.value ?? Infinity) - (b.value ?? Infinity) || b.layout.tokens_per_s_per_gpu - a.layout.tokens_per_s_per_gpu);
-    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, one.value === null ? "none fits" : one.value.toLocaleString("en"), ...cells(one), below(one)]]), this.take));
+    const rows = [...this.counted].sort(by_fewest);
+    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, one.value === null ? (one.is_refused ? "not answered" : "none fits") : one.value.toLocaleString("en"), ...cells(one), below(one)]]), this.take));
   }
 
   table(rows) {
@@ -199,4 +217,4 @@ const sheet = (ariaLabel, head, rows, take) => make("div", { className: "scroll"
     return make("tr", { className: one && one.is_pareto ? "on-frontier" : "" }, make("td", {}, ...(one ? [button] : [])), ...cells.map((cell) => make("td", { textContent: cell })));
   }))));
 
-const others = (keys) => Object.entries(keys).filter(([key]) => !/^(mesh\.|framework|topology|implementation)/.test(key)).map(([key, value]) => `${key.split(".").pop()} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+const others = (keys) => Object.entries(keys).filter(([key]) => !/^(mesh\.|framework|topology|implementation|training\.pipeline$)/.test(key)).map(([key, value]) => `${key.split(".").pop()} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");

@@ -1,0 +1,54 @@
+"""A job that is kept, and what the next one has more or less than it; changes in the form's words."""
+
+from __future__ import annotations
+
+from browsed_page import Page
+from simcore.studio.link import packed
+from studio_jobs import JOB
+
+LARGE = {**JOB, "topology": "rtx-4090", "mesh": {"dp_shard": 2},
+         "training": {"seq_len": 4096, "micro_batch_size": 8, "method": "full"}}
+
+
+def test_a_kept_job_is_told_and_the_next_stands_against_it(page: Page) -> None:
+    page.open(address=f"{page.address}#{packed(JOB)}")
+    page.settled()
+    page.click("#pin")
+    page.until("!document.getElementById('against').hidden")
+    assert "Kept as A" in page.text("#against")
+    assert "1 kept" in page.text("#pinned")
+    page.click("#pin")  # the same job once more is no second one
+    assert "This job is A already" in page.text("#notice")
+    page.set("training.recompute", "full")
+    page.until("/Against A: .[0-9.]+ GiB, step .[0-9]+ %/.test(document.getElementById('against').innerText)")
+    page.until("document.querySelector('.versus')")
+    assert "llama-3.2-1b full, fsdp2, 8 GPUs" in page.text("[data-part=versus]")
+
+
+def test_a_change_is_told_in_the_words_of_the_form(page: Page) -> None:
+    page.open(address=f"{page.address}#{packed(LARGE)}")
+    page.until("document.querySelector('[data-part=advice] b')")
+    words = page.text("[data-part=advice] b")
+    assert "\u2192" in words
+    assert "training." not in words
+    page.click("[data-limit=gpus]")
+    page.until("document.querySelector('#limit p')")
+    assert "(unsure)" not in page.text("#limit")
+
+
+def test_a_pasted_recipe_is_read(page: Page) -> None:
+    page.open()
+    page.run("""(() => { const data = new DataTransfer();
+        data.setData('text', 'base_model: Qwen/Qwen3-8B\\nadapter: lora\\n');
+        document.body.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true })); })()""")
+    page.until("!document.getElementById('recipe').hidden || !document.getElementById('notice').hidden")
+    assert "pasted.yaml" in page.text("#recipe") + page.text("#notice")
+
+
+def test_a_search_whose_answer_cannot_be_read_ends(page: Page) -> None:
+    page.open()
+    page.run("""import('/search.js').then(({ Search }) => {
+        Search.prototype.show = () => { throw new Error('odd'); }; })""")
+    page.click("#searching [type=submit]")
+    page.until("document.getElementById('progress').innerText === 'odd'")
+    assert page.run("document.getElementById('search-stop').disabled")

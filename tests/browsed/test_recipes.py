@@ -1,0 +1,96 @@
+"""Recipes that are dropped on the page: what they leave open, and what the answer leaves out."""
+
+from __future__ import annotations
+
+import json
+
+from browsed_page import Page
+from simcore.studio.link import packed
+from studio_jobs import JOB, RECIPE
+
+STAGED = {**JOB, "mesh": {"pp": 2, "dp_shard": 4}, "training": {**JOB["training"], "pipeline": {"virtual_stages": 2}}}
+IS_SEEN = "document.querySelector('[data-part=verdict]').checkVisibility()"
+
+
+def test_an_answer_of_the_job_before_is_out_of_sight_until_the_recipe_is_the_job(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", RECIPE.encode())
+    page.until("!document.getElementById('recipe').hidden")
+    assert not page.run(IS_SEEN)
+    assert "recipe.yaml is not the job yet: 2 answers are missing" in page.text("#waiting")
+    assert page.run("document.activeElement.id") == "asked-gpus"
+    page.tab.picture(page.shots / "recipe-asks.png")
+    page.tab.press("8")
+    page.tab.press("Enter")
+    page.until(IS_SEEN)
+    page.settled()
+    page.picture("recipe-in")
+    assert page.run("document.getElementById('field-model').value").startswith("Qwen/Qwen3-8B")
+    assert page.run("document.getElementById('waiting').hidden && document.getElementById('missed').hidden")
+
+
+def test_a_recipe_that_is_closed_leaves_the_job_before(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", RECIPE.encode())
+    page.until("!document.getElementById('recipe').hidden")
+    page.click("#recipe > .buttons button")
+    assert page.run(IS_SEEN)
+    assert not page.run("document.getElementById('job').inert")
+
+
+def test_keys_that_the_answer_leaves_out_stand_beside_the_verdict(page: Page) -> None:
+    page.open()
+    text = f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_modules_to_save: [lm_head]\n"
+    page.drop("recipe.yaml", text.encode())
+    page.until("!document.getElementById('recipe').hidden")
+    page.choose("#asked-gpus", "8")
+    page.click("#recipe .asked button")
+    page.until("!document.getElementById('missed').hidden")
+    page.settled()
+    assert "Without lora_modules_to_save of the recipe" in page.text("#missed")
+    assert page.run("document.querySelector('#recipe details').open")
+    page.until("location.hash.length > 100")
+    page.run("new Promise(done => setTimeout(done, 300))")
+    page.open(address=page.run("location.href"))
+    assert "lora_modules_to_save" in page.text("#missed")  # a link has it too
+
+
+def test_the_way_back_of_the_browser_undoes_a_recipe_and_a_change(page: Page) -> None:
+    page.open()
+    page.settled()
+    page.drop("recipe.yaml", RECIPE.encode())
+    page.until("!document.getElementById('recipe').hidden")
+    page.choose("#asked-gpus", "8")
+    page.click("#recipe .asked button")
+    page.until("/Out of memory/.test(document.querySelector('[data-part=verdict]').innerText)")
+    page.until("document.querySelector('#result [data-changes]')")
+    page.settled()
+    before = json.dumps(page.text("[data-part=verdict]"))
+    page.click("#result [data-changes]")
+    page.until(f"document.querySelector('[data-part=verdict]').innerText !== {before}", 20)
+    assert page.run("document.activeElement.dataset.part") == "verdict"
+    page.run("history.back()")
+    page.until(f"document.querySelector('[data-part=verdict]').innerText === {before}", 20)
+    page.run("history.back()")
+    page.until("document.getElementById('field-model').value.startsWith('nemotron')", 20)
+
+
+def test_a_layout_that_is_not_modelled_has_a_way_on(page: Page) -> None:
+    page.open(address=f"{page.address}#{packed(STAGED)}")
+    page.until("!document.getElementById('plain').hidden")
+    assert "your job may be right" in page.text("#plain")
+    assert page.text("[data-axis=cp] .why summary") in ("why not", "why not 8")  # not why 1, which it has
+    page.picture("not-yet")
+    page.click("#plain button")
+    page.settled()
+    page.until("document.querySelector('[data-part=bars] svg')")
+
+
+def test_frameworks_without_a_layout_come_last(page: Page) -> None:
+    page.open()
+    order = page.run("""import('/search.js').then(({ by_fewest }) => {
+        const none = framework => ({ framework, value: null, layout: null });
+        const some = (framework, value, rate) => ({ framework, value, layout: { tokens_per_s_per_gpu: rate } });
+        return [none('a'), some('b', 8, 1), none('c'), some('d', 8, 2), some('e', 4, 1)].sort(by_fewest)
+          .map(one => one.framework).join(' '); })""")
+    assert order == "e d b a c"
