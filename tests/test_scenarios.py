@@ -460,7 +460,7 @@ def test_what_a_loop_over_experts_costs() -> None:
     assert loop is not None
     balanced = next(name for name in passes if name.endswith("balanced]"))
     assert passes["loop-over-experts"] == pytest.approx(2.267, rel=0.05)
-    assert passes[balanced] == pytest.approx(0.357, rel=0.05)
+    assert passes[balanced] == pytest.approx(0.357, rel=0.06)
     assert passes["loop-over-experts"] / passes[balanced] == pytest.approx(6.35, rel=0.05)
     assert 0.45 < loop.parts["host"] / loop.step_s < 0.55
     grouped = found[balanced]
