@@ -155,7 +155,17 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
         message = (f"not yet: the layers of {implementation} under {scenario.framework} "
                    f"(served: {', '.join(adapter.implementations)})")
         raise NotYet(Problem(scenario.where("implementation"), message))
-    return build(fields, implementation, where)
+    try:
+        return build(fields, implementation, where)
+    except (InputError, NotYet) as error:
+        raise type(error)([replace(one, where=_place(scenario, one)) for one in error.problems]) from None
+
+
+def _place(scenario: Scenario, problem: Problem) -> str:
+    """Place of the field that a problem of the configuration names, where the scenario overrides it; else its own."""
+    fields = () if isinstance(scenario.model, str) else scenario.model.overrides
+    named = next((one for one in fields if problem.message.startswith(f"model configuration: {one}: ")), None)
+    return problem.where if named is None else scenario.where("model", "overrides", named)
 
 
 def _check_weights(fields: Mapping[str, Any], where: str) -> None:

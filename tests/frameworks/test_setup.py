@@ -100,3 +100,15 @@ def test_experts_of_a_packed_base_are_said_to_stay_whole() -> None:
     assert table.default("quantization of experts") == "none: they stay in 16 bits"
     _, dense = small.prepared("ddp", model="llama-tiny", method="qlora")
     assert dense.default("quantization of experts") is None
+
+
+def test_a_field_that_the_scenario_overrides_is_named_by_its_line() -> None:
+    text = ("name: a\nmodel:\n  config: gpt2\n  overrides:\n    n_layer: 2\n    activation_function: relu2\n"
+            "framework: megatron\ntopology: dgx-h100\ntraining: {seq_len: 64, global_batch_size: 1}\n")
+    for given, line in ((text, 6), (text.replace("function: relu2", "function: gelu\n    n_embd: 0"), 7)):
+        with pytest.raises(InputError) as found:
+            prepare(parse_scenario(parse_document(given, "a.yaml")))
+        assert found.value.problems[0].where == f"a.yaml:{line}"
+    asked = parse_document(text, "a.yaml").with_value(("model", "overrides", "activation_function"), "relu", "--set x")
+    with pytest.raises(InputError, match=r"--set x: model configuration: activation_function: expected gelu_new or"):
+        prepare(parse_scenario(asked))

@@ -61,16 +61,17 @@ def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answ
     """Reads a recipe that a launch names; without one the values of a run_config.yaml."""
     file = files[0]
     document, name = launch.document if launch else file.document, Path(file.path).stem
-    gpus, machine, unknown = answers.gpus, "", ""
-    owns = True
-    variables: Sequence[tuple[str, str, str]] = ()
+    gpus, machine, unknown, says = answers.gpus, "", "", ""
+    owns, variables = True, tuple[tuple[str, str, str], ...]()
     draft = Draft("bridge", file.path, answers)
     if launch is not None:
         name, variables = launch.name, launch.environment
         draft.left += launch.left
         owns = launch.data_owns
-        gpus = agreed(gpus, launch.gpus) or gpus_of(present_name(name), f"{file.path} {name}")
-        machine, unknown = machine_of(present_name(name)), unknown_machine(present_name(name))
+        present = present_name(name)
+        gpus = agreed(gpus, launch.gpus) or gpus_of(present, f"{file.path} {present}")
+        machine, unknown = machine_of(present), unknown_machine(present)
+        says = "the recipe's name says the GPU" if present == name else f"stands for {present}, whose name says the GPU"
         document = scaled(draft, document, name, gpus, launcher=launch.launcher,
                           given=launch.gives("train.global_batch_size"))
         for key in launch.open_keys:
@@ -79,7 +80,7 @@ def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answ
     for other in files[1:]:
         draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
-    _read_parts(reader, draft, gpus, machine, unknown, owns=owns)
+    _read_parts(reader, draft, gpus, (machine, says), unknown, owns=owns)
     read_small(reader, draft)
     read_rows(reader, draft, ROWS)
     read_variables(reader, draft)
@@ -116,12 +117,13 @@ def _read_machine(draft: Draft, other: str) -> None:
                                f"is not known here: numbers are those of {answer.value}"))
 
 
-def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str, other: str, *,
+def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: tuple[str, str], other: str, *,
                 owns: bool) -> None:
+    """`machine`: the topology that the recipe's name says, "" for none, and how; `other`: a GPU that is not known."""
     read_model(reader, draft)
     read_framework(reader, draft)
-    if machine and draft.answers.topology is None:
-        draft.infer("topology", machine, "the recipe's name says the GPU")
+    if machine[0] and draft.answers.topology is None:
+        draft.infer("topology", *machine)
     else:
         _read_machine(draft, other)
     copies = reader.integer("ddp.num_distributed_optimizer_instances")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from simcore.frameworks.megatron.lora import DEFAULT_TARGETS
+from simcore.frameworks.megatron.pipeline_layout import num_chunks
 from simcore.recipes.bridge.experts import PADS, wanted_stash
 from simcore.recipes.bridge.framework import SWITCHED
 from simcore.recipes.bridge.model import TURNED_APART
@@ -21,6 +22,7 @@ Wanted = tuple[str, Any, Any]
 _OPTION: Final = "framework_options."
 _ALLOCATOR: Final = "env_vars.PYTORCH_CUDA_ALLOC_CONF"
 _PRECISION: Final = "training.precision."
+_LAYOUT: Final = "pipeline_model_parallel_layout"
 _ROTATION: Final = "model.apply_rope_fusion"
 _FP8: Final = ("fp8_recipe", "fp8_param_gather", "first_last_layers_bf16", "num_layers_at_start_in_bf16",
                "num_layers_at_end_in_bf16", "fp8_dot_product_attention", "fp8_multi_head_attention",
@@ -61,9 +63,11 @@ def _layout(outline: Outline) -> Iterator[Wanted]:
         yield "model.expert_tensor_parallel_size", outline.value("mesh.etp"), None
     yield "ddp.num_distributed_optimizer_instances", outline.value("mesh.dp_replicate"), 1
     yield "model.sequence_parallel", outline.value("training.sequence_parallel"), None
-    chunks = outline.value("training.pipeline.virtual_stages")
+    layout, chunks = outline.given(f"{_OPTION}{_LAYOUT}"), outline.value("training.pipeline.virtual_stages")
+    if layout is not None:  # read before the layout says it: Bridge training/comm_overlap.py:429
+        chunks = num_chunks(layout) // outline.value("mesh.pp")
     yield "model.virtual_pipeline_model_parallel_size", chunks if chunks > 1 else None, None
-    yield "model.pipeline_model_parallel_layout", outline.given(f"{_OPTION}pipeline_model_parallel_layout"), None
+    yield f"model.{_LAYOUT}", layout, None
 
 
 def _batches(outline: Outline) -> Iterator[Wanted]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.megatron.fields import Setting, Writer
@@ -92,9 +93,10 @@ def write_batches(writer: Writer) -> None:
                          "sequences of a microbatch (--micro-batch-size)")
     schedule = fields.text("step_batch_size_schedule")
     if schedule.value:
-        _write_schedule(writer, schedule, batch)
+        _write_schedule(writer, schedule, batch, length if length.value else old)
     elif batch.value:
-        writer.write("training.global_batch_size", batch.value, batch)
+        writer.write("training.global_batch_size", batch.value, batch, schedule)
+    writer.use(schedule)
     writer.unmodelled("the batch grows to --global-batch-size: the answer is for that one",
                       fields.any("rampup_batch_size"))
     capacity, pads = fields.number("moe_expert_capacity_factor"), fields.flag("moe_pad_expert_input_to_capacity")
@@ -112,18 +114,88 @@ def write_batches(writer: Writer) -> None:
         writer.use(forced, why="training.routing says it" if forced.value else "off, as without it")
 
 
-def _write_schedule(writer: Writer, schedule: Setting[Any], batch: Setting[int | None]) -> None:
-    """Batches by thresholds, such as "0:768 250B:1536": the last counts."""
-    last = str(schedule.value).split()[-1].rpartition(":")[2]
-    writer.use(batch)
+def _write_schedule(writer: Writer, schedule: Setting[str | None], batch: Setting[int | None],
+                    length: Setting[int | None]) -> None:
+    """Batches by thresholds in tokens, such as "0:768 250B:1536": the one of the run's last step counts.
+
+    Megatron-LM main training/global_vars.py:153 hands the sequence length to the calculator, so thresholds are tokens;
+    training/training.py:2155 counts the steps of a run by its samples.
+    """
+    writer.use(batch, schedule)
     if batch.value:
         writer.draft.fail(batch.taken[0].where, "cannot specify both --step-batch-size-schedule and "
                                                 "--global-batch-size (megatron/training/arguments.py)")
-    elif not last.isdigit():
-        writer.draft.fail(schedule.taken[0].where, "--step-batch-size-schedule: expected pairs such as 0:768 250B:1536")
-    else:
-        writer.write("training.global_batch_size", int(last), schedule, rule="the last batch of the schedule")
-    writer.use(schedule)
+        return
+    answers = writer.draft.answers
+    tokens = length.value or (answers.seq_len.value if answers.seq_len else answers.settings.get("training.seq_len", 1))
+    try:
+        steps = _steps(str(schedule.value), tokens)
+    except ValueError as error:
+        writer.draft.fail(schedule.taken[0].where, f"--step-batch-size-schedule: {error}")
+        return
+    samples, iterations = writer.fields.integer("train_samples"), writer.fields.integer("train_iters")
+    if not samples.value and not iterations.value:
+        writer.use(samples, iterations)
+        writer.write("training.global_batch_size", steps[-1].batch, schedule,
+                     rule="the last batch of the schedule: the recipe does not say how long the run is")
+        return
+    reached, before = _last_step(steps, iterations.value, samples.value)
+    later = [one for one in steps if one.start > before]
+    rule = f"the batch of the run's last step: {before:,} samples ({before * tokens:,} tokens) before it"
+    if later:
+        rule += f", of the {later[0].threshold:,} tokens from which batches are {later[0].batch:,}"
+    writer.write("training.global_batch_size", reached.batch, schedule, samples, iterations, length, rule=rule)
+
+
+class _Step(NamedTuple):
+    """A step of a schedule: `batch` from `threshold` tokens on, which are `start` samples."""
+
+    start: int
+    batch: int
+    threshold: int
+
+
+def _steps(text: str, length: int) -> list[_Step]:
+    """Steps of a schedule for sequences of `length` tokens, by their thresholds. ValueError as upstream refuses.
+
+    Megatron-LM main core/num_microbatches_calculator.py:480-560.
+    """
+    steps = list[_Step]()
+    for entry in text.replace(",", " ").split():
+        threshold, _, batch = entry.partition(":")
+        try:
+            tokens, samples = _count(threshold), _count(batch)
+        except (ValueError, OverflowError):
+            raise ValueError(f"expected pairs such as 0:768 250B:1536, got {entry!r}") from None
+        steps.append(_Step(tokens // length, samples, tokens))
+    steps.sort(key=lambda one: one.start)
+    if not steps or steps[0].start != 0:
+        raise ValueError("the first threshold must be 0")
+    if any(one.start == other.start for one, other in pairwise(steps)):
+        raise ValueError(f"thresholds must grow by a sample at least, which has {length:,} tokens")
+    if any(one.batch <= 0 for one in steps):
+        raise ValueError("a batch must be positive")
+    return steps
+
+
+def _count(text: str) -> int:
+    """Number with a suffix: K, M, B and T are thousands, millions, billions and trillions."""
+    word = text.strip().upper()
+    power = " KMBT".index(word[-1]) if word[-1:] in ("K", "M", "B", "T") else 0
+    return int(float(word.rstrip("KMBT") if power else word) * 1000**power)
+
+
+def _last_step(steps: list[_Step], iterations: int | None, samples: int | None) -> tuple[_Step, int]:
+    """Step of the schedule at a run's last iteration, and samples before it. `samples`: read without `iterations`."""
+    consumed = left = 0
+    for step, end in zip(steps, [*(one.start for one in steps[1:]), None], strict=True):
+        count = None if end is None else max(0, -(-(end - consumed) // step.batch))
+        left = iterations if iterations else max(1, -(-((samples or 0) - consumed) // step.batch))
+        if count is None or left <= count:
+            return step, consumed + (left - 1) * step.batch
+        consumed += count * step.batch
+        iterations = iterations - count if iterations else iterations
+    raise AssertionError("the last step has no end")
 
 
 def write_pipeline(writer: Writer) -> None:

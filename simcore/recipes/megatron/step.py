@@ -13,11 +13,7 @@ _PRECISION: Final = "training.precision."
 
 
 def write_formats(writer: Writer) -> None:
-    """Writes formats of compute and gradients, and settings of fp8 and fp4.
-
-    In bf16 gradients are accumulated in fp32 unless --grad-reduce-in-bf16 says otherwise; in fp16 only if asked for
-    (`validate_args`).
-    """
+    """Writes formats of compute and gradients, and settings of fp8 and fp4."""
     fields = writer.fields
     bf16, fp16, fp8, fp4 = fields.flag("bf16"), fields.flag("fp16"), fields.text("fp8"), fields.text("fp4")
     base = "bf16" if bf16.value else "fp16" if fp16.value else "fp32"
@@ -25,19 +21,34 @@ def write_formats(writer: Writer) -> None:
         writer.draft.fail(fp16.taken[0].where, "--bf16 and --fp16 exclude each other")
     compute = "fp8" if fp8.value else "fp4" if fp4.value else base
     writer.write(f"{_PRECISION}compute", compute, bf16, fp16, fp8, fp4)
-    narrow = fields.flag("grad_reduce_in_bf16")
-    wide = fields.flag("accumulate_allreduce_grads_in_fp32")
-    grads = "fp32" if base == "fp32" or (wide.value and not narrow.value) else base
-    if base == "bf16" and not narrow.value:
-        kept = fields.text("main_grads_dtype")
-        grads = "fp32" if wide.value or kept.value in (None, "fp32") else "bf16"
-    writer.write(f"{_PRECISION}main_grads", grads, narrow, wide)
-    writer.write(f"{_PRECISION}grad_reduce", grads, narrow, wide)
+    _write_gradients(writer, base)
     if compute in ("fp8", "fp4") and base == "fp32":
         writer.write(f"{_PRECISION}params", "fp32", bf16, rule="neither --bf16 nor --fp16")
     _write_fp8(writer, fp8, is_on=bool(fp8.value))
     _write_fp4(writer, fp4, is_on=bool(fp4.value))
     _write_ends(writer, is_on=bool(fp8.value or fp4.value))
+
+
+def _write_gradients(writer: Writer, base: str) -> None:
+    """Writes the format of gradients, which is that of their buffer (Megatron-LM main training/arguments.py:1195-1217).
+
+    In bf16 gradients are accumulated in fp32 unless --grad-reduce-in-bf16 or --main-grads-dtype says otherwise; in fp16
+    only if asked for.
+    """
+    fields = writer.fields
+    narrow, wide = fields.flag("grad_reduce_in_bf16"), fields.flag("accumulate_allreduce_grads_in_fp32")
+    kept = fields.text("main_grads_dtype")
+    is_kept = kept.value in (None, "fp32")
+    settings: tuple[Setting[Any], ...] = (narrow, wide)
+    grads = "fp32" if base == "fp32" or (wide.value and not narrow.value) else base
+    if base == "bf16" and wide.value and not is_kept:
+        writer.draft.fail(kept.taken[0].where, "--main-grads-dtype can only be fp32 when "
+                                               "--accumulate-allreduce-grads-in-fp32 is set (training/arguments.py)")
+    elif base == "bf16" and not narrow.value:
+        grads = "fp32" if wide.value or is_kept else "bf16"
+        settings += (kept,) if kept.taken and not wide.value else ()
+    writer.write(f"{_PRECISION}main_grads", grads, *settings)
+    writer.write(f"{_PRECISION}grad_reduce", grads, *settings)
 
 
 def _write_fp8(writer: Writer, kind: Setting[Any], *, is_on: bool) -> None:
@@ -136,6 +147,9 @@ def _write_states(writer: Writer) -> None:
     if first.value != second.value:
         writer.refuse("moments of two formats", first, second)
     writer.write_other("training.optimizer.moments", first.value, "fp32", first, second)
+    if not precise.value and grads.value not in (None, "fp32"):
+        writer.draft.fail(grads.taken[0].where, "main_grads_dtype can only be fp32 when not using precision-aware "
+                                                "optimizer (core optimizer/optimizer_config.py, __post_init__)")
     writer.use(grads, why="the format in which the optimizer takes gradients, which are those of their buffer")
     if offloads.value:
         part = {"space": "host"} if share.value in (None, 1) else {"space": "host", "fraction": share.value}

@@ -23,7 +23,7 @@ WITHOUT_EFFECT: Final = (
         "random numbers and initial weights"),
     Idle(("--lr", "--lr-*", "--min-lr", "--decoupled-*", "--warmup", "--override-opt*", "--use-checkpoint-opt*",
          "--weight-decay*", "--start-weight-decay", "--end-weight-decay", "--no-weight-decay-cond-type",
-         "--apply-wd-to-qk-layernorm", "--adam-*", "--lion-*", "--muon-*", "--head-lr-mult", "--step-batch-size-*"),
+         "--apply-wd-to-qk-layernorm", "--adam-*", "--lion-*", "--muon-*", "--head-lr-mult"),
         "values of the optimizer's step"),
     Idle(("--clip-grad", "--check-for-*", "--no-check-for-*", "--qk-clip*", "--norm-epsilon", "--loss-scale*",
          "--initial-loss-scale", "--min-loss-scale", "--hysteresis", "--rerun-mode", "--error-injection-*",

@@ -96,8 +96,10 @@ def _write_options(puts: ArgumentPuts) -> None:
     puts.put("wgrad_deferral_limit", outline.given(f"{_OPTION}wgrad_deferral_limit") or 0,
              f"{_OPTION}wgrad_deferral_limit")
     if not shards:
-        for name in ("overlap_grad_reduce", "overlap_param_gather"):
-            puts.put(name, outline.value(f"{_OPTION}{name}") in (True, None), f"{_OPTION}{name}")
+        for name in ("overlap_grad_reduce", "overlap_param_gather"):  # the framework chooses where there is a choice
+            puts.put(name, outline.value(f"{_OPTION}{name}") is True, f"{_OPTION}{name}")
+        if not outline.value(f"{_OPTION}use_distributed_optimizer"):
+            outline.as_without(f"{_OPTION}overlap_param_gather")
         puts.say("nccl_ub", f"{_OPTION}nccl_ub", False)  # noqa: FBT003
     for name in ("bucket_size", "num_buckets"):
         puts.put(f"ddp_{name}", outline.given(f"{_OPTION}{name}"), f"{_OPTION}{name}")

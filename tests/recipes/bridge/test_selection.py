@@ -49,3 +49,13 @@ def test_a_model_without_a_recipe_is_named(words: str, told: str) -> None:
     with pytest.raises(InputError) as problem:
         launch_of(words, "run.sh")
     assert told in str(problem.value)
+
+
+def test_a_name_without_a_gpu_says_which_it_stands_for(tmp_path: Path) -> None:
+    run = "python scripts/training/run_recipe.py --recipe"
+    found = imported(tmp_path, f"{run} qwen3_8b_sft_config")
+    told = "qwen3_8b_sft_4gpu_h100_bf16_config"
+    assert found.origins["topology",].text == f"stands for {told}, whose name says the GPU"
+    assert f"{told} (its name says 4 GPUs)" in str(found.origins["mesh", "dp_shard"])
+    found = imported(tmp_path, f"{run} {told}")
+    assert found.origins["topology",].text == "the recipe's name says the GPU"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from recipes.looked_into import value
 from recipes.round_trip import read_back
 from simcore.inputs.document import parse_document
@@ -133,3 +135,27 @@ def test_layers_on_the_host_are_read_and_written(tmp_path: Path) -> None:
     made.expect_complete()
     assert "model.cpu_offloading_num_layers=39" in made.text
     assert read_back(made, fewer).framework_options["cpu_offloading_num_layers"] == 39
+
+
+@pytest.mark.parametrize("name", ["llama3_70b_pretrain_64gpu_h100_fp8cs_config",
+                                  "deepseek_v3_pretrain_1024gpu_h100_fp8sc_config"])
+def test_a_layout_of_the_pipeline_keeps_its_number_of_virtual_stages(tmp_path: Path, name: str) -> None:
+    """Bridge overlaps exchanges of stages by it before a layout says it (training/comm_overlap.py:429)."""
+    (tmp_path / "run.sh").write_text(f"python scripts/training/run_recipe.py --recipe {name}\n", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "run.sh")], Answers.of_options(None, None, ""))
+    made = convert(parse_scenario(found.document()), "bridge")
+    made.expect_complete()
+    assert f"--recipe {name}" in made.text
+    assert "virtual_pipeline_model_parallel_size" not in made.text
+
+
+def test_another_layout_of_the_pipeline_has_its_own_number_of_virtual_stages(tmp_path: Path) -> None:
+    name = "llama3_70b_pretrain_64gpu_h100_fp8cs_config"
+    (tmp_path / "run.sh").write_text(f"python scripts/training/run_recipe.py --recipe {name}\n", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "run.sh")], Answers.of_options(None, None, ""))
+    path = ("framework_options", "pipeline_model_parallel_layout")
+    for layout, chunks in (("Et*5|(t*5|)*14t*5L", "2"), ("Et*10|(t*10|)*6t*10L", "null")):
+        asked = parse_scenario(found.document().with_value(path, layout, "here"))
+        made = convert(asked, "bridge")
+        made.expect_complete()
+        assert f"model.virtual_pipeline_model_parallel_size={chunks} " in made.text

@@ -159,6 +159,11 @@ QWEN = {"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "norm
         "kv_channels": 128, "position_embedding_type": "rope", "attention_dropout": 0.0, "hidden_dropout": 0.0}
 
 
+PRECISE = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True, "main_grads_dtype": "bf16"}
+STEPWISE = {"step_batch_size_schedule": "204800:32 0:16,409.6K:1K", "global_batch_size": None}
+"""From 200 and 400 samples on; batches of 32 begin at the 208th, and the first of 1,000 at the 400th."""
+
+
 @pytest.mark.parametrize(("changes", "key", "expected"), [
     (EXPERTS, "mesh.etp", 2),
     ({**EXPERTS, "expert_tensor_parallel_size": 1}, "mesh.etp", 1),
@@ -177,6 +182,7 @@ QWEN = {"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "norm
      "model.overrides.vocab_size", 128),
     ({"bf16": None, "fp16": True}, "training.precision.main_grads", "fp16"),
     ({"grad_reduce_in_bf16": True}, "training.precision.grad_reduce", "bf16"),
+    (PRECISE, "training.precision.grad_reduce", "bf16"),
     ({"fp8_format": "hybrid"}, "framework_options.fp8_recipe", "delayed"),
     ({"num_distributed_optimizer_instances": 2, "use_distributed_optimizer": True}, "mesh", {
         "dp_replicate": 2, "dp_shard": 4}),
@@ -191,6 +197,14 @@ QWEN = {"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "norm
      ["mlp", "layernorm"]),
     ({"optimizer": "muon", "use_distributed_optimizer": True}, "training.optimizer.name", "dist_muon"),
     ({"step_batch_size_schedule": "0:16 1B:64", "global_batch_size": None}, "training.global_batch_size", 64),
+    ({**STEPWISE, "train_samples": 199}, "training.global_batch_size", 16),
+    ({**STEPWISE, "train_samples": 208}, "training.global_batch_size", 16),
+    ({**STEPWISE, "train_samples": 209}, "training.global_batch_size", 32),
+    ({**STEPWISE, "train_samples": 401}, "training.global_batch_size", 1000),
+    ({**STEPWISE, "train_iters": 13}, "training.global_batch_size", 16),
+    ({**STEPWISE, "train_iters": 14}, "training.global_batch_size", 32),
+    ({**STEPWISE, "train_iters": 19}, "training.global_batch_size", 32),
+    ({**STEPWISE, "train_iters": 20}, "training.global_batch_size", 1000),
     ({"use_rotary_position_embeddings": True, "no_rope_fusion": True}, "framework_options.apply_rope_fusion", False),
     ({"cuda_graph_modules": ["attn mlp"], "cuda_graph_impl": "transformer_engine"},
      "framework_options.cuda_graph_scope", ["attn", "mlp"]),
@@ -231,6 +245,14 @@ def test_a_trap_is_read_as_megatron_means_it(tmp_path: Path, changes: dict[str, 
     ({"experimental_attention_variant": "dsa"}, "linear or sparse attention"),
     ({"decoder_num_layers": 4}, "encoder and decoder"),
     ({"vocab_file": "vocab.txt", "tokenizer_type": None}, "word pieces"),
+    ({"step_batch_size_schedule": "0:16 1B"}, "cannot specify both --step-batch-size-schedule and"),
+    ({**PRECISE, "accumulate_allreduce_grads_in_fp32": True}, "--main-grads-dtype can only be fp32 when --accumulate"),
+    ({"main_grads_dtype": "bf16"}, "main_grads_dtype can only be fp32 when not using precision-aware optimizer"),
+    ({**STEPWISE, "step_batch_size_schedule": "0:16 1B"}, "expected pairs such as 0:768 250B:1536, got '1B'"),
+    ({**STEPWISE, "step_batch_size_schedule": "1M:16 1B:32"}, "the first threshold must be 0"),
+    ({**STEPWISE, "step_batch_size_schedule": "0:16 10:32"}, "thresholds must grow by a sample at least"),
+    ({**STEPWISE, "step_batch_size_schedule": "0:0"}, "a batch must be positive"),
+    ({**STEPWISE, "step_batch_size_schedule": "0:${BATCH}"}, "its value depends on 0:${BATCH}"),
     ({"perform_rl_step": True}, "reinforcement learning"),
     ({"window_size": "(128,0)"}, "windows of attention"),
     ({"num_layers": None}, "--num-layers: missing"),
@@ -249,6 +271,27 @@ def test_a_trap_is_read_as_megatron_means_it(tmp_path: Path, changes: dict[str, 
 ])
 def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     assert told in messages(of(tmp_path, **changes))
+
+
+def test_the_step_of_a_schedule_that_a_run_reaches_is_said(tmp_path: Path) -> None:
+    found = of(tmp_path, **STEPWISE, train_samples=300)
+    assert found.origins["training", "global_batch_size"].text == (
+        "the batch of the run's last step: 272 samples (278,528 tokens) before it, of the 409,600 tokens from which "
+        "batches are 1,000")
+    assert [one.keys for one in found.decides if one.key.endswith("--train-samples")] == [
+        ("training.global_batch_size",)]
+    whole = of(tmp_path, **STEPWISE, train_samples=401).origins["training", "global_batch_size"].text
+    assert whole == "the batch of the run's last step: 400 samples (409,600 tokens) before it"
+    assert "does not say how long" in of(tmp_path, **STEPWISE).origins["training", "global_batch_size"].text
+
+
+def test_the_format_of_gradients_comes_from_what_decides_it(tmp_path: Path) -> None:
+    """Megatron-LM main training/arguments.py:1209-1217."""
+    found = of(tmp_path, **PRECISE)
+    for key in ("main_grads", "grad_reduce"):
+        assert str(found.origins["training", "precision", key]).endswith("MODEL_ARGS.--main-grads-dtype")
+    found = of(tmp_path, **PRECISE, grad_reduce_in_bf16=True)
+    assert str(found.origins["training", "precision", "main_grads"]).endswith("MODEL_ARGS.--grad-reduce-in-bf16")
 
 
 def test_variables_of_slurm_are_those_of_the_job(tmp_path: Path) -> None:

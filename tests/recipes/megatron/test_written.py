@@ -77,3 +77,29 @@ def test_adapters_are_refused() -> None:
         "{seq_len", "{method: lora, seq_len"), "mine.yaml")), "megatron")
     assert [one.message for one in made.refused] == [
         "not yet: training.method: lora: Megatron-LM's arguments have no adapters (--to bridge has)"]
+
+
+@pytest.mark.parametrize(("options", "written"), [
+    ("{use_distributed_optimizer: false}", {"--overlap-grad-reduce"}),
+    ("{use_distributed_optimizer: false, overlap_grad_reduce: false}", set()),
+    ("{use_distributed_optimizer: false, overlap_param_gather: false}", {"--overlap-grad-reduce"}),
+    ("{overlap_grad_reduce: false}", {"--use-distributed-optimizer"}),
+    ("{overlap_param_gather: false}", {"--use-distributed-optimizer", "--overlap-grad-reduce"}),
+    ("{}", {"--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"})])
+def test_parameters_are_gathered_only_with_the_distributed_optimizer(options: str, written: set[str]) -> None:
+    """Megatron-LM main training/arguments.py:1024."""
+    asked = scenario("llama-3.1-8b", f"framework_options: {options}\n")
+    made = convert(asked, "megatron")
+    made.expect_complete()
+    said = {"--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"}
+    assert said & set(made.text.split()) == written
+    options_read = read_back(made, asked).framework_options
+    assert options_read.get("overlap_grad_reduce") is ("--overlap-grad-reduce" in written)
+
+
+def test_muon_over_whole_layers_gathers_nothing_ahead() -> None:
+    asked = parse_scenario(scenario("llama-3.1-8b").document.with_value(
+        ("training", "optimizer"), {"name": "dist_muon"}, "here"))
+    made = convert(asked, "megatron")
+    made.expect_complete()
+    assert "--overlap-param-gather" not in made.text
