@@ -153,10 +153,12 @@ def read_known(read: Callable[[], Imported], unknown: Mapping[str, Problem]) -> 
 
 
 def with_job(imported: Imported, options: Sequence[JobOption]) -> Imported:
-    """Copy with the options of `#SBATCH` lines of its script in lists."""
-    sizes = [Decided(one.where, one.name, one.value, why="nodes, tasks or GPUs of the job, which the launch must be of")
+    """Copy with the options of `#SBATCH` lines, and of launchers, in lists."""
+    sizes = [Decided(one.where, one.name, one.value, why="which ranks there are" if one.launcher else
+                     "nodes, tasks or GPUs of the job, which the launch must be of")
              for one in options if one.is_size]
-    others = [Left("no effect", one.where, one.name, one.value, "how the job is queued, and where it writes")
+    others = [Left("no effect", one.where, one.name, one.value, f"how {one.launcher} starts ranks, and they meet"
+                   if one.launcher else "how the job is queued, and where it writes")
               for one in options if not one.is_size]
     return replace(imported, decides=(*imported.decides, *sizes), left=(*imported.left, *others))
 

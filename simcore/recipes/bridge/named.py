@@ -22,7 +22,8 @@ from simcore.recipes.bridge.vocabulary import without_computed
 from simcore.recipes.bridge.words import asked_of, program_of
 from simcore.recipes.imported import Left
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.launch.slurm import JobOption, job_of, read_job
+from simcore.recipes.launch.slurm import JobOption, job_of, options_of_launchers, read_job
+from simcore.recipes.launch.starters import starters_of
 from simcore.recipes.megatron.launch import agreed, gpus_of
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
@@ -129,7 +130,7 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     document, of_model, open_keys = without_computed(document, open_keys)
     return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(command, script, path)),
                   environment_of(script, text, path), given, (*asked.left, *left, *of_model), asked.unknown,
-                  job_of(script.sbatch, path),
+                  (*job_of(script.sbatch, path), *options_of_launchers(starters_of([*command.around, *words]), path)),
                   launcher=asked.launcher)
 
 

@@ -26,7 +26,8 @@ class Override:
     """A key of the recipe that a launch command sets: path, value, and the place of the argument.
 
     `unknown`: message of a value that is not known from the script alone, such as `$LOG_DIR`, which is its text here;
-    "" for one that is. `sign`: Hydra's before the key, `+` for one that the recipe does not have, `++` for any.
+    "" for one that is. `sign`: Hydra's before the key, `+` for one that the recipe does not have, `++` for any,
+    `~` for one that is taken out.
     """
 
     path: KeyPath
@@ -44,11 +45,12 @@ class Arguments:
     config: Word | None
 
 
-def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (), dashes: bool = False) -> Arguments:
+def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (), dashes: bool = False,
+                 hydra: bool = False) -> Arguments:
     """Reads the arguments behind a program. InputError, with the line, for one that sets no key.
 
     `names`: words that may stand alone, such as `train`. `dashes`: dashes in keys are underscores, and `--no-KEY` or
-    `--block.no-KEY` is false.
+    `--block.no-KEY` is false. `hydra`: `~KEY` takes a key out.
     """
     found: list[Override] = []
     config: Word | None = None
@@ -60,6 +62,9 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
         following = words[number + 1] if number + 1 < len(words) else None
         number += 1
         if word.text in names or (not word.text and not word.unknown):
+            continue
+        if hydra and re.fullmatch(r"~[A-Za-z_][\w.-]*", word.text):
+            found.append(Override(tuple(name[1:].split(".")), None, where, sign="~"))
             continue
         if not name.startswith("-") and not has_value:
             if word.text.endswith(_FILE) and config is None:

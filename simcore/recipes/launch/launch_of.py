@@ -15,7 +15,7 @@ from simcore.recipes.launch.axolotl import inner_launcher, is_command
 from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options, parted
-from simcore.recipes.launch.slurm import Allocation, JobOption, allocation_of, job_of, read_job
+from simcore.recipes.launch.slurm import Allocation, JobOption, allocation_of, job_of, options_of_launchers, read_job
 from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters_of
 from simcore.recipes.launch.trl import COMMANDS, inner_accelerate
 from simcore.recipes.shell.pieces import Word
@@ -86,13 +86,14 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
         arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
     else:
         rest = last.rest if last.kind == NEMO_RL else _behind_program(last, path)
-        arguments = arguments_of(rest, path, dashes=any(_WITH_DASHES.search(word.text) for word in last.rest))
+        arguments = arguments_of(rest, path, dashes=any(_WITH_DASHES.search(word.text) for word in last.rest),
+                                 hydra=last.kind == NEMO_RL)
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   _kind(last, starters[-1], script, path), _further(starters[-1], path),
                   environment_of(script, text, path), _known(script, path),
                   options_of(starters[-1].options, path) if starters[-1].kind == "accelerate" else (),
-                  job_of(script.sbatch, path))
+                  (*job_of(script.sbatch, path), *options_of_launchers(starters, path)))
 
 
 def _kind(outer: Starter, inner: Starter, script: Script, path: str) -> str:

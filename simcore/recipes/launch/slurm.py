@@ -9,24 +9,30 @@ from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.options import NUMBER, Number, Options
+from simcore.recipes.launch.starters import Starter
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, read_script
 
-__all__ = ["Allocation", "JobOption", "allocation_of", "job_of", "read_job"]
+__all__ = ["Allocation", "JobOption", "allocation_of", "job_of", "options_of_launchers", "read_job"]
 
 _SIZES: Final = frozenset({"--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--tasks-per-node", "--gpus", "-G",
-                           "--gpus-per-node", "--gres", "--gpus-per-task"})
+                           "--gpus-per-node", "--gres", "--gpus-per-task", "--nproc-per-node", "--nproc_per_node",
+                           "--nnodes", "--num_gpus", "--num_nodes", "-np", "--np"})
 """Options that say how many ranks there may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobOption:
-    """An option of a `#SBATCH` line: name, value, place; `is_size`: it says nodes, tasks or GPUs."""
+    """An option of a `#SBATCH` line, or of a launcher, which it names: name, value, place.
+
+    `is_size`: it says nodes, tasks, processes or GPUs.
+    """
 
     name: str
     value: str
     where: str
     is_size: bool
+    launcher: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +93,20 @@ def read_job(text: str, path: str, variables: Mapping[str, str] | None = None,
     return read_script(text, path, set_by_slurm | dict(variables or {}), beside) if sizes else script
 
 
+def options_of_launchers(starters: Sequence[Starter], path: str) -> tuple[JobOption, ...]:
+    """Own options of srun, mpirun, torchrun and deepspeed; those of others are keys that a recipe has."""
+    return tuple(replace(one, launcher=starter.kind) for starter in starters
+                 if starter.kind in ("srun", "mpirun", "torchrun", "deepspeed")
+                 for one in job_of(starter.options, path))
+
+
 def job_of(words: Sequence[Word], path: str) -> tuple[JobOption, ...]:
     """Options of `#SBATCH` lines, in order."""
     found: list[JobOption] = []
     for word in words:
         where = f"{path}:{word.line}"
         name, has_value, value = word.text.partition("=")
-        glued = re.fullmatch(r"(-[A-Za-z])(.+)", word.text)
+        glued = re.fullmatch(r"(-[A-Za-z])([0-9].*)", word.text)
         if not word.text.startswith("-"):
             if found and not found[-1].value:
                 found[-1] = replace(found[-1], value=word.text)

@@ -16,7 +16,8 @@ from simcore.recipes.environment import row_of
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left, with_job
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.launch.slurm import job_of, read_job
+from simcore.recipes.launch.slurm import job_of, options_of_launchers, read_job
+from simcore.recipes.launch.starters import starters_of
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by, names_of
 from simcore.recipes.megatron.environment import READ, expect_backend, write_environment
@@ -113,7 +114,8 @@ def _of_script(file: RecipeFile, draft: Draft, *, loose: bool) -> Imported:
     arguments_given = given(words, file.path)
     imported = _imported(draft, Reader(arguments_given.document), arguments_given, gpus, [set_here], variables,
                          loose=loose)
-    return with_job(imported, job_of(script.sbatch, file.path))
+    starters = starters_of([*command.around, *command.words])
+    return with_job(imported, (*job_of(script.sbatch, file.path), *options_of_launchers(starters, file.path)))
 
 
 def _exported(script: Script, file: RecipeFile, draft: Draft) -> tuple[tuple[str, str, str], ...]:

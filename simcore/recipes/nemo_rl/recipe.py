@@ -77,26 +77,30 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 def _expect_signs(file: RecipeFile, beside: Sequence[RecipeFile], draft: Draft) -> None:
     """Records keys that a launch adds though they are there, or changes though they are not.
 
-    Rule: utils/config.py parse_hydra_overrides: Hydra's, on a structure that is closed.
+    Rule: utils/config.py parse_hydra_overrides: Hydra's (_internal/config_loader_impl.py _apply_overrides_to_config),
+    on a structure that is closed; `+` is taken where the value is null, or the new one has keys or items.
     """
-    known: dict[KeyPath, str] = {}
+    known: dict[KeyPath, tuple[str, object]] = {}
     if file.overrides:
         chain = with_parents(replace(file, overrides=()), beside)[0]
-        known = {path: chain.where(path) for path in _paths(chain.data, ())}
+        known = {path: (chain.where(path), value) for path, value in _paths(chain.data, ())}
     for one in file.overrides:
         key = ".".join(map(str, one.path))
-        if one.sign == "+" and one.path in known:
-            draft.fail(one.where, f"+{key}: the recipe has this key ({known[one.path]}), and Hydra does not append it: "
+        where, value = known.get(one.path, ("", None))
+        if one.sign == "+" and value is not None and not isinstance(one.value, dict | list):
+            draft.fail(one.where, f"+{key}: the recipe has this key ({where}), and Hydra does not append it: "
                                   f"{key} sets it")
+        elif one.sign == "~" and one.path not in known:
+            draft.fail(one.where, f"~{key}: the recipe has no such key, and Hydra does not take it out")
         elif not one.sign and one.path not in known:
             draft.fail(one.where, f"{key}: the recipe has no such key, and Hydra does not set it: +{key} appends it")
-        known.setdefault(one.path, one.where)
+        known[one.path] = one.where, one.value
 
 
-def _paths(data: object, path: KeyPath) -> Iterator[KeyPath]:
-    """Paths of all keys, also of those that have keys below them."""
+def _paths(data: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
+    """Paths and values of all keys, also of those that have keys below them."""
     for key, inner in data.items() if isinstance(data, Mapping) else ():
-        yield (*path, key)
+        yield (*path, key), inner
         yield from _paths(inner, (*path, key))
 
 

@@ -215,6 +215,7 @@ class Commands(ABC):
             return
         values, functions, ended = self.variables.values, self.functions, self.ended
         self.headers += [(found[0], inner.line) for found in re.finditer(r"^#SBATCH\s.*$", inner.text, re.MULTILINE)]
+        self.headers += [(inner.header, node.line)] if inner.header else []  # goes before those of the script
         self.variables.values = self.variables.seen_by_commands()
         self.functions = {name: body for name, body in functions.items() if name in self.variables.exported}
         self._within(inner.arguments, nodes)

@@ -20,7 +20,8 @@ _SHELLS: Final = frozenset({"bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash
 class Inner:
     """A script in a script: its text and line, and the words before it (`srun -N 2`).
 
-    `is_own`: the same shell reads it, as for eval. `arguments`: as in `Values`.
+    `is_own`: the same shell reads it, as for eval. `arguments`: as in `Values`. `header`: options of sbatch before it,
+    as an `#SBATCH` line.
     """
 
     text: str
@@ -28,6 +29,7 @@ class Inner:
     around: tuple[Word, ...] = ()
     is_own: bool = False
     arguments: tuple[tuple[Piece, ...], ...] | None = None
+    header: str = ""
 
 
 def inner_of(words: Sequence[Word], document: Token | None, variables: Variables) -> Inner | None:
@@ -44,12 +46,25 @@ def inner_of(words: Sequence[Word], document: Token | None, variables: Variables
                 return Inner(_text(script, variables), script.line, tuple(words[:number]),
                              arguments=_behind(words[at + 2:]))
             at += 2 if words[at].text.endswith("o") else 1
-    wrapped = _wrapped(words)
-    if wrapped is not None:
-        return Inner(_text(wrapped, variables), wrapped.line, tuple(words))
-    if document is not None and (words[0].text in ("sbatch", "srun") or (
+    if words[0].text == "sbatch":
+        return _submitted(words, document, variables)
+    if document is not None and (words[0].text == "srun" or (
             words[0].text in _SHELLS and all(word.text[:1] == "-" for word in words[1:]))):
         return Inner(variables.retold(variables.document(document)), document.line, tuple(words))
+    return None
+
+
+def _submitted(words: Sequence[Word], document: Token | None, variables: Variables) -> Inner | None:
+    """Script of sbatch: its input, that of --wrap, or the COMMAND that NeMo RL's `ray.sub` runs."""
+    header = " ".join(word.text for word in words[1:] if not word.unknown and " " not in word.text
+                      and not word.text.startswith("--wrap") and not word.text.endswith((".sub", ".sh")))
+    wrapped, command = _wrapped(words), variables.values.get("COMMAND")
+    if wrapped is not None:
+        return Inner(_text(wrapped, variables), wrapped.line, header=f"#SBATCH {header}")
+    if document is not None:
+        return Inner(variables.retold(variables.document(document)), document.line, header=f"#SBATCH {header}")
+    if command and any(word.text.rpartition("/")[2] == "ray.sub" for word in words):
+        return Inner(variables.retold(command), command[0].line, header=f"#SBATCH {header}")
     return None
 
 

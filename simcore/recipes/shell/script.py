@@ -59,6 +59,6 @@ def _set_in(text: str) -> frozenset[str]:
 def _headers(text: str, run: Run) -> tuple[Word, ...]:
     """Words of `#SBATCH` lines: the script's own, and those of scripts in it, whose variables have their values."""
     own = [(found[0], text.count("\n", 0, found.start()) + 1) for found in _SBATCH.finditer(text)
-           if not (run.headers and "$" in found[0])]
+           if not (run.headers and ("$" in found[0] or found[0] in {header for header, _ in run.headers}))]
     return tuple(Word(word, line) for header, line in (*own, *run.headers)
                  for word in _SBATCH.sub(r"\1", header).split("#")[0].split())

@@ -18,7 +18,8 @@ from simcore.inputs.document import Document, parse_value
 from simcore.inputs.yaml_parser import KeyPath
 from simcore.recipes.answers import Answer
 from simcore.recipes.launch.launch_of import environment_of
-from simcore.recipes.launch.slurm import JobOption, job_of, read_job
+from simcore.recipes.launch.slurm import JobOption, job_of, options_of_launchers, read_job
+from simcore.recipes.launch.starters import starters_of
 from simcore.recipes.megatron.launch import gpus_of
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Started
@@ -78,7 +79,8 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     document, config, unknown = _keys(command.words[number + 1:], path)
     return Command(trainer, document.with_value(("hydra", "trainer"), trainer, f"{path}:{word.line}"), config,
                    gpus_of(command, script, path) if _is_launched(command) else None, unknown,
-                   environment_of(script, text, path), job_of(script.sbatch, path))
+                   environment_of(script, text, path), (*job_of(script.sbatch, path), *options_of_launchers(
+                       starters_of([*command.around, *command.words]), path)))
 
 
 def _trainer_at(words: Sequence[Word]) -> int | None:

@@ -153,6 +153,29 @@ def test_axolotls_program_takes_dashes_under_another_launcher_too() -> None:
     assert [(dotted(one.path), one.value) for one in found] == [("micro_batch_size", 1), ("lora_r", 4)]
 
 
+def test_the_command_that_ray_on_slurm_runs_is_the_launch() -> None:
+    found = read('COMMAND="uv run examples/run_sft.py --config mine.yaml cluster.num_nodes=2 ~logger.swanlab" \\\n'
+                 "CONTAINER=image sbatch --nodes=2 --account=me ray.sub")
+    assert [(one.path, one.value, one.sign) for one in found.overrides] == [
+        (("cluster", "num_nodes"), 2, ""), (("logger", "swanlab"), None, "~")]
+    assert [(one.name, one.value) for one in found.job] == [("--nodes", "2"), ("--account", "me")]
+
+
+@pytest.mark.parametrize("text", [
+    "sbatch --nodes=2 <<EOF\n#SBATCH --gpus-per-node=8\nsrun torchrun --nnodes 2 --nproc-per-node 8 a.py\nEOF",
+    "sbatch --nodes=2 --gpus-per-node 8 --wrap 'srun torchrun --nnodes 2 --nproc-per-node 8 a.py'"])
+def test_a_script_that_is_submitted_has_the_sizes_of_its_options(text: str) -> None:
+    found = read(text)
+    assert found.gpus is not None
+    assert found.gpus.value == 16
+    assert "the job has 3 (run.sh:1)" in refusal(text.replace("--nodes=2", "--nodes=3"))
+    again = read(text.replace("#SBATCH --gpus", "#SBATCH --nodes=5\n#SBATCH --gpus"))
+    assert again.gpus is not None
+    assert again.gpus.value == 16
+    assert [one.name for one in found.job if not one.launcher] == (
+        ["--gpus-per-node", "--nodes"] if "<<" in text else ["--nodes", "--gpus-per-node"])
+
+
 def test_switches_of_torchtitan_are_on_or_off() -> None:
     line = "torchrun --nproc-per-node 8 -m torchtitan.train --job.config_file mine.yaml"
     found = read(f"{line} --debug.no-deterministic --training.seq-len 64 --compile.enable").overrides
@@ -248,7 +271,9 @@ def test_what_the_script_exports_and_what_it_sets_anew_is_listed() -> None:
     assert left["training.local_batch_size"] == ("mine.toml:15", "3", "run.sh:11 sets it")
     assert not left.keys() & {"TP", "LATER", "GPUS"}
     assert [(one.where, one.key, one.value) for one in found.decides if one.key.startswith("-")] == [
-        ("run.sh:5", "-N", "2"), ("run.sh:6", "--gres", "gpu:h100:8")]
+        ("run.sh:5", "-N", "2"), ("run.sh:6", "--gres", "gpu:h100:8"), ("run.sh:9", "--nnodes", "2"),
+        ("run.sh:9", "--nproc_per_node", "8")]
+    assert left["--rdzv_endpoint"][2] == "how torchrun starts ranks, and they meet"
 
 
 @pytest.mark.usefixtures("folder")

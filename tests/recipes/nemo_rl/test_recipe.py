@@ -405,6 +405,7 @@ def test_a_recipe_without_its_parents_asks_for_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("argument", "told"), [
     ("+policy.train_micro_batch_size=2", "+policy.train_micro_batch_size: the recipe has this key"),
     ("policy.own=2", "policy.own: the recipe has no such key"),
+    ("~policy.own", "~policy.own: the recipe has no such key"), ("~sft.max_num_steps", ""),
     ("++policy.train_micro_batch_size=2", ""), ("policy.train_micro_batch_size=2", "")])
 def test_signs_of_hydra_are_those_of_the_keys(tmp_path: Path, argument: str, told: str) -> None:
     """utils/config.py 7ea279ab, parse_hydra_overrides."""
