@@ -28,7 +28,7 @@ from simcore.units import format_bytes
 
 __all__ = ["NOTHING_ADAPTED", "configuration", "prepare"]
 
-NOTHING_ADAPTED = "PEFT: target modules not found in the base model; no parameters to optimize"
+NOTHING_ADAPTED = "the base is frozen: without an adapter no parameter is trained"
 """Rule that adapters without a single module break."""
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
 IN_BLOCKS = {("optimizer", "moments"): "int8"}
@@ -207,12 +207,23 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdap
         at = scenario.where("training", "lora")
         raise type(error)([replace(p, where=at) if p.where == "training.lora" else p for p in error.problems]) from None
     if not _has_adapters(adapted):
-        raise IllegalLayout(Problem(scenario.where("training", "lora"), "no module of the model is matched by "
-                                    f"target_modules {', '.join(targets) or 'auto'}",
-                                    NOTHING_ADAPTED))
+        raise IllegalLayout(Problem(scenario.where("training", "lora", "target_modules"), "no module of the model is "
+                                    f"matched by target_modules {', '.join(targets) or 'auto'}"
+                                    f"{_way_out(graph, choice, adapter)}", NOTHING_ADAPTED))
     unmatched = (t for t in targets if not _has_adapters(_adapted(graph, replace(choice, target_modules=(t,)),
                                                                   adapter)))
     return adapted, tuple(unmatched)
+
+
+def _way_out(graph: ModelGraph, choice: LoraChoice, adapter: FrameworkAdapter) -> str:
+    """Patterns of the same names where those match something, else the names of the model's linears."""
+    wild = tuple(f"*{target}" for target in choice.target_modules if "*" not in target)
+    if wild and _has_adapters(_adapted(graph, replace(choice, target_modules=wild), adapter)):
+        return (f": {', '.join(map(repr, wild))} {'are' if len(wild) > 1 else 'is'}, since a target is compared with "
+                "the whole path of a module")
+    names = dict.fromkeys(spec.path.rpartition(".")[2] for specs in graph.tensors for spec in specs
+                          if spec.module == "linear" and spec.path)
+    return f": its modules are {', '.join(list(names)[:8])}" if names else ""
 
 
 def _with_frozen(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:

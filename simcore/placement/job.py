@@ -158,8 +158,9 @@ class Job:
             return Problem(where, f"unknown option {key!r} of {self.scenario.framework}{hint}: it knows {names}")
         if not any(_allows(allowed, value) for allowed in known[key]):
             wanted = " or ".join(a.__name__ if isinstance(a, type) else repr(a) for a in known[key])
-            most = f" (at most {MOST})" if isinstance(value, int) and value > MOST else ""
-            return Problem(where, f"{key}: expected {wanted}{most}, got {shorten(value)}")
+            is_number = int in known[key] and type(value) is int
+            bound = "" if not is_number else f" (at most {MOST})" if value > MOST else " (1 or more)"
+            return Problem(where, f"{key}: expected {wanted}{bound}, got {shorten(value)}")
         return None
 
 

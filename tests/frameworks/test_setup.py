@@ -67,6 +67,21 @@ def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any],
     assert told in text
 
 
+@pytest.mark.parametrize(("framework", "targets", "told"), [
+    ("automodel", "[q_proj, v_proj]", "matched by target_modules q_proj, v_proj: '*q_proj', '*v_proj' are, since a "
+                                      "target is compared with the whole path of a module ["),
+    ("fsdp2", "[query, value]", "matched by target_modules query, value: its modules are q_proj, k_proj, v_proj, ")])
+def test_targets_that_match_nothing_are_told_with_their_line_and_the_way_out(framework: str, targets: str,
+                                                                             told: str) -> None:
+    text = (f"name: s\nmodel: llama-3.2-1b\nframework: {framework}\ntopology: dgx-h100\nmesh: {{dp_shard: 4}}\n"
+            f"training:\n  method: lora\n  seq_len: 64\n  lora:\n    rank: 8\n    target_modules: {targets}\n")
+    with pytest.raises(IllegalLayout) as refused:
+        prepare(parse_scenario(parse_document(text, "s.yaml")))
+    assert str(refused.value).startswith("s.yaml:11: ")
+    assert told in str(refused.value)
+    assert "PEFT" not in str(refused.value)
+
+
 def test_everything_unserved_is_told_at_once() -> None:
     text = given(training={"seq_len": 64, "pipeline": {"schedule": "dualpipe"}, "method": "lora",
                            "lora": {"dtype": "fp8"}})

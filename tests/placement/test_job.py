@@ -35,7 +35,7 @@ def test_known_options_are_given_back(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("options", "told"), [
     ({"warp": "root"}, "unknown option 'warp' of fsdp2 (did you mean 'wrap'?): it knows level, reshard, wrap"),
     ({"zzz": "root"}, "unknown option 'zzz' of fsdp2: it knows level, reshard, wrap"),
-    ({"wrap": "all"}, "wrap: expected 'layers' or 'root', got 'all'"), ({"reshard": 0}, "got 0"),
+    ({"wrap": "all"}, "wrap: expected 'layers' or 'root', got 'all'"), ({"reshard": 0}, "or int (1 or more), got 0"),
     ({"reshard": "yes"}, "reshard: expected None or True or False or int, got 'yes'"),
     ({"level": 1}, "expected str, got 1")])
 def test_other_options_are_refused(options: dict[str, Any], told: str) -> None:

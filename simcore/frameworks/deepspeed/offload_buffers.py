@@ -81,7 +81,8 @@ def _beside_drives(plan: Plan, strategy: ZeroStrategy, gradients: int) -> Iterat
 def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
     """Yields the elements of each sub-group of the optimizer, from those of the parameters (`parts`).
 
-    A sub-group is closed when it has reached `size` elements (`_create_fp16_sub_groups`).
+    A sub-group is closed when it has reached `size` elements, with a size of 0 by each parameter
+    (`_create_fp16_sub_groups`).
     """
     filled = 0
     for part in parts:

@@ -70,7 +70,7 @@ _TO_NVME: Final[dict[str, tuple[Any, ...]]] = {
 _OF_NVME: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read",
                    "pipeline_write")
 _OF_3: Final[dict[str, tuple[Any, ...]]] = {
-    "sub_group_size": (None, int),
+    "sub_group_size": (None, 0, int),
     "stage3_prefetch_bucket_size": (None, "auto", 0, int),
     "stage3_param_persistence_threshold": (None, "auto", 0, int),
     "stage3_max_live_parameters": (None, 0, int),

@@ -12,6 +12,7 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.dropout import read_dropout
 from simcore.recipes.nemo_rl.environment import read_environment
+from simcore.recipes.nemo_rl.experts import read_experts
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
@@ -28,7 +29,6 @@ _SETUP: Final = "models/megatron/setup.py"
 _OPTION: Final = "framework_options."
 _FLAGS: Final = ("apply_rope_fusion", "bias_activation_fusion", "gradient_accumulation_fusion",
                  "use_fused_weighted_squared_relu")
-_OF_EXPERTS: Final = ("moe_permute_fusion", "moe_grouped_gemm", "moe_shared_expert_overlap")
 _ROWS: Final[tuple[Row, ...]] = (
     *(Says(f"{_AT}.{name}", f"{_OPTION}{name}", "flag") for name in _FLAGS),
     Says(f"{_AT}.attention_backend", f"{_OPTION}attention_backend", "text"),
@@ -49,7 +49,6 @@ _ROWS: Final[tuple[Row, ...]] = (
           f"{_AT}.checkpoint.*", f"{_AT}.use_gloo_process_groups", f"{_AT}.train_iters", f"{_AT}.scheduler.*",
           f"{_AT}.moe_per_layer_logging", f"{_AT}.track_moe_metrics", f"{_AT}.pipeline_dtype",
           f"{_AT}.model_overrides", f"{_AT}.clear_memory_caches_before_refit"), "not part of a step"),
-    Idle((f"{_AT}.empty_unused_memory_level",), "what is cached is not counted as held"),
     Idle((f"{_AT}.first_last_layers_bf16", f"{_AT}.num_layers_at_start_in_bf16", f"{_AT}.num_layers_at_end_in_bf16"),
          "no line of the release reads it"),
     Idle((f"{_AT}.moe_router_bias_update_rate", f"{_AT}.moe_aux_loss_coeff", f"{_AT}.moe_router_enable_expert_bias",
@@ -58,9 +57,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle((f"{_AT}.freeze_vision_*", f"{_AT}.freeze_sound_*", f"{_AT}.radio_*"), "the policy has text alone"),
     Idle((f"{_OPTIMIZER}.bf16", f"{_OPTIMIZER}.fp16", f"{_OPTIMIZER}.params_dtype"), "policy.precision decides"),
 )
-_SWITCHES: Final = {
-    f"{_AT}.defer_fp32_logits": "logits are counted as the loss of Megatron takes them",
-    f"{_AT}.moe_router_load_balancing_type": "terms of a balancing loss are not counted"}
+_SWITCHES: Final = {f"{_AT}.defer_fp32_logits": "logits are counted as the loss of Megatron takes them"}
 _STATES: Final = (
     Says(f"{_OPTIMIZER}.optimizer", "training.optimizer.name", "text", {"adam": "adamw", "sgd": "sgd"},
          what="optimizer"),
@@ -82,6 +79,8 @@ _NOTHING: Final = ("none",)
 def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) -> None:
     """Reads a policy that trains by Megatron on `gpus`; `kind`: sft, dpo or grpo."""
     draft.infer("framework", "megatron", "the worker of Megatron", source=_SETUP)
+    draft.infer("framework_version", "main 2026-08-22", "the nearest to Bridge 8c46dc42 of 2026-08-14, a submodule of "
+                "NeMo RL 7ea279ab")
     degrees = {axis: reader.integer(f"{_AT}.{word}_parallel_size") for axis, word in (
         ("pp", "pipeline_model"), ("cp", "context"), ("tp", "tensor_model"), ("ep", "expert_model"),
         ("etp", "expert_tensor"))}
@@ -99,8 +98,9 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
         draft.idle(split, "tensor_model_parallel_size is 1")
     _read_formats(reader, draft)
     _read_recompute(reader, draft)
-    _read_experts(reader, draft, degrees["ep"])
+    read_experts(reader, draft, _AT)
     _read_states(reader, draft)
+    _read_cache(reader, draft)
     _read_adapters(reader, draft)
     read_environment(reader, draft, _AT)
     for taken in reader.matching(f"{_AT}.model_overrides.*", f"{_AT}.freeze_config.*"):
@@ -184,34 +184,14 @@ def _read_recompute(reader: Reader, draft: Draft) -> None:
         draft.use(on, kind, modules)
 
 
-def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
-    """Router and dispatcher; a dense model has none of them."""
-    kind, backend = (reader.text(f"{_AT}.moe_token_dispatcher_type"),
-                     reader.text(f"{_AT}.moe_flex_dispatcher_backend"))
-    deep, router = reader.flag(f"{_AT}.moe_enable_deepep"), reader.text(f"{_AT}.moe_router_dtype")
-    still = reader.flag(f"{_AT}.freeze_moe_router")
-    flags = {name: reader.flag(f"{_AT}.{name}") for name in _OF_EXPERTS}
-    draft.idle(reader.matching(f"{_AT}.moe_hybridep_*", f"{_AT}.hybridep_*"), "the share of a GPU that it takes")
-    if ep is None or ep.value == 1:
-        draft.idle([one for one in (kind, backend, deep, router, still, *flags.values()) if one],
-                   "expert_model_parallel_size is 1: the options of experts are left at their defaults")
-        return
-    for name, flag in flags.items():
-        draft.put(f"{_OPTION}{name}", flag)
-    draft.put(f"{_OPTION}moe_token_dispatcher_type", kind)
-    if kind is not None and kind.value == "flex":
-        draft.put(f"{_OPTION}moe_flex_dispatcher_backend", backend)
-        draft.use(deep, why="beside the backend of the dispatcher")
-        if backend is None:
-            draft.infer(f"{_OPTION}moe_flex_dispatcher_backend", "deepep", "the default of flex")
+def _read_cache(reader: Reader, draft: Draft) -> None:
+    """From 1 on the allocator's cache is emptied before the optimizer's step (`megatron_policy_worker.py` train)."""
+    level = reader.integer(f"{_AT}.empty_unused_memory_level")
+    if level is not None and level.value > 0:
+        draft.unmodelled(level, "cached blocks are given back within a step: memory reserved and time are those "
+                                "without that")
     else:
-        draft.idle([one for one in (backend, deep) if one], "of the dispatcher flex alone")
-    if router is not None:
-        draft.infer(f"{_OPTION}moe_router_dtype", "fp32", "fp32 or wider: fp64 is counted as fp32", router)
-    if still is not None and still.value and not reader.look(f"{_PEFT}.enabled"):
-        draft.unmodelled(still, "weights of routers are counted as trained: their gradients and states are small")
-    else:
-        draft.idle(still, "the router learns, or everything but adapters is frozen")
+        draft.idle(level, "off")
 
 
 def _read_states(reader: Reader, draft: Draft) -> None:

@@ -4,7 +4,8 @@ Input: the script, and a YAML file that its `--config-name` means, or the YAML f
 supervised trainer. Start: `recipe.FORMAT`.
 
 `command`: the command in a script, its trainer and its keys. `recipe`: recognises files, and reads what the trainer
-takes. `sft`: the supervised trainer over FSDP. `rl`: trainers of reinforcement learning, which no scenario can say.
+takes. `defaults`: keys that have a value without the command. `sft`: the supervised trainer over FSDP. `rl`: trainers
+of reinforcement learning, which no scenario can say.
 
 Facts about keys and defaults are those of volcengine/verl b178a3cd (main, 2026-01-29).
 """

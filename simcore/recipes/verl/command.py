@@ -33,6 +33,7 @@ _CONFIG: Final = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir"
 _GROUPS: Final = ("optim", "engine", "model", "model_engine", "actor", "critic", "ref", "rollout", "reward_model",
                   "data")
 _MOST_DEPTH: Final = 24
+_Set = tuple[KeyPath, Any, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Command:
 
     `config`: name of the trainer's file, "" for its own. `gpus`: processes of a launcher, None if the command does not
     say it. `unknown`: reasons why values of keys are not known from the script alone, by path.
-    `environment`: variables that the training sees; `job`: options of `#SBATCH` lines.
+    `environment`: variables that the training sees; `job`: options of `#SBATCH` lines. `appended`: keys with a `+`, as
+    (path, value, place).
     """
 
     trainer: str
@@ -51,6 +53,7 @@ class Command:
     unknown: Mapping[KeyPath, str]
     environment: tuple[tuple[str, str, str], ...] = ()
     job: tuple[JobOption, ...] = ()
+    appended: tuple[_Set, ...] = ()
 
 
 def trainer_in(text: str) -> bool:
@@ -76,11 +79,11 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     word = command.words[number]
     by_file = _FILE.fullmatch(word.text)
     trainer = by_file[1].replace("/", ".") if by_file else word.text
-    document, config, unknown = _keys(command.words[number + 1:], path)
+    document, config, unknown, appended = _keys(command.words[number + 1:], path)
     return Command(trainer, document.with_value(("hydra", "trainer"), trainer, f"{path}:{word.line}"), config,
                    gpus_of(command, script, path) if _is_launched(command) else None, unknown,
                    environment_of(script, text, path), (*job_of(script.sbatch, path), *options_of_launchers(
-                       starters_of([*command.around, *command.words]), path)))
+                       starters_of([*command.around, *command.words]), path)), tuple(appended))
 
 
 def _trainer_at(words: Sequence[Word]) -> int | None:
@@ -98,9 +101,10 @@ def _is_launched(command: Started) -> bool:
                for word in (*command.around, *command.words))
 
 
-def _keys(words: Sequence[Word], path: str) -> tuple[Document, str, dict[KeyPath, str]]:
-    """Document of the keys that arguments set, the name of the trainer's file, and values that are not known."""
-    values: list[tuple[KeyPath, Any, str]] = []
+def _keys(words: Sequence[Word], path: str) -> tuple[Document, str, dict[KeyPath, str], list[_Set]]:
+    """Document of the keys that arguments set, the trainer's file, values that are not known, and appended keys."""
+    values: list[_Set] = []
+    appended: list[_Set] = []
     unknown: dict[KeyPath, str] = {}
     config, number = "", 0
     while number < len(words):
@@ -126,7 +130,8 @@ def _keys(words: Sequence[Word], path: str) -> tuple[Document, str, dict[KeyPath
         if word.unknown:
             unknown[at] = word.unknown
         values.append((at, inner if word.unknown else _value(inner, where), where))
-    return Document(path, {}).with_values(values), config, unknown
+        appended += values[-1:] if key[1] == "+" else ()
+    return Document(path, {}).with_values(values), config, unknown, appended
 
 
 def _value(text: str, where: str) -> Any:

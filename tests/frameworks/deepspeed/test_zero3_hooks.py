@@ -131,6 +131,13 @@ def test_the_step_goes_group_by_group() -> None:
     assert all(size >= 4 * (whole // 3) for size in several[:-1])
 
 
+def test_sub_groups_of_no_size_are_single_parameters() -> None:
+    """stage3.py:1160-1181: a parameter closes its sub-group when the size is reached, and 0 always is."""
+    single = [size for *_, size in small.postings(made({"sub_group_size": 0}), "fp32_grad") if size > 0]
+    shards = [placed for layer in plan().layers for placed in plan().of_layer(layer) if placed.spec.is_owned]
+    assert sorted(single) == sorted(4 * placed.padded for placed in shards)
+
+
 def test_no_gather_begins_before_the_microbatch_before_is_over() -> None:
     """The host waits for the stream of reductions (deepspeed 0.19.6 stage3.py:1368): a microbatch is like the next."""
     asked = small.scenario("zero3", {"dp_shard": RANKS}, model=MODEL, microbatches=3, seq_len=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -192,7 +193,45 @@ cluster: {{gpus_per_node: 8, num_nodes: 2}}
     options = {"use_precision_aware_optimizer": True, "bias_activation_fusion": False, "moe_router_dtype": "fp32",
                "moe_token_dispatcher_type": "alltoall", "use_distributed_optimizer": True}
     as_shipped(found, "nano-grpo/megatron-lora-16gpu.yaml", framework_options=options,
-               model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", training__sequence_parallel=True)
+               model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", training__sequence_parallel=True,
+               framework_version="main 2026-08-22")
+
+
+def under_megatron(model: str, **said: object) -> str:
+    """Text of a recipe that trains `model` by Megatron, with further keys of `megatron_cfg`."""
+    keys = "".join(f", {key}: {json.dumps(value)}" for key, value in said.items())
+    return (f"policy: {{model_name: {model}, dtensor_cfg: {{enabled: false}}, megatron_cfg: {{enabled: true, "
+            f"tensor_model_parallel_size: 2, pipeline_model_parallel_size: 4, expert_model_parallel_size: 1{keys}}}}}\n"
+            "cluster: {gpus_per_node: 8}\n")
+
+
+EXPERTS: Final[dict[str, object]] = {
+    "moe_permute_fusion": False, "moe_router_dtype": "fp32", "moe_token_dispatcher_type": "alltoall",
+    "freeze_moe_router": True, "moe_router_load_balancing_type": "aux_loss", "moe_router_bias_update_rate": 0.001,
+    "empty_unused_memory_level": 1}
+
+
+def test_options_of_experts_are_taken_over_without_expert_parallelism(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab models/megatron/setup.py, _apply_moe_config asks for no degree."""
+    found = imported(tmp_path, SFT, under_megatron("Qwen/Qwen3-30B-A3B", **EXPERTS))
+    options = scenario(found).framework_options
+    assert {key: options[key] for key in list(EXPERTS)[:3]} == {
+        "moe_permute_fusion": False, "moe_router_dtype": "fp32", "moe_token_dispatcher_type": "alltoall"}
+    left = {one.key.rpartition(".")[2]: one.kind for one in found.left}
+    assert [left[key] for key in list(EXPERTS)[3:]] == ["not modelled", "not modelled", "no effect", "not modelled"]
+
+
+def test_a_dense_model_has_no_options_of_experts(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, under_megatron("meta-llama/Llama-3.2-1B", **EXPERTS))
+    assert not any(key.startswith("moe") for key in scenario(found).framework_options)
+    left = {one.key.rpartition(".")[2]: (one.kind, one.why) for one in found.left}
+    assert {left[key] for key in list(EXPERTS)[:-1]} == {("no effect", "the model has no experts")}
+
+
+def test_the_version_of_megatron_that_the_release_pins_is_told(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, under_megatron("meta-llama/Llama-3.2-1B"))
+    assert scenario(found).framework_version == "main 2026-08-22"
+    assert "NeMo RL 7ea279ab" in found.origins[("framework_version",)].text
 
 
 def test_the_size_of_log_probabilities_that_are_not_fused_is_told(tmp_path: Path) -> None:

@@ -110,6 +110,19 @@ def test_values_of_lines_have_their_lines(tmp_path: Path) -> None:
     assert found.origins[("training", "lora", "rank")].where == f"{tmp_path}/run.sh:14"
 
 
+@pytest.mark.parametrize(("argument", "is_told"), [
+    ("+model.fsdp_config.model_dtype=bf16", True), ("++model.fsdp_config.model_dtype=bf16", False),
+    ("model.fsdp_config.model_dtype=bf16", False), ("+data.chat_template=plain", False),
+    ("+optim.lr_scheduler=cosine", True), ("+optim.betas=[0.9,0.99]", False), ("+trainer.logger=[console]", False)])
+def test_keys_that_have_a_default_are_not_appended(tmp_path: Path, argument: str, *, is_told: bool) -> None:
+    """Hydra 1.3.2 _apply_overrides_to_config: an item is already there, unless it is null, a list or a mapping."""
+    found = imported(tmp_path, ADAPTERS.replace("+data.response_dict_keys=['answer']", argument), 4)
+    key = argument.lstrip("+").partition("=")[0]
+    assert [(one.where, one.message) for one in found.wrong] == ([(
+        f"{tmp_path}/run.sh:9", f"+{key}: sft_trainer.yaml has this key, and Hydra does not append it: {key} sets it",
+    )] if is_told else [])
+
+
 @pytest.mark.parametrize(("change", "told"), [
     ("ulysses_sequence_parallel_size=2", "sequences that are split over ranks (Ulysses)"),
     ("model.fsdp_config.cpu_offload=True", "offload of verl's supervised trainer"),
