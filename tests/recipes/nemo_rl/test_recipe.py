@@ -285,7 +285,7 @@ cluster: {gpus_per_node: 8, num_nodes: 3}
 def test_nodes_with_fewer_gpus_than_the_machine_are_narrowed(tmp_path: Path) -> None:
     found = imported(tmp_path, SFT, "cluster: {gpus_per_node: 4, num_nodes: 2}\n")
     assert scenario(found).normalised()["topology"] == {
-        "file": "dgx-h100", "gpus_per_node": 4, "num_nodes": None}
+        "file": "dgx-h100", "gpus_per_node": 4, "num_nodes": None, "power_limit": None}
 
 
 def test_hosts_of_a_larger_domain_are_whole(tmp_path: Path) -> None:
