@@ -159,8 +159,9 @@ QWEN = {"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "norm
         "kv_channels": 128, "position_embedding_type": "rope", "attention_dropout": 0.0, "hidden_dropout": 0.0}
 
 
-PRECISE = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True, "main_grads_dtype": "bf16"}
-STEPWISE = {"step_batch_size_schedule": "204800:32 0:16,409.6K:1K", "global_batch_size": None}
+PRECISE: dict[str, Any] = {
+    "use_precision_aware_optimizer": True, "use_distributed_optimizer": True, "main_grads_dtype": "bf16"}
+STEPWISE: dict[str, Any] = {"step_batch_size_schedule": "204800:32 0:16,409.6K:1K", "global_batch_size": None}
 """From 200 and 400 samples on; batches of 32 begin at the 208th, and the first of 1,000 at the 400th."""
 
 
