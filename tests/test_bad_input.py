@@ -185,7 +185,7 @@ WRONG = {
                                         "{intermediate_size: 8184}}"),
                                ["f.yaml:5", "8 KV heads are neither divisible by tp 3", "vLLM 0.12.0"]),
     "layers": (scenario(model="\n  config: llama-tiny\n  overrides: {num_hidden_layers: 1000000000}"),
-               ["f.yaml:2", "num_hidden_layers: expected an integer from 1 to 10,000, got 1000000000"]),
+               ["f.yaml:4", "num_hidden_layers: expected an integer from 1 to 10,000, got 1000000000"]),
     "wide convolution": (scenario(model="{config: nemotron-3-tiny, overrides: {conv_kernel: 4000000}}"),
                          ["f.yaml:2", "conv_kernel: expected an integer from 1 to 128, got 4000000"]),
     "stages": (scenario(mesh="{pp: 1025}"), ["f.yaml:5", "mesh.pp: expected at most 1024, got 1025"]),
