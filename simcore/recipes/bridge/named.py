@@ -28,7 +28,7 @@ from simcore.recipes.megatron.launch import agreed, gpus_of
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
 
-__all__ = ["COMMIT", "Launch", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
+__all__ = ["COMMIT", "Launch", "has_mock_samples", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
 
 COMMIT: Final = "067f987d"
 _NAME: Final = re.compile(r"\b[a-z][a-z0-9_]+_config(?:_[a-z0-9_]+)?\b")
@@ -64,6 +64,12 @@ def is_benchmark(name: str) -> bool:
     """True for a recipe that Bridge's launchers take for a benchmark on the GPUs of its name."""
     row = _rows()[name]
     return not isinstance(row, str) and bool(row.get("benchmark"))
+
+
+def has_mock_samples(name: str) -> bool:
+    """True for a fine-tuning benchmark, whose data set Bridge's launchers replace; the table has its length alone."""
+    data = [key for key in recipes()[name] if key.startswith("dataset.")]
+    return is_benchmark(name) and data == ["dataset.seq_length"]
 
 
 def _rows() -> Mapping[str, Any]:

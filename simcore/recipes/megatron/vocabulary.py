@@ -13,6 +13,8 @@ _GPT2: Final = 50257
 _TIKTOKEN: Final = 2**17
 """Tokens without --vocab-size (core 0.16.1 `training/tokenizer/tokenizer.py`, CustomTikTokenizer)."""
 _KEY: Final = "model.overrides.vocab_size"
+_BY_FILES: Final = "GPT-2's vocabulary"
+_FILES: Final = ("vocab_file", "merge_file")
 _TOKENIZER: Final = ("tokenizer_model", "vocab_file", "merge_file", "tiktoken_num_special_tokens", "vocab_extra_ids")
 
 
@@ -24,6 +26,7 @@ def write_vocabulary(writer: Writer, *, is_main: bool) -> None:
     divisor, tp = fields.integer("make_vocab_size_divisible_by"), fields.integer("tensor_model_parallel_size")
     pads = fields.flag("pad_vocab_size")
     settings = (given, kind, divisor, pads)
+    rule = ""
     if padded.taken and padded.value:
         writer.write(_KEY, padded.value, padded)
         writer.idle("--padded-vocab-size says it", *settings)
@@ -37,7 +40,11 @@ def write_vocabulary(writer: Writer, *, is_main: bool) -> None:
         else:
             rows = max(1, divisor.value or 128) * max(1, tp.value or 1) if pads.value else 1
             writer.write(_KEY, -(-tokens // rows) * rows, *settings, rule=f"{rule}, padded to a multiple of {rows}")
-    writer.idle("files of the tokenizer", *(fields.path(name) for name in _TOKENIZER))
+            if rule == _BY_FILES:
+                writer.use(*(fields.path(name) for name in _FILES), why="taken to be GPT-2's 50,257 tokens: "
+                           f"--set {_KEY}=N says the padded number of others")
+    writer.idle("files of the tokenizer", *(fields.path(name) for name in _TOKENIZER if not (
+        name in _FILES and rule == _BY_FILES)))
 
 
 def _tokens(fields: Fields, given: Setting[int | None], kind: Setting[str | None], *,
@@ -51,7 +58,7 @@ def _tokens(fields: Fields, given: Setting[int | None], kind: Setting[str | None
         return (given.value, "--vocab-size") if is_main else (given.value + 1, "--vocab-size and an end of document")
     files = fields.path("vocab_file").taken and fields.path("merge_file").taken
     if name == "GPT2BPETokenizer" or (name is None and files):
-        return _GPT2, "GPT-2's vocabulary"
+        return _GPT2, _BY_FILES
     if name == "TikTokenizer":
         return given.value or _TIKTOKEN, "--vocab-size, or 2**17 without it"
     if name is None and given.value:

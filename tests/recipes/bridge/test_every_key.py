@@ -70,3 +70,10 @@ def test_every_key_of_a_launch_stands_in_one_list(tmp_path: Path, words: str) ->
 def test_a_key_in_no_list_is_seen(tmp_path: Path) -> None:
     found = kept(tmp_path, "llama3_8b_pretrain_8gpu_h100_bf16_config")
     assert listed(replace(found, decides=()))["ddp.use_distributed_optimizer"] == 0
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("llama3_70b_peft_8gpu_b200_fp8mx_config", True),
+                                               ("llama3_8b_pretrain_8gpu_h100_bf16_config", False)])
+def test_a_data_set_that_launchers_replace_is_said(tmp_path: Path, name: str, is_told: bool) -> None:
+    told = [one.why for one in kept(tmp_path, name).left if one.key == "dataset.*"]
+    assert [why.partition(",")[0] for why in told] == ["mock samples of the model's length"] * is_told
