@@ -12,9 +12,9 @@ from simcore.recipes.launch.options import Options, parted
 from simcore.recipes.launch.starters import Starter
 from simcore.recipes.shell.pieces import Word
 
-__all__ = ["inner_launcher", "is_command"]
+__all__ = ["MODULE", "inner_launcher", "is_command"]
 
-_MODULE: Final = "axolotl.cli.train"
+MODULE: Final = "axolotl.cli.train"
 _LAUNCHER: Final = "--launcher"
 _KINDS: Final = ("accelerate", "torchrun", "python")
 _OTHER: Final = ("--cloud", "--sweep")
@@ -26,7 +26,7 @@ _HANDED_ON: Final = tuple(f"--{name.replace('_', dash)}" for dash in "-_" for na
 
 def is_command(starter: Starter) -> bool:
     """True for axolotl's command, which sets variables for the ranks; its module `axolotl.cli.train` sets none."""
-    return starter.kind == "axolotl" and starter.word.text != _MODULE
+    return starter.kind == "axolotl" and starter.word.text != MODULE
 
 
 def inner_launcher(starter: Starter, path: str) -> tuple[Starter, tuple[Word, ...]]:

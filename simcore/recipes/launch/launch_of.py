@@ -11,23 +11,18 @@ from typing import Final
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.accelerate import options_of
 from simcore.recipes.launch.arguments import Arguments, Override, arguments_of
-from simcore.recipes.launch.axolotl import inner_launcher, is_command
+from simcore.recipes.launch.axolotl import is_command
+from simcore.recipes.launch.commands import COMMANDS
 from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
-from simcore.recipes.launch.options import Number, Options, parted
+from simcore.recipes.launch.options import Number, Options
 from simcore.recipes.launch.slurm import Allocation, JobOption, allocation_of, job_of, options_of_launchers, read_job
 from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters_of
-from simcore.recipes.launch.trl import COMMANDS, inner_accelerate
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
 
 __all__ = ["Launch", "environment_of", "launch_of", "visible_in"]
 
-_NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",),
-                 "llamafactory": ("train",), "trl": COMMANDS}
-"""Words that stand behind these launchers, beside the recipe's file."""
-_OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "llamafactory": ()}
-"""Options of these launchers themselves, among keys of the recipe."""
 _WITH_DASHES: Final = re.compile(r"^(?:torchtitan|axolotl\.cli)\.train$|(?:torchtitan|axolotl/cli)/train\.py$")
 """Programs that take dashes in keys as underscores: tyro (torchtitan 0.2.2 `config/manager.py`) and fire (axolotl)."""
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
@@ -80,10 +75,11 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
         raise InputError(Problem(f"{path}:{command.line}", f"the launch command lies in {command.within}: give "
                                                                 "one command"))
     last = starters[-1]
-    if last.kind in _NAMES:
-        inner, rest = _own_options(last, path)
+    command_of = COMMANDS.get(last.kind)
+    if command_of is not None:
+        inner, rest = command_of.split(last, path)
         starters = (*starters[:-1], inner)
-        arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
+        arguments = arguments_of(rest, path, names=command_of.words, dashes=command_of.dashes)
     else:
         rest = last.rest if last.kind == NEMO_RL else _behind_program(last, path)
         arguments = arguments_of(rest, path, dashes=any(_WITH_DASHES.search(word.text) for word in last.rest),
@@ -146,21 +142,11 @@ def _one(found: Sequence[tuple[Started, tuple[Starter, ...]]], commands: Sequenc
 
 
 def _trains(starter: Starter) -> bool:
-    """False for commands of axolotl or LLaMA-Factory that do something else, and for srun or mpirun of a helper."""
-    if starter.kind == "axolotl":
-        return starter.word.text == "axolotl.cli.train" or any(word.text == "train" for word in starter.rest[:1])
-    if starter.kind in ("llamafactory", "trl"):
-        return any(word.text in _NAMES[starter.kind] for word in starter.rest[:1])
+    """False for a trainer's command that does something else, and for srun or mpirun of a helper."""
+    if starter.kind in COMMANDS:
+        return COMMANDS[starter.kind].trains(starter)
     return bool(starter.rest) and (starter.kind not in ("srun", "mpirun") or any(
         _PYTHON.fullmatch(word.text) or word.text.endswith((".py", ".sh")) for word in starter.rest))
-
-
-def _own_options(starter: Starter, path: str) -> tuple[Starter, tuple[Word, ...]]:
-    """Options of the launcher out of a list that they share with keys of the recipe."""
-    if starter.kind in ("axolotl", "trl"):
-        return inner_launcher(starter, path) if starter.kind == "axolotl" else inner_accelerate(starter)
-    own, rest = parted(starter.rest, _OWN[starter.kind])
-    return Starter(starter.kind, starter.word, own, ()), rest
 
 
 def _behind_program(starter: Starter, path: str) -> tuple[Word, ...]:

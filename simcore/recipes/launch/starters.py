@@ -110,7 +110,7 @@ def _base(word: Word) -> str:
 
 def _end_of_options(words: Sequence[Word], kind: str) -> int:
     """Number of words that are the launcher's own: none where all are one list, and of NeMo RL."""
-    if kind in ("automodel", "axolotl", "llamafactory", "trl", NEMO_RL):
+    if kind not in _FLAGS:
         return 0
     number = 0
     while number < len(words):

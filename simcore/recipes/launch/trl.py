@@ -24,7 +24,7 @@ _VALUES: Final = re.compile(
 _FLAGS: Final = re.compile(r"--(?:multi_gpu|use_fsdp|use_deepspeed|use_megatron_lm|use_parallelism_config|cpu|debug)")
 
 
-def inner_accelerate(starter: Starter) -> tuple[Starter, tuple[Word, ...]]:
+def inner_accelerate(starter: Starter, _path: str) -> tuple[Starter, tuple[Word, ...]]:
     """Accelerate as the command starts it, and the arguments of the training."""
     own, rest, number = list[Word](), list[Word](), 0
     while number < len(starter.rest):

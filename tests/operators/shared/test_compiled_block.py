@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from itertools import accumulate
 from math import prod
 from typing import Any
 
 import pytest
 
 from checkout import ROOT
+from compiled_tape import changes_of, measured_of, top
 from simcore.models.graph import build, model_config
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf.options import HfOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Param
+from simcore.recording.tape import Param
 
 TRUTH = ROOT / "tests/truth" / "tape" / "layer-compiled-torch-2.13.0-transformers-5.23.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
@@ -46,17 +46,11 @@ def changes(name: str, at: str) -> list[int]:
     """Births and deaths, without what is made outside the layer: its input, its output's gradient, rotary tables."""
     tape, slots = recorded(name)
     outside = {slots.get((label, "activation")) for label in GIVEN}
-    return [amount for op, _, slot, amount, _, _ in getattr(tape, at).rows
-            if op in (Op.ALLOC, Op.FREE) and slot not in outside
-            and not (amount < 0 and slot in (HIDDEN, GRAD_HIDDEN))]
+    return changes_of(getattr(tape, at), outside)
 
 
 def measured(name: str, at: str) -> list[int]:
-    return next(section["events"] for section in CASES[name]["sections"] if section["at"] == at)
-
-
-def top(events: list[int]) -> int:
-    return max(accumulate(events, initial=0))
+    return measured_of(CASES[name], at)
 
 
 @pytest.mark.parametrize(("name", "at"), PLACES)

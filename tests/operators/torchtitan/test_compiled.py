@@ -6,20 +6,20 @@ import json
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 from math import prod
 from typing import Any
 
 import pytest
 
 from checkout import ROOT
+from compiled_tape import changes_of, measured_of, top
 from simcore.models.blocks import LayerKind, Loss
 from simcore.models.graph import build, model_config
 from simcore.models.tensor import TensorSpec
 from simcore.operators.torchtitan import implementation as torchtitan
 from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Param
+from simcore.recording.tape import Op, Param
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-compiled-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
@@ -64,17 +64,11 @@ def changes(name: str, at: str) -> list[int]:
     """Births and deaths, without what is made outside the block: its input, its output's gradient, Qwen3's table."""
     tape, slots = recorded(name)
     outside = {slots.get(("to_bf16", "activation"))} if "head_dim" in CASES[name]["case"]["model"] else set()
-    return [amount for op, _, slot, amount, _, _ in getattr(tape, at).rows
-            if op in (Op.ALLOC, Op.FREE) and slot not in outside
-            and not (amount < 0 and slot in (HIDDEN, GRAD_HIDDEN))]
+    return changes_of(getattr(tape, at), outside)
 
 
 def measured(name: str, at: str) -> list[int]:
-    return next(section["events"] for section in CASES[name]["sections"] if section["at"] == at)
-
-
-def top(events: list[int]) -> int:
-    return max(accumulate(events, initial=0))
+    return measured_of(CASES[name], at)
 
 
 @pytest.mark.parametrize(("name", "at"), PLACES)
