@@ -11,7 +11,8 @@ from simcore.recipes.reader import Reader
 __all__ = ["read_named_model", "read_remote_code"]
 
 _WITH_CODE: Final = ("deepseek_v2", "deepseek_v3", "nemotron_h", "phi3")
-"""Families whose checkpoints name code of their own (`auto_map` of their config.json on the hub)."""
+"""Families whose checkpoints name code of their own: `auto_map` in config.json of microsoft/Phi-3-mini-4k-instruct,
+deepseek-ai/DeepSeek-V2 and -V3, and nvidia's Nemotron-H on the hub."""
 
 
 def read_named_model(reader: Reader, draft: Draft, key: str) -> None:
