@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.deepspeed_keys import refuse_blocks, switches, without_effect
 from simcore.recipes.huggingface.optimizers import read_clipping
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["Zero", "check_named", "check_numbers", "read_deepspeed", "shard_over_ranks", "write_adam"]
@@ -70,7 +71,8 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
         _read_offload(reader, draft, f"{zero}{name}.", name, part)
     if "nvme" in draft.values.get("training", {}).get("offload", {}).values():
         draft.unmodelled(reader.matching(f"{at}aio.*"), "how drives are read: their rate is the machine's")
-    read_rows(reader, draft, [*_switches(at, zero), *_without_effect(at, zero)])
+    read_rows(reader, draft, [*switches(at, zero), *without_effect(at, zero)])
+    refuse_blocks(reader, draft, at, zero)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
     read_clipping(reader, draft, f"{at}gradient_clipping")
     compute, formats = _read_formats(reader, draft, at)
@@ -149,59 +151,6 @@ def _read_offload(reader: Reader, draft: Draft, at: str, block: str, part: str) 
         Off(f"{at}super_offload", "SuperOffload"),
         Idle((f"{at}buffer_size", f"{at}max_in_cpu"), "about NVMe alone"),
         Idle((f"{at}cpuadam_cores_perc",), "cores of the host")])
-
-
-def _switches(at: str, zero: str) -> list[Row]:
-    """Rows of keys that are followed, or refused by name."""
-    return [
-        *(Says(f"{zero}{name}", f"framework_options.{name}", "flag")
-          for name in ("overlap_comm", "contiguous_gradients", "round_robin_gradients")),
-        On(f"{zero}reduce_scatter", "gradients that are all-reduced"),
-        On(f"{zero}allgather_partitions", "parameters that are broadcast"),
-        *(Off(f"{zero}{name}", what) for name, what in (
-            ("zero_quantized_weights", "parameters that travel in 8 bits (ZeRO++)"),
-            ("zero_quantized_nontrainable_weights", "parameters that travel in 8 bits (ZeRO++)"),
-            ("zero_quantized_gradients", "gradients that travel in 4 bits (ZeRO++)"),
-            ("mics_hierarchical_params_gather", "MiCS"), ("legacy_stage1", "the stage 1 of old releases"),
-            ("cpu_offload", "offload by the key of old releases (write offload_optimizer)"),
-            ("cpu_offload_param", "offload by the key of old releases (write offload_param)"),
-            ("stage3_use_all_reduce_for_fetch_params", "parameters that are fetched by an all-reduce"))),
-        Says(f"{zero}stage3_module_granularity_threshold", "", idle={0: "the default"}, words={None: None},
-             what="modules that are fetched whole below"),
-        *(Off(f"{at}{name}.enabled", what) for name, what in (
-            ("amp", "NVIDIA's apex"), ("torch_autocast", "autocast inside DeepSpeed"),
-            ("progressive_layer_drop", "layers that are left out"), ("eigenvalue", "quantisation that is learnt"),
-            ("hybrid_engine", "the engine for reinforcement learning"), ("autotuning", "trials of settings"))),
-        On(f"{at}compile.disable", "a compiled engine", "off"),
-        *(Says(f"{at}{name}", "", idle={1: "one rank"}, words={None: None}, what=f"{name} of ranks:")
-          for name in ("sequence_parallel_size", "tensor_parallel.autotp_size")),
-        Off(f"{at}sparse_gradients", "sparse gradients"),
-        Off(f"{at}prescale_gradients", "gradients that are scaled before they are reduced"),
-        Says(f"{at}communication_data_type", "", "text", {None: None}, what="reductions in"),
-        Says(f"{at}data_types.grad_accum_dtype", "", "text", {None: None}, what="gradients accumulated in"),
-    ]
-
-
-def _without_effect(at: str, zero: str) -> list[Row]:
-    """Rows of keys on which nothing depends that is simulated."""
-    return [
-        Idle((f"{zero}stage3_gather_16bit_weights_on_model_save", f"{zero}stage3_gather_fp16_weights_on_model_save",
-              f"{zero}gather_16bit_weights_on_model_save", f"{zero}elastic_checkpoint",
-              f"{zero}load_from_fp32_weights", f"{at}checkpoint.*", f"{at}load_universal_checkpoint"),
-             "files: not part of a step"),
-        Idle((f"{zero}ignore_unused_parameters", f"{zero}log_trace_cache_warnings", f"{zero}enable_sanity_checks",
-              f"{zero}cpu_offload_use_pin_memory", f"{zero}override_module_apply"), "checks and warnings"),
-        Unmodelled((f"{zero}memory_efficient_linear",), "linear layers are counted as torch's"),
-        Idle((f"{at}scheduler.*", f"{at}gradient_predivide_factor"), "numbers of the update"),
-        Idle((f"{at}steps_per_print", f"{at}wall_clock_breakdown", f"{at}memory_breakdown", f"{at}dump_state",
-              f"{at}tensorboard.*", f"{at}wandb.*", f"{at}csv_monitor.*", f"{at}comms_logger.*",
-              f"{at}monitor_config.*", f"{at}comms_config.*", f"{at}flops_profiler.*"), "logging and measuring"),
-        Idle((f"{at}zero_allow_untested_optimizer", f"{at}zero_force_ds_cpu_optimizer"), "which optimizers it accepts"),
-        Idle((f"{at}activation_checkpointing.*",), "DeepSpeed's own checkpoints, which no model of transformers calls"),
-        Idle((f"{at}_comment",), "a comment"),
-        Idle((f"{at}aio.*", f"{at}compile.*", f"{at}autotuning.*", f"{at}amp.*",
-              f"{at}seq_parallel_communication_data_type"), "settings of what is not asked for"),
-    ]
 
 
 def _read_optimizer(reader: Reader, draft: Draft, at: str) -> bool:

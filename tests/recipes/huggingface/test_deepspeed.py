@@ -106,6 +106,12 @@ def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
     (zero(stage3_prefetch_bucketsize=1), "unknown key 'zero_optimization.stage3_prefetch_bucketsize'"),
     (zero(offload_optimizer={"device": "cpu", "ratio": 0.5}), "a part of the states: 0.5"),
     (zero(offload_param={"device": "tape"}), "offload to tape"),
+    (zero(zenflow={"topk_ratio": 0.1, "update_interval": 4}), "not yet: zero_optimization.zenflow.topk_ratio: ZenFlow"),
+    (zero(leaf_module={"classes": ["Qwen3MoeSparseMoeBlock"]}), "modules that are fetched whole"),
+    (zero(stage3_allgather_sequential=True), "parameters that are gathered one after another"),
+    (zero(use_multi_rank_bucket_allreduce=False), "gradients that are reduced for one rank at a time"),
+    ({**CONFIG, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "autocast inside DeepSpeed"),
+    ({**CONFIG, "expert_parallel": {"enabled": True}}, "expert parallelism of DeepSpeed"),
     ({**CONFIG, "optimizer": {"type": "OneBitAdam"}}, "the optimizer OneBitAdam of DeepSpeed"),
     ({**CONFIG, "communication_data_type": "fp32"}, "reductions in fp32"),
     ({**CONFIG, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
@@ -117,6 +123,24 @@ def test_what_cannot_be_followed_is_refused_by_its_key(config: dict[str, Any], t
     with pytest.raises(RankscopeError) as raised:
         imported(config).expect_complete()
     assert told in str(raised.value)
+
+
+def test_every_key_of_zero_is_known() -> None:
+    """Fields of DeepSpeedZeroConfig in deepspeed 0.19.6 `runtime/zero/config.py`, by the names that a file may give."""
+    numbers = ("sub_group_size", "stage3_max_reuse_distance", "stage3_model_persistence_threshold", "mics_shard_size",
+               "zero_hpz_partition_size", "stage3_module_granularity_threshold", "allgather_bucket_size")
+    flags = ("allgather_partitions", "contiguous_gradients", "cpu_offload", "cpu_offload_param",
+             "cpu_offload_use_pin_memory", "elastic_checkpoint", "enable_sanity_checks", "ignore_unused_parameters",
+             "legacy_stage1", "load_from_fp32_weights", "log_trace_cache_warnings", "memory_efficient_linear",
+             "mics_hierarchical_params_gather", "overlap_comm", "override_module_apply", "pipeline_loading_checkpoint",
+             "reduce_scatter", "round_robin_gradients", "save_muon_momentum_buffer_in_memory",
+             "stage3_allgather_sequential", "stage3_gather_16bit_weights_on_model_save",
+             "stage3_gather_fp16_weights_on_model_save", "stage3_use_all_reduce_for_fetch_params",
+             "use_multi_rank_bucket_allreduce", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
+             "zero_quantized_weights")
+    blocks = {"zenflow": {"topk_ratio": 0.1}, "leaf_module": {"names": ["mlp"]}, "zeropp_loco_param": {"err_beta": 0.8}}
+    given = {**dict.fromkeys(numbers, 1), **dict.fromkeys(flags, True), **blocks}
+    assert not imported(zero(**given)).unknown
 
 
 @pytest.mark.parametrize("name", ["bf16_master_weights_and_grads", "bf16_optimizer_states"])
