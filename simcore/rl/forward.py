@@ -122,8 +122,14 @@ def _held(program: Program, rows: int) -> dict[str, int]:
 
 
 def _above(program: Program, rest: dict[str, int], simulation: Simulation) -> dict[str, int]:
-    """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities."""
-    first_loss = int(np.flatnonzero(program.phase == Phase.LOSS)[0])
+    """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities.
+
+    Only the last pipeline stage has logits.
+    """
+    losses = np.flatnonzero(program.phase == Phase.LOSS)
+    if not len(losses):
+        return _beside(_held(program, int(np.argmax(running(program))) + 1), rest)
+    first_loss = int(losses[0])
     highest = int(np.argmax(running(program)[:first_loss]))
     inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
     training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)

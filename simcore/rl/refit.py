@@ -11,17 +11,22 @@ entry of the state dict is gathered in the dtype in which it rests, an adapter's
 each of the weight's size), and cast to the engine's dtype; experts in one tensor are gathered together. Automodel's own
 layers then pass on one expert after the other (`convert_single_tensor_to_hf`). A Megatron policy is
 exported by Megatron-Bridge (`megatron_policy_worker.py` _iter_params_with_optional_kv_scales): parts of one matrix are
-gathered and concatenated; adapters are merged before, which is not counted.
+gathered and concatenated; adapters are merged before, which is not counted. Every rank exports the layers of all
+pipeline stages: the stage that has a matrix broadcasts the part of its tensor-parallel rank to the others, which
+receive it in a tensor of their own (Megatron-Bridge 067f987d `models/conversion/param_mapping.py`
+broadcast_from_pp_rank), an expert at a time; then parts are gathered as on one stage.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from simcore.operators.registry import implementation_of
+from simcore.placement.mesh import Mesh
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
@@ -38,21 +43,22 @@ _PACKED_SHARE, _PACKED_MOST = 0.02, 5 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Equal all-gathers of one rank: `num_calls` on a mesh axis, each of `num_bytes` in its full output."""
+    """Equal collectives of one rank: `num_calls` on a mesh axis, each of `num_bytes` in its full output."""
 
     axis: str
     dtype: str
     num_bytes: int
     num_calls: int
+    collective: str = "all_gather"
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Sizes and time of gathering the parameters of one rank's stage, to send them to the engine.
+    """Sizes and time of gathering all parameters of the model on one rank, to send them to the engine.
 
-    `transient`: most bytes that gathering one tensor takes; `largest`: bytes of the largest tensor as it is sent (full,
-    2 bytes an element); `total`: bytes of all as they are sent. `calls`: all-gathers on mesh axes; `ns`: time of all,
-    one after the other.
+    `transient`: most bytes that gathering one tensor takes, on a rank of another stage than the tensor's if there are
+    several; `largest`: bytes of the largest tensor as it is sent (full, 2 bytes an element); `total`: bytes of all as
+    they are sent. `calls`: collectives on mesh axes; `ns`: time of all, one after the other.
     """
 
     transient: int
@@ -62,12 +68,13 @@ class Gathered:
     ns: int
 
 
-def gathered(plan: Plan, routes: Routes) -> Gathered:
-    """Sizes in bytes and time in ns of gathering all parameters of the plan's stage; adapters are merged.
+def gathered(plans: Sequence[Plan], routes: Routes) -> Gathered:
+    """Sizes in bytes and time in ns of gathering all parameters of the model; adapters are merged.
 
-    See [Note: refit]; an unsharded model takes no time.
+    `plans`: of one rank of each pipeline stage. See [Note: refit]; an unsharded model takes no time.
     """
-    return (_by_unit if plan.framework.strategy.rl_worker == "dtensor" else _exported)(plan, routes)
+    first = plans[0]
+    return _by_unit(first, routes) if first.framework.strategy.rl_worker == "dtensor" else _exported(plans, routes)
 
 
 def _by_unit(plan: Plan, routes: Routes) -> Gathered:
@@ -89,23 +96,45 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
 
 def _time(calls: Sequence[Gather], routes: Routes) -> int:
     """Time in ns of all calls, one after the other."""
-    return sum(call.num_calls * routes.of("all_gather", call.axis).ns(call.num_bytes) for call in calls)
+    return sum(call.num_calls * routes.of(call.collective, call.axis).ns(call.num_bytes) for call in calls)
 
 
-def _exported(plan: Plan, routes: Routes) -> Gathered:
+def _exported(plans: Sequence[Plan], routes: Routes) -> Gathered:
     """Megatron-Bridge's export: a matrix gathered over tp, an expert's over ep, as parts and as their concatenation."""
-    tp, ep = plan.mesh.tp, plan.mesh.ep
-    sizes = [(placed, count) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
+    mesh = plans[0].mesh
+    sizes = [(placed, count) for plan in plans for kind, count in plan.kind_counts for placed in plan.kinds[kind]
              if placed.spec.is_owned and placed.spec.module != "adapter"]
-    each = [(placed.spec.numel * _SENT, max(1, placed.spec.copies // ep) if placed.spec.copies > 1 else 1,
-             "ep" if placed.spec.copies > 1 else "tp", count) for placed, count in sizes]
-    together = [(size * (ep if axis == "ep" else 1), calls * count, axis) for size, calls, axis, count in each]
-    calls = [Gather(axis, _SENT_AS, size, times) for size, times, axis in together
-             if (ep if axis == "ep" else tp) > 1]
+    matrices = [_matrix(placed, count, mesh) for placed, count in sizes]
+    calls = [call for matrix in matrices for call in matrix.calls(mesh)]
     return Gathered(
-        max(2 * size for size, _, _ in together), max(size for size, _, _, _ in each),
+        max(2 * matrix.num_bytes + (matrix.part if mesh.pp > 1 else 0) for matrix in matrices),
+        max(placed.spec.numel * _SENT for placed, _ in sizes),
         sum(placed.spec.numel * placed.spec.copies * _SENT * count for placed, count in sizes), tuple(calls),
         _time(calls, routes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A kind of matrix that is exported `times` by each rank: `num_bytes` of the gathered parts, `part` of a rank's."""
+
+    axis: str
+    num_bytes: int
+    part: int
+    times: int
+
+    def calls(self, mesh: Mesh) -> Iterator[Gather]:
+        """Its broadcasts to the other stages, then its gathers over the ranks that split it."""
+        if mesh.pp > 1:
+            yield Gather("pp", _SENT_AS, self.part, self.times, "broadcast")
+        if (mesh.ep if self.axis == "ep" else mesh.tp) > 1:
+            yield Gather(self.axis, _SENT_AS, self.num_bytes, self.times)
+
+
+def _matrix(placed: Placed, count: int, mesh: Mesh) -> _Matrix:
+    numel, part = placed.spec.numel * _SENT, math.prod(placed.used_shape) * _SENT
+    if placed.spec.copies > 1:
+        return _Matrix("ep", numel * mesh.ep, part, max(1, placed.spec.copies // mesh.ep) * count)
+    return _Matrix("tp", numel, part, count)
 
 
 def _adapted(kind: PlacedKind) -> frozenset[str]:

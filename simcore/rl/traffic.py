@@ -22,8 +22,8 @@ from simcore.timing.collective import algorithm, collective_ns, crossing, measur
 from simcore.timing.routes import Routes
 from simcore.vllm.parallel import Call
 
-__all__ = ["ENGINE_AXIS", "EVERY_AXIS", "PACKED", "Sent", "by_phase", "of_copies", "of_engine", "of_passes", "of_refit",
-           "of_steps", "rows"]
+__all__ = ["ENGINE_AXIS", "EVERY_AXIS", "PACKED", "Sent", "by_phase", "of_copies", "of_engine", "of_logprobs",
+           "of_passes", "of_refit", "of_steps", "rows"]
 
 ENGINE_AXIS, EVERY_AXIS = "engine_tp", "all_ranks"
 """Axes that no mesh has: ranks of one engine; all ranks that train and all that generate."""
@@ -90,11 +90,22 @@ def of_passes(passed: Iterable[TrafficRow], phase: str) -> Iterator[TrafficRow]:
     return (row.model_copy(update={"phase": phase}) for row in passed)
 
 
+def of_logprobs(num_tokens: int, routes: Routes) -> Iterator[Sent]:
+    """Broadcast of fp32 log-probabilities from the last stage to the others; none without stages.
+
+    `num_tokens`: of all sequences of a data-parallel rank. The phase is "forward", as of the passes that make them.
+    NeMo RL 7ea279ab `megatron_policy_worker.py` get_logprobs, broadcast_tensors_from_last_stage.
+    """
+    if routes.mesh.pp > 1:
+        route = routes.of("broadcast", "pp")
+        yield Sent("broadcast", "pp", route.group_size, route.link, "forward", "fp32", 4 * num_tokens, 1)
+
+
 def of_refit(gathered: Gathered, routes: Routes) -> Iterator[Sent]:
-    """Gathers of a policy's parameters, to send them to the engine."""
+    """Gathers of a policy's parameters, and broadcasts between stages, to send them to the engine."""
     for call in gathered.calls:
-        route = routes.of("all_gather", call.axis)
-        yield Sent("all_gather", call.axis, route.group_size, route.link, "refit", call.dtype, call.num_bytes,
+        route = routes.of(call.collective, call.axis)
+        yield Sent(call.collective, call.axis, route.group_size, route.link, "refit", call.dtype, call.num_bytes,
                    call.num_calls)
 
 

@@ -15,6 +15,7 @@ from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
+from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
@@ -23,7 +24,18 @@ from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import gathered, packed_bytes
 from simcore.rl.report import Laid, phase_report
 from simcore.rl.time import Batch
-from simcore.rl.traffic import EVERY_AXIS, PACKED, Sent, of_copies, of_engine, of_passes, of_refit, of_steps, rows
+from simcore.rl.traffic import (
+    EVERY_AXIS,
+    PACKED,
+    Sent,
+    of_copies,
+    of_engine,
+    of_logprobs,
+    of_passes,
+    of_refit,
+    of_steps,
+    rows,
+)
 from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step import Request, training_step
 from simcore.vllm.decode import decode_seconds
@@ -74,7 +86,7 @@ def _passes_of(scenario: Scenario, passing: Scenario) -> Simulation:
 
 
 def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
-    """NotYet except for NeMo RL's two kinds of workers on one stage; IllegalLayout for what the workers refuse."""
+    """NotYet except for NeMo RL's two kinds of workers; IllegalLayout for what the workers refuse."""
     workload, worker = scenario.workload, simulation.framework.strategy.rl_worker
     if not worker:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
@@ -93,8 +105,11 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
         at = scenario.where("training", "method")
         raise NotYet(Problem(at, f"not yet: {workload} over a base in few bits (NeMo RL 7ea279ab has no setting for "
                              "one, and the engine is sent weights of 16 bits)"))
-    if scenario.mesh.pp > 1:
-        raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages"))
+    if scenario.mesh.pp > 1 and worker == "dtensor":
+        raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
+    if simulation.framework.schedule.num_chunks > 1:
+        at = scenario.where("training", "pipeline", "virtual_stages")
+        raise NotYet(Problem(at, f"not yet: {workload} with virtual stages"))
     if not isinstance(scenario.training.lengths, str):
         raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
     if simulation.framework.offload is not None:
@@ -105,12 +120,30 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
 def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: Simulation,
               steps: int) -> list[Policy]:
     """Policies of every class of ranks, in the report's order. `simulation`: that of the passes."""
-    passing = simulation.job.scenario
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
-    ns = forward.total_ns(passing.num_microbatches), steps * step_ns
+    spread_ns = sum(one.ns for one in _spread(simulation)) if trained.time else 0
+    ns = forward.total_ns(simulation.job.scenario.num_microbatches) + spread_ns, steps * step_ns
     plans = placed_simulation(_training(scenario)).plans
     return [policy_of(*each, simulation, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above,
                                                              strict=True)]
+
+
+def _stages(simulation: Simulation) -> list[Plan]:
+    """Plan of one class of ranks of each pipeline stage."""
+    return list({plan.stage: plan for plan in reversed(simulation.plans)}.values())[::-1]
+
+
+def _spread(simulation: Simulation) -> list[Sent]:
+    """What is sent when all log-probabilities are there. `simulation`: that of the passes."""
+    passing = simulation.job.scenario
+    num_tokens = passing.num_microbatches * passing.training.micro_batch_size * passing.training.seq_len
+    return list(of_logprobs(num_tokens, simulation.routes))
+
+
+def _passed(forward: Passes, simulation: Simulation) -> list[tuple[TrafficRow, ...]]:
+    """Rows of traffic of the passes of one policy, for each class of ranks; phases are "forward"."""
+    spread = rows(_spread(simulation))
+    return [(*found, *spread) for found in forward.traffic(simulation, simulation.job.scenario.num_microbatches)]
 
 
 def _batch(passing: Scenario, per_sample: int, steps: int = 1) -> Batch:
@@ -137,7 +170,7 @@ def _dpo(scenario: Scenario, request: Request) -> Report:
     policies = _policies(scenario, trained, forward, simulation, 1)
     journals = [dpo_step(policy, simulation.topology) for policy in policies]
     sent = [(*of_steps(rank.traffic, 1), *of_passes(passed, "reference"), *of_copies(journal, simulation.topology))
-            for rank, passed, journal in zip(trained.ranks, forward.traffic(simulation, passing.num_microbatches),
+            for rank, passed, journal in zip(trained.ranks, _passed(forward, simulation),
                                              journals, strict=True)]
     further = [Assumption(what="training.micro_batch_size, global_batch_size", value="counted in pairs, doubled to "
                        "sequences", kind="derived", source="NeMo RL 7ea279ab algorithms/dpo.py:602"),
@@ -163,7 +196,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     trained = training_step(_training(scenario, global_batch_size=sequences // steps), request)
     forward = passes(simulation, timed=request.timed)
     policies = _policies(scenario, trained, forward, simulation, steps)
-    weights, rounds = gathered(simulation.plans[0], simulation.routes), _rounds(engine, -(-sequences // engines))
+    weights, rounds = gathered(_stages(simulation), simulation.routes), _rounds(engine, -(-sequences // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast))
@@ -173,7 +206,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
     sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, has_reference=step.has_reference),
              *of_copies(journal, simulation.topology))
-            for rank, passed, journal in zip(trained.ranks, forward.traffic(simulation, passing.num_microbatches),
+            for rank, passed, journal in zip(trained.ranks, _passed(forward, simulation),
                                              journals, strict=True)]
     batch = _batch(passing, rl.generations, steps)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,

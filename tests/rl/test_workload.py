@@ -157,8 +157,9 @@ def test_a_preference_is_two_sequences() -> None:
      "not yet: grpo under zero3"),
     ({"model": "llama-tiny", "training": {"method": "qlora", "seq_len": 256, "global_batch_size": 16}}, "error",
      "not yet: grpo over a base in few bits"),
-    ({"model": "llama-tiny", "framework": "megatron", "mesh": {"pp": 2, "dp_shard": 4},
-      "training": {"seq_len": 256, "global_batch_size": 16}}, "error", "not yet: grpo with pipeline stages"),
+    ({"model": "llama-tiny", "framework": "megatron", "mesh": {"pp": 2, "dp_shard": 4}, "training": {
+        "seq_len": 256, "global_batch_size": 16, "pipeline": {"virtual_stages": 2}}},
+     "error", "not yet: grpo with virtual stages"),
     ({"model": "llama-tiny", "framework": "megatron", "framework_options": {"cpu_offloading_num_layers": 1},
       "training": {"seq_len": 256, "global_batch_size": 16, "offload": {"activations": "host"}}}, "error",
      "not yet: grpo with what layers or modules save on the host"),
@@ -216,3 +217,22 @@ def test_a_reference_of_cut_layers_needs_no_gradient() -> None:
     cut = DPO | {"model": "llama-tiny", "implementation": "kempnerforge", "mesh": {"tp": 2},
                  "training": {"seq_len": 64}}
     assert report(cut).problems == ()
+
+
+def test_pipeline_stages_pass_on_log_probabilities_and_weights() -> None:
+    """The last stage alone has logits; every stage has the log-probabilities afterwards, and exports all weights."""
+    found = report(framework="megatron", model="llama-tiny", mesh={"pp": 2, "dp_shard": 4},
+                   training={"seq_len": 256, "global_batch_size": 16})
+    first, last = found.ranks
+    assert (first.stage, last.stage) == (0, 1)
+    assert first.peak is not None
+    assert last.peak is not None
+    assert first.peak.by_phase["logprob"] < last.peak.by_phase["logprob"]
+    for rank in (first, last):
+        [spread] = [row for row in rank.traffic if (row.collective, row.phase) == ("broadcast", "logprob")]
+        assert (spread.axis, spread.dtype, spread.payload_bytes) == ("pp", "fp32", 4 * 256 * 32 // 4)
+    sent = [[row.calls for row in rank.traffic if (row.collective, row.phase) == ("send_recv", "logprob")]
+            for rank in (first, last)]
+    assert sent == [[8], []]  # passes of one microbatch each
+    refit = [[row for row in rank.traffic if row.phase == "refit" and row.axis == "pp"] for rank in (first, last)]
+    assert refit[0] == refit[1] != []
