@@ -134,7 +134,7 @@ def _stages(simulation: Simulation) -> list[Plan]:
 
 
 def _spread(simulation: Simulation) -> list[Sent]:
-    """What is sent when all log-probabilities are there. `simulation`: that of the passes."""
+    """Sends all log-probabilities to the other stages. `simulation`: that of the passes."""
     passing = simulation.job.scenario
     num_tokens = passing.num_microbatches * passing.training.micro_batch_size * passing.training.seq_len
     return list(of_logprobs(num_tokens, simulation.routes))

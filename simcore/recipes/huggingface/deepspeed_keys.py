@@ -31,9 +31,9 @@ def refuse_blocks(reader: Reader, draft: Draft, at: str, zero: str) -> None:
     blocks = {**{f"{at}{name}": what for name, what in _BLOCKS.items()},
               **{f"{zero}{name}": what for name, what in _ZERO_BLOCKS.items()}}
     for name, what in blocks.items():
-        first, *details = [*reader.matching(name, f"{name}.*"), None]
-        draft.refuse(first, what)
-        draft.idle([one for one in details if one is not None], "details of what is refused")
+        if found := reader.matching(name, f"{name}.*"):
+            draft.refuse(found[0], what)
+            draft.idle(found[1:], "details of what is refused")
 
 
 def switches(at: str, zero: str) -> list[Row]:
