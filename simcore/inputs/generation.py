@@ -27,6 +27,9 @@ class Rl(Block):
     prompt_tokens: Annotated[int, Field(ge=0, le=SEQ_LEN)] = Field(
         default=0, description="Tokens of a prompt, which are not decoded"
     )
+    asynchronous: bool = Field(
+        default=False, description="Engines generate the next step's sequences while the policy trains"
+    )
     refit_buffer: Fraction = Field(default=0.3, description="Fraction of free memory that refitting may use")
 
 

@@ -8,8 +8,10 @@ wake, the policy's are streamed into them (`refit.py`), then the policy's parame
 (prepare_for_lp_inference), log-probabilities are made; for the reference policy the parameters are copied to pinned
 host memory, overwritten in place by the reference copy that is kept on the host (use_reference_model), and written
 back. The optimizer comes back (prepare_for_training), and the policy trains. With separate GPUs for generation the
-policy stays on its GPUs. DPO, `algorithms/dpo.py`: each batch passes the reference policy first, in the same worker and
-in the same way; optimizer states stay where they are.
+policy stays on its GPUs; `async_grpo_train` generates the next step's sequences meanwhile, and before the weights are
+sent it waits for those that are not complete (`async_utils/trajectory_collector.py` prepare_for_refit). DPO,
+`algorithms/dpo.py`: each batch passes the reference policy first, in the same worker and in the same way; optimizer
+states stay where they are.
 
 [Note: asleep]
 vLLM `v1/worker/gpu_worker.py` sleep, `device_allocator/cumem.py`: at level 1 the tensors of `load_model` are copied to
@@ -55,7 +57,8 @@ class GrpoStep:
 
     `has_reference`: log-probabilities of a reference policy are computed. `generate_ns`: ns in which one engine decodes
     all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
-    `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs.
+    `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
+    while the policy trains, and `generate_ns` is what the policy waits for.
     """
 
     engine: Engine
@@ -64,6 +67,7 @@ class GrpoStep:
     generate_ns: int
     refit_share: float
     broadcast_ns: int = 0
+    asynchronous: bool = False
 
     @property
     def quantising(self) -> Quantising:
@@ -246,5 +250,6 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
             journal.spike(REFIT, buffers, "weights are received")
         elif phase == "generation":
             journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")
-        journal.take(DECODING if phase == "generation" else WAITING, ns)
+        decodes = phase == "generation" or (step.asynchronous and phase != "refit")
+        journal.take(DECODING if decodes else WAITING, ns)
     return journal

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
@@ -201,6 +202,9 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast))
     journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
+    if rl.asynchronous:
+        step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
+        journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
@@ -217,6 +221,12 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                                      "verdict": "oom" if engine.refusal else report.verdict})
 
 
+def _busy_ns(journals: list[Journal]) -> int:
+    """Time in ns in which the slowest ranks that train do not wait for sequences or for weights to be sent."""
+    return max(sum(phase.ns for phase in journal.phases if phase.phase not in ("refit", "generation"))
+               for journal in journals)
+
+
 def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
     rl, generation = scenario.rl, scenario.generation
     missing = [name for name, block in (("rl", rl), ("generation", generation)) if block is None]
@@ -226,6 +236,10 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
         raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
                                     "on the host and is swapped in", "NeMo RL 7ea279ab models/automodel/setup.py "
                                     "setup_reference_model_state: a pinned copy in host memory"))
+    if rl.asynchronous and generation.colocated:
+        raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
+                                    "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
+                                    "only supported for the Megatron generation backend"))
     engine = engine_of(scenario, generation, topology_of(scenario), "library")
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
@@ -316,6 +330,11 @@ def _told(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
                    "tensor after the other, NeMo RL 7ea279ab dtensor_params_generator; packing by bytes"),
         Assumption(what="copies to and from the host", value="at the rate of pinned copies", kind="assumed",
                    source="module.to('cpu') is not pinned in NeMo RL 7ea279ab, and slower")]
+    if rl.asynchronous:
+        rows.append(Assumption(what="rl.asynchronous", value="a step takes as long as the slower of generation and "
+                                "the policy's passes and steps, and weights are sent after both", kind="assumed",
+                                source="NeMo RL 7ea279ab algorithms/grpo.py async_grpo_train; engines decode one "
+                                "step's sequences, and none of them is cut off or thrown away"))
     if engine.generation.colocated and engine.generation.sleep_level != 1:
         rows.append(Assumption(what="generation.sleep_level", value=str(engine.generation.sleep_level), kind="assumed",
                                 source="NeMo RL 7ea279ab vllm_worker.py:1309 always sleeps at level 1"))

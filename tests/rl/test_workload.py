@@ -236,3 +236,21 @@ def test_pipeline_stages_pass_on_log_probabilities_and_weights() -> None:
     assert sent == [[8], []]  # passes of one microbatch each
     refit = [[row for row in rank.traffic if row.phase == "refit" and row.axis == "pp"] for rank in (first, last)]
     assert refit[0] == refit[1] != []
+
+
+def test_engines_on_other_gpus_may_generate_while_the_policy_trains() -> None:
+    """A step takes as long as the slower of both, then weights are sent; memory is that of taking turns."""
+    apart = GRPO["generation"] | {"colocated": False, "engines": 2}
+    for tokens in (256, 8192):  # the policy is slower, then the engines are
+        training = {**GRPO["training"], "seq_len": tokens}
+        turns, beside = (report(training=training, generation=apart | {"max_model_len": tokens},
+                                rl=GRPO["rl"] | {"asynchronous": asked}) for asked in (False, True))
+        before, after = seconds(turns), seconds(beside)
+        busy = before["logprob"] + before["reference"] + before["training"]
+        assert {name: after[name] for name in after if name != "generation"} == pytest.approx(
+            {name: before[name] for name in before if name != "generation"})
+        assert after["generation"] == pytest.approx(max(0.0, before["generation"] - busy), abs=1e-8)
+        assert [rank.peak for rank in beside.ranks] == [rank.peak for rank in turns.ranks]
+    with_one = report(rl=GRPO["rl"] | {"asynchronous": True})
+    assert (with_one.status, "only supported for the Megatron generation backend" in with_one.problems[0].rule) == (
+        "illegal", True)

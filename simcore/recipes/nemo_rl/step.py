@@ -17,7 +17,6 @@ _GRPO: Final = (
     Idle(("grpo.use_combined_training", "grpo.combined_training_*", "grpo.use_best_at_k", "grpo.best_at_k_*",
           "grpo.dynamic_sampling_oversample_ratio"), "no line of the release reads it"),
     Off("grpo.use_dynamic_sampling", "prompts that are drawn again until their rewards differ"),
-    Off("grpo.async_grpo.enabled", "training beside generation (asynchronous GRPO)"),
     Idle(("grpo.async_grpo", "grpo.async_grpo.*", "grpo.dynamic_sampling_max_gen_batches", "grpo.batch_multiplier"),
          "settings of what is switched off"),
     Idle(("grpo.val_*", "grpo.max_val_samples", "grpo.stop_at_validation_*", "grpo.num_val_*"),
@@ -31,6 +30,8 @@ _GRPO: Final = (
     Idle(("loss_fn.*",), "which loss of log-probabilities"),
     Idle(("on_policy_distillation",), "off"),
 )
+_ENGINE: Final = "policy.generation.vllm_cfg.async_engine"
+_CORRECTED: Final = "loss_fn.use_importance_sampling_correction"
 _LENGTH: Final = Idle(tuple(f"{kind}.{name}" for kind in ("sft", "dpo", "grpo")
                             for name in ("max_num_epochs", "max_num_steps", "seed")), "length of the run, and its seed")
 _LATER: Final = Idle(tuple(f"{kind}.{name}" for kind in ("sft", "dpo") for name in (
@@ -107,9 +108,35 @@ def _read_grpo(reader: Reader, draft: Draft) -> None:
             draft.refuse(one, "distillation of teachers in GRPO")
     else:
         draft.idle(distils, "off")
+    _read_asynchronous(reader, draft)
     _refuse_rewards(reader, draft)
     read_switches(reader, draft, {"grpo.max_rollout_turns": "a sequence is counted as one answer of full length"})
     read_rows(reader, draft, _GRPO)
+
+
+def _read_asynchronous(reader: Reader, draft: Draft) -> None:
+    """Writes that engines generate while the policy trains; what upstream asserts of such a run is asked of the recipe.
+
+    algorithms/grpo.py async_grpo_train. With updates in flight sequences that are not complete go on with new weights.
+    """
+    switch = reader.flag("grpo.async_grpo.enabled")
+    if switch is None or not switch.value:
+        draft.idle(switch, "the default")
+        return
+    draft.put("rl.asynchronous", switch)
+    corrected = reader.flag(_CORRECTED)
+    draft.use(corrected, why="asynchronous GRPO asks for it")
+    for key, said, rule in ((_ENGINE, reader.flag(_ENGINE), "Async GRPO requires an async vLLM engine"),
+                            (_CORRECTED, corrected, "Importance sampling correction must be enabled for async GRPO")):
+        if said is None or not said.value:
+            draft.fail(said.where if said else switch.where, f"{key} is not true, and grpo.async_grpo.enabled is "
+                       f"[{rule}, NeMo RL 7ea279ab algorithms/grpo.py async_grpo_train]")
+    draft.unmodelled(reader.matching("grpo.async_grpo.in_flight_weight_updates",
+                                     "grpo.async_grpo.max_trajectory_age_steps"),
+                     "engines decode the sequences of one step while the policy trains on those of the step before")
+    draft.unmodelled(reader.matching("grpo.async_grpo.recompute_kv_cache_after_weight_updates"),
+                     "caches are not computed again")
+    draft.idle(reader.matching("grpo.async_grpo.max_generation_failures"), "failures that are waited for")
 
 
 def _refuse_rewards(reader: Reader, draft: Draft) -> None:

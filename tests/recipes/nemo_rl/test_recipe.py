@@ -282,6 +282,23 @@ cluster: {gpus_per_node: 8, num_nodes: 3}
     assert (read_.generation.colocated, read_.generation.engines, read_.generation.tp) == (False, 4, 2)
 
 
+def test_asynchronous_grpo_is_read_with_what_upstream_asserts_of_it(tmp_path: Path) -> None:
+    apart = """\
+grpo: {async_grpo: {enabled: true, max_trajectory_age_steps: 2, in_flight_weight_updates: true}}
+policy: {generation: {colocated: {enabled: false, resources: {gpus_per_node: 8, num_nodes: 1}}%s}}
+cluster: {gpus_per_node: 8, num_nodes: 3}
+"""
+    wrong = [one.message for one in imported(tmp_path, GRPO, apart % "").wrong]
+    assert [rule in message for rule, message in zip(("requires an async vLLM engine", "Importance sampling"), wrong,
+                                                     strict=True)] == [True, True]
+    text = apart % ", vllm_cfg: {async_engine: true}" + "loss_fn: {use_importance_sampling_correction: true}\n"
+    found = imported(tmp_path, GRPO, text)
+    assert found.wrong == ()
+    assert found.values["rl"]["asynchronous"] is True
+    assert {one.key.rpartition(".")[2] for one in found.left if one.kind == "not modelled"} >= {
+        "max_trajectory_age_steps", "in_flight_weight_updates"}
+
+
 def test_nodes_with_fewer_gpus_than_the_machine_are_narrowed(tmp_path: Path) -> None:
     found = imported(tmp_path, SFT, "cluster: {gpus_per_node: 4, num_nodes: 2}\n")
     assert scenario(found).normalised()["topology"] == {
@@ -348,7 +365,6 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
 
 
 @pytest.mark.parametrize(("base", "text", "told"), [
-    (GRPO, "grpo: {async_grpo: {enabled: true}}", "grpo.async_grpo.enabled: training beside generation"),
     (GRPO, "grpo: {use_dynamic_sampling: true}", "prompts that are drawn again"),
     (GRPO, "policy: {generation: {backend: sglang}}", "generation by sglang"),
     (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
