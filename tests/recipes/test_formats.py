@@ -100,3 +100,28 @@ def test_every_key_of_the_scenario_has_an_origin(tmp_path: Path, name: str) -> N
     result = imported(tmp_path, name)
     for path in (one.path for one in Reader(result.document()).all()):
         assert any(path[:length] in result.origins for length in range(len(path) + 1)), path
+
+
+@pytest.mark.parametrize(("name", "key", "value", "kind", "why"), [
+    ("megatron", "MODEL_ARGS.--clip-grad", 1.0, "no effect", "fixed time of a step"),
+    ("megatron", "MODEL_ARGS.--clip-grad", 0, "not modelled", "fixed time of a step"),
+    ("megatron", "MODEL_ARGS.--clip-grad", -1, "not modelled", "fixed time of a step"),
+    ("bridge", "optimizer.clip_grad", 0.5, "no effect", "fixed time of a step"),
+    ("bridge", "optimizer.clip_grad", 0.0, "not modelled", "fixed time of a step"),
+    ("automodel", "clip_grad_norm.max_norm", 0.0, "no effect", "whatever it says"),
+    ("torchtitan", "training.max_norm", -2.0, "no effect", "whatever it says"),
+    ("nemo_rl", "policy.max_grad_norm", 0.7, "no effect", "neither is timed"),
+    ("nemo_rl", "policy.max_grad_norm", None, "no effect", "nothing is clipped"),
+    ("verl", "optim.clip_grad", 0.0, "no effect", "whatever it says"),
+    ("trl", "max_grad_norm", 0.0, "no effect", "whatever it says"),
+    ("axolotl", "max_grad_norm", 0.0, "no effect", "whatever it says"),
+    ("llamafactory", "max_grad_norm", -1.0, "no effect", "whatever it says"),
+    ("deepspeed", "gradient_clipping", 0.0, "no effect", "whatever it says"),
+])
+def test_a_clip_that_is_switched_off_is_listed_by_what_the_framework_does(
+        tmp_path: Path, name: str, key: str, value: object, kind: str, why: str) -> None:
+    """Megatron multiplies no gradients at 0 and below; the others take a norm and multiply whatever the value is."""
+    file = read_files([SAMPLES[name].write(tmp_path)])[0]
+    launched = replace(file, overrides=(Override(tuple(key.split(".")), value, "run.sh:1"),))
+    left = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings).left
+    assert [(one.kind, why in one.why) for one in left if one.where == "run.sh:1"] == [(kind, True)]

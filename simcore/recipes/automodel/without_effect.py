@@ -18,7 +18,8 @@ WITHOUT_EFFECT: Final = (
     Idle(("parallelizer.*", "autopipeline.*", "distributed_config.*"), "nothing reads this block: it is that of "
          "releases before the block distributed"),
     Idle(("lr_scheduler.*",), "values of the learning rate"),
-    Idle(("clip_grad_norm.*",), "gradients are clipped by norm in any case (max_norm 1.0 by default)"),
+    Idle(("clip_grad_norm.*",), "the norm is taken and gradients are multiplied whatever it says (null: 1.0): neither "
+         "is timed"),
     Idle(("checkpoint.*",), "reading and writing files: not part of a step"),
     Idle(("validation_*", "_validation_*", "tool_call_eval.*"), "validation: not part of a step"),
     Idle(("step_scheduler.*",), "length of the run: not part of a step"),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
+from simcore.recipes.megatron.without_effect import limit_of_gradients
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says
 
@@ -66,7 +67,7 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("validation.*",), "evaluation, which is no part of a step"),
     Idle(("rng.*", "rerun_state_machine.*"), "random numbers, and steps that are run again"),
     Idle(("scheduler.*", "optimizer.lr", "optimizer.*_lr",
-          "optimizer.adam_*", "optimizer.weight_decay", "optimizer.clip_grad", "optimizer.muon_*", "optimizer.lion_*",
+          "optimizer.adam_*", "optimizer.weight_decay", "optimizer.muon_*", "optimizer.lion_*",
           "optimizer.apply_wd_to_qk_layernorm", "optimizer.bf16", "optimizer.fp16", "optimizer.sgd_*",
           "optimizer.min_lr", "mixed_precision.*loss_scale*", "mixed_precision.hysteresis"),
          "values of the optimizer's step"),
@@ -121,7 +122,7 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
 """Keys that change what is run by little unless they have this value, and how they are counted instead."""
 _MULTIPROCESSORS: Final = ("model.moe_*_num_sms*", "model.moe_hybridep_num_*")
 _SMS: Final = "multiprocessors that an exchange of tokens takes from other kernels: both run at their rates"
-ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *IDLE)
+ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, limit_of_gradients("optimizer.clip_grad"), *IDLE)
 
 
 def read_small(reader: Reader, draft: Draft) -> None:

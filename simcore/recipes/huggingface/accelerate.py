@@ -14,6 +14,7 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
+from simcore.recipes.huggingface.optimizers import CLIP
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
@@ -44,7 +45,7 @@ _OF_ZERO: Final[tuple[Row, ...]] = (
     Idle(("deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.deepspeed_hostfile",
           "deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_inclusion_filter"),
          "how ranks are started"),
-    Idle(("deepspeed_config.gradient_clipping",), "gradients are clipped in any case"),
+    Idle(("deepspeed_config.gradient_clipping",), CLIP),
     Idle(("deepspeed_config.seq_parallel_communication_data_type",), "about ranks that split a sequence"),
     Idle(("deepspeed_config.deepspeed_moe_layer_cls_names",), "experts are fetched layer by layer in any case"),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.recipes.rows import Idle, Unmodelled
+from simcore.recipes.rows import Idle, Limit, Unmodelled
 
-__all__ = ["NOT_MODELLED", "OF_TESTS", "WITHOUT_EFFECT"]
+__all__ = ["NOT_MODELLED", "OF_TESTS", "WITHOUT_EFFECT", "limit_of_gradients"]
 
 
 WITHOUT_EFFECT: Final = (
@@ -25,7 +25,7 @@ WITHOUT_EFFECT: Final = (
          "--weight-decay*", "--start-weight-decay", "--end-weight-decay", "--no-weight-decay-cond-type",
          "--apply-wd-to-qk-layernorm", "--adam-*", "--lion-*", "--muon-*", "--head-lr-mult"),
         "values of the optimizer's step"),
-    Idle(("--clip-grad", "--check-for-*", "--no-check-for-*", "--qk-clip*", "--norm-epsilon", "--loss-scale*",
+    Idle(("--check-for-*", "--no-check-for-*", "--qk-clip*", "--norm-epsilon", "--loss-scale*",
          "--initial-loss-scale", "--min-loss-scale", "--hysteresis", "--rerun-mode", "--error-injection-*",
          "--result-rejected-tracker-filename", "--check-weight-hash-*"),
         "values that are looked at or scaled, in any case"),
@@ -126,3 +126,15 @@ OF_TESTS: Final = (
     Idle(("MODEL_ARGS_*.*",), "a second run of the test, which resumes the first"),
 )
 """Other keys of a model_config.yaml."""
+
+
+def limit_of_gradients(key: str) -> Limit:
+    """Row of the norm at which gradients are clipped.
+
+    `ChainedOptimizer.step` (core 0.16.1 optimizer/optimizer.py:1307, main d98e8a64 :1894), which every optimizer is in,
+    takes the norm in any case, and multiplies gradients above 0 alone; null it compares with 0, and stops.
+    """
+    return Limit(key, "a value: a clip is in the fixed time of a step",
+                 "nothing is clipped, though the norm is taken: the answer keeps the fixed time of a step of runs that "
+                 "clip, in which a product over all gradients is too much",
+                 "core compares it with 0 in the optimizer's step, which stops (0 switches the clip off)")

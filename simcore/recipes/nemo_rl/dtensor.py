@@ -95,9 +95,19 @@ def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
     _read_offload(reader, draft)
     _read_adapters(reader, draft, sizes["ep"])
     _read_optimizer(reader, draft)
+    _read_clipping(reader, draft)
     read_environment(reader, draft, _AT)
     read_rows(reader, draft, _ROWS)
     draft.idle(reader.matching("policy.megatron_cfg.*"), "of the other kind of workers")
+
+
+def _read_clipping(reader: Reader, draft: Draft) -> None:
+    """Lists the norm at which Automodel clips gradients; null leaves out norm and product (`clip_grad_norm`)."""
+    key = "policy.max_grad_norm"
+    if reader.look(key) is None:
+        draft.idle(reader.matching(key), "nothing is clipped, and no clip is timed")
+    else:
+        draft.idle(reader.number(key), "the norm is taken and gradients are multiplied at any number: neither is timed")
 
 
 def _read_layers(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:

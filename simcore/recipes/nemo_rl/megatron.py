@@ -10,6 +10,7 @@ from typing import Final
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
+from simcore.recipes.megatron.without_effect import limit_of_gradients
 from simcore.recipes.nemo_rl.dropout import read_dropout
 from simcore.recipes.nemo_rl.environment import read_environment
 from simcore.recipes.nemo_rl.experts import read_experts
@@ -55,6 +56,8 @@ _ROWS: Final[tuple[Row, ...]] = (
           f"{_AT}.layernorm_epsilon", f"{_AT}.calculate_per_token_loss", f"{_AT}.do_not_average_loss",
           f"{_AT}.cp_normalize", f"{_AT}.scale_loss_by_dp_cp_size"), "values, not tensors"),
     Idle((f"{_AT}.freeze_vision_*", f"{_AT}.freeze_sound_*", f"{_AT}.radio_*"), "the policy has text alone"),
+    limit_of_gradients(f"{_OPTIMIZER}.clip_grad"),
+    Idle(("policy.max_grad_norm",), "workers of Megatron read optimizer.clip_grad"),
     Idle((f"{_OPTIMIZER}.bf16", f"{_OPTIMIZER}.fp16", f"{_OPTIMIZER}.params_dtype"), "policy.precision decides"),
 )
 _SWITCHES: Final = {f"{_AT}.defer_fp32_logits": "logits are counted as the loss of Megatron takes them"}

@@ -38,6 +38,7 @@ _ROWS: Final = (
          what="an optimizer of"),
     Off("model.lora_adapter_path", "adapters that are read from files"),
     Idle(("hydra.*",), "the trainer, and its groups of defaults"),
+    Idle(("optim.clip_grad",), "the norm is taken and gradients are multiplied whatever it says: neither is timed"),
     Idle(("optim.*",), "values, not tensors"),
     Idle(("trainer.*",), "the run around the steps; validation has the same batches without gradients"),
     Idle(("data.train_*", "data.val_*", "data.prompt_*", "data.response_*", "data.multiturn.*", "data.custom_cls.*",

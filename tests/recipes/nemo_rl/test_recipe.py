@@ -442,3 +442,17 @@ def test_a_value_that_the_environment_has_may_stand_where_nothing_depends_on_it(
     assert found.unknown == ()
     with pytest.raises(InputError, match=r"is the value of policy.train_global_batch_size, and not known .*BATCH"):
         launched("policy.train_global_batch_size=$BATCH")
+
+
+@pytest.mark.parametrize(("clip", "kinds", "wrong"), [
+    ("1.0", ["no effect"], 0), ("0.0", ["not modelled"], 0), ("${policy.max_grad_norm}", [], 1)])
+def test_workers_of_megatron_clip_at_a_number_of_their_own(tmp_path: Path, clip: str, kinds: list[str],
+                                                           wrong: int) -> None:
+    found = imported(tmp_path, SFT, f"""\
+policy:
+  max_grad_norm: null
+  dtensor_cfg: {{enabled: false}}
+  megatron_cfg: {{enabled: true, optimizer: {{optimizer: adam, clip_grad: "{clip}"}}}}
+""")
+    assert [one.kind for one in found.left if one.key.endswith("clip_grad")] == kinds
+    assert len([one for one in found.wrong if "clip_grad null" in one.message]) == wrong

@@ -215,10 +215,3 @@ def test_a_loop_over_lists_of_tensors_is_told_from_a_fused_kernel_under_zero(key
 def test_code_of_a_checkpoint_takes_the_place_of_transformers_layers(model: str, kind: str) -> None:
     found = imported({**RECIPE, "model_name_or_path": model, "trust_remote_code": True})
     assert [one.kind for one in found.left if one.key == "trust_remote_code"] == [kind]
-
-
-@pytest.mark.parametrize(("norm", "kind"), [(0.0, "not modelled"), (0.3, "no effect")])
-def test_gradients_that_nothing_clips_are_told(norm: float, kind: str) -> None:
-    """transformers 5.23.0 `trainer.py`: clipped where max_grad_norm is above 0."""
-    left = imported({**RECIPE, "max_grad_norm": norm}).left
-    assert [one.kind for one in left if one.key == "max_grad_norm"] == [kind]
