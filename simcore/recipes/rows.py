@@ -13,7 +13,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.outline import Outline
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["Idle", "Limit", "Off", "On", "Row", "Says", "Unmodelled", "read_rows", "write_rows"]
+__all__ = ["Idle", "Limit", "Off", "On", "Row", "Says", "Unmodelled", "leave_out", "read_rows", "write_rows"]
 
 Kind = Literal["integer", "number", "flag", "text", "words"]
 _READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
@@ -65,10 +65,14 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Unmodelled:
-    """Patterns of dotted keys that change what upstream does by little, and how they are counted instead."""
+    """Patterns of dotted keys that change what upstream does by little, and how they are counted instead.
+
+    `off`: values beside false with which they change nothing.
+    """
 
     keys: tuple[str, ...]
     why: str
+    off: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,7 @@ def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:
         elif isinstance(row, Limit):
             _read_limit(reader, draft, row)
         else:
-            for found in reader.matching(*row.keys):
-                if found.value is False:
-                    draft.idle(found, "off")
-                else:
-                    draft.unmodelled(found, row.why)
+            leave_out(draft, row, reader.matching(*row.keys))
 
 
 def _read_said(reader: Reader, draft: Draft, row: Says) -> None:
@@ -121,6 +121,15 @@ def _read_said(reader: Reader, draft: Draft, row: Says) -> None:
         draft.refuse(said, f"{row.what} {said.value}")
     else:
         draft.put(row.scenario, said, row.words[said.value] if row.words else None)
+
+
+def leave_out(draft: Draft, row: Idle | Unmodelled, found: Iterable[Taken[Any]]) -> None:
+    """Lists keys of a row that the scenario does not have; one that is off has no effect."""
+    for one in found:
+        if isinstance(row, Unmodelled) and one.value is not False and one.value not in row.off:
+            draft.unmodelled(one, row.why)
+        else:
+            draft.idle(one, row.why if isinstance(row, Idle) else "off")
 
 
 def _read_limit(reader: Reader, draft: Draft, row: Limit) -> None:

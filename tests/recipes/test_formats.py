@@ -125,3 +125,27 @@ def test_a_clip_that_is_switched_off_is_listed_by_what_the_framework_does(
     launched = replace(file, overrides=(Override(tuple(key.split(".")), value, "run.sh:1"),))
     left = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings).left
     assert [(one.kind, why in one.why) for one in left if one.where == "run.sh:1"] == [(kind, True)]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "kind"), [
+    ("megatron", "MODEL_ARGS.--log-params-norm", True, "not modelled"),
+    ("megatron", "MODEL_ARGS.--timing-log-level", 2, "not modelled"),
+    ("megatron", "MODEL_ARGS.--timing-log-level", 0, "no effect"),
+    ("megatron", "MODEL_ARGS.--check-for-large-grads", True, "not modelled"),
+    ("megatron", "MODEL_ARGS.--no-check-for-nan-in-loss-and-grad", True, "no effect"),
+    ("megatron", "MODEL_ARGS.--log-max-attention-logit", True, "not modelled"),
+    ("megatron", "MODEL_ARGS.--rerun-mode", "report_stats", "not modelled"),
+    ("megatron", "MODEL_ARGS.--empty-unused-memory-level", 0, "no effect"),
+    ("bridge", "logger.log_params_norm", True, "not modelled"),
+    ("bridge", "logger.log_params_norm", False, "no effect"),
+    ("bridge", "logger.timing_log_level", 1, "not modelled"),
+    ("bridge", "logger.timing_log_level", -1, "no effect"),
+    ("bridge", "ddp.check_for_nan_in_grad", True, "not modelled"),
+    ("bridge", "model.log_max_attention_logit", True, "not modelled"),
+])
+def test_statistics_for_which_a_step_takes_longer_are_not_without_effect(tmp_path: Path, name: str, key: str,
+                                                                         value: object, kind: str) -> None:
+    file = read_files([SAMPLES[name].write(tmp_path)])[0]
+    launched = replace(file, overrides=(Override(tuple(key.split(".")), value, "run.sh:1"),))
+    left = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings).left
+    assert [one.kind for one in left if one.where == "run.sh:1"] == [kind]
