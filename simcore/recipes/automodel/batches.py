@@ -144,8 +144,8 @@ def _has_own_batches(reader: Reader, draft: Draft, local: Taken[int] | None, who
         draft.refuse(by[0], f"batches of {rows} rows, {counted} of which a step is counted by (local_batch_size)")
         draft.use(local, whole)
         return True
-    rule = ("the loader's batch goes before local_batch_size" if said else "samples of the data set are batches already "
-            "(dataset.batch_size, 1 without it), which benchmarks' own recipe alone sets to local_batch_size")
+    rule = ("the loader's batch goes before local_batch_size" if said else "samples of the data set are batches "
+            "already (dataset.batch_size, 1 without it), which benchmarks' own recipe alone sets to local_batch_size")
     draft.infer("training.micro_batch_size", rows, rule, *by, source="recipes/_typed_config.py _resolve_dataloader")
     draft.infer("training.global_batch_size", step // counted * rows, f"{step} / {counted} batches of {rows}", *by,
                 local, whole, source=_SCHEDULER)

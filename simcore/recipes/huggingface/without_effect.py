@@ -10,7 +10,6 @@ __all__ = ["TRAINER"]
 
 TRAINER: Final[tuple[Row, ...]] = (
     Idle(("local_rank",), "how ranks are started"),
-    Idle(("accelerator_config.*",), "which samples a rank reads"),
     Idle(("disable_tqdm", "skip_memory_metrics"), "messages, and measuring of memory"),
     Says("debug", "", "text", {None: None}, {"": "off"}, "a check of every module, by"),
     Idle(("logging_*", "log_*", "report_to", "run_name", "project", "trackio_*", "include_*"),
