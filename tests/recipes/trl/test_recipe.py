@@ -201,6 +201,22 @@ def test_arguments_of_the_trainer_at_their_defaults_are_listed() -> None:
     assert {one.key for one in found.left if one.kind == "no effect"} >= {*keys}
 
 
+@pytest.mark.parametrize(("keys", "length"), [
+    ({"max_length": 1000, "pad_to_multiple_of": 64}, 1024),
+    ({"max_length": 1000, "pad_to_multiple_of": 64, "packing": True, "packing_strategy": "wrapped"}, 1024),
+    ({"max_length": 1000, "pad_to_multiple_of": 64, "packing": True, "per_device_train_batch_size": 3}, 3008),
+    ({"pad_to_multiple_of": 3000}, 3000)])
+def test_a_batch_is_padded_to_a_multiple(keys: dict[str, Any], length: int) -> None:
+    assert imported({**RECIPE, "max_length": 1024, **keys}).values["training"]["seq_len"] == length
+
+
+def test_samples_that_nothing_prepares_are_neither_cut_nor_packed() -> None:
+    """TRL 1.16.0 `sft_trainer.py` _skip_prepare_dataset."""
+    keys: dict[str, Any] = {"max_length": 1000, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    assert [one.key for one in imported({**RECIPE, **keys}).questions] == ["training.seq_len"]
+    assert "packs that the data set brings" in str(imported({**RECIPE, **keys, "packing": True}).refused)
+
+
 @pytest.mark.parametrize(("keys", "optimizer"), [
     ({"optim": "adamw_torch"}, {"name": "adamw", "implementation": "foreach"}),
     ({"optim": "adamw_torch_fused"}, {"name": "adamw"}), ({}, None)])
