@@ -149,3 +149,14 @@ def test_statistics_for_which_a_step_takes_longer_are_not_without_effect(tmp_pat
     launched = replace(file, overrides=(Override(tuple(key.split(".")), value, "run.sh:1"),))
     left = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings).left
     assert [one.kind for one in left if one.where == "run.sh:1"] == [kind]
+
+
+@pytest.mark.parametrize(("name", "key", "near"), [
+    ("trl", "warmup_step", "warmup_steps"), ("llamafactory", "eval_step", "eval_steps"),
+    ("axolotl", "wandb_entitty", "wandb_entity")])
+def test_a_pattern_fits_no_misspelt_key(tmp_path: Path, name: str, key: str, near: str) -> None:
+    file = read_files([SAMPLES[name].write(tmp_path)])[0]
+    launched = replace(file, overrides=(Override((key,), 1, "run.sh:1"),))
+    [problem] = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings).unknown
+    assert f"unknown key '{key}'" in problem.message
+    assert near in problem.message

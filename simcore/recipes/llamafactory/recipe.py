@@ -13,6 +13,7 @@ from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import Companions, companions_of
+from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported, read_known, with_job
@@ -52,7 +53,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
     file = files[0]
-    reader, draft = Reader(script.document), Draft("llamafactory", file.path, script.answers)
+    reader = Reader(script.document, fields=fields_of("llamafactory"))
+    draft = Draft("llamafactory", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed"))
     stage = str(reader.look("stage") or "sft")
