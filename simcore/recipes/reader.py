@@ -19,6 +19,7 @@ __all__ = ["Reader", "Taken"]
 
 T = TypeVar("T")
 _ABSENT: Final = object()
+_TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _ALIKE: Final = 0.85
 """Share of letters in common from which a key counts as another one misspelt."""
 
@@ -71,11 +72,11 @@ class Reader:
         return self._number(key, "a number", lambda value: True, float)
 
     def flag(self, key: str) -> Taken[bool] | None:
-        """True or false; the words count as well."""
+        """True or false; the words count as well, also those of YAML 1.1, by which upstream's loaders read."""
         found = self._find(key)
         if found is None:
             return None
-        value = {"true": True, "false": False}.get(str(found.value).lower())
+        value = _TRUTHS.get(str(found.value).lower())
         if value is None:
             self._wrong(found, "true or false")
             return None
