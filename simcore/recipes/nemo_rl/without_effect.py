@@ -10,7 +10,7 @@ __all__ = ["IDLE_BLOCKS", "WITHOUT_EFFECT"]
 
 IDLE_BLOCKS: Final = ("logger", "checkpointing", "env", "data", "reward_penalties")
 """Blocks at the top of a recipe of which no key has an effect."""
-_VALUES: Final = ("lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum")
+_VALUES: Final = ("lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps")
 
 WITHOUT_EFFECT: Final = (
     Idle(("logger.*",), "logging"),
