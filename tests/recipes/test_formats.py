@@ -142,6 +142,11 @@ def test_a_clip_that_is_switched_off_is_listed_by_what_the_framework_does(
     ("bridge", "logger.timing_log_level", -1, "no effect"),
     ("bridge", "ddp.check_for_nan_in_grad", True, "not modelled"),
     ("bridge", "model.log_max_attention_logit", True, "not modelled"),
+    ("deepspeed", "wall_clock_breakdown", True, "not modelled"),
+    ("deepspeed", "comms_logger.enabled", True, "not modelled"),
+    ("deepspeed", "comms_logger.enabled", False, "no effect"),
+    ("trl", "include_num_input_tokens_seen", True, "not modelled"),
+    ("llamafactory", "include_num_input_tokens_seen", "no", "no effect"),
 ])
 def test_statistics_for_which_a_step_takes_longer_are_not_without_effect(tmp_path: Path, name: str, key: str,
                                                                          value: object, kind: str) -> None:

@@ -38,7 +38,7 @@ _ROWS: Final = (
     Off(f"{_AT}.custom_parallel_plan", "a plan of tensor parallelism of one's own"),
     Idle((f"{_AT}.enabled", f"{_AT}._v2", f"{_AT}.env_vars"), "which worker runs"),
     Idle((f"{_AT}.defer_fsdp_grad_sync",), "its loop over microbatches sets no gradients to wait"),
-    Idle((f"{_AT}.clear_cache_every_n_steps",), "no step ends with memory that is not returned here"),
+    Idle((f"{_AT}.clear_cache_every_n_steps",), "no line of the release reads it"),
     Unmodelled((f"{_AT}.moe_parallelizer.ignore_router_for_ac",), "a checkpoint keeps the router's product and top-k"),
 )
 _LAYERS: Final = (
