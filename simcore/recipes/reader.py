@@ -19,7 +19,8 @@ __all__ = ["Reader", "Taken"]
 
 T = TypeVar("T")
 _ABSENT: Final = object()
-_TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_TRUTHS: Final = {**dict.fromkeys(("true", "yes", "on", "1"), True),
+                  **dict.fromkeys(("false", "no", "off", "0"), False)}
 _ALIKE: Final = 0.85
 """Share of letters in common from which a key counts as another one misspelt."""
 
@@ -72,7 +73,7 @@ class Reader:
         return self._number(key, "a number", lambda value: True, float)
 
     def flag(self, key: str) -> Taken[bool] | None:
-        """True or false; the words count as well, also those of YAML 1.1, by which upstream's loaders read."""
+        """True or false; words count as well, also those of YAML 1.1, by which upstream's loaders read, and 0 and 1."""
         found = self._find(key)
         if found is None:
             return None

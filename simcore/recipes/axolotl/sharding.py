@@ -21,8 +21,8 @@ _VERSION: Final = "utils/schemas/validation.py _resolve_fsdp_version: version 1 
 _DEGREES: Final = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args, to which axolotl hands the block",
-                        ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch"),
-                        "axolotl's utils/schemas/fsdp.py")
+                        ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch",
+                         "limit_all_gathers"), "axolotl's utils/schemas/fsdp.py")
 _ROWS: Final = (Idle(("expert_parallel_*",), "one rank"), *ACCELERATOR)
 
 

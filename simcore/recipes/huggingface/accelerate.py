@@ -25,7 +25,8 @@ __all__ = ["Launch", "copy_to_ranks", "read_launch", "read_processes"]
 _ALONE: Final = ("NO",)
 _COPIES: Final = ("NO", "MULTI_GPU")
 _PLUGIN: Final = Plugin("fsdp_config.", "NO_WRAP", True, "accelerate 1.15.0",  # noqa: FBT003 - a value, not a switch
-                        "commands/launch.py, utils/dataclasses.py FullyShardedDataParallelPlugin", ("cpu_offload",),
+                        "commands/launch.py, utils/dataclasses.py FullyShardedDataParallelPlugin",
+                        ("cpu_offload", "limit_all_gathers"),
                         "accelerate 1.15.0 utils/launch.py")
 _STAGE: Final = "accelerate 1.15.0 utils/dataclasses.py DeepSpeedPlugin: stage 2 where nothing is said"
 _ROWS: Final[tuple[Row, ...]] = (

@@ -169,6 +169,8 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     (({**RECIPE, "deepspeed": "zero.json"},), "stands in another file: name it too"),
     (({**RECIPE, "bf16": True, "fp16": True},), "bf16 and fp16 are both asked for"),
     ((LORA, FSDP1), "adapters under FSDP 1"),
+    (({**RECIPE, "fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1, "limit_all_gathers": False}},),
+     "limit_all_gathers: gathers that nothing limits"),
     ((RECIPE, {**FSDP2, "fsdp_config": {**FSDP2["fsdp_config"], "fsdp_activation_checkpointing": True}}),
      "both at once are an error"),
     ((RECIPE, {**ZERO, "train_micro_batch_size_per_gpu": 4}), "per_gpu is 4, and the trainer's 8"),
