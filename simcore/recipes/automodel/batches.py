@@ -142,8 +142,8 @@ def _has_own_batches(reader: Reader, draft: Draft, local: Taken[int] | None, who
     step = whole.value if whole else _GLOBAL
     if draft.values.get("mesh", {}).get("pp", 1) > 1 or step % counted:
         draft.refuse(by[0], f"batches of {rows} rows, {counted} of which a step is counted by (local_batch_size)")
-        draft.use(local, whole)
-        return True
+        draft.use(*by[1:])
+        return False
     rule = ("the loader's batch goes before local_batch_size" if said else "samples of the data set are batches "
             "already (dataset.batch_size, 1 without it), which benchmarks' own recipe alone sets to local_batch_size")
     draft.infer("training.micro_batch_size", rows, rule, *by, source="recipes/_typed_config.py _resolve_dataloader")

@@ -131,3 +131,4 @@ def test_a_microbatch_is_the_batch_of_the_loader(text: str, micro: int, whole: i
     changed("global_batch_size: 48", "global_batch_size: 50", changed("shuffle: true", "batch_size: 2"))])
 def test_batches_of_the_loader_that_no_scenario_says_are_refused(text: str) -> None:
     assert "dataloader.batch_size" in refusal(text)
+    assert imported(text).unknown == ()
