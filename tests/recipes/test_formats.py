@@ -114,7 +114,9 @@ def test_every_key_of_the_scenario_has_an_origin(tmp_path: Path, name: str) -> N
     ("nemo_rl", "policy.max_grad_norm", None, "no effect", "nothing is clipped"),
     ("verl", "optim.clip_grad", 0.0, "no effect", "whatever it says"),
     ("trl", "max_grad_norm", 0.0, "no effect", "whatever it says"),
+    ("trl", "max_grad_norm", None, "no effect", "compares it with 0, and stops"),
     ("axolotl", "max_grad_norm", 0.0, "no effect", "whatever it says"),
+    ("axolotl", "max_grad_norm", None, "no effect", "says nothing"),
     ("llamafactory", "max_grad_norm", -1.0, "no effect", "whatever it says"),
     ("deepspeed", "gradient_clipping", 0.0, "no effect", "whatever it says"),
 ])

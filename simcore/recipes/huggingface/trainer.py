@@ -128,6 +128,9 @@ def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]
 def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
     """Writes the optimizer by its name; one that DeepSpeed's configuration names takes its place."""
     named = reader.text("optim")
+    if reader.look("max_grad_norm") is None:
+        draft.idle(reader.matching("max_grad_norm"), f"{_TRAINER} compares it with 0, and stops; 4.46.3 clips nothing "
+                                                     "at null: no clip is timed")
     read_clipping(reader, draft, "max_grad_norm")
     draft.idle(reader.matching("optim_args", "optim_target_modules"), "numbers of the update")
     if launch.zero is not None and launch.zero.has_optimizer:
