@@ -147,6 +147,9 @@ def test_a_clip_that_is_switched_off_is_listed_by_what_the_framework_does(
     ("deepspeed", "wall_clock_breakdown", True, "not modelled"),
     ("deepspeed", "comms_logger.enabled", True, "not modelled"),
     ("deepspeed", "comms_logger.enabled", False, "no effect"),
+    ("llamafactory", "moe_aux_loss_coef", 0.0, "no effect"),
+    ("axolotl", "model_config.output_router_logits", True, "not modelled"),
+    ("axolotl", "model_config.output_router_logits", False, "no effect"),
     ("trl", "include_num_input_tokens_seen", True, "not modelled"),
     ("llamafactory", "include_num_input_tokens_seen", "no", "no effect"),
 ])

@@ -8,8 +8,9 @@ from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.trainer import BALANCED
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["read_formats", "read_model"]
 
@@ -44,8 +45,9 @@ _ROWS: Final = (
     Off("reward_model", "a reward model"),
     Off("process_reward_model", "a reward model"),
     Off("reinit_weights", "weights drawn anew", "a checkpoint is read"),
-    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "model_config.output_router_logits",
-          "center_rewards_coefficient", "freeze_mm_modules"), "settings of what is refused, or of the loss"),
+    Unmodelled(("model_config.output_router_logits",), BALANCED),
+    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "center_rewards_coefficient", "freeze_mm_modules"),
+         "settings of what is refused, or of the loss"),
     Idle(("num_labels",), "of a head that classifies, which is refused"),
 )
 

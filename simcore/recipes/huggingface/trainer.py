@@ -23,13 +23,14 @@ from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 
-__all__ = ["ACCELERATOR", "SWITCHES", "UNUSED", "read_batches", "read_optimizer", "read_sharding"]
+__all__ = ["ACCELERATOR", "BALANCED", "SWITCHES", "UNUSED", "read_batches", "read_optimizer", "read_sharding"]
 
 _TRAINER: Final = "transformers 5.23.0"
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args",
                         ("offload_params", "sharding_strategy"), "transformers 5.23.0 training_args.py")
 _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
+BALANCED: Final = "the loss that balances experts: numbers of each token and expert in every layer"
 UNUSED: Final = ("before each backward DDP walks through the graph, and adds up a map of used parameters over ranks: "
                  "neither is timed")
 _DDP: Final[tuple[Row, ...]] = (
