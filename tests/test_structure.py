@@ -133,6 +133,9 @@ READS_OWN = {
     "simcore/recipes/megatron/arguments.py": {
         "resources.files('simcore.recipes.megatron').joinpath('arguments.json').read_text(encoding='utf-8')",
     },
+    "simcore/recipes/huggingface/fields.py": {
+        "resources.files('simcore.recipes.huggingface').joinpath('fields.json').read_text(encoding='utf-8')",
+    },
     "simcore/lint/upstream.py": {
         "resources.files('simcore.lint').joinpath('upstream_keys.json').read_text(encoding='utf-8')",
     },

@@ -74,12 +74,16 @@ _ALLOCATOR: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 def with_environment(imported: Imported, variables: Sequence[tuple[str, str, str]]) -> Imported:
     """Copy of an imported recipe with the variables (name, value, place) of its launch script.
 
-    They go before what the recipe itself sets (Megatron-Bridge 067f987d training/config.py:1984).
+    They go before what the recipe itself sets (Megatron-Bridge 067f987d training/config.py:1984), but not before what
+    the program sets anew.
     """
     document, left = Document(imported.path, dict(imported.values)), list[Left]()
     for name, value, where in variables:
         if name not in (_CUBLAS, *_ALLOCATOR):
             imported = _with_other(imported, name, value, where)
+            continue
+        if name in imported.sets_anew:
+            left.append(Left("no effect", where, name, value, "the program sets it anew for the ranks"))
             continue
         key = ("environment", "cublas_workspace_config" if name == _CUBLAS else "expandable_segments")
         settings = dict(part.partition(":")[::2] for part in value.split(","))

@@ -98,7 +98,8 @@ class Imported:
     `origins`: by path of each key in it. `left`: keys of the recipe that give it nothing; `used`: dotted keys of those
     that give it something; `decides`: those of them that no origin names. `questions`: what is open; `unknown`,
     `refused`, `wrong`: problems of keys that nothing knows, of options that are not modelled, of values that the format
-    does not take. With any of these the scenario is not complete.
+    does not take. With any of these the scenario is not complete. `sets_anew`: variables that the program sets for the
+    ranks, whatever they are where it is started.
     """
 
     format: str
@@ -112,6 +113,7 @@ class Imported:
     unknown: tuple[Problem, ...] = ()
     refused: tuple[Problem, ...] = ()
     wrong: tuple[Problem, ...] = ()
+    sets_anew: frozenset[str] = frozenset()
 
     def expect_complete(self) -> None:
         """Raises InputError, or NotYet, with everything for which there is no complete scenario."""

@@ -23,11 +23,15 @@ __all__ = ["Outline", "Put"]
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A key of the recipe with its value. `stand_in`: it stands for something of the user's, such as a data set."""
+    """A key of the recipe with its value. `stand_in`: it stands for something of the user's, such as a data set.
+
+    `beside`: block of other stand-ins without which it means nothing, "" for none.
+    """
 
     key: str
     value: Any
     stand_in: bool = False
+    beside: str = ""
 
 
 @dataclass
@@ -73,13 +77,13 @@ class Outline:
         return self.settled.scenario.where(*split_key(key))
 
     # ---- the recipe --------------------------------------------------------------------------------------------
-    def put(self, key: str, value: Any, *said: str, stand_in: bool = False) -> None:
+    def put(self, key: str, value: Any, *said: str, stand_in: bool = False, beside: str = "") -> None:
         """Writes a key of the recipe (dotted); `said`: keys of the scenario that it says.
 
         `stand_in`: it stands for something of the user's that a scenario does not have, such as a data set; a recipe
-        that has its own keeps it.
+        that has its own keeps it, and gets none that goes with it: `beside`, the block of the other stand-ins.
         """
-        self.puts[key] = Put(key, value, stand_in)
+        self.puts[key] = Put(key, value, stand_in, beside)
         self.said.update(said)
 
     def set_variable(self, name: str, value: str, *said: str) -> None:

@@ -19,6 +19,8 @@ __all__ = ["Reader", "Taken"]
 
 T = TypeVar("T")
 _ABSENT: Final = object()
+_TRUTHS: Final = {**dict.fromkeys(("true", "yes", "on", "1"), True),
+                  **dict.fromkeys(("false", "no", "off", "0"), False)}
 _ALIKE: Final = 0.85
 """Share of letters in common from which a key counts as another one misspelt."""
 
@@ -44,11 +46,13 @@ class Reader:
 
     `nulls`: words that the format reads as null. Every value that is handed out is a `Taken`, and the draft must say
     what became of it; `untouched` are the keys that were never asked for. A value of a wrong type is a problem in
-    `problems`, and None is handed out in its place.
+    `problems`, and None is handed out in its place. `fields`: keys that the format has at the top, if they are known: a
+    pattern fits no other, but for `*`.
     """
 
     document: Document
     nulls: frozenset[str] = frozenset()
+    fields: frozenset[str] = frozenset()
     problems: list[Problem] = field(default_factory=list)
     _seen: set[KeyPath] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)
@@ -69,11 +73,11 @@ class Reader:
         return self._number(key, "a number", lambda value: True, float)
 
     def flag(self, key: str) -> Taken[bool] | None:
-        """True or false; the words count as well."""
+        """True or false; words count as well, also those of YAML 1.1, by which upstream's loaders read, and 0 and 1."""
         found = self._find(key)
         if found is None:
             return None
-        value = {"true": True, "false": False}.get(str(found.value).lower())
+        value = _TRUTHS.get(str(found.value).lower())
         if value is None:
             self._wrong(found, "true or false")
             return None
@@ -127,7 +131,9 @@ class Reader:
         """Values of all untouched keys whose dotted name fits a pattern (`wandb.*`); they count as taken."""
         self._asked.update(pattern for pattern in patterns if "*" not in pattern)
         names, any_of = frozenset(patterns), _any_of(patterns)
-        found = [one for name, one in self._untouched.values() if name in names or any_of(name)]
+        fields = frozenset[str]() if "*" in names else self.fields
+        found = [one for name, one in self._untouched.values() if name in names or (
+            any_of(name) and (not fields or name.partition(".")[0] in fields))]
         self._see(one.path for one in found)
         self._handed.update((one.path, one) for one in found)
         return found
@@ -145,7 +151,8 @@ class Reader:
         at, point, name = one.key.rpartition(".")
         beside = [key.rpartition(".")[2] for key in self._asked if key.rpartition(".")[0] == at and
                   self._value(self._path(key)) is _ABSENT]
-        return "".join(f"{at}{point}{other}" for other in difflib.get_close_matches(name, sorted(beside), 1, _ALIKE))
+        beside += [] if at else [key for key in self.fields if self._value((key,)) is _ABSENT]
+        return "".join(f"{at}{point}{other}" for other in difflib.get_close_matches(name, sorted({*beside}), 1, _ALIKE))
 
     def handed_out(self) -> list[Taken[Any]]:
         """Values that were handed out, without those of a wrong type."""

@@ -13,7 +13,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.outline import Outline
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["Idle", "Off", "On", "Row", "Says", "Unmodelled", "read_rows", "write_rows"]
+__all__ = ["Idle", "Limit", "Off", "On", "Row", "Says", "Unmodelled", "leave_out", "read_rows", "write_rows"]
 
 Kind = Literal["integer", "number", "flag", "text", "words"]
 _READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
@@ -65,13 +65,31 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Unmodelled:
-    """Patterns of dotted keys that change what upstream does by little, and how they are counted instead."""
+    """Patterns of dotted keys that change what upstream does by little, and how they are counted instead.
+
+    `off`: values beside false with which they change nothing.
+    """
 
     keys: tuple[str, ...]
     why: str
+    off: tuple[Any, ...] = ()
 
 
-Row = Says | Off | On | Idle | Unmodelled
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number that limits something, where 0 and less switch the limit off.
+
+    `on`: why its value has no effect; `off`: how the missing limit is counted instead. `null`: what upstream does with
+    null, which is an error then; "": null says nothing.
+    """
+
+    key: str
+    on: str
+    off: str
+    null: str = ""
+
+
+Row = Says | Off | On | Idle | Unmodelled | Limit
 
 
 def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:
@@ -87,12 +105,10 @@ def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:
                 draft.idle(switch, row.why)
         elif isinstance(row, Idle):
             draft.idle(reader.matching(*row.keys), row.why)
+        elif isinstance(row, Limit):
+            _read_limit(reader, draft, row)
         else:
-            for found in reader.matching(*row.keys):
-                if found.value is False:
-                    draft.idle(found, "off")
-                else:
-                    draft.unmodelled(found, row.why)
+            leave_out(draft, row, reader.matching(*row.keys))
 
 
 def _read_said(reader: Reader, draft: Draft, row: Says) -> None:
@@ -105,6 +121,29 @@ def _read_said(reader: Reader, draft: Draft, row: Says) -> None:
         draft.refuse(said, f"{row.what} {said.value}")
     else:
         draft.put(row.scenario, said, row.words[said.value] if row.words else None)
+
+
+def leave_out(draft: Draft, row: Idle | Unmodelled, found: Iterable[Taken[Any]]) -> None:
+    """Lists keys of a row that the scenario does not have; one that is off has no effect."""
+    for one in found:
+        if isinstance(row, Unmodelled) and one.value is not False and one.value not in row.off:
+            draft.unmodelled(one, row.why)
+        else:
+            draft.idle(one, row.why if isinstance(row, Idle) else "off")
+
+
+def _read_limit(reader: Reader, draft: Draft, row: Limit) -> None:
+    if row.null and reader.look(row.key) is None:
+        for one in reader.matching(row.key):
+            draft.use(one)
+            draft.fail(one.where, f"{row.key} null: {row.null}")
+    limit = reader.number(row.key)
+    if limit is None:
+        return
+    if limit.value > 0:
+        draft.idle(limit, row.on)
+    else:
+        draft.unmodelled(limit, row.off)
 
 
 def write_rows(outline: Outline, rows: Iterable[Row]) -> None:

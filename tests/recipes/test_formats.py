@@ -100,3 +100,73 @@ def test_every_key_of_the_scenario_has_an_origin(tmp_path: Path, name: str) -> N
     result = imported(tmp_path, name)
     for path in (one.path for one in Reader(result.document()).all()):
         assert any(path[:length] in result.origins for length in range(len(path) + 1)), path
+
+
+@pytest.mark.parametrize(("name", "key", "value", "kind", "why"), [
+    ("megatron", "MODEL_ARGS.--clip-grad", 1.0, "no effect", "fixed time of a step"),
+    ("megatron", "MODEL_ARGS.--clip-grad", 0, "not modelled", "fixed time of a step"),
+    ("megatron", "MODEL_ARGS.--clip-grad", -1, "not modelled", "fixed time of a step"),
+    ("bridge", "optimizer.clip_grad", 0.5, "no effect", "fixed time of a step"),
+    ("bridge", "optimizer.clip_grad", 0.0, "not modelled", "fixed time of a step"),
+    ("automodel", "clip_grad_norm.max_norm", 0.0, "no effect", "whatever it says"),
+    ("torchtitan", "training.max_norm", -2.0, "no effect", "whatever it says"),
+    ("nemo_rl", "policy.max_grad_norm", 0.7, "no effect", "neither is timed"),
+    ("nemo_rl", "policy.max_grad_norm", None, "no effect", "nothing is clipped"),
+    ("verl", "optim.clip_grad", 0.0, "no effect", "whatever it says"),
+    ("trl", "max_grad_norm", 0.0, "no effect", "whatever it says"),
+    ("trl", "max_grad_norm", None, "no effect", "compares it with 0, and stops"),
+    ("axolotl", "max_grad_norm", 0.0, "no effect", "whatever it says"),
+    ("axolotl", "max_grad_norm", None, "no effect", "says nothing"),
+    ("llamafactory", "max_grad_norm", -1.0, "no effect", "whatever it says"),
+    ("deepspeed", "gradient_clipping", 0.0, "no effect", "whatever it says"),
+])
+def test_a_clip_that_is_switched_off_is_listed_by_what_the_framework_does(
+        tmp_path: Path, name: str, key: str, value: object, kind: str, why: str) -> None:
+    """Megatron multiplies no gradients at 0 and below; the others take a norm and multiply whatever the value is."""
+    file = read_files([SAMPLES[name].write(tmp_path)])[0]
+    launched = replace(file, overrides=(Override(tuple(key.split(".")), value, "run.sh:1"),))
+    left = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings).left
+    assert [(one.kind, why in one.why) for one in left if one.where == "run.sh:1"] == [(kind, True)]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "kind"), [
+    ("megatron", "MODEL_ARGS.--log-params-norm", True, "not modelled"),
+    ("megatron", "MODEL_ARGS.--timing-log-level", 2, "not modelled"),
+    ("megatron", "MODEL_ARGS.--timing-log-level", 0, "no effect"),
+    ("megatron", "MODEL_ARGS.--check-for-large-grads", True, "not modelled"),
+    ("megatron", "MODEL_ARGS.--no-check-for-nan-in-loss-and-grad", True, "no effect"),
+    ("megatron", "MODEL_ARGS.--log-max-attention-logit", True, "not modelled"),
+    ("megatron", "MODEL_ARGS.--rerun-mode", "report_stats", "not modelled"),
+    ("megatron", "MODEL_ARGS.--empty-unused-memory-level", 0, "no effect"),
+    ("bridge", "logger.log_params_norm", True, "not modelled"),
+    ("bridge", "logger.log_params_norm", False, "no effect"),
+    ("bridge", "logger.timing_log_level", 1, "not modelled"),
+    ("bridge", "logger.timing_log_level", -1, "no effect"),
+    ("bridge", "ddp.check_for_nan_in_grad", True, "not modelled"),
+    ("bridge", "model.log_max_attention_logit", True, "not modelled"),
+    ("deepspeed", "wall_clock_breakdown", True, "not modelled"),
+    ("deepspeed", "comms_logger.enabled", True, "not modelled"),
+    ("deepspeed", "comms_logger.enabled", False, "no effect"),
+    ("llamafactory", "moe_aux_loss_coef", 0.0, "no effect"),
+    ("axolotl", "model_config.output_router_logits", True, "not modelled"),
+    ("axolotl", "model_config.output_router_logits", False, "no effect"),
+    ("trl", "include_num_input_tokens_seen", True, "not modelled"),
+    ("llamafactory", "include_num_input_tokens_seen", "no", "no effect"),
+])
+def test_statistics_for_which_a_step_takes_longer_are_not_without_effect(tmp_path: Path, name: str, key: str,
+                                                                         value: object, kind: str) -> None:
+    file = read_files([SAMPLES[name].write(tmp_path)])[0]
+    launched = replace(file, overrides=(Override(tuple(key.split(".")), value, "run.sh:1"),))
+    left = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings).left
+    assert [one.kind for one in left if one.where == "run.sh:1"] == [kind]
+
+
+@pytest.mark.parametrize(("name", "key", "near"), [
+    ("trl", "warmup_step", "warmup_steps"), ("llamafactory", "eval_step", "eval_steps"),
+    ("axolotl", "wandb_entitty", "wandb_entity")])
+def test_a_pattern_fits_no_misspelt_key(tmp_path: Path, name: str, key: str, near: str) -> None:
+    file = read_files([SAMPLES[name].write(tmp_path)])[0]
+    launched = replace(file, overrides=(Override((key,), 1, "run.sh:1"),))
+    [problem] = import_files([launched], answers(name)).with_settings(SAMPLES[name].settings).unknown
+    assert f"unknown key '{key}'" in problem.message
+    assert near in problem.message

@@ -42,6 +42,14 @@ def test_values_are_read_as_the_kind_that_is_asked_for(kind: str, key: str, valu
     assert getattr(reader(), kind)(key).value == value
 
 
+@pytest.mark.parametrize(("word", "value"), [("yes", True), ("Off", False), ("'true'", True), ("no", False),
+                                            ("1", True), ("0", False)])
+def test_words_of_yaml_1_1_are_truths(word: str, value: bool) -> None:
+    taken = Reader(parse_document(f"switch: {word}", "mine.yaml")).flag("switch")
+    assert taken is not None
+    assert taken.value is value
+
+
 @pytest.mark.parametrize(("kind", "key", "expected"), [
     ("integer", "half", "a whole number, got 2.5"), ("integer", "on", "a whole number, got true"),
     ("flag", "size", "true or false, got 8"), ("text", "size", "text, got 8"),

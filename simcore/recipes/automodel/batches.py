@@ -7,6 +7,12 @@ them only where `padding` is max_length; `seq_length` alone does neither. A samp
 samples to its longest one unless `pad_to_max_length` is false (`datasets/utils.py`, SFTSingleTurnPreprocessor). What is
 not padded yet is padded to the longest sample of its batch, then to a multiple of `pad_seq_len_divisible`
 (`datasets/utils.py`, pad_within_micro).
+
+[Note: batches]
+The loader's batch is `dataloader.batch_size`, and `local_batch_size` only where that is missing (0.7.0
+`recipes/_typed_config.py` _resolve_dataloader). Null switches the loader's batches off: a mock data set then yields
+whole ones of its own `batch_size` (1), which benchmarks set to `local_batch_size` (`recipes/llm/benchmark.py`). The
+scheduler counts the batches of a step by `local_batch_size`, however many rows they have (`grad_acc_steps`).
 """
 
 from __future__ import annotations
@@ -25,6 +31,10 @@ _PADDED_WHOLE: Final = ("HellaSwag",)
 """Data sets that are padded to their longest sample by default."""
 _NAMES: Final = ("dataset.dataset_name", "dataset.path_or_dataset", "dataset.path_or_dataset_id")
 """Keys that name the data set's repository."""
+_MOCK: Final = ("MockIterableDataset", "MockIterableDatasetConfig")
+_SAMPLED: Final = ("MegatronPretraining",)
+"""Data sets with a sampler of whole batches of local_batch_size."""
+_LOADER: Final = "dataloader.batch_size"
 _UNCUT: Final = (None, False, "do_not_truncate")
 _FORMATTING: Final = "components/datasets/llm/formatting_utils.py"
 _GLOBAL: Final = 32
@@ -101,10 +111,12 @@ def _unlimited(limit: Taken[int] | None, name: str, whole: Taken[bool] | None) -
 
 
 def read_batches(reader: Reader, draft: Draft) -> None:
-    """Writes batch sizes; with pipeline stages a microbatch is `pp_microbatch_size` of `local_batch_size`."""
+    """Writes batch sizes, see [Note: batches]; with stages a microbatch is `pp_microbatch_size` of a batch."""
     local, whole = reader.integer("step_scheduler.local_batch_size"), reader.integer("step_scheduler.global_batch_size")
     if local is None:
         draft.release_default("step_scheduler.local_batch_size", 1, _RELEASE, "recipes/llm/train_ft.py")
+    if _has_own_batches(reader, draft, local, whole):
+        return
     if draft.values.get("mesh", {}).get("pp", 1) == 1:
         draft.put("training.micro_batch_size", local)
     else:
@@ -114,6 +126,47 @@ def read_batches(reader: Reader, draft: Draft) -> None:
         draft.put("training.global_batch_size", whole)
     else:
         draft.default("training.global_batch_size", _GLOBAL, _RELEASE, _SCHEDULER)
+
+
+def _has_own_batches(reader: Reader, draft: Draft, local: Taken[int] | None, whole: Taken[int] | None) -> bool:
+    """True if the loader's batches have other rows than `local_batch_size`, which are then written, or refused."""
+    target = str(reader.look("dataset._target_") or "").rpartition(".")[2]
+    counted, said = local.value if local else 1, reader.integer(_LOADER) if reader.has(_LOADER) else None
+    if target in _SAMPLED:
+        draft.idle(said, "the sampler of this data set makes batches of local_batch_size")
+        return False
+    rows, by = (said.value, [said]) if said else _rows_of_samples(reader, draft, target, counted)
+    if rows == counted:
+        draft.idle(by, "batches have step_scheduler.local_batch_size rows")
+        return False
+    step = whole.value if whole else _GLOBAL
+    if draft.values.get("mesh", {}).get("pp", 1) > 1 or step % counted:
+        draft.refuse(by[0], f"batches of {rows} rows, {counted} of which a step is counted by (local_batch_size)")
+        draft.use(*by[1:])
+        return False
+    rule = ("the loader's batch goes before local_batch_size" if said else "samples of the data set are batches "
+            "already (dataset.batch_size, 1 without it), which benchmarks' own recipe alone sets to local_batch_size")
+    draft.infer("training.micro_batch_size", rows, rule, *by, source="recipes/_typed_config.py _resolve_dataloader")
+    draft.infer("training.global_batch_size", step // counted * rows, f"{step} / {counted} batches of {rows}", *by,
+                local, whole, source=_SCHEDULER)
+    return True
+
+
+def _rows_of_samples(reader: Reader, draft: Draft, target: str, counted: int) -> tuple[int, list[Taken[Any]]]:
+    """Rows of a batch where the loader makes none, and keys that say so; `counted` where it makes them.
+
+    Null beside a data set that yields no batches is an error of Automodel (`datasets/loader.py`).
+    """
+    nulls = reader.matching(_LOADER)
+    if not nulls:
+        return counted, []
+    if target not in _MOCK:
+        draft.refuse(nulls[0], "samples that are batches")
+        return counted, []
+    kind = reader.look("recipe._target_" if reader.is_mapping("recipe") else "recipe")
+    own = reader.integer("dataset.batch_size")
+    by = [*([own] if own else []), *nulls]
+    return (counted if "Benchmarking" in str(kind) else own.value if own else 1), by
 
 
 def _read_schedule(draft: Draft, local: Taken[int] | None, whole: Taken[int] | None) -> None:

@@ -12,7 +12,7 @@ from simcore.recipes.automodel.distributed import read_distributed
 from simcore.recipes.automodel.model import read_model
 from simcore.recipes.automodel.optimizer import read_loss, read_optimizer
 from simcore.recipes.automodel.peft import read_method
-from simcore.recipes.automodel.without_effect import WITHOUT_EFFECT
+from simcore.recipes.automodel.without_effect import OFF_BY_NULL, WITHOUT_EFFECT
 from simcore.recipes.automodel.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
@@ -53,6 +53,9 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if not _read_kind(reader, draft):
         draft.idle(reader.matching("*"), "of a recipe that is refused")
         return draft.imported([reader], loose=loose)
+    for block in OFF_BY_NULL:
+        if not reader.has(block):
+            reader.take(block)  # null says nothing
     family = read_model(reader, draft)
     read_machine(draft, _machine_hint(reader))
     read_distributed(reader, draft)

@@ -148,7 +148,7 @@ def _write_samples(outline: Outline) -> None:
                        ("dataset.vocab_size", outline.settled.graph.architecture.vocab),
                        ("dataloader._target_", "torch.utils.data.DataLoader"), ("dataloader.batch_size", None),
                        ("checkpoint.enabled", False)):
-        outline.put(key, value, stand_in=True)
+        outline.put(key, value, stand_in=True, beside="dataset" * key.startswith("dataloader."))
 
 
 def _write_loss(outline: Outline) -> None:

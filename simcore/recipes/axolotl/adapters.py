@@ -66,7 +66,7 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
     read_rows(reader, draft, ADAPTER_ROWS)
     for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
-    _read_targets(reader, draft)
+    _read_targets(reader, draft, adapter.where)
 
 
 def _packing(draft: Draft, adapter: Taken[str], packed: list[Taken[bool]]) -> list[Taken[bool]]:
@@ -138,8 +138,11 @@ def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: S
         draft.unmodelled_default(key, "true", why)
 
 
-def _read_targets(reader: Reader, draft: Draft) -> None:
-    """Modules that get adapters: all linear layers, or a list of names; a pattern is refused."""
+def _read_targets(reader: Reader, draft: Draft, where: str) -> None:
+    """Modules that get adapters: all linear layers, or a list of names; a pattern is refused.
+
+    `where`: place of the key that asks for adapters. Without either the list is empty, with which PEFT stops.
+    """
     linear, named = reader.flag("lora_target_linear"), reader.words("lora_target_modules")
     if named is not None and any(re.search(r"[\\()|*\[]", word) for word in named.value):
         draft.refuse(named, "modules by a pattern")
@@ -147,6 +150,9 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
         return
     if linear is None or not linear.value:
         draft.idle(linear, "the default")
+        if named is None:
+            draft.fail(where, "no modules to adapt: expected lora_target_modules, or lora_target_linear: true "
+                              "(loaders/adapter.py: PEFT gets an empty list, and stops)")
         draft.put("training.lora.target_modules", named)
         return
     family = family_of(draft.values.get("model"))

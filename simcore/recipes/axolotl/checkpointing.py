@@ -12,6 +12,7 @@ __all__ = ["read_checkpointing"]
 _OFFLOADED: Final = ("loaders/model.py _apply_activation_checkpointing: with adapters all activations go to the host "
                      "instead of being recomputed, else the inputs of recomputed layers")
 _OFF: Final = "utils/schemas/config.py"
+_VALIDATION: Final = "utils/schemas/validation.py check_activation_offloading_wo_gc"
 _FSDP: Final = "accelerate's FSDP checkpoints each wrapped layer"
 
 
@@ -31,6 +32,9 @@ def read_checkpointing(reader: Reader, draft: Draft) -> None:
         draft.refuse(offload, f"activations that wait on {offload.value}")
         draft.use(layers, *by_fsdp)
         return
+    if asked and not (layers is not None and layers.value):
+        where = next(one.where for one in (offload, layers) if one is not None)
+        draft.fail(where, f"activation_offloading requires gradient_checkpointing ({_VALIDATION})")
     recomputed = (layers is not None and bool(layers.value)) or any(one.value for one in by_fsdp)
     adapters = draft.values.get("training", {}).get("method", "full") != "full"
     if asked and adapters:

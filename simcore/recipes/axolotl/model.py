@@ -8,6 +8,7 @@ from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.trainer import BALANCED
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
@@ -44,10 +45,10 @@ _ROWS: Final = (
     Off("reward_model", "a reward model"),
     Off("process_reward_model", "a reward model"),
     Off("reinit_weights", "weights drawn anew", "a checkpoint is read"),
-    Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
-    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "model_config.output_router_logits",
-          "num_labels", "center_rewards_coefficient", "freeze_mm_modules"),
+    Unmodelled(("model_config.output_router_logits",), BALANCED),
+    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "center_rewards_coefficient", "freeze_mm_modules"),
          "settings of what is refused, or of the loss"),
+    Idle(("num_labels",), "of a head that classifies, which is refused"),
 )
 
 
@@ -78,6 +79,17 @@ def _read_kind(reader: Reader, draft: Draft) -> None:
     if method is not None:
         draft.refuse(method, f"training by {method.value}")
         draft.idle(reader.matching(*_OF_RL), f"settings of {method.value}")
+    named = reader.text("model_type")
+    if named is not None and not named.value.endswith("ForCausalLM") and not reader.look("trust_remote_code"):
+        draft.refuse(named, f"a model of class {named.value}")
+    else:
+        draft.idle(named, "which class of transformers reads the model: it has the same layers")
+    noise = reader.number("neftune_noise_alpha")
+    if noise is not None and noise.value <= 0:
+        draft.use(noise)
+        draft.fail(noise.where, "neftune_noise_alpha must be more than 0 (utils/schemas/validation.py)")
+    else:
+        draft.unmodelled(noise, "noise that is added to embeddings")
     for block in ("diffusion", "qat", "llmcompressor"):
         for one in reader.matching(f"{block}.*"):
             draft.refuse(one, f"training with {block}")

@@ -21,6 +21,7 @@ from simcore.recipes.axolotl.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.companions import companions_of
+from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
@@ -31,6 +32,9 @@ from simcore.recipes.rows import read_rows
 __all__ = ["FORMAT"]
 
 _TELLING: Final = frozenset({"datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "val_set_size"})
+_OLD: Final = frozenset({"gptq_groupsize", "gptq_model_v1", "gptq_disable_exllama", "adam_eps",
+                         "sample_packing_seq_len_multiplier"})
+"""Keys of old releases, which its examples still have, and nothing reads."""
 
 
 def _recognises(file: RecipeFile) -> bool:
@@ -40,7 +44,7 @@ def _recognises(file: RecipeFile) -> bool:
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
-    reader, draft = Reader(file.document), Draft("axolotl", file.path, answers)
+    reader, draft = Reader(file.document, fields=fields_of("axolotl") | _OLD), Draft("axolotl", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     draft = read_ranks(reader, draft)
     read_machine(draft, None)

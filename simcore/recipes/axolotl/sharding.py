@@ -9,6 +9,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.trainer import ACCELERATOR
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, read_rows
 from simcore.recipes.world import share_out
@@ -20,10 +21,9 @@ _VERSION: Final = "utils/schemas/validation.py _resolve_fsdp_version: version 1 
 _DEGREES: Final = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args, to which axolotl hands the block",
-                        ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch"),
-                        "axolotl's utils/schemas/fsdp.py")
-_ROWS: Final = (Idle(("expert_parallel_*",), "one rank"),
-                Idle(("accelerator_config.*",), "accelerate's own settings of batches"))
+                        ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch",
+                         "limit_all_gathers"), "axolotl's utils/schemas/fsdp.py")
+_ROWS: Final = (Idle(("expert_parallel_*",), "one rank"), *ACCELERATOR)
 
 
 @dataclass(frozen=True, slots=True)

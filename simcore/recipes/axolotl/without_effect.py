@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.huggingface.trainer import UNUSED
 from simcore.recipes.rows import Idle, Row, Unmodelled
 
 __all__ = ["WITHOUT_EFFECT"]
@@ -13,8 +14,8 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
           "swanlab_*", "trackio_*", "use_trackio", "use_otel_metrics", "otel_*", "logging_steps", "profiler_*",
           "include_tkps", "include_tokens_per_second"), "logging and measuring"),
     Idle(("datasets.*", "datasets", "test_datasets.*", "pretraining_dataset.*", "dataset_*", "dataloader_*",
-          "shuffle_*", "skip_prepare_dataset", "push_dataset_to_hub", "streaming*", "group_by_length",
-          "min_sample_len", "total_num_tokens", "curriculum_sampling", "remove_unused_columns", "train_on_inputs",
+          "shuffle_*", "skip_prepare_dataset", "push_dataset_to_hub", "streaming*", "min_sample_len",
+          "total_num_tokens", "curriculum_sampling", "remove_unused_columns", "train_on_inputs",
           "excess_length_strategy"), "which samples are read"),
     Idle(("tokenizer_*", "special_tokens", "chat_template*",
           "default_system_message", "eot_tokens", "added_tokens_overrides"), "which tokens a text becomes"),
@@ -28,11 +29,12 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(("val_set_size", "eval_*", "evals_per_epoch", "evaluation_strategy", "do_causal_lm_eval",
           "do_bench_eval"), "evaluation: not part of a step"),
     Idle(("base_model_ignore_patterns", "revision_of_model", "strict",
-          "low_cpu_mem_usage", "is_*_derived_model", "tokenizer", "model_type", "local_rank", "debug", "ddp",
+          "low_cpu_mem_usage", "is_*_derived_model", "tokenizer", "local_rank", "debug", "ddp",
           "ddp_timeout", "ray_run_name", "resources_per_worker.*", "experimental_skip_move_to_device",
           "device_map", "device_map.*"),
          "which files are read, and who starts the ranks"),
-    Idle(("ddp_find_unused_parameters",), "what DDP looks for, not what it sends"),
+    Unmodelled(("group_by_length",), "batches of sequences that are about as long as each other"),
+    Unmodelled(("ddp_find_unused_parameters",), UNUSED),
     Unmodelled(("ddp_broadcast_buffers",), "buffers are a few hundred bytes, which nothing sends here"),
     Idle(("gptq_*", "lora_model_dir", "lora_fan_in_fan_out"), "settings of what is not asked for, or of files"),
     Idle(("selective_checkpointing.*", "chunked_cross_entropy_*", "eaft_*", "tiled_mlp_*", "pose_*",

@@ -14,6 +14,7 @@ from simcore.recipes.megatron.fields import Setting, Writer
 from simcore.recipes.megatron.model import write_model
 from simcore.recipes.megatron.without_effect import NOT_MODELLED, WITHOUT_EFFECT
 from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import leave_out
 
 __all__ = ["leave_rest", "read_provider"]
 
@@ -121,11 +122,10 @@ def read_provider(reader: Reader, draft: Draft) -> None:
 
 def leave_rest(reader: Reader, draft: Draft) -> None:
     """Lists keys of a provider that Megatron's arguments list too, by the same reasons, and those that are off."""
-    for rows, tell in ((NOT_MODELLED, draft.unmodelled), (WITHOUT_EFFECT, draft.idle)):
-        for row in rows:
-            keys = [one.key for one in reader.untouched() if one.path[0] == "model" and any(
-                fnmatchcase(name, pattern) for name in names_of((str(one.path[1]),)) for pattern in row.keys)]
-            tell(reader.matching(*keys), row.why)
+    for row in (*NOT_MODELLED, *WITHOUT_EFFECT):
+        keys = [one.key for one in reader.untouched() if one.path[0] == "model" and any(
+            fnmatchcase(name, pattern) for name in names_of((str(one.path[1]),)) for pattern in row.keys)]
+        leave_out(draft, row, reader.matching(*keys))
     nothing = [one.key for one in reader.untouched() if one.value is None]
     draft.idle(reader.matching(*nothing), "null: nothing is asked for")
     off = [one.key for one in reader.untouched() if one.path[0] == "model" and one.value is False]

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
+from simcore.recipes.megatron.without_effect import CHECKS, PARAMS_NORM, TIMERS, limit_of_gradients
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, On, Row, Says
+from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
 __all__ = ["ROWS", "give_up", "read_small", "reason_of"]
 
@@ -35,6 +36,7 @@ SAID: Final[tuple[Row, ...]] = (
     _option("moe_grouped_gemm", usual=True), _option("moe_permute_fusion", usual=True),
     _option("use_fused_weighted_squared_relu"),
     _option("disable_parameter_transpose_cache", usual=False), _option("cp_comm_type", "text", "p2p"),
+    Says("optimizer.log_num_zeros_in_grad", f"{_OPTION}log_num_zeros_in_grad", "flag", idle={False: _DEFAULT}),
     Says("ddp.bucket_size", f"{_OPTION}bucket_size"),
     Says("optimizer.optimizer", "training.optimizer.name", "text",
          {"adam": "adam", "sgd": "sgd", "muon": "dist_muon", "dist_muon": "dist_muon"}, what="the optimizer"),
@@ -66,14 +68,14 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("validation.*",), "evaluation, which is no part of a step"),
     Idle(("rng.*", "rerun_state_machine.*"), "random numbers, and steps that are run again"),
     Idle(("scheduler.*", "optimizer.lr", "optimizer.*_lr",
-          "optimizer.adam_*", "optimizer.weight_decay", "optimizer.clip_grad", "optimizer.muon_*", "optimizer.lion_*",
+          "optimizer.adam_*", "optimizer.weight_decay", "optimizer.muon_*", "optimizer.lion_*",
           "optimizer.apply_wd_to_qk_layernorm", "optimizer.bf16", "optimizer.fp16", "optimizer.sgd_*",
           "optimizer.min_lr", "mixed_precision.*loss_scale*", "mixed_precision.hysteresis"),
          "values of the optimizer's step"),
     Idle(("train.train_iters", "train.manual_gc*", "train.exit_*", "train.eval_*", "train.check_*", "train.skip_*"),
          "length of the run and pauses"),
     Idle(("dataset.*", "tokenizer.*"), "which samples are read; their length is training.seq_len"),
-    Idle(("ddp.check_for_*", "ddp.average_in_collective", "ddp.gradient_reduce_div_fusion"), "values of gradients"),
+    Idle(("ddp.average_in_collective", "ddp.gradient_reduce_div_fusion"), "values of gradients"),
     Idle(("model.bf16", "model.fp16", "model.fp8*", "model.params_dtype*", "model.autocast_dtype*",
           "model.pipeline_dtype*"), "mixed_precision says it"),
     Idle(("model.init_method_std", "model.rotary_*", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
@@ -121,7 +123,13 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
 """Keys that change what is run by little unless they have this value, and how they are counted instead."""
 _MULTIPROCESSORS: Final = ("model.moe_*_num_sms*", "model.moe_hybridep_num_*")
 _SMS: Final = "multiprocessors that an exchange of tokens takes from other kernels: both run at their rates"
-ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *IDLE)
+LOOKED_AT: Final[tuple[Row, ...]] = (
+    limit_of_gradients("optimizer.clip_grad"),
+    Unmodelled(("ddp.check_for_*", "rerun_state_machine.check_for_*"), CHECKS),
+    Unmodelled(("logger.timing_log_level",), TIMERS, (0, -1)),
+    Unmodelled(("logger.log_params_norm",), PARAMS_NORM),
+)
+ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *LOOKED_AT, *IDLE)
 
 
 def read_small(reader: Reader, draft: Draft) -> None:

@@ -22,13 +22,14 @@ def patched(writing: Writing, file: RecipeFile) -> str:
     """Text of the recipe with the scenario's keys. NotYet where recipes are written whole, or have several files.
 
     First all keys of the outline are set; each without which the recipe asks for the same is left as it was. Then keys
-    are removed that ask for what the scenario does not. A stand-in is not written where the recipe has its block.
+    are removed that ask for what the scenario does not. A stand-in is not written where the recipe has its block, or
+    the block that it goes with.
     """
     if not writing.writer.patches or writing.beside:
         raise NotYet(Problem(file.path, f"not yet: --into: recipes of {writing.format.name} are written whole"))
     patch = _Patch(writing, file)
     wanted: dict[KeyPath, Any] = {tuple(put.key.split(".")): put.value for put in writing.outline.puts.values()
-              if not (put.stand_in and put.key.partition(".")[0] in file.document.data)}
+              if not (put.stand_in and {put.key.partition(".")[0], put.beside} & {*file.document.data})}
     values = patch.least(wanted)
     dropped = patch.dropped(values)
     return patched_yaml(file.text, values, dropped)

@@ -14,6 +14,7 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
+from simcore.recipes.huggingface.optimizers import CLIP
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
@@ -24,7 +25,8 @@ __all__ = ["Launch", "copy_to_ranks", "read_launch", "read_processes"]
 _ALONE: Final = ("NO",)
 _COPIES: Final = ("NO", "MULTI_GPU")
 _PLUGIN: Final = Plugin("fsdp_config.", "NO_WRAP", True, "accelerate 1.15.0",  # noqa: FBT003 - a value, not a switch
-                        "commands/launch.py, utils/dataclasses.py FullyShardedDataParallelPlugin", ("cpu_offload",),
+                        "commands/launch.py, utils/dataclasses.py FullyShardedDataParallelPlugin",
+                        ("cpu_offload", "limit_all_gathers"),
                         "accelerate 1.15.0 utils/launch.py")
 _STAGE: Final = "accelerate 1.15.0 utils/dataclasses.py DeepSpeedPlugin: stage 2 where nothing is said"
 _ROWS: Final[tuple[Row, ...]] = (
@@ -44,7 +46,7 @@ _OF_ZERO: Final[tuple[Row, ...]] = (
     Idle(("deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.deepspeed_hostfile",
           "deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_inclusion_filter"),
          "how ranks are started"),
-    Idle(("deepspeed_config.gradient_clipping",), "gradients are clipped in any case"),
+    Idle(("deepspeed_config.gradient_clipping",), CLIP),
     Idle(("deepspeed_config.seq_parallel_communication_data_type",), "about ranks that split a sequence"),
     Idle(("deepspeed_config.deepspeed_moe_layer_cls_names",), "experts are fetched layer by layer in any case"),
 )

@@ -54,9 +54,16 @@ class Zero:
     autos: Mapping[str, Taken[Any]] = field(default_factory=dict)
 
 
+_OFF_BY_NULL: Final = ("bf16", "aio", "zero_optimization.offload_param", "zero_optimization.offload_optimizer")
+"""Blocks that null leaves out; null in place of another one is an error of DeepSpeed 0.19.6 (`runtime/config.py`)."""
+
+
 def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     """Reads a configuration whose keys stand under `at`, "" or a dotted key with a full stop behind it."""
     zero = f"{at}zero_optimization."
+    for block in _OFF_BY_NULL:
+        if not reader.has(f"{at}{block}"):
+            reader.take(f"{at}{block}")  # null says nothing
     stage = reader.integer(f"{zero}stage")
     if stage is None or stage.value not in (1, 2, 3):
         if stage is None:
@@ -202,7 +209,7 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
         read_rows(reader, draft, _of_format(f"{at}{name}."))
         if switch is None:
             continue
-        if switch.value is True or str(switch.value).lower() == "true":
+        if str(switch.value).lower() in ("true", "1", "yes", "on"):
             names.append(name)
             draft.infer("training.precision.compute", name, f"{switch.key} is on", switch)
         elif switch.value == _AUTO:

@@ -24,7 +24,7 @@ _WHOLE: Final = "under version 1 sharding_strategy decides, FULL_SHARD where no 
 _STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 _NUMBERED: Final = {1: "FULL_SHARD", 2: "SHARD_GRAD_OP", 3: "NO_SHARD", 4: "HYBRID_SHARD", 5: "HYBRID_SHARD_ZERO2"}
 _FILES: Final = ("state_dict_type", "final_state_dict_type", "cpu_ram_efficient_loading", "sync_module_states",
-                 "limit_all_gathers", "transformer_layer_cls_to_wrap", "cpu_offload_pin_memory", "min_num_params",
+                 "transformer_layer_cls_to_wrap", "cpu_offload_pin_memory", "min_num_params",
                  "transformer_cls_names_to_wrap", "version", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt")
 
 
@@ -116,7 +116,7 @@ def _read_offload(reader: Reader, draft: Draft, plugin: Plugin) -> None:
 def _read_second(reader: Reader, draft: Draft, plugin: Plugin) -> None:
     for name in ("backward_prefetch", "use_orig_params", "sharding_strategy"):
         draft.idle(_either(reader, plugin, name), "a key of FSDP 1")
-    for one in _flags(reader, plugin, "forward_prefetch"):
+    for one in (*_flags(reader, plugin, "forward_prefetch"), *_flags(reader, plugin, "limit_all_gathers")):
         draft.idle(one, "a key of FSDP 1")
     said = _flags(reader, plugin, "reshard_after_forward")
     for one in said:
@@ -142,6 +142,11 @@ def _read_first(reader: Reader, draft: Draft, plugin: Plugin) -> None:
         draft.put("framework_options.backward_prefetch", backward, str(backward.value).upper())
     else:
         draft.default("framework_options.backward_prefetch", "NO_PREFETCH", plugin.release, plugin.source)
+    for one in _flags(reader, plugin, "limit_all_gathers"):
+        if one.value:
+            draft.idle(one, "the default")
+        else:
+            draft.refuse(one, "gathers that nothing limits, as far ahead as the host is")
     for one in _flags(reader, plugin, "forward_prefetch"):
         draft.put("framework_options.forward_prefetch", one)
     said = _flags(reader, plugin, "use_orig_params")

@@ -7,7 +7,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 
-__all__ = ["OPTIMIZERS", "SOURCE", "read_clipping"]
+__all__ = ["CLIP", "OPTIMIZERS", "SOURCE", "read_clipping"]
 
 _EIGHT: Final = {"name": "adamw", "moments": "int8"}
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
@@ -24,11 +24,14 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
 SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit is of torchao, "
                  "adamw_bnb_8bit of bitsandbytes")
 
+CLIP: Final = "the norm is taken and gradients are multiplied whatever it says: neither is timed"
+
 
 def read_clipping(reader: Reader, draft: Draft, key: str) -> None:
-    """Lists the norm at which gradients are clipped; 0 switches it off, which the simulation never does."""
-    norm = reader.take(key)
-    if norm is not None and not isinstance(norm.value, str) and not norm.value:
-        draft.unmodelled(norm, "gradients are clipped by norm, as by default")
-    else:
-        draft.idle(norm, "gradients are clipped by norm in any case")
+    """Lists the norm at which gradients are clipped.
+
+    transformers 5.23.0 `trainer.py` _get_grad_norm: where it is 0 or less they are clipped at infinity, by the same
+    kernels. Under ZeRO DeepSpeed does it (0.19.6 `stage_1_and_2.py`, `stage3.py`, unscale_and_clip_grads): the norm is
+    taken and gradients are divided by the scale of the loss in any case.
+    """
+    draft.idle(reader.take(key), CLIP)

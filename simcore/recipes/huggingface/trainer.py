@@ -23,20 +23,30 @@ from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 
-__all__ = ["SWITCHES", "read_batches", "read_optimizer", "read_sharding"]
+__all__ = ["ACCELERATOR", "BALANCED", "SWITCHES", "UNUSED", "read_batches", "read_optimizer", "read_sharding"]
 
 _TRAINER: Final = "transformers 5.23.0"
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args",
                         ("offload_params", "sharding_strategy"), "transformers 5.23.0 training_args.py")
 _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
+BALANCED: Final = "the loss that balances experts: numbers of each token and expert in every layer"
+UNUSED: Final = ("before each backward DDP walks through the graph, and adds up a map of used parameters over ranks: "
+                 "neither is timed")
 _DDP: Final[tuple[Row, ...]] = (
     Says("ddp_bucket_cap_mb", "framework_options.bucket_cap_mb"),
     Off("ddp_static_graph", "a graph that DDP takes as fixed"),
     Says("ddp_backend", "", "text", {None: None}, {"nccl": "the default"}, "collectives by"),
     Unmodelled(("ddp_broadcast_buffers",), "buffers of a few hundred bytes, which nothing sends here"),
-    Idle(("ddp_find_unused_parameters", "ddp_timeout"), "what DDP looks for, not what it sends"))
+    Unmodelled(("ddp_find_unused_parameters",), UNUSED), Idle(("ddp_timeout",), "how long ranks wait for each other"))
 _NO_DDP: Final[tuple[Row, ...]] = (Idle(("ddp_*",), "about DDP"),)
+ACCELERATOR: Final[tuple[Row, ...]] = (
+    Off("accelerator_config.gradient_accumulation_kwargs.sync_each_batch", "reductions after each microbatch"),
+    Off("accelerator_config.split_batches", "a microbatch that is shared out over the ranks"),
+    Unmodelled(("accelerator_config.dispatch_batches",), "batches that one rank reads and sends to the others"),
+    Idle(("accelerator_config.*",), "which samples a rank reads"),
+)
+"""Settings of accelerate's batches."""
 SWITCHES: Final[tuple[Row, ...]] = (
     Off("torch_compile", "layers by torch.compile"),
     Off("auto_find_batch_size", "a batch size that is found by trials"),
@@ -46,10 +56,9 @@ SWITCHES: Final[tuple[Row, ...]] = (
     Says("label_smoothing_factor", "", "number", {None: None}, {0.0: "the default"}, "a loss that is smoothed by"),
     *(Says(f"torch_compile_{name}", "", "text", {None: None}, what=f"layers by torch.compile, {name}")
       for name in ("backend", "mode")),
-    Off("accelerator_config.gradient_accumulation_kwargs.sync_each_batch", "reductions after each microbatch"),
+    *ACCELERATOR,
     Unmodelled(("full_determinism",), "deterministic kernels are not told apart from others"),
     Unmodelled(("group_by_length",), "batches of sequences that are about as long as each other"),
-    Off("accelerator_config.split_batches", "a microbatch that is shared out over the ranks"),
     Idle(("average_tokens_*",), "the loss is scaled by one number, which ranks add up"),
     Unmodelled(("torch_empty_cache_steps",), "the allocator's cache, which is emptied every so many steps"),
 )
@@ -120,6 +129,9 @@ def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]
 def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
     """Writes the optimizer by its name; one that DeepSpeed's configuration names takes its place."""
     named = reader.text("optim")
+    if reader.look("max_grad_norm") is None:
+        draft.idle(reader.matching("max_grad_norm"), f"{_TRAINER} compares it with 0, and stops; 4.46.3 clips nothing "
+                                                     "at null: no clip is timed")
     read_clipping(reader, draft, "max_grad_norm")
     draft.idle(reader.matching("optim_args", "optim_target_modules"), "numbers of the update")
     if launch.zero is not None and launch.zero.has_optimizer:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.recipes.rows import Idle, Row, Says
+from simcore.recipes.rows import Idle, Row, Says, Unmodelled
 
 __all__ = ["TRAINER"]
 
 TRAINER: Final[tuple[Row, ...]] = (
     Idle(("local_rank",), "how ranks are started"),
-    Idle(("accelerator_config.*",), "which samples a rank reads"),
     Idle(("disable_tqdm", "skip_memory_metrics"), "messages, and measuring of memory"),
     Says("debug", "", "text", {None: None}, {"": "off"}, "a check of every module, by"),
+    Unmodelled(("include_num_input_tokens_seen",), "tokens that ranks count together after each microbatch, for which "
+               "the host waits: not timed", ("no",)),
     Idle(("logging_*", "log_*", "report_to", "run_name", "project", "trackio_*", "include_*"),
          "logging and measuring"),
     Idle(("dataloader_*", "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name",

@@ -11,8 +11,10 @@ from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.companions import Companions
 from simcore.recipes.huggingface.shards import Shards
 
-__all__ = ["check_programs", "ray_at", "write_environment"]
+__all__ = ["ALLOCATOR", "check_programs", "ray_at", "write_environment"]
 
+ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
+"""Variable that the launcher sets for the ranks over the user's."""
 _SOURCE: Final = "LLaMA-Factory ff6d4d12 launcher.py: unless OPTIM_TORCH=0"
 _PROGRAMS: Final[Mapping[str, str]] = {
     "USE_V1": "the rewrite, whose FSDP and batches are its own (cli.py)", "USE_MCA": "layers of Megatron (launcher.py)",

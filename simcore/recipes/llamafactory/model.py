@@ -7,7 +7,7 @@ from typing import Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.modules import family_of
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
-from simcore.recipes.huggingface.trainer import SWITCHES
+from simcore.recipes.huggingface.trainer import BALANCED, SWITCHES
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, Unmodelled, read_rows
 
@@ -34,7 +34,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Off("use_dft_loss", "the loss of DFT"),
     Off("use_asft_loss", "a second model beside the trained one (ASFT)"),
     Off("use_eaft_loss", "the loss of EAFT"),
-    Unmodelled(("moe_aux_loss_coef",), "the loss that balances experts, of a few numbers a token"),
+    Unmodelled(("moe_aux_loss_coef",), BALANCED, (0,)),
     Idle(("rope_scaling",), "angles of the rotary embedding"),
     Idle(("model_revision", "cache_dir", "hf_hub_token", "ms_hub_token", "om_hub_token",
           "low_cpu_mem_usage", "use_fast_tokenizer", "split_special_tokens", "init_special_tokens", "offload_folder",

@@ -13,11 +13,12 @@ from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import Companions, companions_of
+from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported, read_known, with_job
 from simcore.recipes.llamafactory.checkpointing import read_checkpointing
-from simcore.recipes.llamafactory.environment import check_programs, ray_at, write_environment
+from simcore.recipes.llamafactory.environment import ALLOCATOR, check_programs, ray_at, write_environment
 from simcore.recipes.llamafactory.formats import read_formats
 from simcore.recipes.llamafactory.kind import VERSION_1, trains
 from simcore.recipes.llamafactory.lengths import read_lengths
@@ -52,7 +53,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
     file = files[0]
-    reader, draft = Reader(script.document), Draft("llamafactory", file.path, script.answers)
+    reader = Reader(script.document, fields=fields_of("llamafactory"))
+    draft = Draft("llamafactory", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed"))
     stage = str(reader.look("stage") or "sft")
@@ -61,8 +63,10 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     else:
         for one in beside.readers():
             draft.idle(one.matching("*"), "beside a recipe that is refused")
-    imported = with_environment(draft.imported([reader, *beside.readers()], loose=loose), script.environment)
-    return with_job(imported, script.job)
+    imported = draft.imported([reader, *beside.readers()], loose=loose)
+    if ("environment", "expandable_segments") in draft.origins:
+        imported = replace(imported, sets_anew=frozenset({ALLOCATOR}))
+    return with_job(with_environment(imported, script.environment), script.job)
 
 
 def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str) -> Draft:

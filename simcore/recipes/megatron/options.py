@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.recipes.megatron.fields import Setting, Writer
+from simcore.recipes.megatron.without_effect import PARAMS_NORM
 
 __all__ = ["FSDP", "OF_EXPERTS", "STASH", "SWITCHES", "SWITCHES_OF_BUFFERS", "write_options"]
 
@@ -204,7 +205,8 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
         writer.idle("read with --use-megatron-fsdp alone", inner, outer, unit, formats["main_grads"],
                     formats["grad_comm"], *(setting for setting, _, _ in others),
                     *(setting for name, setting in switches.items() if name not in (*own, "nccl_ub")))
-        writer.idle("a factor of the loss, and a number in the log", *(switches[name] for name in own))
+        writer.idle("a factor of the loss", switches["calculate_per_token_loss"])
+        _write_norm(writer, switches["log_params_norm"])
         writer.write_other(f"{_OPTION}nccl_ub", switches["nccl_ub"].value, False, switches["nccl_ub"])  # noqa: FBT003
         return
     writer.write(f"{_OPTION}data_parallel_sharding_strategy", inner.value, inner)
@@ -218,6 +220,14 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
     _write_gradients(writer, formats["main_grads"], formats["grad_comm"])
     for name, setting in switches.items():
         writer.write_other(f"{_OPTION}{name}", setting.value, FSDP[name], setting)
+
+
+def _write_norm(writer: Writer, norm: Setting[bool]) -> None:
+    """Lists the norm of all parameters, which runs log together with zeros of gradients (`host.statistics`)."""
+    if norm.value and not writer.fields.flag("log_num_zeros_in_grad").value:
+        writer.unmodelled(PARAMS_NORM, norm)
+    else:
+        writer.idle("in the time of --log-num-zeros-in-grad" if norm.value else "off", norm)
 
 
 def _write_gradients(writer: Writer, kept: Setting[str | None], sent: Setting[str | None]) -> None:

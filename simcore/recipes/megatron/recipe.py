@@ -35,7 +35,7 @@ from simcore.recipes.megatron.written import WRITER
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.recipe_writer import ScriptArguments
-from simcore.recipes.rows import Unmodelled, read_rows
+from simcore.recipes.rows import Unmodelled, leave_out, read_rows
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
@@ -201,11 +201,10 @@ def _imported(draft: Draft, reader: Reader, found: Given, gpus: Answer | None, o
         draft.fail(problem.where, problem.message)
     expect_backend(draft, variables, str(found.document.data.get("--attention-backend", "auto")))
     _write(Writer(draft, fields), fields, gpus)
-    for rows, tell in ((NOT_MODELLED, draft.unmodelled), (WITHOUT_EFFECT, draft.idle)):
-        for row in rows:
-            names = [found.keys[name] for name in fields.rest()
-                     if any(fnmatchcase(name, pattern) for pattern in row.keys)]
-            tell(reader.matching(*names), row.why)
+    for row in (*NOT_MODELLED, *WITHOUT_EFFECT):
+        names = [found.keys[name] for name in fields.rest()
+                 if any(fnmatchcase(name, pattern) for pattern in row.keys)]
+        leave_out(draft, row, reader.matching(*names))
     if draft.refused or draft.wrong:  # what else the model has is not read
         draft.use(*reader.matching(*(found.keys[name] for name in fields.rest())))
         left = {(one.where, one.key) for one in draft.left}

@@ -36,6 +36,7 @@ _OTHER_MODELS: Final = (
 REFUSED: Final = (
     Refusal(("experimental_attention_variant", "linear_attention_freq"), "linear or sparse attention"),
     Refusal(("attention_output_gate",), "a gate of the attention's output"),
+    Refusal(("qk_clip",), "clipping of query and key"),
     Refusal(("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
             "layers that differ one by one"),
     Refusal(("qk_l2_norm", "no_rope_freq"), "layers of Llama 4"),

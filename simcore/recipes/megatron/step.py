@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.recipes.megatron.fields import Setting, Writer
+from simcore.recipes.megatron.without_effect import limit_of_gradients
 
 __all__ = ["recompute_problem", "write_formats", "write_loss", "write_optimizer", "write_recompute"]
 
@@ -126,6 +127,12 @@ def write_optimizer(writer: Writer) -> None:
     else:
         writer.idle("momentum is SGD's", momentum)
     _write_states(writer)
+    clip = fields.number("clip_grad")
+    row = limit_of_gradients(clip.name)
+    if clip.value is not None and clip.value > 0:
+        writer.idle(row.on, clip)
+    else:
+        writer.unmodelled(row.off, clip)
     writer.use(scatter, fsdp, why="Megatron-FSDP shards the optimizer by its own strategy" if fsdp.value else "")
     if not fsdp.value:
         writer.write(f"{_OPTION}use_distributed_optimizer", scatter.value and not layer_wise, scatter)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.recipes.rows import Idle, Unmodelled
+from simcore.recipes.rows import Idle, Limit, Unmodelled
 
-__all__ = ["NOT_MODELLED", "OF_TESTS", "WITHOUT_EFFECT"]
+__all__ = ["CHECKS", "NOT_MODELLED", "OF_TESTS", "PARAMS_NORM", "TIMERS", "WITHOUT_EFFECT", "limit_of_gradients"]
 
 
 WITHOUT_EFFECT: Final = (
@@ -25,15 +25,15 @@ WITHOUT_EFFECT: Final = (
          "--weight-decay*", "--start-weight-decay", "--end-weight-decay", "--no-weight-decay-cond-type",
          "--apply-wd-to-qk-layernorm", "--adam-*", "--lion-*", "--muon-*", "--head-lr-mult"),
         "values of the optimizer's step"),
-    Idle(("--clip-grad", "--check-for-*", "--no-check-for-*", "--qk-clip*", "--norm-epsilon", "--loss-scale*",
-         "--initial-loss-scale", "--min-loss-scale", "--hysteresis", "--rerun-mode", "--error-injection-*",
-         "--result-rejected-tracker-filename", "--check-weight-hash-*"),
-        "values that are looked at or scaled, in any case"),
+    Idle(("--qk-clip-*", "--norm-epsilon", "--loss-scale*",
+         "--initial-loss-scale", "--min-loss-scale", "--hysteresis", "--error-injection-*",
+         "--result-rejected-tracker-filename"), "values that are looked at or scaled, in any case"),
+    Idle(("--no-check-for-nan-in-loss-and-grad",), "no look at losses and gradients is timed"),
     Idle(("--train-iters", "--train-samples", "--exit-*", "--skip-train", "--iterations-to-skip", "--eval-*",
          "--test-mode", "--full-validation", "--multiple-validation-sets", "--validation-set-names",
          "--start-eval-at-iter", "--phase-transition-iterations", "--train-sync-interval", "--iter-per-epoch",
          "--decrease-batch-size-if-needed", "--manual-gc*", "--no-manual-gc-eval", "--disable-manual-gc-eval",
-         "--fault-injector-*", "--gpu-sniff-test-interval"),
+         "--fault-injector-*", "--check-weight-hash-*", "--gpu-sniff-test-interval"),
         "length of the run, evaluation and pauses: not part of a step"),
     Idle(("--save*", "--load*", "--ckpt-*", "--no-ckpt-*", "--disable-ckpt-*", "--dist-ckpt-*", "--use-dist-ckpt",
          "--async-*", "--no-save-*", "--disable-save-*", "--no-load-*", "--finetune", "--pretrained-checkpoint",
@@ -109,11 +109,20 @@ WITHOUT_EFFECT: Final = (
 )
 """Each argument is listed under the first row that fits, if nothing else reads it."""
 
+PARAMS_NORM: Final = ("a norm over all parameters after each step, for which the host waits (main d98e8a64 "
+                      "training.py:4874: about 10 ms): not timed without zeros of gradients in the log")
+TIMERS: Final = "timers before which the host waits for all kernels, and for the other ranks: not timed"
+CHECKS: Final = "losses, or gradients bucket by bucket, are looked at, for which the host waits: not timed"
 NOT_MODELLED: Final = (
     Unmodelled(("--overlap-param-gather-with-optimizer-step",),
                "the first parameters are gathered after the optimizer's step, not during it"),
     Unmodelled(("--empty-unused-memory-level",), "from 1 on cached blocks are given back within a step (training.py): "
-               "memory reserved and time are those without that"),
+               "memory reserved and time are those without that", (0, "0")),
+    Unmodelled(("--timing-log-level",), TIMERS, (0, "0")),
+    Unmodelled(("--log-max-attention-logit",), "the largest logit of every head is one more result of attention, which "
+               "FlashAttention does not have: time and kernel are those without it"),
+    Unmodelled(("--check-for-*",), CHECKS),
+    Unmodelled(("--rerun-mode",), "steps that are run again to compare them", ("disabled", "validate_results")),
     Unmodelled(("--moe-router-force-biased", "--moe-router-load-balancing-type"),
         "routing is taken as balanced, whatever the router aims at"),
 )
@@ -126,3 +135,15 @@ OF_TESTS: Final = (
     Idle(("MODEL_ARGS_*.*",), "a second run of the test, which resumes the first"),
 )
 """Other keys of a model_config.yaml."""
+
+
+def limit_of_gradients(key: str) -> Limit:
+    """Row of the norm at which gradients are clipped.
+
+    `ChainedOptimizer.step` (core 0.16.1 optimizer/optimizer.py:1307, main d98e8a64 :1894), which every optimizer is in,
+    takes the norm in any case, and multiplies gradients above 0 alone; null it compares with 0, and stops.
+    """
+    return Limit(key, "a value: a clip is in the fixed time of a step",
+                 "nothing is clipped, though the norm is taken: the answer keeps the fixed time of a step of runs that "
+                 "clip, in which a product over all gradients is too much",
+                 "core compares it with 0 in the optimizer's step, which stops (0 switches the clip off)")

@@ -38,7 +38,7 @@ _ROWS: Final = (
     Off(f"{_AT}.custom_parallel_plan", "a plan of tensor parallelism of one's own"),
     Idle((f"{_AT}.enabled", f"{_AT}._v2", f"{_AT}.env_vars"), "which worker runs"),
     Idle((f"{_AT}.defer_fsdp_grad_sync",), "its loop over microbatches sets no gradients to wait"),
-    Idle((f"{_AT}.clear_cache_every_n_steps",), "no step ends with memory that is not returned here"),
+    Idle((f"{_AT}.clear_cache_every_n_steps",), "no line of the release reads it"),
     Unmodelled((f"{_AT}.moe_parallelizer.ignore_router_for_ac",), "a checkpoint keeps the router's product and top-k"),
 )
 _LAYERS: Final = (
@@ -95,9 +95,19 @@ def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
     _read_offload(reader, draft)
     _read_adapters(reader, draft, sizes["ep"])
     _read_optimizer(reader, draft)
+    _read_clipping(reader, draft)
     read_environment(reader, draft, _AT)
     read_rows(reader, draft, _ROWS)
     draft.idle(reader.matching("policy.megatron_cfg.*"), "of the other kind of workers")
+
+
+def _read_clipping(reader: Reader, draft: Draft) -> None:
+    """Lists the norm at which Automodel clips gradients; null leaves out norm and product (`clip_grad_norm`)."""
+    key = "policy.max_grad_norm"
+    if reader.look(key) is None:
+        draft.idle(reader.matching(key), "nothing is clipped, and no clip is timed")
+    else:
+        draft.idle(reader.number(key), "the norm is taken and gradients are multiplied at any number: neither is timed")
 
 
 def _read_layers(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:

@@ -10,12 +10,13 @@ from typing import Final
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
+from simcore.recipes.megatron.without_effect import limit_of_gradients
 from simcore.recipes.nemo_rl.dropout import read_dropout
 from simcore.recipes.nemo_rl.environment import read_environment
 from simcore.recipes.nemo_rl.experts import read_experts
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["read_loss", "read_megatron"]
@@ -55,6 +56,8 @@ _ROWS: Final[tuple[Row, ...]] = (
           f"{_AT}.layernorm_epsilon", f"{_AT}.calculate_per_token_loss", f"{_AT}.do_not_average_loss",
           f"{_AT}.cp_normalize", f"{_AT}.scale_loss_by_dp_cp_size"), "values, not tensors"),
     Idle((f"{_AT}.freeze_vision_*", f"{_AT}.freeze_sound_*", f"{_AT}.radio_*"), "the policy has text alone"),
+    limit_of_gradients(f"{_OPTIMIZER}.clip_grad"),
+    Idle(("policy.max_grad_norm",), "workers of Megatron read optimizer.clip_grad"),
     Idle((f"{_OPTIMIZER}.bf16", f"{_OPTIMIZER}.fp16", f"{_OPTIMIZER}.params_dtype"), "policy.precision decides"),
 )
 _SWITCHES: Final = {f"{_AT}.defer_fp32_logits": "logits are counted as the loss of Megatron takes them"}
@@ -72,6 +75,7 @@ _ADAPTERS: Final = (
          {"None": "the base's"}, "adapters in"),
     Idle((f"{_PEFT}.lora_*_init_method",), "first values of adapters"),
 )
+_MOMENTUM: Final = 0.9
 _NOTHING: Final = ("none",)
 """Excluded modules that no module fits."""
 
@@ -197,13 +201,24 @@ def _read_cache(reader: Reader, draft: Draft) -> None:
 def _read_states(reader: Reader, draft: Draft) -> None:
     away, share = (reader.flag(f"{_OPTIMIZER}.optimizer_cpu_offload"),
                    reader.number(f"{_OPTIMIZER}.optimizer_offload_fraction"))
-    draft.idle(reader.take(f"{_OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d"), "the default")
+    overlap = Unmodelled((f"{_OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d",), "copies beside the update on the host: they "
+                         "are counted one after the other")
     if away is not None and away.value and share is not None:
+        read_rows(reader, draft, [overlap])
         part = "host" if share.value == 1 else {"space": "host", "fraction": share.value}
         draft.infer("training.offload.optimizer", part, "optimizer_offload_fraction", away, share)
     else:
         draft.idle([one for one in (away, share) if one], "states are on the device")
+        draft.idle(reader.matching(*overlap.keys), "states are on the device")
     read_rows(reader, draft, _STATES)
+    momentum = reader.number(f"{_OPTIMIZER}.sgd_momentum")
+    if draft.values.get("training", {}).get("optimizer", {}).get("name") != "sgd":
+        draft.idle(momentum, "momentum is SGD's")
+    elif momentum is not None:
+        draft.put("training.optimizer.momentum", momentum)
+    else:
+        draft.default("training.optimizer.momentum", _MOMENTUM, "Megatron-LM d98e8a64",
+                      "core/optimizer/optimizer_config.py sgd_momentum")
 
 
 def _read_adapters(reader: Reader, draft: Draft) -> None:

@@ -10,7 +10,7 @@ __all__ = ["IDLE_BLOCKS", "WITHOUT_EFFECT"]
 
 IDLE_BLOCKS: Final = ("logger", "checkpointing", "env", "data", "reward_penalties")
 """Blocks at the top of a recipe of which no key has an effect."""
-_VALUES: Final = ("lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "sgd_momentum", "clip_grad")
+_VALUES: Final = ("lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps")
 
 WITHOUT_EFFECT: Final = (
     Idle(("logger.*",), "logging"),
@@ -20,7 +20,6 @@ WITHOUT_EFFECT: Final = (
     Idle(("data_plane", "data_plane.*"), "settings of what `enabled` switches"),
     Idle(("policy.tokenizer.*",), "which tokens a text becomes"),
     Idle(("policy.generation_batch_size",), "of the engine of transformers alone"),
-    Idle(("policy.max_grad_norm",), "gradients are clipped by norm"),
     Idle(("policy.scheduler.*", "policy.scheduler"), "values of the learning rate"),
     Idle(("policy.reward_model_cfg.*", "policy.draft.*", "policy.router_replay.*"), "settings of what `enabled` "
          "switches"),

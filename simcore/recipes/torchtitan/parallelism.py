@@ -80,6 +80,11 @@ def _read_shards(reader: Reader, draft: Draft, degrees: Mapping[str, Taken[int] 
         gpus = Answer(product, stated.where)
         draft.put("mesh.dp_shard", stated)
         return
+    if stated is not None and stated.value != -1:
+        draft.use(stated)
+        draft.fail(stated.where, f"{stated.key} {stated.value}: expected -1, or 1 and more (torchtitan 0.2.2 "
+                                 "distributed/parallel_dims.py _validate)")
+        return
     if gpus is None:
         draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs", stated)
         return

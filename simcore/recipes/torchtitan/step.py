@@ -57,7 +57,10 @@ def read_batches(reader: Reader, draft: Draft) -> None:
     else:
         draft.default("training.micro_batch_size", _LOCAL, RELEASE, SOURCE)
     ranks = mesh.get("dp_shard", 0) * mesh.get("dp_replicate", 1)
-    if whole is not None and whole.value > 0:
+    if whole is not None and whole.value == 0:
+        draft.use(local, whole)
+        draft.fail(whole.where, f"{whole.key} 0: expected -1, or 1 and more (torchtitan 0.2.2 train.py)")
+    elif whole is not None and whole.value > 0:
         draft.put("training.global_batch_size", whole)
         _expect_one_schedule(draft, mesh, local, each * ranks, whole)
     elif ranks:

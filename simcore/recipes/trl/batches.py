@@ -19,6 +19,9 @@ _LENGTH: Final = "trainer/sft_config.py max_length"
 _ROW: Final = "TRL 1.16.0 trainer/sft_trainer.py padding_free: all tokens of a microbatch are one row"
 _LONGEST: Final = "TRL 1.16.0 trainer/sft_trainer.py: samples are cut there, and a batch is padded to its longest"
 _OPEN: Final = "tokens of a sequence: max_length is null, so that nothing is cut"
+_SKIPS: Final = "dataset_kwargs.skip_prepare_dataset"
+_UNCUT: Final = ("tokens of a sequence: dataset_kwargs.skip_prepare_dataset leaves samples as they are, whatever "
+                 "max_length says")
 _TRAINER: Final = "transformers 5.23.0"
 
 
@@ -26,37 +29,53 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     """Writes the length of sequences and the microbatch; `max_seq_length` is the name of older releases."""
     limit = reader.integer("max_length") or reader.integer("max_seq_length")
     packing, strategy = reader.flag("packing"), reader.text("packing_strategy")
-    free = reader.flag("padding_free")
+    multiple = reader.integer("pad_to_multiple_of")
     draft.idle(reader.take("eval_packing"), "evaluation: not part of a step")
-    draft.idle(reader.take("pad_to_multiple_of"), "lengths are counted as they are")
     draft.idle(reader.take("truncation_mode"), "which end is cut")
     micro = reader.integer("per_device_train_batch_size")
-    sequences = micro.value if micro else 8
     if packing is None:
         draft.release_default("packing", "false", _RELEASE, "trainer/sft_config.py")
     if packing is None or not packing.value:
         draft.idle(packing, "the default")
         draft.idle(strategy, "no packing")
-        if free is not None and free.value:
-            draft.refuse(free, "batches without padding whose samples nothing cuts")
-        else:
-            draft.idle(free, "the default")
-        if limit is None and draft.answers.seq_len is None and _is_unlimited(reader):
-            ask_for_longest(reader, draft, ("dataset_name",), _OPEN)
-        else:
-            _write_length(draft, limit, 1, "the longest that max_length allows", _LONGEST, unlimited=False)
+        _unpacked(reader, draft, limit, multiple)
         _write_micro(draft, micro)
         return
-    draft.idle(free, "packing decides")
+    draft.idle(reader.flag("padding_free"), "packing decides")
+    skips = reader.flag(_SKIPS)
+    if skips is not None and skips.value:
+        draft.refuse(skips, "packs that the data set brings")
+    else:
+        draft.idle(skips, "the default")
     if strategy is not None and strategy.value == "wrapped":
         draft.use(packing, strategy, why="rows of equal length, as is simulated by default")
-        _write_length(draft, limit, 1, "rows of equal length", _ROW, unlimited=_is_unlimited(reader))
+        _write_length(draft, limit, multiple, 1, ("rows of equal length", _ROW), unlimited=_is_unlimited(reader))
         _write_micro(draft, micro)
         return
     draft.infer("training.lengths", "packed", "packing", packing, strategy, source=_ROW)
-    _write_length(draft, limit, sequences, "max_length x per_device_train_batch_size", _ROW,
-                  unlimited=_is_unlimited(reader))
+    _write_length(draft, limit, multiple, micro.value if micro else 8, (
+        "max_length x per_device_train_batch_size", _ROW), unlimited=_is_unlimited(reader))
     draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_ROW)
+
+
+def _unpacked(reader: Reader, draft: Draft, limit: Taken[int] | None, multiple: Taken[int] | None) -> None:
+    """Writes the length of batches without packs, or asks for it where nothing cuts samples."""
+    free, skips = reader.flag("padding_free"), reader.flag(_SKIPS)
+    if free is not None and free.value:
+        draft.refuse(free, "batches without padding whose samples nothing cuts")
+    else:
+        draft.idle(free, "the default")
+    unprepared = skips is not None and skips.value
+    if not unprepared:
+        draft.idle(skips, "the default")
+    if draft.answers.seq_len is not None:
+        draft.idle(skips if unprepared else None, f"{draft.answers.seq_len.where} says how long sequences are")
+    elif unprepared or (limit is None and _is_unlimited(reader)):
+        given = [one for one in (skips if unprepared else None, limit, multiple) if one is not None]
+        ask_for_longest(reader, draft, ("dataset_name",), _UNCUT if unprepared else _OPEN, *given,
+                        multiple=multiple.value if multiple is not None and multiple.value > 0 else 1)
+        return
+    _write_length(draft, limit, multiple, 1, ("the longest that max_length allows", _LONGEST), unlimited=False)
 
 
 def _is_unlimited(reader: Reader) -> bool:
@@ -71,22 +90,27 @@ def _write_micro(draft: Draft, micro: Taken[int] | None) -> None:
         draft.default("training.micro_batch_size", 8, _TRAINER, "training_args.py per_device_train_batch_size")
 
 
-def _write_length(draft: Draft, limit: Taken[int] | None, rows: int, rule: str, source: str, *,
-                  unlimited: bool) -> None:
-    """Writes the length of a row of `rows` samples, each of the longest length."""
+def _write_length(draft: Draft, limit: Taken[int] | None, multiple: Taken[int] | None, rows: int,
+                  rule: tuple[str, str], *, unlimited: bool) -> None:
+    """Writes the length of a row of `rows` samples, each of the longest length; `rule`: how it follows, its source."""
     answer = draft.answers.seq_len
     if answer is not None:
-        draft.idle(limit, f"{answer.where} says how long sequences are")
+        draft.idle([one for one in (limit, multiple) if one], f"{answer.where} says how long sequences are")
         draft.answered("training.seq_len", answer, answer.value * rows)
         longest = answer.value
     elif limit is None and unlimited:
+        draft.use(multiple)
         draft.ask("training.seq_len", "--seq-len N", _OPEN)
         return
-    elif limit is None:
-        longest = 1024
-        draft.default("training.seq_len", longest * rows, _RELEASE, _LENGTH)
     else:
-        longest = limit.value
-        draft.infer("training.seq_len", longest * rows, rule, limit, source=source)
+        longest = limit.value if limit else 1024
+        step = multiple.value if multiple is not None and multiple.value > 0 else 1
+        length = -(-longest * rows // step) * step
+        if limit is None and length == longest * rows:
+            draft.default("training.seq_len", length, _RELEASE, _LENGTH)
+            draft.use(multiple, why="lengths are multiples of it")
+        else:
+            padded = f", padded to a multiple of {step}" if step > 1 else ""
+            draft.infer("training.seq_len", length, f"{rule[0]}{padded}", limit, multiple, source=rule[1])
     if rows > 1:
-        draft.infer("training.packed_length", longest, "the longest sample of a row", source=source)
+        draft.infer("training.packed_length", longest, "the longest sample of a row", source=rule[1])

@@ -6,7 +6,7 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
-from simcore.recipes.huggingface.trainer import SWITCHES
+from simcore.recipes.huggingface.trainer import BALANCED, SWITCHES
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, read_rows
 
@@ -48,7 +48,7 @@ def read_loss(reader: Reader, draft: Draft) -> None:
         draft.put("training.loss", kind, "cut", _LOSS)
     else:
         draft.default("training.loss", "cut", "TRL 1.16.0", _LOSS)
-    draft.unmodelled(reader.take("router_aux_loss_coef"), "the loss that balances experts, of a few numbers a token")
+    draft.unmodelled(reader.take("router_aux_loss_coef"), BALANCED)
     liger = reader.flag("use_liger_kernel")
     kernels = reader.matching("liger_kernel_config", "liger_kernel_config.*")
     if liger is not None and liger.value:

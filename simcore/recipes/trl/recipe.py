@@ -11,6 +11,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import read_processes
 from simcore.recipes.huggingface.companions import companions_of
+from simcore.recipes.huggingface.fields import fields_of
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
@@ -38,7 +39,7 @@ def _recognises(file: RecipeFile) -> bool:
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
-    reader, draft = Reader(file.document), Draft("trl", file.path, answers)
+    reader, draft = Reader(file.document, fields=fields_of("trl") | {"env"}), Draft("trl", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))
     if beside.accelerate is not None:

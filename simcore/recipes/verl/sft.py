@@ -16,7 +16,7 @@ from simcore.models.graph import model_config
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.modules import LINEARS, family_of
-from simcore.recipes.huggingface.named_model import read_named_model
+from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, read_rows
@@ -38,12 +38,13 @@ _ROWS: Final = (
          what="an optimizer of"),
     Off("model.lora_adapter_path", "adapters that are read from files"),
     Idle(("hydra.*",), "the trainer, and its groups of defaults"),
+    Idle(("optim.clip_grad",), "the norm is taken and gradients are multiplied whatever it says: neither is timed"),
     Idle(("optim.*",), "values, not tensors"),
     Idle(("trainer.*",), "the run around the steps; validation has the same batches without gradients"),
     Idle(("data.train_*", "data.val_*", "data.prompt_*", "data.response_*", "data.multiturn.*", "data.custom_cls.*",
           "data.use_shm", "data.apply_chat_template_kwargs", "data.chat_template", "data.truncation",
           "data.balance_dp_token", "data.micro_batch_size"), "which samples are read, of length training.seq_len"),
-    Idle(("model.external_lib", "model.trust_remote_code", "model.use_shm", "model.fsdp_config.offload_params"),
+    Idle(("model.external_lib", "model.use_shm", "model.fsdp_config.offload_params"),
          "which files are read, and by which code"),
     Idle(("use_remove_padding",), "without Ulysses the trainer pads in any case"),
     Idle(("ulysses_sequence_parallel_size",), "1"),
@@ -53,6 +54,7 @@ _ROWS: Final = (
 def read_sft(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
     """Reads a recipe of the supervised trainer on `gpus` (None: asked)."""
     read_named_model(reader, draft, "model.partial_pretrain")
+    read_remote_code(reader, draft, "model.trust_remote_code")
     read_machine(draft, None)
     _read_ranks(reader, draft, gpus)
     _read_batches(reader, draft)

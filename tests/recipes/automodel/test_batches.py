@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from automodel_recipe import RECIPE, changed, imported
+from automodel_recipe import RECIPE, changed, imported, refusal
 
 OPEN: dict[str, Any] = {"gpus": 16, "topology": "dgx-h100"}
 SQUAD = "dataset_name: some/questions"
@@ -104,3 +104,31 @@ def test_virtual_stages_that_ranks_do_not_share_evenly() -> None:
 
 def test_a_loss_stays_what_it_is() -> None:
     assert imported(RECIPE).values["training"]["loss"] == "masked"
+
+
+MOCK = changed("squad.make_squad_dataset, dataset_name: some/questions",
+               "mock_iterable_dataset.MockIterableDataset, seq_len: 64")
+
+
+@pytest.mark.parametrize(("text", "micro", "whole"), [
+    (changed("shuffle: true", "shuffle: true, batch_size: 2"), 2, 32),
+    (changed("shuffle: true", "shuffle: true, batch_size: 3"), 3, 48),
+    (changed("shuffle: true", "batch_size: null", changed("seq_len: 64", "seq_len: 64, batch_size: 6", MOCK)), 6, 96),
+    (changed("shuffle: true", "batch_size: null", MOCK), 1, 16),
+    (changed("shuffle: true", "batch_size: null", changed("TrainFinetune", "Benchmarking", changed(
+        "seq_len: 64", "seq_len: 64, batch_size: 6", MOCK))), 3, 48),
+    (changed("squad.make_squad_dataset, dataset_name: some/questions", "megatron_dataset.MegatronPretraining, "
+             "seq_length: 64", changed("shuffle: true", "batch_size: 2")), 3, 48)])
+def test_a_microbatch_is_the_batch_of_the_loader(text: str, micro: int, whole: int) -> None:
+    """The scheduler counts microbatches by local_batch_size, however many rows the loader's have."""
+    training = imported(text).values["training"]
+    assert (training["micro_batch_size"], training["global_batch_size"]) == (micro, whole)
+
+
+@pytest.mark.parametrize("text", [
+    changed("shuffle: true", "batch_size: null"),
+    changed("shuffle: true", "batch_size: 2", PIPELINE),
+    changed("global_batch_size: 48", "global_batch_size: 50", changed("shuffle: true", "batch_size: 2"))])
+def test_batches_of_the_loader_that_no_scenario_says_are_refused(text: str) -> None:
+    assert "dataloader.batch_size" in refusal(text)
+    assert imported(text).unknown == ()

@@ -83,6 +83,10 @@ def test_a_refusal_of_the_framework_names_the_recipes_line() -> None:
 @pytest.mark.parametrize(("old", "new", "message"), [
     ("  tp_size: 1", "  tp_size: 1\n  tensor_size: 2", "mine.yaml:19: unknown key 'distributed.tensor_size'"),
     ("seed: 7", "seed: 7\nqat: {enabled: true}", "mine.yaml:3: not yet: qat.enabled"),
+    ("local_batch_size", "local_batchsize", "mine.yaml:3: unknown key 'step_scheduler.local_batchsize'"),
+    ("shuffle: true", "shuffled: true", "mine.yaml:23: unknown key 'dataloader.shuffled'"),
+    ("seed: 7", "seed: 7\ncheckpoint: {enable: false}", "mine.yaml:3: unknown key 'checkpoint.enable'"),
+    ("seed: 7", "seed: 7\nlr_scheduler: {lr_decay: cosine}", "mine.yaml:3: unknown key 'lr_scheduler.lr_decay'"),
     ("TrainFinetuneRecipeForNextTokenPrediction", "FinetuneRecipeForVLM", "mine.yaml:1: not yet: recipe"),
     ("strategy: fsdp2", "strategy: ddp", "mine.yaml:15: not yet: distributed.strategy"),
     ("tp_size: 1", "tp_size: two", "mine.yaml:18: distributed.tp_size: expected a whole number, got 'two'"),
@@ -175,3 +179,15 @@ def test_a_class_without_one_of_its_sizes_is_asked_for() -> None:
     sizes = FIELDS.replace("vocab_size: 1000, ", "")
     given = changed("pretrained_model_name_or_path: qwen3-8b", f"config: {{{sizes}}}")
     assert "the recipe leaves open: model" in refusal(given)
+
+
+@pytest.mark.parametrize("block", ["peft", "packed_sequence", "compile", "fp8", "quantization", "qat", "lr_scheduler",
+                                   "clip_grad_norm", "wandb", "checkpoint", "validation_dataset"])
+def test_a_block_that_is_null_is_off(block: str) -> None:
+    text = RECIPE
+    if block == "peft":
+        start = text.index("peft:")
+        text = text[:start] + text[text.index("distributed:"):]
+    found = imported(f"{text}{block}: null\n")
+    found.expect_complete()
+    assert found.values["training"].get("method", "full") == ("full" if block == "peft" else "lora")

@@ -205,20 +205,22 @@ def test_version_1_is_the_default_of_fsdp(tmp_path: Path) -> None:
 def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) -> None:
     """The row of GPT-OSS with adapters, whose keys were translated by hand; its memory limit is of another card.
 
-    The row leaves adapters in the base's format: autocast over experts is not simulated, and refused.
+    The row leaves adapters in the base's format: autocast over experts is not simulated, and refused. It names no
+    modules: its default are those of attention, which are all linear layers here.
     """
     rows = (ROOT / "tests/truth/measured/axolotl.jsonl").read_text(encoding="utf-8").splitlines()
     row = next(row for row in map(json.loads, rows) if row["id"] == "axolotl-gptoss20b-lora")["scenario"]
     text = changed(RECIPE, base_model="openai/gpt-oss-20b", sequence_len=4096, micro_batch_size=1,
                    gradient_accumulation_steps=8, sample_packing=True, activation_offloading=True, adapter="lora",
-                   lora_r=8, lora_alpha=16, optimizer="adamw_torch_8bit", use_kernels=True,
+                   gradient_checkpointing=True, lora_target_linear=True, lora_r=8, lora_alpha=16,
+                   optimizer="adamw_torch_8bit", use_kernels=True,
                    attn_implementation="kernels-community/vllm-flash-attn3",
                    plugins=["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"])
     found = imported(tmp_path, text, 1)
     found.expect_complete()
     training = {**found.values["training"], "optimizer": {"name": "adamw", "moments": "int8"}}
     assert training.pop("precision") == {"compute": "bf16", **row["training"].pop("precision")}
-    row["training"]["lora"]["dtype"] = "fp32"
+    row["training"]["lora"] |= {"dtype": "fp32", "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
     assert training == row["training"]
     assert found.values["framework_options"] == row["framework_options"] | {"autocast": True}
 
@@ -241,6 +243,10 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
     ({"batch_flattening": "auto"}, "one row of unpadded samples"),
     ({"layer_offloading": True}, "layers whose parameters wait on the host"),
     ({"gpu_memory_limit": "20GiB"}, "spread over the GPUs"),
+    ({"model_type": "AutoModelForSequenceClassification", "num_labels": 2}, "a model of class AutoModelForSeq"),
+    ({"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+     "sync_each_batch: reductions after each microbatch"),
+    ({"accelerator_config": {"split_batches": True}}, "shared out over the ranks"),
     ({"micro_batch_size": "many"}, "micro_batch_size: expected a whole number"),
     ({"micro_batchsize": 2}, "unknown key 'micro_batchsize'"),
 ])
@@ -344,6 +350,10 @@ def test_lengths_have_axolotls_defaults(tmp_path: Path) -> None:
     ({"adapter": "qlora", "load_in_8bit": True, "load_in_4bit": True}, "qlora beside load_in_8bit"),
     ({"base_model_config": "Qwen/Qwen3-4B"}, "the configuration of another model"),
     ({"dp_shard_size": 4}, "shards without fsdp_config"),
+    ({"activation_offloading": True}, "activation_offloading requires gradient_checkpointing"),
+    ({"activation_offloading": "legacy", "gradient_checkpointing": False}, "requires gradient_checkpointing"),
+    ({"adapter": "lora", "lora_r": 8, "lora_target_linear": False}, "no modules to adapt"),
+    ({"neftune_noise_alpha": 0}, "neftune_noise_alpha must be more than 0"),
 ])
 def test_what_axolotl_does_not_take_is_told(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
     with pytest.raises(RankscopeError, match=told):
@@ -355,6 +365,15 @@ def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:
     found = imported(tmp_path, changed(RECIPE, adapter="lora", lora_r=8, load_in_4bit=True))
     assert found.values["training"]["method"] == "lora"
     assert [one.why for one in found.left if one.key == "load_in_4bit"] == ["read with qlora alone"]
+
+
+@pytest.mark.parametrize(("key", "value", "kind"), [
+    ("group_by_length", True, "not modelled"), ("group_by_length", False, "no effect"),
+    ("ddp_find_unused_parameters", True, "not modelled"), ("ddp_find_unused_parameters", False, "no effect"),
+    ("model_type", "Qwen3ForCausalLM", "no effect"), ("neftune_noise_alpha", 5, "not modelled")])
+def test_what_is_left_out_depends_on_the_value(tmp_path: Path, key: str, value: object, kind: str) -> None:
+    left = imported(tmp_path, changed(RECIPE, **{key: value})).left
+    assert [one.kind for one in left if one.key == key] == [kind]
 
 
 def test_no_key_is_in_two_lists(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_an_override_has_its_line_and_the_rest_the_name(tmp_path: Path) -> None:
     ("model.cuda_graph_impl=none", "framework_options.cuda_graph_impl", None),
     ("ddp.nccl_ub=true", "framework_options.nccl_ub", True),
     ("ddp.num_buckets=7", "framework_options.num_buckets", 7),
+    ("optimizer.log_num_zeros_in_grad=true", "framework_options.log_num_zeros_in_grad", True),
     (f"{FSDP} mixed_precision.grad_reduce_in_fp32=true", "training.precision.main_grads", "bf16"),
     (f"{FSDP} ddp.megatron_fsdp_main_grads_dtype=fp32", "training.precision.main_grads", "fp32"),
     (f"{FSDP} ddp.megatron_fsdp_main_grads_dtype=fp32", "training.precision.grad_reduce", "fp32"),

@@ -156,3 +156,14 @@ def test_how_drives_are_read_is_listed_where_they_hold_something() -> None:
     kinds = [next(one.kind for one in imported({**zero(**keys), **aio}).left if one.key == "aio.block_size")
              for keys in ({}, {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}})]
     assert kinds == ["no effect", "not modelled"]
+
+
+@pytest.mark.parametrize("on", [1, "yes", True])
+def test_a_switch_is_what_pydantic_takes_for_true(on: object) -> None:
+    assert imported({**CONFIG, "bf16": {"enabled": on}}).values["training"]["precision"]["compute"] == "bf16"
+
+
+def test_a_block_that_is_null_is_off() -> None:
+    """DeepSpeed 0.19.6's own class of configurations takes these, and stops at the others."""
+    assert imported({**zero(offload_param=None, offload_optimizer=None), "aio": None}).unknown == ()
+    assert "unknown key 'fp16'" in str(imported({**CONFIG, "fp16": None}).unknown[0])

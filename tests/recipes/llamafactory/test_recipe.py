@@ -180,6 +180,10 @@ def test_its_launcher_sets_expandable_segments(values: tuple[dict[str, Any], ...
 @pytest.mark.parametrize(("line", "expandable"), [
     ("NPROC_PER_NODE=8 llamafactory-cli train mine.yaml", True),
     ("OPTIM_TORCH=0 NPROC_PER_NODE=8 llamafactory-cli train mine.yaml", False),
+    ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False\n"
+     "NPROC_PER_NODE=8 llamafactory-cli train mine.yaml", True),
+    ("export OPTIM_TORCH=0 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+     "NPROC_PER_NODE=8 llamafactory-cli train mine.yaml", True),
     ("torchrun --nproc-per-node 8 src/train.py mine.yaml", False)])
 def test_a_launch_command_says_who_sets_the_variables(line: str, *, expandable: bool) -> None:
     Path("mine.yaml").write_text(json.dumps(FULL, indent=1), "utf-8")

@@ -458,3 +458,42 @@ def test_a_value_that_the_environment_has_may_stand_where_nothing_depends_on_it(
     assert found.unknown == ()
     with pytest.raises(InputError, match=r"is the value of policy.train_global_batch_size, and not known .*BATCH"):
         launched("policy.train_global_batch_size=$BATCH")
+
+
+@pytest.mark.parametrize(("clip", "kinds", "wrong"), [
+    ("1.0", ["no effect"], 0), ("0.0", ["not modelled"], 0), ("${policy.max_grad_norm}", [], 1)])
+def test_workers_of_megatron_clip_at_a_number_of_their_own(tmp_path: Path, clip: str, kinds: list[str],
+                                                           wrong: int) -> None:
+    found = imported(tmp_path, SFT, f"""\
+policy:
+  max_grad_norm: null
+  dtensor_cfg: {{enabled: false}}
+  megatron_cfg: {{enabled: true, optimizer: {{optimizer: adam, clip_grad: "{clip}"}}}}
+""")
+    assert [one.kind for one in found.left if one.key.endswith("clip_grad")] == kinds
+    assert len([one for one in found.wrong if "clip_grad null" in one.message]) == wrong
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [
+    ("optimizer: sgd", 0.9), ("optimizer: sgd, sgd_momentum: 0", 0), ("optimizer: adam, sgd_momentum: 0.9", None)])
+def test_momentum_of_megatrons_sgd_is_a_state(tmp_path: Path, optimizer: str, momentum: float | None) -> None:
+    """Core `optimizer_config.py` sgd_momentum: 0.9 where nothing is said."""
+    found = imported(tmp_path, SFT, f"""\
+policy:
+  dtensor_cfg: {{enabled: false}}
+  megatron_cfg: {{enabled: true, optimizer: {{{optimizer}}}}}
+""")
+    assert found.values["training"]["optimizer"].get("momentum") == momentum
+
+
+@pytest.mark.parametrize(("value", "kind"), [("true", "not modelled"), ("false", "no effect")])
+def test_copies_beside_an_update_on_the_host_are_not_timed(tmp_path: Path, value: str, kind: str) -> None:
+    found = imported(tmp_path, SFT, f"""\
+policy:
+  dtensor_cfg: {{enabled: false}}
+  megatron_cfg:
+    enabled: true
+    optimizer: {{optimizer: adam, optimizer_cpu_offload: true, optimizer_offload_fraction: 1.0,
+                overlap_cpu_optimizer_d2h_h2d: {value}}}
+""")
+    assert [one.kind for one in found.left if "d2h" in one.key] == [kind]

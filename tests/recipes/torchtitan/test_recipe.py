@@ -344,6 +344,8 @@ def test_several_schedules_in_a_step_are_refused() -> None:
     ("tensor_parallel_degree = 1", "tensor_parallel_degree = 3", "--gpus 16: 16 GPUs are no multiple of"),
     ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2\ncontext_parallel_degree = 2",
      "mine.toml:31: not yet: tensor parallelism of torchtitan's Qwen3 beside context parallelism"),
+    ("shard_degree = -1", "shard_degree = 0", "mine.toml:29: parallelism.data_parallel_shard_degree 0: expected"),
+    ("size = 48", "size = 0", "mine.toml:16: training.global_batch_size 0: expected -1, or"),
     ("shard_degree = -1", "shard_degree = 4", "--gpus 16: the recipe is for 8 GPUs: parallelism.data_parallel_shard_"
                                               "degree is 4 (mine.toml:29)"),
     ('"allgather"', '"alltoall"\ncontext_parallel_degree = 2', "keys and values exchanged by alltoall"),

@@ -169,6 +169,8 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     (({**RECIPE, "deepspeed": "zero.json"},), "stands in another file: name it too"),
     (({**RECIPE, "bf16": True, "fp16": True},), "bf16 and fp16 are both asked for"),
     ((LORA, FSDP1), "adapters under FSDP 1"),
+    (({**RECIPE, "fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1, "limit_all_gathers": False}},),
+     "limit_all_gathers: gathers that nothing limits"),
     ((RECIPE, {**FSDP2, "fsdp_config": {**FSDP2["fsdp_config"], "fsdp_activation_checkpointing": True}}),
      "both at once are an error"),
     ((RECIPE, {**ZERO, "train_micro_batch_size_per_gpu": 4}), "per_gpu is 4, and the trainer's 8"),
@@ -201,6 +203,22 @@ def test_arguments_of_the_trainer_at_their_defaults_are_listed() -> None:
     assert {one.key for one in found.left if one.kind == "no effect"} >= {*keys}
 
 
+@pytest.mark.parametrize(("keys", "length"), [
+    ({"max_length": 1000, "pad_to_multiple_of": 64}, 1024),
+    ({"max_length": 1000, "pad_to_multiple_of": 64, "packing": True, "packing_strategy": "wrapped"}, 1024),
+    ({"max_length": 1000, "pad_to_multiple_of": 64, "packing": True, "per_device_train_batch_size": 3}, 3008),
+    ({"pad_to_multiple_of": 3000}, 3000)])
+def test_a_batch_is_padded_to_a_multiple(keys: dict[str, Any], length: int) -> None:
+    assert imported({**RECIPE, "max_length": 1024, **keys}).values["training"]["seq_len"] == length
+
+
+def test_samples_that_nothing_prepares_are_neither_cut_nor_packed() -> None:
+    """TRL 1.16.0 `sft_trainer.py` _skip_prepare_dataset."""
+    keys: dict[str, Any] = {"max_length": 1000, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    assert [one.key for one in imported({**RECIPE, **keys}).questions] == ["training.seq_len"]
+    assert "packs that the data set brings" in str(imported({**RECIPE, **keys, "packing": True}).refused)
+
+
 @pytest.mark.parametrize(("keys", "optimizer"), [
     ({"optim": "adamw_torch"}, {"name": "adamw", "implementation": "foreach"}),
     ({"optim": "adamw_torch_fused"}, {"name": "adamw"}), ({}, None)])
@@ -215,10 +233,3 @@ def test_a_loop_over_lists_of_tensors_is_told_from_a_fused_kernel_under_zero(key
 def test_code_of_a_checkpoint_takes_the_place_of_transformers_layers(model: str, kind: str) -> None:
     found = imported({**RECIPE, "model_name_or_path": model, "trust_remote_code": True})
     assert [one.kind for one in found.left if one.key == "trust_remote_code"] == [kind]
-
-
-@pytest.mark.parametrize(("norm", "kind"), [(0.0, "not modelled"), (0.3, "no effect")])
-def test_gradients_that_nothing_clips_are_told(norm: float, kind: str) -> None:
-    """transformers 5.23.0 `trainer.py`: clipped where max_grad_norm is above 0."""
-    left = imported({**RECIPE, "max_grad_norm": norm}).left
-    assert [one.kind for one in left if one.key == "max_grad_norm"] == [kind]
