@@ -147,7 +147,7 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
 def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     """Writes formats of parameters and products: bf16, which is `auto` where the recipe has no such key, or another.
 
-    resolve_dtype: `auto` is off beside fp16, and on otherwise, on any GPU; a base of 8 bits without any is read in fp16.
+    resolve_dtype: `auto` is off beside fp16, else on, on any GPU; a base of 8 bits without any is read in fp16.
     """
     is_missing = "bf16" not in reader.names()
     half, full = reader.take("bf16"), reader.take("fp16")
