@@ -108,7 +108,8 @@ def test_a_model_without_experts_drops_no_tokens(tmp_path: Path) -> None:
 
 def test_variables_and_clocks_of_the_performance_launcher_are_told(tmp_path: Path) -> None:
     found = imported(tmp_path, f"{PERFORMANCE} -ce PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False,OMP_NUM_THREADS=4 "
-                               "-E NCCL_DEBUG=$LEVEL -E CUBLAS_WORKSPACE_CONFIG=:4096:2 -lmc -1 -lgc 1200 -vb true -en -gn 8")
+                               "-E NCCL_DEBUG=$LEVEL -E CUBLAS_WORKSPACE_CONFIG=:4096:2 "
+                               "-lmc -1 -lgc 1200 -vb true -en -gn 8")
     assert value(found, "environment.expandable_segments") is False
     assert value(found, "environment.cublas_workspace_config") == ":4096:2"
     told = {one.key: one.kind for one in found.left}
