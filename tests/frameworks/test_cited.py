@@ -25,7 +25,8 @@ def test_lines_are_those_of_the_version(rule: str, version: str, told: str) -> N
 
 def test_a_refusal_on_main_names_mains_line() -> None:
     text = ("{name: a, framework: megatron, framework_version: main 2026-08-22, topology: dgx-h100, "
-            "model: qwen3-30b-a3b, mesh: {dp_shard: 6, ep: 8, etp: 1}, training: {seq_len: 64, micro_batch_size: 1, global_batch_size: 6}}")
+            "model: qwen3-30b-a3b, mesh: {dp_shard: 6, ep: 8, etp: 1}, "
+            "training: {seq_len: 64, micro_batch_size: 1, global_batch_size: 6}}")
     scenario = parse_scenario(parse_document(text, "a.yaml"))
     (problem,) = check(scenario).problems
     assert problem.rule == f"Megatron-LM {MAIN} core parallel_state.py:881"
