@@ -43,6 +43,8 @@ __all__ = ["FORMAT"]
 
 _ARGUMENTS: Final = "MODEL_ARGS"
 _VARIABLES: Final = "ENV_VARS"
+_OFF: Final = (None, False, "False", "false")
+"""Values that switch an argument off."""
 _FEW: Final = 3
 """Number of arguments of Megatron that make a command one of Megatron's."""
 _TELLING: Final = frozenset({"--num-layers", "--hidden-size", "--micro-batch-size", "--tensor-model-parallel-size",
@@ -199,13 +201,16 @@ def _imported(draft: Draft, reader: Reader, found: Given, gpus: Answer | None, o
     fields = ArgumentFields(reader, draft, found)
     for problem in found.problems:
         draft.fail(problem.where, problem.message)
-    expect_backend(draft, variables, str(found.document.data.get("--attention-backend", "auto")))
+    expect_backend(draft, variables, fields.text("attention_backend").value or "auto")
     _write(Writer(draft, fields), fields, gpus)
     for rows, tell in ((NOT_MODELLED, draft.unmodelled), (WITHOUT_EFFECT, draft.idle)):
         for row in rows:
             names = [found.keys[name] for name in fields.rest()
                      if any(fnmatchcase(name, pattern) for pattern in row.keys)]
-            tell(reader.matching(*names), row.why)
+            found_there = reader.matching(*names)
+            off = [one for one in found_there if rows is NOT_MODELLED and one.value in _OFF]
+            draft.idle(off, "off, as without it")
+            tell([one for one in found_there if one not in off], row.why)
     if draft.refused or draft.wrong:  # what else the model has is not read
         draft.use(*reader.matching(*(found.keys[name] for name in fields.rest())))
         left = {(one.where, one.key) for one in draft.left}

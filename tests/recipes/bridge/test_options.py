@@ -75,7 +75,8 @@ def test_switches_of_the_performance_launcher_set_what_upstream_sets(tmp_path: P
 
 
 @pytest.mark.parametrize(("words", "wanted"), [
-    ("-rl 3", {"mode": "block", "num_layers": 3}), ("--recompute_modules mlp,core_attn", ["mlp", "core_attn"]),
+    ("-rl 3", {"mode": "block", "num_layers": 3}), ("-rl 0", "none"),
+    ("--recompute_modules mlp,core_attn", ["mlp", "core_attn"]),
     ("-rl 3 --recompute_modules=mlp", ["mlp"])])
 def test_recomputation_of_the_performance_launcher(tmp_path: Path, words: str, wanted: object) -> None:
     assert value(imported(tmp_path, f"{PERFORMANCE} {words}"), "training.recompute") == wanted
