@@ -65,7 +65,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands in braces, or in round brackets (`is_subshell`); `is_beside`: the script does not wait for them (`&`)."""
+    """Commands in braces, or in round brackets (`is_subshell`); `is_beside`: the script goes on meanwhile (`&`)."""
 
     line: int
     body: tuple[Node, ...]
