@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, get_args
 
 from simcore.batch.changes import FACTORS, Change, Loss, changes
-from simcore.batch.solve import limit_of
+from simcore.batch.solve import keys_of, limit_of
 from simcore.errors import InputError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.bounds import ADVISED_LOADS, ADVISED_RANKS, ADVISED_ROWS
@@ -27,6 +27,7 @@ from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Moe
+from simcore.placement.job import topology_of
 from simcore.results.detail import MAX_DETAILED
 from simcore.results.report import Advice, Report
 from simcore.results.verdict import Verdict
@@ -46,6 +47,8 @@ _PAIR_ROWS: Final = 4_000_000
 """Rows of all pairs that are tried: a step with many rows gets fewer pairs."""
 _MOST_GPUS: Final = 16
 """Times the GPUs of the scenario that are tried at most."""
+_HOSTS: Final = 4
+"""Numbers of whole hosts that are tried from the fewest GPUs on."""
 _LOSSES: Final[tuple[Loss, ...]] = get_args(Loss)
 _BATCH: Final = "training.global_batch_size"
 
@@ -165,11 +168,16 @@ def _of_engine(scenario: Scenario) -> Iterator[Advice]:
 
 
 def _more_gpus(scenario: Scenario) -> Iterator[_Tried]:
-    """The fewest GPUs on which the scenario surely fits, if they are more than it has."""
-    world = scenario.world_size
+    """The fewest GPUs on which the scenario surely fits, if they are more than it has; beyond one host, whole hosts."""
+    world, host = scenario.world_size, topology_of(scenario).gpus_per_host
     limit = limit_of(scenario, "gpus", between=(world, min(world * _MOST_GPUS, ADVISED_RANKS)), checked=False)
-    if limit.peak_bytes is not None and limit.headroom_bytes is not None:
-        yield _Tried(Change("GPUs", 7, limit.keys, loss="gpus"), "fits", limit.peak_bytes, limit.headroom_bytes)
+    if limit.peak_bytes is None or limit.headroom_bytes is None or not isinstance(limit.value, int):
+        return
+    least = -(-limit.value // host) * host
+    whole = range(least, least + _HOSTS * host, host) if host < limit.value != least else ()
+    rounded = (_tried(scenario, Change("GPUs", 7, keys_of(scenario, "gpus", number), loss="gpus")) for number in whole)
+    yield next((one for one in rounded if one is not None and one.fits), None) or _Tried(
+        Change("GPUs", 7, limit.keys, loss="gpus"), "fits", limit.peak_bytes, limit.headroom_bytes)
 
 
 def _effort(change: Change) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from simcore.errors import Problem
 from simcore.frameworks.registry import has_option
@@ -16,6 +16,9 @@ from simcore.recipes.imported import Decided, Imported, Left, Origin, Question
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["Draft"]
+
+_HINTED: Final = 200
+"""Unknown keys that are held against known spellings."""
 
 
 @dataclass
@@ -133,7 +136,8 @@ class Draft:
         self._check(readers)
         rest = [one for reader in readers for one in reader.untouched()]
         unknown = [Problem(one.where, f"unknown key {one.key!r}: this reader of {self.format} recipes does not know it "
-                                      f"(--loose leaves it out){_hint(one)}") for one in rest]
+                                      f"(--loose leaves it out){_hint(one) if number < _HINTED else ''}")
+                   for number, one in enumerate(rest)]
         taken = {_key(one) for reader in readers for one in reader.handed_out()}
         left = [*self.left, *(Left("no effect", one.where, one.key, shorten(one.value), "says nothing")
                               for reader in readers for one in reader.unsaid() if _key(one) not in taken)]
@@ -173,8 +177,9 @@ class Draft:
 
     def _check(self, readers: Sequence[Reader]) -> None:
         taken = [one for reader in readers for one in reader.handed_out()]
-        silent = [one.key for one in taken if _key(one) not in self._used.keys() | self._given_up]
-        both = [one.key for one in taken if _key(one) in self._used.keys() & self._given_up]
+        told, twice = self._used.keys() | self._given_up, self._used.keys() & self._given_up
+        silent = [one.key for one in taken if _key(one) not in told]
+        both = [one.key for one in taken if _key(one) in twice]
         assert not silent, f"the format {self.format} dropped {', '.join(silent)}"
         assert not both, f"the format {self.format} used and left out {', '.join(both)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -67,6 +68,7 @@ _OF_LAUNCHERS: Final = frozenset({"NNODES", "NPROC_PER_NODE", "FORCE_TORCHRUN", 
 """Variables by which llamafactory-cli starts ranks."""
 _ACCELERATE: Final = ("ACCELERATE_USE_*", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_*", "FSDP_*",
                       "ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+_PROGRAM: Final = re.compile(r"\brun_(?:sft|dpo|grpo)\w*\.py\b")
 _CUBLAS: Final = "CUBLAS_WORKSPACE_CONFIG"
 _ALLOCATOR: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -109,6 +111,9 @@ def _with_other(imported: Imported, name: str, value: str, where: str) -> Import
         return replace(imported, refused=(*imported.refused, problem))
     if name in _OF_LAUNCHERS:
         one = Decided(where, name, value, why="which ranks the launcher starts, and how")
+        return replace(imported, decides=(*imported.decides, one))
+    if name == "COMMAND" and _PROGRAM.search(value):
+        one = Decided(where, name, value, why="the command that NeMo RL's ray.sub starts")
         return replace(imported, decides=(*imported.decides, one))
     row = row_of(name)
     kind: Literal["no effect", "not modelled"] = "not modelled" if isinstance(row, Unmodelled) else "no effect"

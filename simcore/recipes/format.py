@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
@@ -21,6 +21,7 @@ class Format:
     format, judged by its content alone. `read`: scenario of a recipe's files, the recognised one first; `loose` is
     passed to `Draft.imported`. Raises InputError for a file that cannot be read at all. `writer`: writes such recipes,
     where it is known how. `takes_launcher`: accelerate's YAML stands beside such recipes.
+    `sets_itself`: dotted keys of that YAML which the trainer sets again whatever its launcher said, each with where.
     """
 
     name: str
@@ -29,3 +30,4 @@ class Format:
     read: Callable[[Sequence[RecipeFile], Answers, bool], Imported]
     writer: RecipeWriter | None = None
     takes_launcher: bool = False
+    sets_itself: Mapping[str, str] = field(default_factory=dict)

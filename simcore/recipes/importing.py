@@ -16,7 +16,7 @@ from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left, read_known, with_job
-from simcore.recipes.launch.accelerate import asks_for_more, expect_known
+from simcore.recipes.launch.accelerate import beyond_ranks, expect_known
 from simcore.recipes.launch.arguments import Override, unknown_of
 from simcore.recipes.launch.launch_of import Launch, launch_of
 from simcore.recipes.model_file import is_of_model, with_model
@@ -73,11 +73,12 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
     answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind, exported=launch.variables,
                       options=launch.options)
-    _expect_options(format_, launch)
+    told_by_launcher = _read_options(format_, launch)
     overrides = (*first.overrides, *launch.overrides)
     imported = read_known(lambda: format_.read([replace(first, overrides=overrides), *rest], answers, loose),
                           unknown_of(launch.overrides))
-    imported = replace(imported, left=(*imported.left, *_overridden(first, launch.overrides)))
+    imported = replace(imported, left=(*imported.left, *told_by_launcher,
+                                           *_overridden(first, launch.overrides)))
     return with_job(with_environment(imported, launch.environment), launch.job)
 
 
@@ -133,13 +134,23 @@ def _may_source(script: RecipeFile, file: RecipeFile) -> bool:
     return Path(file.path).name in script.text and bool(re.search(r"(?:^|[\s;&|({])(?:source|\.)\s+\S", script.text))
 
 
-def _expect_options(format_: Format, launch: Launch) -> None:
-    """InputError for options of `accelerate launch` that are not known, or beside a recipe that takes none."""
+def _read_options(format_: Format, launch: Launch) -> tuple[Left, ...]:
+    """Options of `accelerate launch` beside a recipe that takes none, which do nothing; InputError for others."""
     expect_known(launch.options)
-    if asks_for_more(launch.options) and not format_.takes_launcher:
-        keys = ", ".join(dotted(one.path) for one in launch.options)
-        raise InputError(Problem(launch.options[0].where, "not yet: options of accelerate beside a recipe of "
-                                                          f"{format_.title}: {keys}"))
+    told: list[Left] = []
+    problems: list[Problem] = []
+    for one in () if format_.takes_launcher else beyond_ranks(launch.options):
+        key = dotted(one.path)
+        compiles_not = key == "dynamo_config.dynamo_backend" and str(one.value).lower() == "no"
+        why = "nothing is compiled, as without it" if compiles_not else format_.sets_itself.get(key, "")
+        if why:
+            told.append(Left("no effect", one.where, key, shorten(one.value), why))
+        else:
+            problems.append(Problem(one.where, "not yet: an option of accelerate beside a recipe of "
+                                               f"{format_.title}: {key}"))
+    if problems:
+        raise InputError(problems)
+    return tuple(told)
 
 
 def _expect_named(answers: Answers, scripts: Sequence[RecipeFile]) -> None:

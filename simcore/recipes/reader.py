@@ -57,6 +57,7 @@ class Reader:
     _seen: set[KeyPath] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)
     _handed: dict[KeyPath, Taken[Any]] = field(default_factory=dict)
+    _beside: dict[tuple[str, int], list[str]] = field(default_factory=dict)
 
     # ---- values ------------------------------------------------------------------------------------------------
     def take(self, key: str) -> Taken[Any] | None:
@@ -149,10 +150,13 @@ class Reader:
     def near(self, one: Taken[Any]) -> str:
         """Key that was asked for, beside an untouched one, and is spelt almost like it; "" if there is none."""
         at, point, name = one.key.rpartition(".")
-        beside = [key.rpartition(".")[2] for key in self._asked if key.rpartition(".")[0] == at and
-                  self._value(self._path(key)) is _ABSENT]
-        beside += [] if at else [key for key in self.fields if self._value((key,)) is _ABSENT]
-        return "".join(f"{at}{point}{other}" for other in difflib.get_close_matches(name, sorted({*beside}), 1, _ALIKE))
+        if (at, len(self._asked)) not in self._beside:
+            fields = () if at else tuple(key for key in self.fields if self._value((key,)) is _ABSENT)
+            self._beside[at, len(self._asked)] = sorted({*fields, *(
+                key.rpartition(".")[2] for key in self._asked
+                if key.rpartition(".")[0] == at and self._value(self._path(key)) is _ABSENT)})
+        beside = self._beside[at, len(self._asked)]
+        return "".join(f"{at}{point}{other}" for other in difflib.get_close_matches(name, beside, 1, _ALIKE))
 
     def handed_out(self) -> list[Taken[Any]]:
         """Values that were handed out, without those of a wrong type."""

@@ -28,23 +28,30 @@ class RecipeFile:
     overrides: tuple[Override, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
-    @cached_property
+    @property
     def document(self) -> Document:
         """Values of the file and the line of each; of TOML the lines of tables and keys.
 
         InputError for a file that is no mapping, or that `inputs.yaml_parser` refuses.
         """
-        document = _toml(self) if Path(self.path).suffix == ".toml" else parse_document(self.text, self.path)
+        if isinstance(self._parsed, InputError):
+            raise self._parsed
+        return self._parsed
+
+    @cached_property
+    def _parsed(self) -> Document | InputError:
+        """The document, or why there is none: each format asks for it, and a long text is not parsed for each."""
+        try:
+            document = _toml(self) if Path(self.path).suffix == ".toml" else parse_document(self.text, self.path)
+        except InputError as error:
+            return error
         for one in self.overrides:
             document = document.with_value(one.path, one.value, one.where)
         return document
 
     def mapping(self) -> Document | None:
         """The document, or None for a file that is not read as a mapping, such as a shell script."""
-        try:
-            return self.document
-        except InputError:
-            return None
+        return self._parsed if isinstance(self._parsed, Document) else None
 
 
 def read_files(paths: Sequence[str]) -> tuple[RecipeFile, ...]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from simcore.errors import IllegalLayout, Problem, RankscopeError
+from simcore.frameworks.cited import cited
 from simcore.frameworks.registry import at_rest_of, framework_adapter
 from simcore.inputs.scenario import Scenario
 from simcore.memory.ledger import MemoryPeak, balance, first_step
@@ -179,7 +180,8 @@ def guarded(scenario: Scenario, answer: Callable[[], Report]) -> Report:
     try:
         return answer()
     except RankscopeError as error:
-        located = type(error)(_located(problem, scenario) for problem in error.problems)
+        located = type(error)(replace(_located(problem, scenario), rule=cited(
+            problem.rule, scenario.framework_version)) for problem in error.problems)
         return _failed(scenario, located, "illegal" if isinstance(error, IllegalLayout) else "error")
 
 

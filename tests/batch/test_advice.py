@@ -117,15 +117,23 @@ def test_where_nothing_is_enough_the_nearest_are_told_as_such() -> None:
     assert [row.headroom_bytes for row in found] == sorted((row.headroom_bytes for row in found), reverse=True)
 
 
-def test_more_gpus_are_the_fewest_with_nodes_and_a_batch_for_all() -> None:
+def test_more_gpus_are_the_fewest_whole_nodes_with_a_batch_for_all() -> None:
     asked = limited("fsdp2", 0.9, {"dp_shard": 8}, microbatches=1, model="llama-3.1-8b", recompute="full")
     asked = changed(asked, {"topology": {"file": "dgx-h100", "num_nodes": 1}})
     (more,) = [one.changes for one in advise(asked) if "mesh.dp_shard" in one.changes]
     ranks = more["mesh.dp_shard"]
-    assert more == {"mesh.dp_shard": ranks, "training.global_batch_size": ranks, "topology.num_nodes": 2}
+    assert ranks % 8 == 0
+    assert more == {"mesh.dp_shard": ranks, "training.global_batch_size": ranks, "topology.num_nodes": ranks // 8}
     assert simulate(changed(asked, more), timed=False).verdict == "fits"
-    fewer = {**more, "mesh.dp_shard": ranks - 1, "training.global_batch_size": ranks - 1}
+    fewer = {**more, "mesh.dp_shard": ranks - 8, "training.global_batch_size": ranks - 8,
+             "topology.num_nodes": ranks // 8 - 1}
     assert simulate(changed(asked, fewer), timed=False).verdict != "fits"
+
+
+def test_more_gpus_of_one_node_may_be_any_number() -> None:
+    asked = limited("fsdp2", 0.9, {"dp_shard": 2}, microbatches=1, model="llama-3.1-8b", recompute="full", seq_len=64)
+    (more,) = [one.num_gpus for one in advise(asked) if "mesh.dp_shard" in one.changes]
+    assert 2 < more < 8
 
 
 def test_more_gpus_are_offered_beside_many_changes_that_cost_time(monkeypatch: pytest.MonkeyPatch) -> None:

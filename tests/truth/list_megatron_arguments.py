@@ -80,7 +80,15 @@ def _literal(node):
     try:
         return ast.literal_eval(node) if node is not None else None
     except ValueError:
-        return ast.unparse(node) if isinstance(node, ast.BinOp) else None
+        return _product(node) if isinstance(node, ast.BinOp) else None
+
+
+def _product(node):
+    """Value of a product or power of numbers, such as 1024 * 1024; the text of another term."""
+    left, right = _literal(node.left), _literal(node.right)
+    if isinstance(left, int) and isinstance(right, int) and isinstance(node.op, ast.Mult | ast.Pow):
+        return left * right if isinstance(node.op, ast.Mult) else left ** right
+    return ast.unparse(node)
 
 
 def _takes(words, default, annotation=""):

@@ -17,6 +17,8 @@ __all__ = ["read_formats", "read_model"]
 _RELEASE: Final = "axolotl 067b021c"
 _FORMATS: Final = "utils/config/__init__.py resolve_dtype"
 _HALF: Final = "utils/schemas/config.py bf16: auto"
+# torch 2.13 cuda/__init__.py:is_bf16_supported tries to make a tensor of bf16 where the GPU is older than Ampere
+_AUTO: Final = f"{_FORMATS}; torch 2.13 is_bf16_supported: also where a GPU emulates it"
 _ADAPTERS: Final = "peft_autocast_adapter_dtype"
 _AUTOCAST: Final = "core/builders/base.py: bf16 of the Trainer; accelerate 1.15.0 accelerator.py prepare_model"
 _LEGACY: Final = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
@@ -157,7 +159,7 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
 def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     """Writes formats of parameters and products: bf16, which is `auto` where the recipe has no such key, or another.
 
-    resolve_dtype: `auto` is off beside fp16; a base of 8 bits without any is read in fp16.
+    resolve_dtype: `auto` is off beside fp16, else on, on any GPU; a base of 8 bits without any is read in fp16.
     """
     is_missing = "bf16" not in reader.names()
     half, full = reader.take("bf16"), reader.take("fp16")
@@ -182,7 +184,7 @@ def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
         draft.default("training.precision.compute", name, _RELEASE, _HALF)
     else:
         draft.infer("training.precision.compute", name, "formats of the recipe", *by, *(zero.formats if zero else ()),
-                    source=_FORMATS)
+                    source=_AUTO if bf16 and asked == "auto" else _FORMATS)
     if sharding.shards in (Shards.NONE, Shards.EACH):  # accelerate keeps what FSDP 1 trains in fp32
         draft.infer("training.precision.params", name, "the checkpoint is read in this format", source=_FORMATS)
     mixed = (name == "bf16" and asked != "full") or (fp16 and not bf16)

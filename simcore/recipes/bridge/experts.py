@@ -30,14 +30,15 @@ def read_experts(reader: Reader, draft: Draft) -> None:
     kind, backend = reader.text("model.moe_token_dispatcher_type"), reader.text("model.moe_flex_dispatcher_backend")
     router, forced = reader.text("model.moe_router_dtype"), reader.flag("model.moe_router_force_load_balancing")
     shared = reader.flag("model.moe_shared_expert_overlap")
+    capacity, pads = reader.number("model.moe_expert_capacity_factor"), reader.flag(
+        "model.moe_pad_expert_input_to_capacity")
     _read_padding(reader, draft)
     if not _has_experts(draft):
-        draft.idle([one for one in (kind, backend, router, forced, shared) if one], "the model has no experts")
+        draft.idle([one for one in (kind, backend, router, forced, shared, capacity, pads) if one],
+                   "the model has no experts")
         _read_stash(reader, draft, experts=False)
         return
     _read_stash(reader, draft, experts=True)
-    capacity, pads = reader.number("model.moe_expert_capacity_factor"), reader.flag(
-        "model.moe_pad_expert_input_to_capacity")
     draft.use(pads, why="read with moe_expert_capacity_factor alone")
     if capacity is not None and pads is not None and pads.value:
         draft.put("training.routing.capacity_factor", capacity)

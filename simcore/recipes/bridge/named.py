@@ -135,7 +135,8 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     document, left = aligned(document, asked.launcher, given, benchmark=is_benchmark(name))
     document, of_model, open_keys = without_computed(document, open_keys)
     return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(command, script, path)),
-                  environment_of(script, text, path), given, (*asked.left, *left, *of_model), asked.unknown,
+                  (*environment_of(script, text, path), *asked.environment), given,
+                  (*asked.left, *left, *of_model), asked.unknown,
                   (*job_of(script.sbatch, path), *options_of_launchers(starters_of([*command.around, *words]), path)),
                   launcher=asked.launcher)
 

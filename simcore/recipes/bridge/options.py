@@ -1,16 +1,21 @@
-"""Options of Bridge's launchers beside a recipe's name: the override that each stands for, or why it has no effect.
+"""Options of Bridge's launchers beside a recipe's name: the overrides that each stands for, or why it has no effect.
 
 Megatron-Bridge 067f987d: scripts/training/run_recipe.py (_build_parser, COMMON_OVERRIDE_FIELDS),
-scripts/training/setup_experiment.py (_build_parser), scripts/performance/argument_parser.py:171-943. Names are spelt as
-they are there; both `--a b` and `--a=b` are read.
+scripts/training/setup_experiment.py (_build_parser), scripts/performance/argument_parser.py:171-1045, and what it makes
+of its arguments, scripts/performance/utils/overrides.py set_user_overrides. Names are spelt as they are there; both
+`--a b` and `--a=b` are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
-__all__ = ["FLAGS", "IDLE", "KEYS", "TEXTS", "Launcher", "launcher_of"]
+from simcore.errors import InputError, Problem
+
+__all__ = ["FLAGS", "IDLE", "KEYS", "MANY", "NOT_MODELLED", "REFUSED", "SWITCHES", "TEXTS", "VARIABLES", "Launcher",
+           "launcher_of", "switched"]  # fmt: skip
 
 Launcher = Literal["run_recipe", "experiment", "performance", ""]
 
@@ -32,12 +37,13 @@ _RUN: Final = {**_COMMON, "-sl": "dataset.seq_length", "--seq_length": "dataset.
                "-etp": "model.expert_tensor_parallel_size"}
 _PERFORMANCE: Final = {**_COMMON, "-sl": "model.seq_length", "--seq_length": "model.seq_length",
                        "-et": "model.expert_tensor_parallel_size", "--hidden_size": "model.hidden_size",
-                       "--num_layers": "model.num_layers", "--num_moe_experts": "model.num_moe_experts"}
+                       "--num_layers": "model.num_layers", "--num_moe_experts": "model.num_moe_experts",
+                       "--pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout"}
 KEYS: Final[Mapping[str, Mapping[str, str]]] = {"": _RUN, "run_recipe": _RUN, "experiment": _RUN,
                                                 "performance": _PERFORMANCE}
 """Key that an option sets, by launcher and option; values are whole numbers but for those of `TEXTS`."""
 TEXTS: Final = frozenset({"optimizer.lr", "optimizer.min_lr", "checkpoint.pretrained_checkpoint", "checkpoint.save",
-                          "checkpoint.load"})
+                          "checkpoint.load", "model.pipeline_model_parallel_layout"})
 _STARTS: Final = "how the job is started"
 _NAMES: Final = "names the recipe"
 _OF_RUN: Final[Mapping[str, str]] = {
@@ -47,13 +53,32 @@ _OF_RUN: Final[Mapping[str, str]] = {
 _OF_EXPERIMENT: Final[Mapping[str, str]] = dict.fromkeys((
     "--account", "--partition", "--time", "--gres", "--additional-slurm-params", "--additional_slurm_params",
     "--no-gpu-resource-request", "--container-image", "--container_image", "--mount", "--env", "--srun-arg",
-    "-lmc", "--peak-mem-clk", "--peak_mem_clk", "--experiment-name", "--submission-dry-run", "--dry-run", "--wait",
+    "--experiment-name", "--submission-dry-run", "--dry-run", "--wait",
     "--nodes", "--gpus-per-node", "--gpus_per_node"), _STARTS)
 _OF_PERFORMANCE: Final[Mapping[str, str]] = {**dict.fromkeys((
-    "-m", "--model_family_name", "-mr", "--model_recipe_name", "--use_recipes", "-g", "--gpu", "-c", "--compute_dtype",
-    "--task", "-cv", "--config_variant", "--domain", "--recipe", "-ng", "--num_gpus", "-gn", "--gpus_per_node"),
+    "-m", "--model_family_name", "-mr", "--model_recipe_name", "-g", "--gpu", "-c", "--compute_dtype",
+    "--task", "-cv", "--config_variant", "--list_config_variants", "--recipe", "-ng", "--num_gpus"),
     _NAMES),
+    **dict.fromkeys(("--c4_root", "--c4_train_shards", "--dataset_paths", "--dataset_root", "--index_mapping_dir",
+                     "--dataset_name", "--head_only", "--diffusion_dataset_path"),
+                    "which samples are read"),
+    **dict.fromkeys(("--packed_sequence", "--optimizer_type"), "nothing of the launcher reads it"),
+    **dict.fromkeys(("--profiling_start_step", "--profiling_stop_step", "-mh", "--record_memory_history",
+                     "--profiling_gpu_metrics", "--profiling_ranks", "--nsys_trace", "--nsys_extra_args",
+                     "--export_nsys_sqlite"), "read with a profiler alone, which is told by itself"),
+    **dict.fromkeys(("--is_long_convergence_run", "--retry_on_testing_failure", "--golden_values_path",
+                     "--timing_threshold", "--skip_first_percent_time", "--correlation_threshold",
+                     "--high_loss_tolerance", "--medium_loss_tolerance", "--low_loss_tolerance",
+                     "--final_loss_tolerance", "--max_outlier_ratio", "--outlier_threshold",
+                     "--skip_first_percent_loss", "--memory_threshold", "--eval_time_start_step",
+                     "--eval_time_end_step"), "how the run is judged afterwards"),
     **dict.fromkeys((
+        "-gn", "--gpus_per_node", "--enable_pct_binding", "--csp", "--kubeflow_namespace", "--kubeflow_workdir_pvc",
+        "--kubeflow_workdir_pvc_path", "--kubeflow_workdir_local_path", "--kubeflow_image_pull_secrets",
+        "--kubeflow_volumes_json", "--kubeflow_volume_mounts_json", "--kubeflow_tolerations_json",
+        "--kubeflow_affinity_json", "--kubeflow_env_list_json", "--kubeflow_extra_resource_requests_json",
+        "--kubeflow_extra_resource_limits_json", "--kubeflow_pod_spec_overrides_json",
+        "--kubeflow_pod_annotations_json", "--kubeflow_container_kwargs_json", "--kubeflow_labels_json",
         "-nh", "--nemo_home", "--detach", "--max_retries", "-d", "--dryrun", "-hf", "--hf_token", "--offline", "-a",
         "--account", "-p", "--partition", "-t", "--time_limit", "--preempt_time", "-i", "--container_image", "-cm",
         "--custom_mounts", "-cs", "--custom_srun_args", "--gres", "--additional_slurm_params", "--packager",
@@ -67,8 +92,34 @@ IDLE: Final[Mapping[str, Mapping[str, str]]] = {"": _OF_RUN, "run_recipe": _OF_R
 """Reason why nothing depends on an option, by launcher and option."""
 FLAGS: Final = frozenset({"--dry-run", "--dry_run", "--dump-env", "--dump_env", "--deterministic", "--wait",
                           "--no-gpu-resource-request", "--submission-dry-run", "--use_recipes", "-d", "--dryrun",
-                          "--offline"})
+                          "--offline", "--packed_sequence", "--head_only", "-en", "--enable_nsys",
+                          "--export_nsys_sqlite", "--profiling_gpu_metrics", "--list_config_variants",
+                          "--is_long_convergence_run", "--retry_on_testing_failure"})
 """Options without a value."""
+MANY: Final = frozenset({"--c4_train_shards", "--dataset_paths", "-cb", "--custom_bash_cmds"})
+"""Options of which all words up to the next option are values."""
+_CLOCKS: Final = "clocks and power: rates are those of the machine as it is measured"
+_PROFILES: Final = "a profiler, which takes time of its own"
+NOT_MODELLED: Final[Mapping[str, Mapping[str, str]]] = {
+    "experiment": dict.fromkeys(("-lmc", "--peak-mem-clk", "--peak_mem_clk"), _CLOCKS),
+    "performance": {
+        **dict.fromkeys(("-vb", "--enable_vboost", "-lgc", "--lock_gpu_freq", "-lmc", "--peak_mem_clk"), _CLOCKS),
+        **dict.fromkeys(("-en", "--enable_nsys", "-pyp", "--pytorch_profiler"), _PROFILES),
+        **dict.fromkeys(("-cb", "--custom_bash_cmds"), "commands before the training, which are not read")}}
+"""Changes by an option that the answer leaves out, by launcher and option; a value that says no changes nothing."""
+REFUSED: Final[Mapping[str, str]] = {
+    "--use_recipes": "a recipe of the library by the benchmarks' launcher: name it for scripts/training/run_recipe.py",
+    "--first_k_dense_replace": "other layers without experts than the model's own"}
+"""Options of the performance launcher that are refused, each with what it asks for."""
+VARIABLES: Final = frozenset({"-ce", "--custom_env_vars", "-E", "--env"})
+"""Options of the performance launcher that set variables of the environment: KEY=VALUE, or several behind commas."""
+SWITCHES: Final[Mapping[str, str]] = {
+    "-rl": "--recompute_num_layers", "-ol": "--activation_offload_layers", **{name: name for name in (
+        "--use_megatron_fsdp", "--nccl_ub", "--cuda_graph_impl", "--cuda_graph_scope", "--recompute_num_layers",
+        "--activation_offload_layers", "--recompute_modules", "--moe_a2a_overlap", "--use_tokendrop",
+        "--tokenizer_type", "--tokenizer_model", "--vocab_size", "--data", "--domain",
+        "--moe_flex_dispatcher_backend")}}
+"""Options of the performance launcher that set several keys, or keys by the values of others (`switched`)."""
 
 
 def launcher_of(script: str) -> Launcher:
@@ -79,3 +130,202 @@ def launcher_of(script: str) -> Launcher:
     if name in ("setup_experiment.py", "train.sh", "launch_with_nemo_run.py", "launch_with_sbatch.sh"):
         return "experiment"
     return "run_recipe" if name == "run_recipe.py" else ""
+
+
+Set = tuple[str, Any, str]
+"""Dotted key, value and place."""
+_YES, _NO = ("true", "1", "t", "yes", "y"), ("false", "0", "f", "no", "n")
+_IMPLEMENTATIONS: Final = ("none", "local", "transformer_engine")
+_CAPTURED: Final = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+_WHOLE: Final = "full_iteration"
+_SHARD: Final[Mapping[str, Any]] = {
+    "ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+    "ddp.keep_fp8_transpose_cache": False, "ddp.average_in_collective": False,
+    "model.init_model_with_meta_device": True, "model.gradient_accumulation_fusion": True}
+_DROPS: Final[Mapping[bool, Mapping[str, Any]]] = {
+    True: {"model.moe_expert_capacity_factor": 1.0, "model.moe_pad_expert_input_to_capacity": True,
+           "model.moe_router_force_load_balancing": False},
+    False: {"model.moe_expert_capacity_factor": None, "model.moe_pad_expert_input_to_capacity": False,
+            "model.moe_router_force_load_balancing": True}}
+_DISPATCH, _BACKEND = "model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"
+_GRACE: Final = ("gb200", "gb300", "vr200", "r100")
+
+
+def switched(given: Mapping[str, tuple[str, str]], values: Mapping[str, Any], gpu: str) -> tuple[list[Set], list[Set]]:
+    """Keys that switches set, and switches that set none: (option, reason, place).
+
+    `given`: text and place of each, by its name in `SWITCHES`; `values`: of the recipe and of overrides before them;
+    `gpu`: that of the launch. InputError, at its place, for a value that the launcher does not take, or we do not.
+    """
+    work = _Switches(given, dict(values), gpu)
+    for step in (work.shard, work.register, work.capture, work.recompute, work.overlap, work.drop, work.tokenize,
+                 work.sample, work.dispatch):
+        step()
+    used = {place for _, _, place in work.found} | {option for option, _, _ in work.idle}
+    rest = [(option, "as the recipe has it", where) for option, (_, where) in given.items()
+            if f"{where} {option}" not in used and option not in used]
+    return work.found, [*work.idle, *rest]
+
+
+@dataclass
+class _Switches:
+    """Steps of set_user_overrides, in its order, each on the values that those before it left."""
+
+    given: Mapping[str, tuple[str, str]]
+    values: dict[str, Any]
+    gpu: str
+    found: list[Set] = field(default_factory=list)
+    idle: list[Set] = field(default_factory=list)
+
+    def shard(self) -> None:
+        if self._flag("--use_megatron_fsdp"):
+            late = "comm_overlap.defer_embedding_wgrad_compute"
+            self._put("--use_megatron_fsdp", {**_SHARD, **({late: False} if self.values.get(late) else {})})
+
+    def register(self) -> None:
+        if self._flag("--nccl_ub"):
+            self._put("--nccl_ub", {"ddp.nccl_ub": True, "ddp.average_in_collective": False})
+
+    def capture(self) -> None:
+        kind, scope = self._text("--cuda_graph_impl", _IMPLEMENTATIONS), self._words("--cuda_graph_scope")
+        if kind is not None:
+            self._put("--cuda_graph_impl", {"model.cuda_graph_impl": kind})
+        current = self.values.get("model.cuda_graph_impl") or "none"
+        if current == "none":
+            if kind is not None:
+                self._put("--cuda_graph_impl", {"model.cuda_graph_modules": None, "model.cuda_graph_scope": None})
+            self._say("--cuda_graph_scope", "nothing is captured without --cuda_graph_impl")
+        elif scope is not None:
+            self._capture(scope, current)
+        self._expect_captured("--cuda_graph_scope" if scope is not None else "--cuda_graph_impl")
+
+    def _capture(self, scope: Sequence[str], current: str) -> None:
+        option = "--cuda_graph_scope"
+        if wrong := [one for one in scope if one not in (_WHOLE, *_CAPTURED)]:
+            raise self._problem(option, f"expected some of {', '.join((_WHOLE, *_CAPTURED))}, got {wrong[0]!r}")
+        if _WHOLE not in scope:
+            self._put(option, {"model.cuda_graph_modules": list(scope), "model.cuda_graph_scope": None})
+        elif len(scope) > 1:
+            raise self._problem(option, "full_iteration is combined with no other scope")
+        elif current == "transformer_engine":
+            raise self._problem(option, "full_iteration is not captured by transformer_engine")
+        else:
+            self._put(option, {"model.cuda_graph_impl": _WHOLE, "model.cuda_graph_modules": None,
+                               "model.cuda_graph_scope": None})
+
+    def _expect_captured(self, option: str) -> None:
+        """Raises InputError for what is not captured (utils/cuda_graph.py validate_cuda_graph_configuration)."""
+        said = self.values.get("model.cuda_graph_modules") or self.values.get("model.cuda_graph_scope") or []
+        names = [said] if isinstance(said, str) else list(said)
+        kind = self.values.get("model.cuda_graph_impl")
+        if option in self.given and kind == "local" and _WHOLE not in names:
+            raise self._problem(option, "Bridge captures by local a full iteration alone (utils/cuda_graph.py:160)")
+        wrong = [one for one in names if one not in ("full", *_CAPTURED)]
+        if option in self.given and kind == "transformer_engine" and wrong:
+            raise self._problem(option, f"transformer_engine does not capture {wrong[0]} (utils/overrides.py:148)")
+
+    def recompute(self) -> None:
+        away, whole = self._number("--activation_offload_layers"), self._number("--recompute_num_layers")
+        if away:
+            self._put("--activation_offload_layers", {
+                "model.cpu_offloading": True, "model.cpu_offloading_weights": False,
+                "model.cpu_offloading_num_layers": away})
+        if whole is not None:
+            self._put("--recompute_num_layers", {
+                "model.recompute_granularity": "full", "model.recompute_method": "block",
+                "model.recompute_num_layers": whole})
+        modules = self._words("--recompute_modules")
+        if modules is not None:
+            self._put("--recompute_modules", {"model.recompute_modules": list(modules),
+                                              "model.recompute_granularity": "selective"})
+
+    def overlap(self) -> None:
+        if not self._flag("--moe_a2a_overlap"):
+            return
+        has_one = any(key.startswith("comm_overlap.") for key in self.values)
+        made = {} if has_one else {"comm_overlap.tp_comm_overlap":
+                                   (self.values.get("model.tensor_model_parallel_size") or 1) > 1}
+        self._put("--moe_a2a_overlap", {**made, "comm_overlap.overlap_moe_expert_parallel_comm": True,
+                                        "comm_overlap.delay_wgrad_compute": True,
+                                        "model.moe_shared_expert_overlap": False})
+
+    def drop(self) -> None:
+        drops = self._flag("--use_tokendrop")
+        if drops is None:
+            return
+        if self.values.get(_DISPATCH) == "flex":
+            raise self._problem("--use_tokendrop", "moe_expert_capacity_factor only works with the dispatcher alltoall "
+                                                   "(training/utils/moe_token_drop.py:55)")
+        self._put("--use_tokendrop", _DROPS[drops])
+
+    def tokenize(self) -> None:
+        kind = self._text("--tokenizer_type", ("NullTokenizer", "HuggingFaceTokenizer", "SentencePieceTokenizer"))
+        model, count = self._text("--tokenizer_model"), self._number("--vocab_size")
+        if kind is None:
+            for option in ("--tokenizer_model", "--vocab_size"):
+                self._say(option, "it is read with --tokenizer_type alone")
+            return
+        if kind != "NullTokenizer" and model is None:
+            raise self._problem("--tokenizer_type", f"--tokenizer_model is required for {kind}")
+        rows = {"tokenizer.vocab_size": 32000 if count is None else count} if kind == "NullTokenizer" else {
+            "tokenizer.tokenizer_model": model}
+        self._put("--tokenizer_type", {**dict.fromkeys([key for key in self.values if key.startswith("tokenizer.")]),
+                                       "tokenizer.tokenizer_type": kind, **rows})
+        self._say("--tokenizer_model", "--tokenizer_type takes it, or has none")
+        self._say("--vocab_size", "--tokenizer_type takes it, or has none")
+
+    def sample(self) -> None:
+        data = self._text("--data", ("mock", "rp2", "squad", "squad_packed", "c4"))
+        if data is not None and data.startswith("squad"):
+            raise self._problem("--data", f"not yet: {data}: conversations in place of the recipe's samples")
+        self._say("--data", "which samples are read")
+        if self._text("--domain", ("llm", "vlm", "qwen3vl", "diffusion")) not in (None, "llm"):
+            raise self._problem("--domain", "not yet: a step over more than text")
+        self._say("--domain", "text, as without it")
+
+    def dispatch(self) -> None:
+        option = "--moe_flex_dispatcher_backend"
+        backend = self._text(option, ("deepep", "hybridep", "None"))
+        if backend == "None" or (backend == "deepep" and self.gpu in _GRACE):  # flex_dispatcher_backend.py:61
+            self._put(option, {_BACKEND: None, _DISPATCH: "alltoall"})
+        elif backend is not None:
+            self._put(option, {_DISPATCH: "flex", _BACKEND: backend, "model.moe_shared_expert_overlap": False})
+
+    def _put(self, option: str, values: Mapping[str, Any]) -> None:
+        self.values.update(values)
+        self.found += [(key, value, f"{self.given[option][1]} {option}") for key, value in values.items()]
+
+    def _say(self, option: str, why: str) -> None:
+        if option in self.given:
+            self.idle.append((option, why, self.given[option][1]))
+
+    def _text(self, option: str, words: Sequence[str] = ()) -> str | None:
+        if option not in self.given:
+            return None
+        text = self.given[option][0]
+        if words and text not in words:
+            raise self._problem(option, f"expected {', '.join(words)}, got {text!r}")
+        return text
+
+    def _words(self, option: str) -> list[str] | None:
+        text = self._text(option)
+        return None if text is None else text.split(",")
+
+    def _number(self, option: str) -> int | None:
+        text = self._text(option)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) <= 9):
+            raise self._problem(option, f"expected a whole number, got {text!r}")
+        return int(text)
+
+    def _flag(self, option: str) -> bool | None:
+        text = self._text(option)
+        if text is None:
+            return None
+        if text.lower() not in (*_YES, *_NO):
+            raise self._problem(option, f"expected true or false, got {text!r}")
+        return text.lower() in _YES
+
+    def _problem(self, option: str, message: str) -> InputError:
+        return InputError(Problem(self.given[option][1], f"{option}: {message}"))

@@ -184,8 +184,9 @@ def read_recompute(reader: Reader, draft: Draft) -> None:
     else:
         size = count.value if count else 1
         by_block = method is not None and method.value == "block"
-        value = {"mode": "block", "num_layers": size} if by_block else "full" if size == 1 else {
+        value: object = {"mode": "block", "num_layers": size} if by_block else "full" if size == 1 else {
             "mode": "uniform", "num_layers": size}
+        value = "none" if by_block and not size else value
         draft.infer("training.recompute", value, "recompute_granularity, method and num_layers", kind, method, count)
         draft.idle(modules, "they are of granularity selective")
 

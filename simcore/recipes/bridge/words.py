@@ -7,16 +7,31 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import takewhile, zip_longest
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.block import shorten
 from simcore.inputs.document import parse_value
 from simcore.recipes.answers import Answer
-from simcore.recipes.bridge.options import FLAGS, IDLE, KEYS, TEXTS, Launcher, launcher_of
+from simcore.recipes.bridge.options import (
+    FLAGS,
+    IDLE,
+    KEYS,
+    MANY,
+    NOT_MODELLED,
+    REFUSED,
+    SWITCHES,
+    TEXTS,
+    VARIABLES,
+    Launcher,
+    launcher_of,
+    switched,
+)
 from simcore.recipes.bridge.rows import ROWS
 from simcore.recipes.bridge.selection import TASKS
 from simcore.recipes.imported import Left
+from simcore.recipes.launch.launch_of import MEMORY
 from simcore.recipes.rows import Idle
 from simcore.recipes.shell.pieces import Word
 
@@ -30,6 +45,10 @@ _DETERMINISTIC: Final[Mapping[str, Any]] = {
     "env_vars.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env_vars.NCCL_ALGO": "Ring",
     "env_vars.NVTE_ALLOW_NONDETERMINISTIC_ALGO": 0}
 """Values that --deterministic sets (recipes/utils/determinism_utils.py), beside comm_overlap.tp_comm_overlap."""
+_MAY_BE_BARE: Final = ("-et", "--expert_tensor_parallel_size")
+"""Options of the performance launcher whose value is None where they have none."""
+_LISTED: Final = ("deepseek", "kimi", "moonlight", "glm", "ernie", "exaone", "ling")
+"""Beginnings of names of recipes whose models list which layers have experts."""
 _SAMPLES: Final = ("mock", "megatron-indexed")
 """Data sets of pretraining, which keep the recipe's length (recipes/utils/dataset_utils.py)."""
 
@@ -39,7 +58,8 @@ class Asked:
     """Demands of the words of a launch: `overrides` in the order in which they are applied, and keys without effect.
 
     `base`: what is set before them (--deterministic); `gpus`: GPUs that the launcher's own options say;
-    `unknown`: problems of values that are not known, by their keys.
+    `unknown`: problems of values that are not known, by their keys; `environment`: variables that options set, with
+    their places.
     """
 
     launcher: Launcher
@@ -48,6 +68,7 @@ class Asked:
     left: list[Left] = field(default_factory=list)
     gpus: Answer | None = None
     unknown: dict[str, Problem] = field(default_factory=dict)
+    environment: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 def program_of(words: Sequence[Word], first: int) -> int:
@@ -68,6 +89,9 @@ def asked_of(words: Sequence[Word], start: int, path: str, name: str, values: Ma
     options = {word.text.partition("=")[0] for word in words}
     if launcher == "experiment" and options & {"-mr", "--model_recipe_name"}:
         launcher = "performance"  # scripts/performance/setup_experiment.py, which has another one's name
+    if launcher == "performance" and words[start - 1].text.endswith("run_recipe.py"):
+        raise InputError(Problem(f"{path}:{words[start - 1].line}", f"not yet: {words[start - 1].text}: "
+                                                                    f"{REFUSED['--use_recipes']}"))
     return _Words(words, path, name, values, Asked(launcher)).read(start)
 
 
@@ -80,6 +104,7 @@ class _Words:
     asked: Asked
     options: list[Override] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+    switches: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def read(self, start: int) -> Asked:
         number, trailing = start, list[Override]()
@@ -100,10 +125,24 @@ class _Words:
             elif word.unknown or text not in ("", self.name):  # "$@" of a script without arguments is empty
                 self._refuse_word(word, where)
             number += 1
-        late = self.asked.launcher == "performance"  # Hydra's before argparse's (scripts/performance/run_script.py)
-        self.asked.overrides = [*trailing, *self.options] if late else [*self.options, *trailing]
+        if self.asked.launcher == "performance":  # Hydra's before argparse's (scripts/performance/run_script.py)
+            trailing += self._switched(trailing)
+            self.asked.overrides = [*trailing, *self.options]
+        else:
+            self.asked.overrides = [*self.options, *trailing]
         self._leave_overridden()
         return self.asked
+
+    def _switched(self, before: Sequence[Override]) -> list[Override]:
+        """Keys that switches of the performance launcher set, on the recipe's values and the overrides before them."""
+        values = {**self.values, **{key: value for key, value, _ in before}}
+        gpu = next((two.text if two and one.text in ("-g", "--gpu") else one.text.partition("=")[2]
+                    for one, two in zip_longest(self.words, self.words[1:])
+                    if one.text in ("-g", "--gpu") or one.text.startswith(("-g=", "--gpu="))), "")
+        found, idle = switched(self.switches, values, gpu.lower())
+        self.asked.left += [Left("no effect", where, option, self.switches[option][0], str(why))
+                            for option, why, where in idle]
+        return found
 
     def _leave_open(self, name: str, key: str, where: str, reason: str) -> None:
         """Tells that a value is not known; InputError unless rows say that nothing may depend on its key."""
@@ -130,40 +169,56 @@ class _Words:
 
     def _option(self, number: int, where: str) -> int:
         """Reads one option; returns the number of further words that it takes."""
-        word = self.words[number]
-        option, has_value, value = word.text.partition("=")
-        keys, idle = KEYS[self.asked.launcher], IDLE[self.asked.launcher]
-        known = {*keys, *idle, "--mode", "--dataset", "--deterministic", "--model"}
-        if option not in known:
-            near = difflib.get_close_matches(option, sorted(known), 1, 0.8)
-            raise InputError(Problem(where, f"{option}: no option of Bridge's launcher that is read"
-                                            + (f"; did you mean {near[0]!r}?" if near else "")))
+        option, has_value, value = self.words[number].text.partition("=")
+        launcher = self.asked.launcher
+        keys = KEYS[launcher]
+        self._expect_known(option, where)
         if option in FLAGS:
             self._flag(option, where)
             return 0
-        given = word
-        if not has_value:
-            if number + 1 >= len(self.words):
-                raise InputError(Problem(where, f"{option}: has no value"))
-            given = self.words[number + 1]
-            value = given.text
-        unknown = given.unknown
-        if not has_value and value.startswith("-") and not unknown:
+        if option in MANY and launcher == "performance":
+            return self._many(number, option, where)
+        is_last = number + 1 == len(self.words) or self.words[number + 1].text.startswith("-")
+        if launcher == "performance" and option in _MAY_BE_BARE and not has_value and is_last:
+            self.options.append((keys[option], None, f"{where} {option}"))
+            return 0
+        if not has_value and number + 1 == len(self.words):
             raise InputError(Problem(where, f"{option}: has no value"))
-        if option in keys:
-            if unknown:
-                self._leave_open(option, keys[option], where, unknown)
-                self.options.append((keys[option], value, where))
-                return 0 if has_value else 1
+        given = self.words[number if has_value else number + 1]
+        value, unknown = value if has_value else given.text, given.unknown
+        if not has_value and re.match(r"-(?![0-9])", value) and not unknown:
+            raise InputError(Problem(where, f"{option}: has no value"))
+        if launcher == "performance" and option in {*SWITCHES, *VARIABLES}:
+            self._own(option, value, unknown, where)
+        elif option in keys and unknown:
+            self._leave_open(option, keys[option], where, unknown)
+            self.options.append((keys[option], value, where))
+        elif option in keys:
             self._set(option, keys[option], value, where)
         else:
             self._idle(option, value, unknown, where)
         return 0 if has_value else 1
 
+    def _expect_known(self, option: str, where: str) -> None:
+        """Raises InputError for an option that the launcher does not have, or that is refused."""
+        launcher = self.asked.launcher
+        own = {*SWITCHES, *REFUSED, *VARIABLES} if launcher == "performance" else set[str]()
+        known = {*KEYS[launcher], *IDLE[launcher], *NOT_MODELLED.get(launcher, ()), *own, "--mode", "--dataset",
+                 "--deterministic", "--model"}
+        if option not in known:
+            near = difflib.get_close_matches(option, sorted(known), 1, 0.8)
+            raise InputError(Problem(where, f"{option}: no option of Bridge's launcher that is read"
+                                            + (f"; did you mean {near[0]!r}?" if near else "")))
+        if option in own & {*REFUSED}:
+            raise InputError(Problem(where, f"{option}: not yet: {REFUSED[option]}"))
+
     def _set(self, option: str, key: str, value: str, where: str) -> None:
         is_none = value == "None" and self.asked.launcher == "performance" and key.startswith("model.virtual")
         if key not in TEXTS and not is_none and not re.fullmatch(r"-?[0-9]{1,18}", value):
             raise InputError(Problem(where, f"{option}: expected a whole number, got {value!r}"))
+        if option == "--num_layers" and not self.name.startswith(_LISTED):
+            raise InputError(Problem(where, "--num_layers: Bridge stops: 'int' object has no attribute 'count' "
+                                            "(scripts/performance/utils/overrides.py:594): give model.num_layers=N"))
         read = None if is_none else value if key in TEXTS else int(value)
         self.options.append((key, read, f"{where} {option}"))
         if self.asked.launcher == "performance" and key == "model.tensor_model_parallel_size":
@@ -176,8 +231,7 @@ class _Words:
             if any(key.startswith("comm_overlap.") for key in self.values):
                 self.asked.base.append(("comm_overlap.tp_comm_overlap", False, where))
             return
-        why = IDLE[self.asked.launcher].get(option, "")
-        self.asked.left.append(Left("no effect", where, option, "", why))
+        self._leave(option, "", where)
 
     def _idle(self, option: str, value: str, unknown: str, where: str) -> None:
         why = IDLE[self.asked.launcher].get(option, "")
@@ -198,8 +252,36 @@ class _Words:
             why = "which samples are read"
         if option in ("--nodes", "--gpus-per-node", "--gpus_per_node", "-ng", "--num_gpus"):
             self._count(option, value, where)
-        self.asked.left.append(Left("not modelled" if option in ("--step-func", "--step_func") else "no effect", where,
-                                    option, value, why))
+        self._leave(option, value, where, why)
+
+    def _leave(self, option: str, value: str, where: str, why: str = "") -> None:
+        """Lists an option that gives the scenario nothing; `why`: the reason, where no table has it."""
+        small = NOT_MODELLED.get(self.asked.launcher, {}).get(option, "")
+        says_no = value == "-1" or value.lower() in ("false", "0", "f", "no", "n")
+        kind: Any = "not modelled" if option in ("--step-func", "--step_func") or (small and not says_no) else \
+            "no effect"
+        reason = "it asks for nothing" if small and says_no else small or why
+        self.asked.left.append(Left(kind, where, option, value,
+                                    reason or IDLE[self.asked.launcher].get(option, "")))
+
+    def _many(self, number: int, option: str, where: str) -> int:
+        """Lists an option whose values are all words up to the next option; returns their number."""
+        values = list(takewhile(lambda word: not word.text.startswith("-"), self.words[number + 1:]))
+        self._leave(option, " ".join(word.text for word in values), where)
+        return len(values)
+
+    def _own(self, option: str, value: str, unknown: str, where: str) -> None:
+        """Reads an option of the performance launcher alone."""
+        if unknown and (option in SWITCHES or any(name in value for name in MEMORY)):
+            raise InputError(Problem(where, f"{option}: its value depends on {unknown}"))
+        if option in SWITCHES:
+            self.switches[SWITCHES[option]] = value, where
+            return
+        for part in [value] if option in ("-E", "--env") else value.split(","):
+            name, has_value, text = part.partition("=")
+            if not (has_value and name.isidentifier()):
+                raise InputError(Problem(where, f"{option}: expected KEY=VALUE, got {part!r}"))
+            self.asked.environment.append((name, text, f"{where} {option}"))
 
     def _mode(self, mode: str, where: str) -> str:
         """Reason why a mode changes nothing; InputError for one that contradicts the recipe, or changes adapters."""

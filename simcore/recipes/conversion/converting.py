@@ -19,17 +19,18 @@ def convert(scenario: Scenario, named: str, into: str = "", file: str = "") -> C
     """Recipe of a scenario in the format `named`. `into`: a recipe of the user's that is changed as little as needed.
 
     `file`: its name, which the launch command and the files beside it have; "" or one with another ending than the
-    format's: the scenario's name.
+    format's, or `into`'s: that of `into`, else the scenario's.
 
     InputError for a name that is no format that can be written; NotYet for a scenario of another framework or workload.
     Raises what `settled` raises for one that its framework refuses. Keys that the format cannot say are in the result.
     """
     made = Writing.of(scenario, named)
-    if re.fullmatch(r"[\w.-]+", file) and Path(file).suffix == made.writer.suffix:
-        made = made.of_file(file)
+    endings = (made.writer.suffix, Path(into).suffix or made.writer.suffix)
+    is_named = re.fullmatch(r"[\w.-]+", file) and Path(file).suffix in endings
+    if is_named or into:
+        made = made.of_file(file if is_named else into)
     if into:
         own = read_files([into])[0]
-        made = made.of_file(own.path)
         known = made.writer.arguments
         return made.converted(patched(made, own) if known is None else patched_script(made, own, known))
     return made.converted(made.writer.text(made.outline.nested(), made.job))

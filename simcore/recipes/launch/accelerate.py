@@ -13,7 +13,7 @@ from simcore.inputs.document import parse_value
 from simcore.recipes.launch.arguments import Override
 from simcore.recipes.shell.pieces import Word
 
-__all__ = ["asks_for_more", "expect_known", "options_of"]
+__all__ = ["asks_for_more", "beyond_ranks", "expect_known", "options_of"]
 
 _KINDS: Final = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM",
                  "multi_gpu": "MULTI_GPU", "tpu": "XLA", "cpu": "MULTI_CPU"}
@@ -59,15 +59,27 @@ def options_of(words: Sequence[Word], path: str) -> tuple[Override, ...]:
 
 
 def expect_known(options: Sequence[Override]) -> None:
-    """Raises InputError for values that are not known, but for those that say how ranks find each other."""
+    """Raises InputError for values that are not known, but for those that say how ranks find each other.
+
+    And for a format that accelerate 1.15.0 does not take (`utils/launch.py` PrecisionType).
+    """
     problems = [Problem(one.where, one.unknown) for one in options if one.unknown and one.path[0] not in _MEETING]
+    problems += [Problem(one.where, f"mixed_precision: expected no, fp16, bf16 or fp8, got {one.value!r}")
+                 for one in options if one.path == ("mixed_precision",) and not one.unknown
+                 and str(one.value).lower() not in ("no", "false", "fp16", "bf16", "fp8")]
     if problems:
         raise InputError(problems)
 
 
 def asks_for_more(options: Sequence[Override]) -> bool:
     """True if the options say more than which ranks there are."""
-    return any(one.path[0] not in _OF_RANKS or one.value in ("FSDP", "DEEPSPEED", "MEGATRON_LM") for one in options)
+    return bool(beyond_ranks(options))
+
+
+def beyond_ranks(options: Sequence[Override]) -> tuple[Override, ...]:
+    """Options that say more than which ranks there are."""
+    return tuple(one for one in options
+                 if one.path[0] not in _OF_RANKS or one.value in ("FSDP", "DEEPSPEED", "MEGATRON_LM"))
 
 
 def _override(key: str, value: Word | None, where: str) -> Override:

@@ -21,12 +21,12 @@ from simcore.recipes.launch.starters import NEMO_RL, Starter, prepares, starters
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
 
-__all__ = ["Launch", "environment_of", "launch_of", "visible_in"]
+__all__ = ["MEMORY", "Launch", "environment_of", "launch_of", "visible_in"]
 
 _WITH_DASHES: Final = re.compile(r"^(?:torchtitan|axolotl\.cli)\.train$|(?:torchtitan|axolotl/cli)/train\.py$")
 """Programs that take dashes in keys as underscores: tyro (torchtitan 0.2.2 `config/manager.py`) and fire (axolotl)."""
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
-_VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+MEMORY: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _OF_LIBRARIES: Final = re.compile(r"(?:NCCL|TORCH|PYTORCH|CUDA|CUBLAS|NVTE|UB|UCX|OMP|TORCHINDUCTOR|TRITON|HF|WANDB)_")
@@ -182,7 +182,7 @@ def environment_of(script: Script, text: str, path: str) -> tuple[tuple[str, str
         if not words or (re.search(rf"\$\{{?{name}\b", text) and not _OF_LIBRARIES.match(name)):
             continue
         open_word = next((word for word in words if word.unknown), None)
-        if name in _VARIABLES and open_word is not None:
+        if name in MEMORY and open_word is not None:
             told = f"{name} is {open_word.text}: not known from the script alone: {open_word.unknown}"
             raise InputError(Problem(f"{path}:{open_word.line}", told))
         found.append((name, " ".join(word.text for word in words), f"{path}:{words[0].line}"))

@@ -95,10 +95,9 @@ def write_batches(writer: Writer) -> None:
     if schedule.value:
         _write_schedule(writer, schedule, batch, length if length.value else old)
     elif batch.value:
-        writer.write("training.global_batch_size", batch.value, batch, schedule)
+        _write_batch(writer, batch, micro)
     writer.use(schedule)
-    writer.unmodelled("the batch grows to --global-batch-size: the answer is for that one",
-                      fields.any("rampup_batch_size"))
+    _leave_changes(writer)
     capacity, pads = fields.number("moe_expert_capacity_factor"), fields.flag("moe_pad_expert_input_to_capacity")
     if capacity.value and capacity.value > 0 and pads.value:
         writer.write("training.routing.capacity_factor", capacity.value, capacity, pads)
@@ -112,6 +111,30 @@ def write_batches(writer: Writer) -> None:
         writer.write("training.routing", "balanced", forced)
     else:
         writer.use(forced, why="training.routing says it" if forced.value else "off, as without it")
+
+
+def _leave_changes(writer: Writer) -> None:
+    """Lists what changes the batch during a run: a ramp, which main ignores, and what cuts it."""
+    ramp, drops = writer.fields.any("rampup_batch_size"), writer.fields.flag("decrease_batch_size_if_needed")
+    if writer.draft.values.get("framework_version"):
+        writer.idle("main only warns of it: the batch is constant (core/num_microbatches_calculator.py:100)", ramp)
+    else:
+        writer.unmodelled("core 0.16.1 raises the batch to --global-batch-size: the answer is for that one", ramp)
+    writer.use(drops, why="the batch is a multiple of the ranks' microbatches as it is")
+
+
+def _write_batch(writer: Writer, batch: Setting[int | None], micro: Setting[int | None]) -> None:
+    """Writes the batch, which --decrease-batch-size-if-needed cuts to whole microbatches of all ranks.
+
+    Megatron-LM d98e8a64 core/num_microbatches_calculator.py:366.
+    """
+    drops, mesh = writer.fields.flag("decrease_batch_size_if_needed"), writer.draft.values.get("mesh", {})
+    size, unit = batch.value or 0, (micro.value or 1) * mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
+    if drops.value and unit <= size and size % unit:
+        writer.write("training.global_batch_size", size // unit * unit, batch, drops,
+                     rule=f"{size} cut to a multiple of {unit}, microbatch x data-parallel ranks")
+    else:
+        writer.write("training.global_batch_size", size, batch)
 
 
 def _write_schedule(writer: Writer, schedule: Setting[str | None], batch: Setting[int | None],

@@ -199,7 +199,7 @@ def _imported(draft: Draft, reader: Reader, found: Given, gpus: Answer | None, o
     fields = ArgumentFields(reader, draft, found)
     for problem in found.problems:
         draft.fail(problem.where, problem.message)
-    expect_backend(draft, variables, str(found.document.data.get("--attention-backend", "auto")))
+    expect_backend(draft, variables, fields.text("attention_backend").value or "auto")
     _write(Writer(draft, fields), fields, gpus)
     for row in (*NOT_MODELLED, *WITHOUT_EFFECT):
         names = [found.keys[name] for name in fields.rest()

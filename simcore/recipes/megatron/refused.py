@@ -12,10 +12,11 @@ __all__ = ["REFUSED", "Refusal", "refuse_rest", "refuse_shape"]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Fields that are refused with another value than upstream's default, and why."""
+    """Fields that are refused with another value than upstream's default, and why. `zero_counts`: 0 is not off."""
 
     fields: tuple[str, ...]
     why: str
+    zero_counts: bool = False
 
 
 _OTHER_MODELS: Final = (
@@ -64,7 +65,11 @@ REFUSED: Final = (
     Refusal(("mlp_chunks_for_training",), "an MLP in chunks"),
     Refusal(("moe_extended_tp", "moe_use_legacy_grouped_gemm"), "experts of Megatron before Megatron-Core 0.12"),
     Refusal(("export_force_local_attention", "export_real_quant_cfg", "export_quant_cfg", "export_qk_l2_norm",
-             "export_offline_model"), "layers of modelopt"),
+             "export_offline_model", "modelopt_enabled"), "layers of modelopt"),
+    Refusal(("skip_train",), "no training: there is no step"),
+    Refusal(("moe_input_jitter_eps",), "noise on the router's input, which is kept for backward", zero_counts=True),
+    Refusal(("moe_apply_probs_on_input",), "probabilities on the experts' input, a tensor of all their tokens more"),
+    Refusal(("batch_invariant_mode",), "products that do not depend on the batch, by kernels of their own"),
     Refusal(("optimizer_cuda_graph",), "the optimizer's step in a CUDA graph"),
     Refusal(("use_te_activation_func", "moe_shared_expert_glu_interleave_size"),
             "TransformerEngine's own activation"),
@@ -88,6 +93,12 @@ def refuse_rest(writer: Writer, *, windowed: bool) -> None:
     """Refuses the rest of what no scenario can say. `windowed`: the family has windows of its own."""
     for one in REFUSED:
         _refuse(writer, one)
+    clamp = writer.fields.number("activation_func_clamp_value")
+    if clamp.value is not None and writer.fields.flag("swiglu").value and not writer.fields.integer(
+            "num_experts").value:
+        writer.draft.fail(clamp.taken[0].where, "activation_func_clamp_value for SwiGLU is only supported with MoE "
+                                                "(Megatron-LM d98e8a64 core/transformer/transformer_config.py:2484)")
+    writer.idle("a bound of values within the activation's kernel", clamp)
     if not windowed:
         _refuse(writer, Refusal(_WINDOW, "windows of attention in this family"))
         soft = writer.fields.text("softmax_type")
@@ -100,8 +111,9 @@ def refuse_rest(writer: Writer, *, windowed: bool) -> None:
 def _refuse(writer: Writer, refusal: Refusal) -> bool:
     """Refuses the fields of a row that a recipe gives; one that says no (false, 0, none) has no effect."""
     asked = [setting for name in refusal.fields for setting in [writer.fields.any(name)] if setting.taken]
-    wanted = [setting for setting in asked if not _says_no(setting)]
-    writer.idle("it switches off what is off anyway", *(setting for setting in asked if _says_no(setting)))
+    wanted = [setting for setting in asked if not _says_no(setting) or (
+        refusal.zero_counts and setting.value is not None and setting.value is not False)]
+    writer.idle("it switches off what is off anyway", *(setting for setting in asked if setting not in wanted))
     if wanted:
         writer.refuse(refusal.why, *wanted)
     return bool(wanted)

@@ -158,7 +158,9 @@ def _write_states(writer: Writer) -> None:
         writer.draft.fail(grads.taken[0].where, "main_grads_dtype can only be fp32 when not using precision-aware "
                                                 "optimizer (core optimizer/optimizer_config.py, __post_init__)")
     writer.use(grads, why="the format in which the optimizer takes gradients, which are those of their buffer")
-    if offloads.value:
+    if offloads.value and share.value == 0:
+        writer.use(offloads, share, why="a fraction of 0: the whole optimizer is on the device")
+    elif offloads.value:
         part = {"space": "host"} if share.value in (None, 1) else {"space": "host", "fraction": share.value}
         writer.write("training.offload.optimizer", part if len(part) > 1 else "host", offloads, share)
     else:
@@ -176,7 +178,8 @@ def recompute_problem(granularity: str | None, method: str | None, count: int | 
         return ""
     if method not in ("block", "uniform") and (method is not None or granularity == "full"):
         return f"{granularity}: recompute_method must be block or uniform, got {method}"
-    if granularity == "full" and (count is None or count < 1):
+    is_none = method == "block" and count == 0  # no layer of each stage; uniform groups of none would never end
+    if granularity == "full" and (count is None or count < 1) and not is_none:
         return f"full: recompute_num_layers must be at least 1, got {count}"
     if granularity == "selective" and count is not None:
         return "selective: recompute_num_layers must not be given"
@@ -205,6 +208,9 @@ def write_recompute(writer: Writer) -> None:
         named += ["moe"] if experts.value and "moe" not in named else []  # transformer_config.py, __post_init__
         writer.write("training.recompute", named, modules, kind, old, experts)
         writer.idle("they are of --recompute-granularity full", method, count)
+    elif granularity == "full" and method.value == "block" and count.value == 0:
+        writer.use(*settings, why="of each stage no layer is recomputed")
+        writer.idle("they are of --recompute-granularity selective", modules)
     elif granularity == "full" and method.value == "block":
         writer.write("training.recompute", {"mode": "block", "num_layers": count.value or 1}, *settings)
     elif granularity == "full" and (count.value or 1) > 1:

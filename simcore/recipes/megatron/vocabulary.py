@@ -14,6 +14,8 @@ _TIKTOKEN: Final = 2**17
 """Tokens without --vocab-size (core 0.16.1 `training/tokenizer/tokenizer.py`, CustomTikTokenizer)."""
 _KEY: Final = "model.overrides.vocab_size"
 _BY_FILES: Final = "GPT-2's vocabulary"
+_PROGRAM: Final = "Megatron-LM pretrain_gpt.py:527, pretrain_hybrid.py:544: args_defaults tokenizer_type"
+"""The programs' own tokenizer, GPT2BPETokenizer, where no argument says one."""
 _FILES: Final = ("vocab_file", "merge_file")
 _TOKENIZER: Final = ("tokenizer_model", "vocab_file", "merge_file", "tiktoken_num_special_tokens", "vocab_extra_ids")
 
@@ -39,7 +41,13 @@ def write_vocabulary(writer: Writer, *, is_main: bool) -> None:
                              next(iter(kind.taken), None))
         else:
             rows = max(1, divisor.value or 128) * max(1, tp.value or 1) if pads.value else 1
-            writer.write(_KEY, -(-tokens // rows) * rows, *settings, rule=f"{rule}, padded to a multiple of {rows}")
+            value, told = -(-tokens // rows) * rows, f"{rule}, padded to a multiple of {rows}"
+            if kind.value is None:
+                writer.draft.infer(_KEY, value, told, *divisor.taken, *pads.taken, source=_PROGRAM)
+                writer.idle("the program's GPT2BPETokenizer says how many there are", given)
+                writer.use(kind, why="the program's own tokenizer, as without it")
+            else:
+                writer.write(_KEY, value, *settings, rule=told)
             if rule == _BY_FILES:
                 writer.use(*(fields.path(name) for name in _FILES), why="taken to be GPT-2's 50,257 tokens: "
                            f"--set {_KEY}=N says the padded number of others")
@@ -56,11 +64,8 @@ def _tokens(fields: Fields, given: Setting[int | None], kind: Setting[str | None
     name = kind.value
     if name in ("NullTokenizer", "NullMultimodalTokenizer") and given.value:
         return (given.value, "--vocab-size") if is_main else (given.value + 1, "--vocab-size and an end of document")
-    files = fields.path("vocab_file").taken and fields.path("merge_file").taken
-    if name == "GPT2BPETokenizer" or (name is None and files):
+    if name in (None, "GPT2BPETokenizer"):
         return _GPT2, _BY_FILES
     if name == "TikTokenizer":
         return given.value or _TIKTOKEN, "--vocab-size, or 2**17 without it"
-    if name is None and given.value:
-        return given.value, "--vocab-size"
     return None, ""

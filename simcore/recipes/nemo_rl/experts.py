@@ -40,14 +40,25 @@ def read_experts(reader: Reader, draft: Draft, at: str) -> None:
 
 def _has_experts(draft: Draft) -> bool:
     """True for a model with a mixture of experts, and for one that is not known."""
+    found = _experts(draft)
+    return found is None or bool(found)
+
+
+def _routes_by_softmax(draft: Draft) -> bool:
+    """True for experts whose router is simulated in the format of its input where nothing says another."""
+    return all(block.router == "softmax" for block in _experts(draft) or ())
+
+
+def _experts(draft: Draft) -> list[Moe] | None:
+    """Mixtures of experts of the model; None for one that is not known."""
     model = draft.answers.settings.get("model", draft.values.get("model"))
     block = model if isinstance(model, dict) else {"config": model}
     try:
         fields = model_config(str(block.get("config")), block.get("overrides"), "")
         parts = architecture_of(fields).parts
     except InputError:
-        return True
-    return any(isinstance(branch.block, Moe) for _, kind in parts for branch in kind.branches)
+        return None
+    return [branch.block for _, kind in parts for branch in kind.branches if isinstance(branch.block, Moe)]
 
 
 def _read_dispatcher(reader: Reader, draft: Draft, at: str) -> None:
@@ -64,7 +75,14 @@ def _read_dispatcher(reader: Reader, draft: Draft, at: str) -> None:
 
 
 def _read_router(reader: Reader, draft: Draft, at: str) -> None:
-    router, still = reader.text(f"{at}.moe_router_dtype"), reader.flag(f"{at}.freeze_moe_router")
+    key, still = f"{at}.moe_router_dtype", reader.flag(f"{at}.freeze_moe_router")
+    nulls = reader.matching(key) if reader.look(key) is None else ()
+    router = reader.text(key)
+    for one in nulls:
+        if _routes_by_softmax(draft):
+            draft.idle(one, "routers compute in the format of their input, as is simulated")
+        else:
+            draft.unmodelled(one, "routers that compute in the format of their input: they are counted in fp32")
     if router is not None:
         draft.infer(f"{_OPTION}moe_router_dtype", "fp32", "fp32 or wider: fp64 is counted as fp32", router)
     if still is not None and still.value and not reader.look(f"{at}.peft.enabled"):

@@ -10,6 +10,7 @@ from simcore.errors import InputError, Problem
 from simcore.recipes.shell.changes import is_assigned
 from simcore.recipes.shell.commands import Commands
 from simcore.recipes.shell.conditions import matches
+from simcore.recipes.shell.endless import never_ends
 from simcore.recipes.shell.paths import joined
 from simcore.recipes.shell.pieces import Piece, known_text, pattern_of, unknown
 from simcore.recipes.shell.syntax import Case, Chain, Command, Group, If, Loop, Node
@@ -53,7 +54,7 @@ class Run(Commands):
         if isinstance(node, Chain):
             return self._chain(node)
         if isinstance(node, Group):
-            return self._apart(node.body) if node.is_subshell else self.take(node.body)
+            return self._apart(node) if node.is_subshell else self.take(node.body)
         if isinstance(node, If):
             self._if(node)
         elif isinstance(node, Case):
@@ -136,11 +137,13 @@ class Run(Commands):
         variables.values = joined(paths, variables, line, reason) if paths else values
         self.ended = "" if paths else "gone"
 
-    def _apart(self, nodes: Sequence[Node]) -> bool | None:
+    def _apart(self, node: Group) -> bool | None:
         """Takes statements in brackets, whose variables are lost behind them."""
+        was_within = self.within
         values, functions = dict(self.variables.values), dict(self.functions)
         arguments, returned = self.variables.arguments, len(self.returned)
-        truth = self.take(nodes)
+        truth = self.take(node.body)
+        self.within = was_within if node.is_beside else self.within
         self.remember(values)
         self.variables.values, self.functions, self.variables.arguments = values, functions, arguments
         self.ended = ""
@@ -172,6 +175,8 @@ class Run(Commands):
             del self.returned[state[3]:], self.commands[count:]
             self.ended = ""
             self._open_loop(node)
+            if never_ends(node, self.functions):
+                self.within = self.within or f"the part behind the loop at line {node.line}, which never ends"
         elif rounds > 1:
             reason = self.reason("loop", node.line)
             started = [replace(one, within=one.within or reason) for one in self.commands[count:]]

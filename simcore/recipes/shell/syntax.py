@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.errors import InputError, Problem
@@ -65,11 +65,12 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands in braces, or in round brackets (`is_subshell`)."""
+    """Commands in braces, or in round brackets (`is_subshell`); `is_beside`: the script goes on meanwhile (`&`)."""
 
     line: int
     body: tuple[Node, ...]
     is_subshell: bool = False
+    is_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,9 @@ def _apart(node: Node, *, is_piped: bool) -> Node:
     if isinstance(node, Chain) and is_piped:
         *rest, (sign, last) = node.rest
         return Chain(node.line, node.first, (*rest, (sign, _apart(last, is_piped=True))))
-    return node if isinstance(node, Group) and node.is_subshell else Group(node.line, (node,), is_subshell=True)
+    if isinstance(node, Group) and node.is_subshell:
+        return replace(node, is_beside=not is_piped)
+    return Group(node.line, (node,), is_subshell=True, is_beside=not is_piped)
 
 
 def _fed(before: Node, node: Node) -> Node:

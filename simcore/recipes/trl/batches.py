@@ -1,7 +1,8 @@
 """Lengths of a TRL recipe, and its microbatch.
 
 [Note: one row] Packs by best fit, and batches without padding, are one row of all tokens of a microbatch (TRL 1.16.0
-`trainer/sft_trainer.py` padding_free). `wrapped` packs are rows of equal length, one a sequence.
+`trainer/sft_trainer.py` padding_free). `wrapped` packs are rows of equal length, one a sequence, unless padding_free is
+on: then they are one row as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ __all__ = ["read_lengths"]
 _RELEASE: Final = "TRL 1.16.0"
 _LENGTH: Final = "trainer/sft_config.py max_length"
 _ROW: Final = "TRL 1.16.0 trainer/sft_trainer.py padding_free: all tokens of a microbatch are one row"
+_WRAPPED: Final = "TRL 1.16.0 data_utils.py _pack_wrapped: all tokens in a line, cut at max_length"
 _LONGEST: Final = "TRL 1.16.0 trainer/sft_trainer.py: samples are cut there, and a batch is padded to its longest"
 _OPEN: Final = "tokens of a sequence: max_length is null, so that nothing is cut"
 _SKIPS: Final = "dataset_kwargs.skip_prepare_dataset"
@@ -41,18 +43,21 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
         _unpacked(reader, draft, limit, multiple)
         _write_micro(draft, micro)
         return
-    draft.idle(reader.flag("padding_free"), "packing decides")
-    skips = reader.flag(_SKIPS)
+    free, skips = reader.flag("padding_free"), reader.flag(_SKIPS)
     if skips is not None and skips.value:
         draft.refuse(skips, "packs that the data set brings")
     else:
         draft.idle(skips, "the default")
-    if strategy is not None and strategy.value == "wrapped":
+    is_wrapped, is_free = strategy is not None and strategy.value == "wrapped", free is not None and free.value
+    if is_wrapped and not is_free:
+        draft.idle(free, "the default")
         draft.use(packing, strategy, why="rows of equal length, as is simulated by default")
-        _write_length(draft, limit, multiple, 1, ("rows of equal length", _ROW), unlimited=_is_unlimited(reader))
+        _write_length(draft, limit, multiple, 1, ("rows of equal length", _WRAPPED), unlimited=_is_unlimited(reader))
         _write_micro(draft, micro)
         return
-    draft.infer("training.lengths", "packed", "packing", packing, strategy, source=_ROW)
+    if not is_wrapped:
+        draft.idle(free, "packs by best fit switch it on")
+    draft.infer("training.lengths", "packed", "packing", packing, strategy, free if is_wrapped else None, source=_ROW)
     _write_length(draft, limit, multiple, micro.value if micro else 8, (
         "max_length x per_device_train_batch_size", _ROW), unlimited=_is_unlimited(reader))
     draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_ROW)

@@ -43,7 +43,7 @@ class Command:
     `config`: name of the trainer's file, "" for its own. `gpus`: processes of a launcher, None if the command does not
     say it. `unknown`: reasons why values of keys are not known from the script alone, by path.
     `environment`: variables that the training sees; `job`: options of `#SBATCH` lines. `appended`: keys with a `+`, as
-    (path, value, place).
+    (path, value, place); `plain`: those without a sign, which must be there.
     """
 
     trainer: str
@@ -54,6 +54,7 @@ class Command:
     environment: tuple[tuple[str, str, str], ...] = ()
     job: tuple[JobOption, ...] = ()
     appended: tuple[_Set, ...] = ()
+    plain: tuple[_Set, ...] = ()
 
 
 def trainer_in(text: str) -> bool:
@@ -79,11 +80,11 @@ def command_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     word = command.words[number]
     by_file = _FILE.fullmatch(word.text)
     trainer = by_file[1].replace("/", ".") if by_file else word.text
-    document, config, unknown, appended = _keys(command.words[number + 1:], path)
+    document, config, unknown, signed = _keys(command.words[number + 1:], path)
     return Command(trainer, document.with_value(("hydra", "trainer"), trainer, f"{path}:{word.line}"), config,
                    gpus_of(command, script, path) if _is_launched(command) else None, unknown,
                    environment_of(script, text, path), (*job_of(script.sbatch, path), *options_of_launchers(
-                       starters_of([*command.around, *command.words]), path)), tuple(appended))
+                       starters_of([*command.around, *command.words]), path)), tuple(signed["+"]), tuple(signed[""]))
 
 
 def _trainer_at(words: Sequence[Word]) -> int | None:
@@ -101,10 +102,10 @@ def _is_launched(command: Started) -> bool:
                for word in (*command.around, *command.words))
 
 
-def _keys(words: Sequence[Word], path: str) -> tuple[Document, str, dict[KeyPath, str], list[_Set]]:
-    """Document of the keys that arguments set, the trainer's file, values that are not known, and appended keys."""
+def _keys(words: Sequence[Word], path: str) -> tuple[Document, str, dict[KeyPath, str], dict[str, list[_Set]]]:
+    """Document of the keys that arguments set, the trainer's file, values that are not known, keys by their sign."""
     values: list[_Set] = []
-    appended: list[_Set] = []
+    signed: dict[str, list[_Set]] = {"": [], "+": [], "++": []}
     unknown: dict[KeyPath, str] = {}
     config, number = "", 0
     while number < len(words):
@@ -130,8 +131,8 @@ def _keys(words: Sequence[Word], path: str) -> tuple[Document, str, dict[KeyPath
         if word.unknown:
             unknown[at] = word.unknown
         values.append((at, inner if word.unknown else _value(inner, where), where))
-        appended += values[-1:] if key[1] == "+" else ()
-    return Document(path, {}).with_values(values), config, unknown, appended
+        signed[key[1]] += values[-1:]
+    return Document(path, {}).with_values(values), config, unknown, signed
 
 
 def _value(text: str, where: str) -> Any:

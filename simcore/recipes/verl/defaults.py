@@ -1,4 +1,4 @@
-"""Keys of the supervised trainer's defaults that a command cannot append (`+a.b=c`), since they have a value.
+"""Keys of the supervised trainer's defaults: those with a value are not appended (`+a.b=c`), others are not set.
 
 Hydra's rule (1.3.2 `_internal/config_loader_impl.py`, _apply_overrides_to_config): what is null may be appended, and a
 list or a mapping is merged into what is there. Keys are those of verl b178a3cd `trainer/config/sft_trainer.yaml` and of
@@ -14,7 +14,7 @@ from simcore.inputs.document import Document
 from simcore.inputs.yaml_parser import KeyPath, dotted
 from simcore.recipes.draft import Draft
 
-__all__ = ["expect_new"]
+__all__ = ["expect_new", "expect_there"]
 
 _FILE: Final = "sft_trainer.yaml"
 _DATA: Final = """
@@ -37,6 +37,14 @@ _KEYS: Final = frozenset({
                                            ("trainer", _TRAINER)) for key in keys.split())})
 
 
+_NULLS: Final = frozenset({
+    "data.micro_batch_size", "data.prompt_dict_keys", "data.response_dict_keys", "data.chat_template",
+    "data.custom_cls.path", "data.custom_cls.name", "data.apply_chat_template_kwargs", "model.external_lib",
+    "optim._target_", "optim.warmup_style", "optim.override_optimizer_config", "trainer.default_hdfs_dir",
+    "trainer.total_training_steps", "trainer.max_ckpt_to_keep", "trainer.resume_from_path"})
+"""Keys that are null, or hold nothing."""
+
+
 def expect_new(draft: Draft, appended: Sequence[tuple[KeyPath, Any, str]], below: Sequence[Document]) -> None:
     """Records keys that a command appends though they have a value. `appended`: path, value and place of each.
 
@@ -51,6 +59,18 @@ def expect_new(draft: Draft, appended: Sequence[tuple[KeyPath, Any, str]], below
         if has:
             key = dotted(path)
             draft.fail(where, f"+{key}: {has[0]} has this key, and Hydra does not append it: {key} sets it")
+
+
+def expect_there(draft: Draft, plain: Sequence[tuple[KeyPath, Any, str]]) -> None:
+    """Records keys that a command sets without a `+` though the trainer's defaults do not have them.
+
+    A block of them is there, too. `plain`: path, value and place of each.
+    """
+    there = _KEYS | _NULLS
+    for path, _, where in plain:
+        key = dotted(path)
+        if path[0] != "hydra" and key not in there and not any(one.startswith(f"{key}.") for one in there):
+            draft.fail(where, f"{key}: {_FILE} has no such key, which Hydra does not set: +{key} appends it")
 
 
 def _is_set(data: Any, path: KeyPath) -> bool:

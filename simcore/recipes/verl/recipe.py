@@ -19,7 +19,7 @@ from simcore.recipes.megatron.launch import agreed
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.verl.command import Command, command_of, trainer_in
-from simcore.recipes.verl.defaults import expect_new
+from simcore.recipes.verl.defaults import expect_new, expect_there
 from simcore.recipes.verl.rl import refuse_trainer
 from simcore.recipes.verl.sft import SFT, read_sft
 
@@ -52,6 +52,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         draft.wrong.extend(problems)
         if command is not None:
             expect_new(draft, command.appended, [one for one in map(RecipeFile.mapping, files[1:]) if one is not None])
+            if len(files) == 1:
+                expect_there(draft, command.plain)
         read_sft(reader, draft, agreed(answers.gpus, command.gpus if command else None))
         _tell_unknown(draft, document, command.unknown if command else {})
     else:

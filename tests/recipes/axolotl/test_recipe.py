@@ -110,6 +110,23 @@ framework_options: {attn_implementation: flash_attention_2, autocast: true}
 """)
 
 
+def test_keys_of_shipped_recipes_that_axolotl_does_not_read_are_told(tmp_path: Path) -> None:
+    text = RECIPE + "test_value: true\ncls_model_config: Qwen3Config\nfp8_enable_fsdp_float8_all_gather: true\n"
+    found = imported(tmp_path, text)
+    assert found.unknown == ()
+    told = {one.key: one.kind for one in found.left}
+    assert (told["test_value"], told["cls_model_config"]) == ("no effect", "not modelled")
+    assert told["fp8_enable_fsdp_float8_all_gather"] == "no effect"
+
+
+def test_bf16_by_itself_is_bf16_on_any_gpu(tmp_path: Path) -> None:
+    """torch 2.13 `cuda/__init__.py` is_bf16_supported counts emulation: fp16 is never chosen, also on a V100."""
+    (tmp_path / "mine.yaml").write_text(RECIPE, encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml")], Answers.of_options(1, None, "v100-32gb"))
+    assert found.values["training"]["precision"]["compute"] == "bf16"
+    assert "is_bf16_supported" in found.origins["training", "precision", "compute"].source
+
+
 @pytest.mark.parametrize(("keys", "dtype", "autocast"), [
     ({}, "fp32", True), ({"bf16": "full"}, "fp32", None), ({"bf16": None, "bfloat16": True}, "fp32", True),
     ({"bf16": False, "fp16": True}, "fp32", True), ({"bf16": False, "float16": True}, "fp32", None),

@@ -59,9 +59,83 @@ def test_a_script_is_read_as_if_started_without_arguments() -> None:
     assert launch_of(f'{RUN} -tp 2 "$@"', "run.sh").document.data["model"]["tensor_model_parallel_size"] == 2
 
 
-def test_options_that_change_memory_and_are_not_read_are_refused() -> None:
-    with pytest.raises(InputError, match="--recompute_num_layers"):
-        launch_of(f"{PERFORMANCE} --recompute_num_layers 3", "run.sh")
+MOE = "python scripts/performance/run_script.py -ng 16 -g h100 -mr qwen3_30b_a3b"
+
+
+@pytest.mark.parametrize(("words", "key", "wanted"), [
+    ("--cuda_graph_impl transformer_engine --cuda_graph_scope attn,mlp", "cuda_graph_scope", ["attn", "mlp"]),
+    ("--cuda_graph_impl=local --cuda_graph_scope full_iteration", "cuda_graph_impl", "full_iteration"),
+    ("model.cuda_graph_impl=transformer_engine --cuda_graph_impl none --cuda_graph_scope attn", "cuda_graph_impl",
+     None), ("--nccl_ub yes", "nccl_ub", True), ("--nccl_ub False", "nccl_ub", None),
+    ("-ol 3", "cpu_offloading_num_layers", 3), ("-ol 0", "cpu_offloading_num_layers", None)])
+def test_switches_of_the_performance_launcher_set_what_upstream_sets(tmp_path: Path, words: str, key: str,
+                                                                     wanted: object) -> None:
+    """scripts/performance/utils/overrides.py 067f987d, set_user_overrides."""
+    assert value(imported(tmp_path, f"{PERFORMANCE} {words}"), f"framework_options.{key}") == wanted
+
+
+@pytest.mark.parametrize(("words", "wanted"), [
+    ("-rl 3", {"mode": "block", "num_layers": 3}), ("-rl 0", "none"),
+    ("--recompute_modules mlp,core_attn", ["mlp", "core_attn"]),
+    ("-rl 3 --recompute_modules=mlp", ["mlp"])])
+def test_recomputation_of_the_performance_launcher(tmp_path: Path, words: str, wanted: object) -> None:
+    assert value(imported(tmp_path, f"{PERFORMANCE} {words}"), "training.recompute") == wanted
+
+
+def test_megatron_fsdp_by_the_performance_launcher(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"{PERFORMANCE} --use_megatron_fsdp true")
+    assert value(found, "framework") == "megatron_fsdp"
+    assert value(found, "framework_options.data_parallel_sharding_strategy") == "optim_grads_params"
+    assert value(found, "framework_options.init_model_with_meta_device") is True
+    assert value(imported(tmp_path, f"{PERFORMANCE} --use_megatron_fsdp false"), "framework") == "megatron"
+
+
+def test_experts_by_the_performance_launcher(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"{MOE} --moe_flex_dispatcher_backend None --moe_a2a_overlap 1 --vocab_size 7 --data c4")
+    assert value(found, "framework_options.moe_token_dispatcher_type") == "alltoall"
+    assert value(found, "framework_options.overlap_moe_expert_parallel_comm") is True
+    assert value(found, "framework_options.delay_wgrad_compute") is True
+    assert {"--vocab_size", "--data"} <= {one.key for one in found.left if one.kind == "no effect"}
+    dropped = imported(tmp_path, f"{MOE} model.moe_token_dispatcher_type=alltoall --use_tokendrop true")
+    assert value(dropped, "training.routing.capacity_factor") == 1.0
+
+
+def test_a_model_without_experts_drops_no_tokens(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"{PERFORMANCE} --use_tokendrop true -et -ms 3")
+    assert messages(found) == ""
+    assert {"model.moe_expert_capacity_factor", "model.moe_pad_expert_input_to_capacity"} <= {
+        one.key for one in found.left if one.kind == "no effect"}
+
+
+def test_variables_and_clocks_of_the_performance_launcher_are_told(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"{PERFORMANCE} -ce PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False,OMP_NUM_THREADS=4 "
+                               "-E NCCL_DEBUG=$LEVEL -E CUBLAS_WORKSPACE_CONFIG=:4096:2 "
+                               "-lmc -1 -lgc 1200 -vb true -en -gn 8")
+    assert value(found, "environment.expandable_segments") is False
+    assert value(found, "environment.cublas_workspace_config") == ":4096:2"
+    told = {one.key: one.kind for one in found.left}
+    assert told["NCCL_DEBUG"] == told["-gn"] == told["-lmc"] == "no effect"
+    assert told["-lgc"] == told["-vb"] == told["-en"] == "not modelled"
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    ("--cuda_graph_impl graphs", "--cuda_graph_impl: expected none, local, transformer_engine, got 'graphs'"),
+    ("--cuda_graph_impl local", "a full iteration alone"),
+    ("--cuda_graph_impl transformer_engine --cuda_graph_scope full_iteration", "not captured by transformer_engine"),
+    ("--cuda_graph_impl local --cuda_graph_scope full_iteration,attn", "combined with no other scope"),
+    ("--nccl_ub maybe", "expected true or false, got 'maybe'"), ("--data squad", "not yet: squad"),
+    ("--use_recipes", "--use_recipes: not yet: a recipe of the library"), ("--domain vlm", "not yet: a step over more"),
+    ("--num_layers 4", "'int' object has no attribute 'count'"), ("-rl $N", "-rl: its value depends on"),
+    ("-E PYTORCH_ALLOC_CONF=$CONF", "-E: its value depends on"),
+    ("--first_k_dense_replace 1", "not yet: other layers without experts")])
+def test_what_the_performance_launcher_does_not_take_is_an_error(words: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        launch_of(f"{PERFORMANCE} {words}", "run.sh")
+
+
+def test_the_librarys_recipes_by_the_performance_launcher_are_refused() -> None:
+    with pytest.raises(InputError, match=r"not yet: scripts/performance/run_recipe.py: a recipe of the library"):
+        launch_of(f"python scripts/performance/run_recipe.py -ng 8 -mr {LLAMA}", "run.sh")
 
 
 def test_adapters_that_the_mode_asks_for_are_those_of_the_recipe() -> None:

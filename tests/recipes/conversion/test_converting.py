@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from simcore.errors import InputError, NotYet
@@ -31,6 +33,15 @@ def test_a_recipe_has_its_launch() -> None:
     made.expect_complete()
     assert made.launch == "automodel mine.yaml --nproc-per-node 8\n"
     assert "pretrained_model_name_or_path: Qwen/Qwen3-8B\n" in made.text
+
+
+@pytest.mark.parametrize(("output", "named"), [("new.yml", "new.yml"), ("new.yaml", "new.yaml"), ("", "old.yml"),
+                                               ("new.txt", "old.yml")])
+def test_the_launch_names_the_file_that_is_written(tmp_path: Path, output: str, named: str) -> None:
+    (tmp_path / "old.yml").write_text(convert(scenario(), "automodel").text, encoding="utf-8")
+    made = convert(scenario(), "automodel", str(tmp_path / "old.yml"), output)
+    made.expect_complete()
+    assert made.launch == f"automodel {named} --nproc-per-node 8\n"
 
 
 def test_a_key_that_the_format_cannot_say_is_refused_at_its_line() -> None:

@@ -347,12 +347,31 @@ def test_options_of_accelerate_go_before_its_yaml(tmp_path: Path) -> None:
     assert str(found.origins["framework_options", "reshard_after_forward"]).startswith(f"{tmp_path}/run.sh:1 fsdp_")
 
 
-def test_what_asks_accelerate_for_shards_beside_another_recipe_is_refused(tmp_path: Path) -> None:
-    SAMPLES["axolotl"].write(tmp_path)
+def beside_axolotl(folder: Path, options: str) -> Imported:
+    SAMPLES["axolotl"].write(folder)
     name = SAMPLES["axolotl"].name
-    (tmp_path / "run.sh").write_text(f"accelerate launch --use_fsdp -m axolotl.cli.train {name}", encoding="utf-8")
-    with pytest.raises(InputError, match="not yet: options of accelerate beside a recipe of axolotl YAML"):
-        import_recipe([str(tmp_path / name), str(tmp_path / "run.sh")], Answers.of_options(8, topology="dgx-h100"))
+    (folder / "run.sh").write_text(f"accelerate launch {options} -m axolotl.cli.train {name}", encoding="utf-8")
+    return import_recipe([str(folder / name), str(folder / "run.sh")], Answers.of_options(topology="dgx-h100"))
+
+
+def test_what_asks_accelerate_for_shards_beside_another_recipe_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        beside_axolotl(tmp_path, "--num_processes 8 --mixed_precision bf16 --use_fsdp --dynamo_backend inductor")
+    assert [one.message for one in caught.value.problems] == [
+        "not yet: an option of accelerate beside a recipe of axolotl YAML: distributed_type",
+        "not yet: an option of accelerate beside a recipe of axolotl YAML: dynamo_config.dynamo_backend"]
+
+
+def test_axolotl_sets_the_precision_that_accelerates_launcher_gave(tmp_path: Path) -> None:
+    """axolotl 067b021c `utils/trainer.py` prepare_optim_env: ACCELERATE_MIXED_PRECISION, whatever the recipe says."""
+    found = beside_axolotl(tmp_path, "--num_processes 8 --mixed_precision fp16 --dynamo_backend no")
+    assert sum(found.values["mesh"].values()) == 8
+    told = {one.key: (one.kind, one.value, one.why) for one in found.left if one.where.endswith("run.sh:1")}
+    assert told["mixed_precision"][:2] == ("no effect", "'fp16'")
+    assert "prepare_optim_env" in told["mixed_precision"][2]
+    assert told["dynamo_config.dynamo_backend"][0] == "no effect"
+    with pytest.raises(InputError, match="mixed_precision: expected no, fp16, bf16 or fp8, got 'bf61'"):
+        beside_axolotl(tmp_path, "--num_processes 8 --mixed_precision bf61")
 
 
 def test_an_unknown_option_of_accelerate_is_an_error(tmp_path: Path) -> None:

@@ -197,6 +197,16 @@ cluster: {{gpus_per_node: 8, num_nodes: 2}}
                framework_version="main 2026-08-22")
 
 
+def test_the_command_that_ray_starts_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(SFT, encoding="utf-8")
+    (tmp_path / "run.sh").write_text('COMMAND="uv run examples/run_sft.py --config mine.yaml cluster.num_nodes=1" \\\n'
+                                     "CONTAINER=image sbatch --nodes=1 ray.sub\n", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "run.sh")],
+                          Answers.of_options(8, None, "dgx-h100"))
+    assert [one.key for one in found.left if one.key in ("COMMAND", "CONTAINER")] == ["CONTAINER"]
+    assert [one.why for one in found.decides if one.key == "COMMAND"] == ["the command that NeMo RL's ray.sub starts"]
+
+
 def under_megatron(model: str, **said: object) -> str:
     """Text of a recipe that trains `model` by Megatron, with further keys of `megatron_cfg`."""
     keys = "".join(f", {key}: {json.dumps(value)}" for key, value in said.items())
@@ -219,6 +229,15 @@ def test_options_of_experts_are_taken_over_without_expert_parallelism(tmp_path: 
         "moe_permute_fusion": False, "moe_router_dtype": "fp32", "moe_token_dispatcher_type": "alltoall"}
     left = {one.key.rpartition(".")[2]: one.kind for one in found.left}
     assert [left[key] for key in list(EXPERTS)[3:]] == ["not modelled", "not modelled", "no effect", "not modelled"]
+
+
+@pytest.mark.parametrize(("model", "kind"), [
+    ("Qwen/Qwen3-30B-A3B", "no effect"), ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", "not modelled")])
+def test_a_router_without_a_format_computes_in_that_of_its_input(tmp_path: Path, model: str, kind: str) -> None:
+    """NeMo RL 7ea279ab models/megatron/setup.py:901 sets None over Bridge's fp32."""
+    found = imported(tmp_path, SFT, under_megatron(model, moe_router_dtype=None))
+    assert [(one.kind, "format of their input" in one.why) for one in found.left if "router_dtype" in one.key] == [
+        (kind, True)]
 
 
 def test_a_dense_model_has_no_options_of_experts(tmp_path: Path) -> None:

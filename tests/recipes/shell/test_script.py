@@ -125,6 +125,18 @@ def test_commands_in_loops_and_open_conditions_say_so() -> None:
     assert started("if [ -f x ]; then run 1; fi")[0].within.startswith("the condition at line 1")
 
 
+@pytest.mark.parametrize(("loop", "is_reached"), [
+    ("while true; do sleep 1; done", False), ("until false; do if a; then echo; fi; done", False),
+    ("for ((;;)); do sleep 1; done", False), ("while :; do [ -f x ] && break; done", True),
+    ("while true; do sleep 9; done &", True), ("{ while true; do sleep 9; done; } &", True),
+    ("(while true; do sleep 9; done)", False), ("while true; do ask; done | tee log", False),
+    ("stop() { break; }\nwhile true; do stop; done", True), ("while true; do source more.sh; done", True)])
+def test_what_is_behind_a_loop_that_never_ends_is_not_reached(loop: str, *, is_reached: bool) -> None:
+    script = read_script(f"torchrun a.py\n{loop}\ntorchrun b.py", "run.sh")
+    first, *_, last = script.commands
+    assert (first.within, "never ends" in last.within) == ("", not is_reached)
+
+
 def test_sbatch_lines_are_read() -> None:
     script = read_script("#!/bin/bash\n#SBATCH --nodes=4 # many\n#SBATCH -n 8\nrun", "run.sh")
     assert [(word.text, word.line) for word in script.sbatch] == [("--nodes=4", 2), ("-n", 3), ("8", 3)]

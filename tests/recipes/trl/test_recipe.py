@@ -128,6 +128,18 @@ def test_packs_are_one_row_of_all_samples_of_a_microbatch() -> None:
     assert "lengths" not in wrapped
 
 
+def test_wrapped_packs_are_one_row_only_where_padding_free_asks_for_it() -> None:
+    """TRL f2cd5771 `trainer/sft_trainer.py`: packs by best fit switch padding_free on, wrapped ones do not."""
+    recipe = {**RECIPE, "packing": True, "packing_strategy": "wrapped", "max_length": 512}
+    plain = imported({**recipe, "padding_free": False})
+    origin = plain.origins["training", "seq_len"]
+    assert "padding_free" not in str(origin)
+    assert "_pack_wrapped" in origin.source
+    free = imported({**recipe, "padding_free": True}).values["training"]
+    assert (free["seq_len"], free["packed_length"], free["micro_batch_size"]) == (4096, 512, 1)
+    assert free["lengths"] == "packed"
+
+
 def test_version_1_shards_fully_whatever_reshard_after_forward_says() -> None:
     """`sharding_strategy` is FULL_SHARD where it is missing, and decides (accelerate 1.15.0 `utils/dataclasses.py`)."""
     launch = {**FSDP1, "fsdp_config": {**FSDP1["fsdp_config"], "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}}

@@ -123,6 +123,17 @@ def test_keys_that_have_a_default_are_not_appended(tmp_path: Path, argument: str
     )] if is_told else [])
 
 
+@pytest.mark.parametrize(("argument", "is_told"), [
+    ("model.lora_adapter_path=null", True), ("data.chat_template=plain", False), ("data.multiturn.enable=false", False),
+    ("++model.lora_adapter_path=null", False), ("+model.lora_adapter_path=null", False)])
+def test_keys_that_the_defaults_lack_are_not_set(tmp_path: Path, argument: str, *, is_told: bool) -> None:
+    """Hydra 1.3.2: "Could not override ... Key ... is not in struct"."""
+    found = imported(tmp_path, ADAPTERS.replace("+data.response_dict_keys=['answer']", argument), 4)
+    assert [one.message for one in found.wrong] == (["model.lora_adapter_path: sft_trainer.yaml has no such key, which "
+                                                     "Hydra does not set: +model.lora_adapter_path appends it"]
+                                                    if is_told else [])
+
+
 @pytest.mark.parametrize(("change", "told"), [
     ("ulysses_sequence_parallel_size=2", "sequences that are split over ranks (Ulysses)"),
     ("model.fsdp_config.cpu_offload=True", "offload of verl's supervised trainer"),
