@@ -125,6 +125,8 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
     "model.overlap_p2p_comm": (True, "sends between stages that wait: they are timed beside products"),
     "train.empty_unused_memory_level": (0, "cached blocks are given back within a step: memory reserved and time are "
                                            "those without that"),
+    "dataset.skip_getting_attention_mask_from_dataset": (True, "a mask of sequence x sequence bytes, which goes to "
+                                                               "every layer: none is counted"),
     "optimizer.muon_tp_mode": ("blockwise", "exchanges of Muon's step over tensor parallel ranks: each works on "
                                             "its part"),
     "optimizer.muon_fp32_matmul_prec": ("medium", "the format of Muon's products: they are timed in bf16"),

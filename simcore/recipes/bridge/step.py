@@ -22,6 +22,7 @@ _PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "ten
                    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
                    "nemotron_h_bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "nanov2_bf16_with_fp8_current_scaling_mixed": "blockwise"}
+_SPECS: Final = "dataset.offline_packing_specs"
 _STATED: Final = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16")
 """Switches that the simulation has by the recipe of fp8 where nothing says them (`frameworks/megatron/fp8.py`)."""
 _ENDS: Final = {"nemotron_h_bf16_with_fp8_current_scaling_mixed": 2, "nanov2_bf16_with_fp8_current_scaling_mixed": 2,
@@ -260,6 +261,9 @@ def read_lengths(reader: Reader, draft: Draft, *, owns: bool) -> None:
     if packs is not None and packs.value:
         draft.put("training.lengths", packs, "packed")
         length = pack or length
+        if _SPECS.rpartition(".")[2] in reader.names("dataset") and reader.look(_SPECS) is None:
+            draft.fail(packs.where, "offline_packing_specs must be set when enable_offline_packing is true (Bridge "
+                                    f"{COMMIT} data/builders/gpt_sft.py:194)")
     else:
         draft.idle(pack, "no packs are made before the run")
         _leave_padding(reader, draft, packs)

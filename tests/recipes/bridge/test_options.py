@@ -177,7 +177,9 @@ def test_a_key_that_is_there_is_not_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    ("train.skip_train=true", "no training"), ("model.enable_cuda_graph=true model.external_cuda_graph=true",
+    ("train.skip_train=true", "no training"),
+    ("dataset.enable_offline_packing=true dataset.offline_packing_specs=null", "offline_packing_specs must be set"),
+    ("model.enable_cuda_graph=true model.external_cuda_graph=true",
                                                "Do not use enable_cuda_graph or external_cuda_graph"),
     ("peft._target_=megatron.bridge.peft.lora.LoRA peft.lora_dtype=fp32", "adapters in a format of their own"),
     ("peft._target_=megatron.bridge.peft.lora.LoRA peft.share_expert_adapters=false", "an adapter for each expert")])
