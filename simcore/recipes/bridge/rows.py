@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from importlib import resources
 from typing import Any, Final
 
 from simcore.errors import Problem
+from simcore.inputs.document import Document
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says
 
-__all__ = ["ROWS", "give_up", "read_small", "reason_of"]
+__all__ = ["ROWS", "expect_fields", "give_up", "read_small", "reason_of"]
 
 _OPTION: Final = "framework_options."
 _DEFAULT: Final = "as the simulation has it"
@@ -155,6 +160,27 @@ def read_small(reader: Reader, draft: Draft) -> None:
         draft.unmodelled(exchanges, _SMS)
     else:
         draft.idle(exchanges, "no tokens are exchanged")
+
+
+@lru_cache
+def _fields() -> Mapping[str, Sequence[str]]:
+    text = resources.files("simcore.recipes.bridge").joinpath("fields.json").read_text(encoding="utf-8")
+    table: Mapping[str, Sequence[str]] = json.loads(text)
+    return table
+
+
+def expect_fields(draft: Draft, document: Document, given: Iterable[str]) -> None:
+    """Records keys of a launch that no class of their block has (`tests/truth/list_bridge_fields.py`).
+
+    Bridge stops at them, while patterns of keys without effect fit them.
+    """
+    for key in sorted(given):
+        block, _, rest = key.partition(".")
+        name, fields = rest.partition(".")[0], _fields().get(block, ())
+        if fields and name not in fields:
+            near = difflib.get_close_matches(name, fields, 1, 0.8)
+            draft.fail(document.where(tuple(key.split("."))), f"unknown key {key!r}: Bridge's {block} has no such field"
+                       + (f"; did you mean {f'{block}.{near[0]}'!r}?" if near else ""))
 
 
 def reason_of(key: str) -> str:

@@ -177,7 +177,8 @@ def test_a_key_that_is_there_is_not_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    ("train.skip_train=true", "no training"),
+    ("train.skip_train=true", "no training"), ("dataset.seq_len=8192", "unknown key 'dataset.seq_len': Bridge's"),
+    ("train.manual_gcc=true", "did you mean 'train.manual_gc'?"), ("rng.seeed=3", "did you mean 'rng.seed'?"),
     ("dataset.enable_offline_packing=true dataset.offline_packing_specs=null", "offline_packing_specs must be set"),
     ("model.enable_cuda_graph=true model.external_cuda_graph=true",
                                                "Do not use enable_cuda_graph or external_cuda_graph"),
