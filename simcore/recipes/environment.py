@@ -95,6 +95,9 @@ def with_environment(imported: Imported, variables: Sequence[tuple[str, str, str
             document = document.with_value(key, value if name == _CUBLAS else is_expandable, where)
             imported = overruled(imported, key, f"{name} of the launch goes before it ({where})")
             imported = replace(imported, origins={**imported.origins, key: Origin("recipe", where, name)})
+        if name != _CUBLAS and not is_expandable and not goes_before and not settings:
+            told = Decided(where, name, value, why="segments do not expand, as without it")
+            imported = replace(imported, decides=(*imported.decides, told))
         if name != _CUBLAS and settings:
             left.append(Left("not modelled", where, name, value, "settings of the allocator other than "
                                                                  "expandable_segments"))

@@ -104,13 +104,21 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     draft.use(further, why="no modules of multi-token prediction")
     if depth is not None:
         draft.put("model.overrides.num_hidden_layers", depth)
+    _read_repeated(reader, draft, name, further)
+
+
+def _read_repeated(reader: Reader, draft: Draft, name: Taken[str], further: Taken[int] | None) -> None:
+    """One layer for all depths of multi-token prediction, which hybrid models are simulated with."""
     pattern, repeats = reader.text("model.mtp_hybrid_override_pattern"), reader.flag("model.mtp_use_repeated_layer")
     if pattern is not None:
         draft.put("model.overrides.mtp_hybrid_override_pattern", pattern)
-    if repeats is not None and repeats.value:
+    is_hybrid = find(name.value) is not None and model_config(name.value, None, "").get("model_type") == "nemotron_h"
+    if repeats is not None and repeats.value and is_hybrid:
         draft.put("model.overrides.mtp_use_repeated_layer", repeats)
+    elif repeats is not None and repeats.value and further is not None and further.value > 1:
+        draft.refuse(repeats, "one layer of multi-token prediction for all depths")
     else:
-        draft.use(repeats, why="off, as without it")
+        draft.use(repeats, why="off, or of one depth, as without it")
 
 
 def _write_rotation(reader: Reader, draft: Draft, name: str) -> None:

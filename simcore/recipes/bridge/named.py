@@ -107,6 +107,11 @@ class Launch:
         """True if the data set says the length of the model, too."""
         return data_owns(self.launcher, self._overridden, benchmark=is_benchmark(self.name))
 
+    @property
+    def given(self) -> frozenset[str]:
+        """Dotted keys that the launch itself gives."""
+        return self._overridden
+
     def gives(self, key: str) -> bool:
         """True if the launch itself gives the key, or the block that it stands in."""
         return bool({key, key.split(".", maxsplit=1)[0]} & self._overridden)

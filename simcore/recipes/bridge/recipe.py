@@ -14,7 +14,7 @@ from simcore.recipes.bridge.named import COMMIT, Launch, has_mock_samples, launc
 from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
-from simcore.recipes.bridge.rows import ROWS, give_up, read_small, reason_of
+from simcore.recipes.bridge.rows import ROWS, expect_fields, give_up, read_small, reason_of
 from simcore.recipes.bridge.scaling import scaled
 from simcore.recipes.bridge.selection import selects
 from simcore.recipes.bridge.step import (
@@ -76,6 +76,7 @@ def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answ
         says = "the recipe's name says the GPU" if present == name else f"stands for {present}, whose name says the GPU"
         document = scaled(draft, document, name, gpus, launcher=launch.launcher,
                           given=launch.gives("train.global_batch_size"))
+        expect_fields(draft, document, launch.given)
         for key in launch.open_keys:
             _leave_open(draft, key, document.where(()))
         if has_mock_samples(name):

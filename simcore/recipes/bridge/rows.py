@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from importlib import resources
 from typing import Any, Final
 
 from simcore.errors import Problem
+from simcore.inputs.document import Document
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.without_effect import CHECKS, PARAMS_NORM, TIMERS, limit_of_gradients
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
-__all__ = ["ROWS", "give_up", "read_small", "reason_of"]
+__all__ = ["ROWS", "expect_fields", "give_up", "read_small", "reason_of"]
 
 _OPTION: Final = "framework_options."
 _DEFAULT: Final = "as the simulation has it"
@@ -49,6 +54,12 @@ REFUSED: Final[tuple[Row, ...]] = (
     Off("dist.use_torch_fsdp2", "PyTorch's FSDP2 in place of Megatron's (models/model_provider.py:222)"),
     On("model.deallocate_pipeline_outputs", "outputs of stages that stay when they are sent"),
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
+    Off("train.skip_train", "no training: there is no step"),
+    Off("validation.skip_train", "no training: there is no step"),
+    Off("peft.a2a_experimental", "adapters whose parts are exchanged"),
+    Off("peft.sequence_parallel_input_regather", "inputs of adapters that are gathered again"),
+    Off("peft.experts_shared_outer_loras", "halves of adapters that experts share"),
+    On("peft.share_expert_adapters", "an adapter for each expert"),
     Off("model.freeze_sound_encoder", "towers beside text"),
     Off("model.freeze_audio_model", "towers beside text"),
     Off("model.qk_clip", "clipping of query and key"),
@@ -68,8 +79,11 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("validation.*",), "evaluation, which is no part of a step"),
     Idle(("rng.*", "rerun_state_machine.*"), "random numbers, and steps that are run again"),
     Idle(("scheduler.*", "optimizer.lr", "optimizer.*_lr",
-          "optimizer.adam_*", "optimizer.weight_decay", "optimizer.muon_*", "optimizer.lion_*",
-          "optimizer.apply_wd_to_qk_layernorm", "optimizer.bf16", "optimizer.fp16", "optimizer.sgd_*",
+          "optimizer.adam_*", "optimizer.weight_decay",
+          "optimizer.muon_momentum", "optimizer.muon_*nesterov*", "optimizer.muon_coefficient_type",
+          "optimizer.muon_scale_mode", "optimizer.muon_extra_scale_factor", "optimizer.muon_split_qkv",
+          "optimizer.lion_*",
+          "optimizer.apply_wd_to_qk_layernorm", "optimizer.bf16", "optimizer.fp16",
           "optimizer.min_lr", "mixed_precision.*loss_scale*", "mixed_precision.hysteresis"),
          "values of the optimizer's step"),
     Idle(("train.train_iters", "train.manual_gc*", "train.exit_*", "train.eval_*", "train.check_*", "train.skip_*"),
@@ -91,7 +105,7 @@ IDLE: Final[tuple[Row, ...]] = (
           "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype", "mixed_precision.autocast*",
           "model.batch_p2p_*", "comm_overlap.align_*", "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm",
           "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
-          "model.external_cuda_graph", "model.multimodal_attn_impl",
+          "model.multimodal_attn_impl",
           "model.vision_cuda_graph_*", "model.max_vision_*",
           "model.temporal_patch_dim", "model.dsa_*",
           "model.variable_seq_lengths", "model.freeze_mtp_model",
@@ -118,6 +132,13 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
     "model.overlap_p2p_comm": (True, "sends between stages that wait: they are timed beside products"),
     "train.empty_unused_memory_level": (0, "cached blocks are given back within a step: memory reserved and time are "
                                            "those without that"),
+    "dataset.skip_getting_attention_mask_from_dataset": (True, "a mask of sequence x sequence bytes, which goes to "
+                                                               "every layer: none is counted"),
+    "optimizer.muon_tp_mode": ("blockwise", "exchanges of Muon's step over tensor parallel ranks: each works on "
+                                            "its part"),
+    "optimizer.muon_fp32_matmul_prec": ("medium", "the format of Muon's products: they are timed in bf16"),
+    "optimizer.muon_use_syrk": (False, "a kernel of Muon's products that computes half of a symmetric matrix"),
+    "optimizer.muon_scalar_optimizer": ("adam", "the optimizer of what is no matrix: Adam is counted"),
     "optimizer.muon_num_ns_steps": (5, "products of Muon's step: five iterations are counted"),
 }
 """Keys that change what is run by little unless they have this value, and how they are counted instead."""
@@ -147,6 +168,27 @@ def read_small(reader: Reader, draft: Draft) -> None:
         draft.unmodelled(exchanges, _SMS)
     else:
         draft.idle(exchanges, "no tokens are exchanged")
+
+
+@lru_cache
+def _fields() -> Mapping[str, Sequence[str]]:
+    text = resources.files("simcore.recipes.bridge").joinpath("fields.json").read_text(encoding="utf-8")
+    table: Mapping[str, Sequence[str]] = json.loads(text)
+    return table
+
+
+def expect_fields(draft: Draft, document: Document, given: Iterable[str]) -> None:
+    """Records keys of a launch that no class of their block has (`tests/truth/list_bridge_fields.py`).
+
+    Bridge stops at them, while patterns of keys without effect fit them.
+    """
+    for key in sorted(given):
+        block, _, rest = key.partition(".")
+        name, fields = rest.partition(".")[0], _fields().get(block, ())
+        if fields and name not in fields:
+            near = difflib.get_close_matches(name, fields, 1, 0.8)
+            draft.fail(document.where(tuple(key.split("."))), f"unknown key {key!r}: Bridge's {block} has no such field"
+                       + (f"; did you mean {f'{block}.{near[0]}'!r}?" if near else ""))
 
 
 def reason_of(key: str) -> str:

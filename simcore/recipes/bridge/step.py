@@ -22,6 +22,7 @@ _PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "ten
                    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
                    "nemotron_h_bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "nanov2_bf16_with_fp8_current_scaling_mixed": "blockwise"}
+_SPECS: Final = "dataset.offline_packing_specs"
 _STATED: Final = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16")
 """Switches that the simulation has by the recipe of fp8 where nothing says them (`frameworks/megatron/fp8.py`)."""
 _ENDS: Final = {"nemotron_h_bf16_with_fp8_current_scaling_mixed": 2, "nanov2_bf16_with_fp8_current_scaling_mixed": 2,
@@ -135,7 +136,11 @@ def _read_single(reader: Reader, draft: Draft, *, on: bool) -> None:
 
 def read_states(reader: Reader, draft: Draft) -> None:
     """Writes who holds states of the optimizer, and their formats."""
-    precise = reader.flag("optimizer.use_precision_aware_optimizer")
+    precise, momentum = reader.flag("optimizer.use_precision_aware_optimizer"), reader.number("optimizer.sgd_momentum")
+    if momentum is not None and reader.look("optimizer.optimizer") == "sgd":
+        draft.put("training.optimizer.momentum", momentum)
+    else:
+        draft.idle(momentum, "momentum is SGD's")
     first, second = reader.text("optimizer.exp_avg_dtype"), reader.text("optimizer.exp_avg_sq_dtype")
     draft.use(precise, why="off, as without it")
     draft.use(first, second, why="training.optimizer.moments says it" if first and first.value != "fp32" else
@@ -220,6 +225,8 @@ def read_method(reader: Reader, draft: Draft) -> None:
                "initial values")
     position = reader.text("peft.dropout_position")
     draft.idle(position, "there is no dropout" if not (dropout and dropout.value) else "where dropout stands")
+    if (dtype := reader.text("peft.lora_dtype")) is not None:
+        draft.refuse(dtype, "adapters in a format of their own")
     fewer = reader.flag("peft.normalize_moe_lora")
     if fewer is not None and fewer.value:
         draft.refuse(fewer, "adapters of experts whose rank is dim over moe_router_topk")
@@ -254,6 +261,9 @@ def read_lengths(reader: Reader, draft: Draft, *, owns: bool) -> None:
     if packs is not None and packs.value:
         draft.put("training.lengths", packs, "packed")
         length = pack or length
+        if _SPECS.rpartition(".")[2] in reader.names("dataset") and reader.look(_SPECS) is None:
+            draft.fail(packs.where, "offline_packing_specs must be set when enable_offline_packing is true (Bridge "
+                                    f"{COMMIT} data/builders/gpt_sft.py:194)")
     else:
         draft.idle(pack, "no packs are made before the run")
         _leave_padding(reader, draft, packs)
@@ -285,10 +295,20 @@ def read_graphs(reader: Reader, draft: Draft) -> None:
     """Writes CUDA graphs; a scope without an implementation captures nothing."""
     kind, warm = reader.text("model.cuda_graph_impl"), reader.integer("model.cuda_graph_warmup_steps")
     scope, modules = reader.words("model.cuda_graph_scope"), reader.words("model.cuda_graph_modules")
-    if kind is None or kind.value == "none":
+    older = [one for name in ("enable", "external") if (one := reader.flag(f"model.{name}_cuda_graph"))]
+    asked = [one for one in older if one.value]
+    draft.use(*older, why="off, as without it")
+    if asked and (len(asked) > 1 or (kind is not None and kind.value != "none")):
+        draft.fail(asked[0].where, "Do not use enable_cuda_graph or external_cuda_graph with cuda_graph_impl "
+                                   "(Megatron-LM d98e8a64 core/transformer/transformer_config.py:2698)")
+    if not asked and (kind is None or kind.value == "none"):
         draft.idle([one for one in (kind, warm, scope, modules) if one], "nothing is captured")
         return
-    draft.put(f"{_OPTION}cuda_graph_impl", kind)
+    if asked:
+        draft.infer(f"{_OPTION}cuda_graph_impl", "local" if "enable" in asked[0].key else "transformer_engine",
+                    asked[0].key.rpartition(".")[2], *asked, kind)
+    else:
+        draft.put(f"{_OPTION}cuda_graph_impl", kind)
     draft.use(scope, modules, why="everything that the implementation captures")
     said = modules or scope
     named = [name for name in said.value if name != "full"] if said else []

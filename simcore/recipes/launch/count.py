@@ -11,7 +11,7 @@ from simcore.recipes.launch.options import NUMBER, Number, Options
 from simcore.recipes.launch.slurm import Allocation, allocation_of
 from simcore.recipes.launch.starters import NEMO_RL, Starter
 
-__all__ = ["processes_of"]
+__all__ = ["expect_visible", "processes_of"]
 
 _EACH: Final = ("--nproc-per-node", "--nproc_per_node")
 _COPIES: Final = ("-np", "-n", "--np", "-c")
@@ -52,7 +52,16 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation,
         machines = options.number("--num_machines", "--num-machines")
         _expect_copies(last, machines, job.tasks if "srun" in around else None, copies, where)
         return _of_accelerate(options, job, where)
+    if last.kind in ("torchrun", "automodel") and (each := _each(options, last)) is not None:
+        expect_visible(each.value, visible, each.where)
     return _of_nodes(last, options, job, where, copies, by_slurm="srun" in around)
+
+
+def expect_visible(processes: int, visible: Number | None, where: str) -> None:
+    """Raises InputError for more processes of a node than GPUs that CUDA_VISIBLE_DEVICES leaves: each takes its own."""
+    if visible is not None and processes > visible.value:
+        raise InputError(Problem(where, f"starts {processes} processes a node, to which {visible.where} leaves "
+                                        f"{visible.value} GPUs"))
 
 
 def _of_tasks(job: Allocation, where: str) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.recipes.answers import Answer
+from simcore.recipes.launch.count import expect_visible
 from simcore.recipes.launch.launch_of import visible_in
 from simcore.recipes.launch.options import Number
 from simcore.recipes.launch.starters import starters_of
@@ -99,7 +100,10 @@ def agreed(answer: Answer | None, told: Answer | None) -> Answer | None:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Numbers around a program, None where nothing says them; `copies`: of mpirun; `by_slurm`: srun starts it."""
+    """Numbers around a program, None where nothing says them; `copies`: of mpirun; `by_slurm`: srun starts it.
+
+    `visible`: GPUs of a node that CUDA_VISIBLE_DEVICES leaves.
+    """
 
     nodes: Number | None
     tasks: Number | None
@@ -107,6 +111,7 @@ class _Job:
     gpus_per_node: Number | None
     copies: Number | None
     by_slurm: bool
+    visible: Number | None = None
 
 
 def _job(command: Started, script: Script, path: str) -> _Job:
@@ -121,7 +126,7 @@ def _job(command: Started, script: Script, path: str) -> _Job:
     gpus, visible = said("gpus_per_node"), visible_in(script, path)
     gpus = visible if gpus and visible and visible.value < gpus.value else gpus
     return _Job(said("nodes"), said("tasks"), said("tasks_per_node"), gpus,
-                _number(options.get("mpirun", ()), _COPIES, path, "mpirun"), "srun" in options)
+                _number(options.get("mpirun", ()), _COPIES, path, "mpirun"), "srun" in options, visible)
 
 
 def _expect_agreement(job: _Job, processes: str | None, nodes: str | None, where: str) -> None:
@@ -144,6 +149,8 @@ def _expect_agreement(job: _Job, processes: str | None, nodes: str | None, where
     gpus, started = job.gpus_per_node, int(processes) if processes and processes.isdigit() else None
     if gpus and started is not None and gpus.value != started:
         raise InputError(Problem(where, f"{started} processes a node, which has {gpus.value} GPUs ({gpus.where})"))
+    if started is not None:
+        expect_visible(started, job.visible, where)
 
 
 def _of_slurm(around: Sequence[Word], job: _Job, path: str) -> Answer | None:

@@ -9,7 +9,7 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.megatron.fields import Setting, Writer
 from simcore.recipes.megatron.hybrid import pattern_of
 
-__all__ = ["COUNTED", "DEGREES", "SPLITS", "write_batches", "write_mesh", "write_pipeline"]
+__all__ = ["COUNTED", "DEGREES", "SPLITS", "expect_counts", "write_batches", "write_mesh", "write_pipeline"]
 
 DEGREES: Final = {"pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
                    "tp": "tensor_model_parallel_size"}
@@ -75,6 +75,16 @@ def _write_data(writer: Writer, gpus: Answer | None, degrees: dict[str, Setting[
         writer.use(copies, why="1, as without it")
     if data // few > 1:
         writer.draft.infer("mesh.dp_shard", data // few, rule, *taken)
+
+
+def expect_counts(writer: Writer) -> None:
+    """Records counts of which there is at least one, and that are 0 or less (megatron/training/arguments.py)."""
+    names = (*DEGREES.values(), "expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size",
+             "global_batch_size", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+             "make_vocab_size_divisible_by")
+    for one in map(writer.fields.integer, names):
+        if one.taken and one.value is not None and one.value < 1:
+            writer.draft.fail(one.taken[0].where, f"{one.taken[0].key}: expected at least 1, got {one.value}")
 
 
 def write_batches(writer: Writer) -> None:

@@ -217,14 +217,17 @@ def _write_gpt(gpt: _Gpt) -> None:
     gpt.write(n_embd=gpt.hidden, n_layer=gpt.layers, n_head=gpt.heads, n_inner=gpt.ffn, n_positions=gpt.length,
               tie_word_embeddings=gpt.tied, attn_pdrop=gpt.attention_dropout, resid_pdrop=gpt.dropout,
               embd_pdrop=gpt.dropout)
-    gpt.writer.write_other("model.overrides.activation_function", "relu2" if gpt.squared.value else "gelu", "gelu",
-                           gpt.squared)
+    if gpt.squared.value:
+        gpt.writer.refuse("squared ReLU of a GPT with biases or learned positions", gpt.squared)
+    else:
+        gpt.writer.use(gpt.squared, why="GELU, as without it")
     gpt.write_other("LayerNorm", normalization=gpt.norm)
     gpt.write_other("learned_absolute", position_embedding_type=gpt.positions)
     gpt.write_other(gpt.heads.value, num_query_groups=gpt.groups)
     gpt.write_other(usual=True, add_bias_linear=gpt.biased)
     gpt.write_other(usual=False, swiglu=gpt.gated, qk_layernorm=gpt.qk_norm, multi_latent_attention=gpt.latent)
     gpt.writer.write_other("model.overrides.mtp_num_layers", gpt.further.value or 0, 0, gpt.further)
+    _refuse_repeated(gpt)
     gpt.writer.use(gpt.head_dim, why="the width of the stream over the heads, or the family's own")
     if gpt.latent.value:
         _write_latent(gpt)
@@ -235,6 +238,15 @@ def _write_gpt(gpt: _Gpt) -> None:
               moe_shared_expert_intermediate_size=gpt.shared_ffn)
     gpt.writer.write_other("model.overrides.first_k_dense_replace", dense, 0, gpt.frequency)
     gpt.write_other("softmax", moe_router_score_function=gpt.score)
+
+
+def _refuse_repeated(gpt: _Gpt) -> None:
+    """Refuses one layer of multi-token prediction for several depths (d98e8a64 core multi_token_prediction.py:1831)."""
+    repeats = gpt.writer.fields.flag("mtp_use_repeated_layer")
+    if repeats.value and (gpt.further.value or 0) > 1:
+        gpt.writer.refuse("one layer of multi-token prediction for all depths", repeats)
+    else:
+        gpt.writer.idle("a layer for each depth, of which there is at most one, or off", repeats)
 
 
 def _write_latent(gpt: _Gpt) -> None:
@@ -265,6 +277,7 @@ def _write_deepseek(gpt: _Gpt) -> None:
     _write_latent(gpt)
     if gpt.further.value:
         gpt.write(mtp_num_layers=gpt.further)
+    _refuse_repeated(gpt)
     if experts:
         ffn, shared = gpt.expert_ffn.value, gpt.shared_ffn.value
         gpt.write(n_routed_experts=gpt.experts, num_experts_per_tok=gpt.topk, moe_intermediate_size=gpt.expert_ffn,

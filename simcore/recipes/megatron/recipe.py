@@ -23,7 +23,7 @@ from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, argu
 from simcore.recipes.megatron.environment import READ, expect_backend, write_environment
 from simcore.recipes.megatron.fields import Writer
 from simcore.recipes.megatron.launch import agreed, expect_launcher, gpus_of, split_launch
-from simcore.recipes.megatron.layout import write_batches, write_mesh, write_pipeline
+from simcore.recipes.megatron.layout import expect_counts, write_batches, write_mesh, write_pipeline
 from simcore.recipes.megatron.model import write_model
 from simcore.recipes.megatron.offload import write_offload
 from simcore.recipes.megatron.options import write_options
@@ -221,6 +221,7 @@ def _write(writer: Writer, fields: ArgumentFields, gpus: Answer | None) -> None:
         return
     config: Any = writer.draft.values.get("model", {})
     refuse_rest(writer, windowed=config.get("config") == "gpt-oss-20b")
+    expect_counts(writer)
     write_vocabulary(writer, is_main=bool(version))
     read_machine(writer.draft, None)
     write_mesh(writer, gpus)

@@ -23,7 +23,9 @@ WITHOUT_EFFECT: Final = (
         "random numbers and initial weights"),
     Idle(("--lr", "--lr-*", "--min-lr", "--decoupled-*", "--warmup", "--override-opt*", "--use-checkpoint-opt*",
          "--weight-decay*", "--start-weight-decay", "--end-weight-decay", "--no-weight-decay-cond-type",
-         "--apply-wd-to-qk-layernorm", "--adam-*", "--lion-*", "--muon-*", "--head-lr-mult"),
+         "--apply-wd-to-qk-layernorm", "--adam-*", "--lion-*", "--muon-momentum", "--muon-*nesterov*",
+         "--muon-coefficient-type",
+         "--muon-scale-mode", "--muon-extra-scale-factor", "--muon-split-qkv", "--no-muon-split-qkv", "--head-lr-mult"),
         "values of the optimizer's step"),
     Idle(("--qk-clip-*", "--norm-epsilon", "--loss-scale*",
          "--initial-loss-scale", "--min-loss-scale", "--hysteresis", "--error-injection-*",
@@ -128,6 +130,8 @@ NOT_MODELLED: Final = (
                "sizes, and degrees, that a checkpoint has go before those of the command (checkpointing.py:2250): the "
                "command's are simulated"),
     Unmodelled(("--use-mup", "--mup-*"), "embeddings and logits that are scaled, a tensor of each more"),
+    Unmodelled(("--muon-*",), "products and exchanges of Muon's step: five iterations on the ranks' own parts of "
+               "matrices are counted"),
     Unmodelled(("--moe-router-fusion",), "TransformerEngine's kernels of the router: core's own are simulated"),
     Unmodelled(("--moe-router-force-biased", "--moe-router-load-balancing-type"),
         "routing is taken as balanced, whatever the router aims at"),

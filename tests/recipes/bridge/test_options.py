@@ -174,3 +174,23 @@ def test_a_key_that_is_there_is_not_added(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\+train.micro_batch_size: the recipe has this key"):
         launch_of(f"{RUN} +train.micro_batch_size=2", "run.sh")
     assert value(imported(tmp_path, f"{RUN} ++train.micro_batch_size=2"), "training.micro_batch_size") == 2
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    ("train.skip_train=true", "no training"), ("dataset.seq_len=8192", "unknown key 'dataset.seq_len': Bridge's"),
+    ("train.manual_gcc=true", "did you mean 'train.manual_gc'?"), ("rng.seeed=3", "did you mean 'rng.seed'?"),
+    ("dataset.enable_offline_packing=true dataset.offline_packing_specs=null", "offline_packing_specs must be set"),
+    ("model.enable_cuda_graph=true model.external_cuda_graph=true",
+                                               "Do not use enable_cuda_graph or external_cuda_graph"),
+    ("peft._target_=megatron.bridge.peft.lora.LoRA peft.lora_dtype=fp32", "adapters in a format of their own"),
+    ("peft._target_=megatron.bridge.peft.lora.LoRA peft.share_expert_adapters=false", "an adapter for each expert")])
+def test_fields_that_change_the_step_are_told(tmp_path: Path, words: str, told: str) -> None:
+    assert told in messages(imported(tmp_path, f"{RUN} model.cuda_graph_impl=none {words}"))
+
+
+def test_sgd_keeps_what_momentum_asks_for(tmp_path: Path) -> None:
+    """Megatron-LM d98e8a64 core/optimizer/__init__.py:622."""
+    found = imported(tmp_path, f"{RUN} optimizer.optimizer=sgd optimizer.sgd_momentum=0")
+    assert value(found, "training.optimizer.momentum") == 0
+    external = imported(tmp_path, f"{RUN} model.cuda_graph_impl=none model.external_cuda_graph=true")
+    assert value(external, "framework_options.cuda_graph_impl") == "transformer_engine"

@@ -293,6 +293,21 @@ def test_a_recipe_that_says_another_number_contradicts_the_launch() -> None:
         ("run.sh:6 torchrun", "the recipe is for 8 GPUs: parallelism.data_parallel_shard_degree is 4 (mine.toml:29)")]
 
 
+@pytest.mark.parametrize("line", ["torchrun --nproc-per-node=4 -m axolotl.cli.train mine.yaml",
+                                  "automodel mine.yaml --nproc-per-node 4"])
+def test_each_process_has_a_gpu_that_it_sees(line: str) -> None:
+    told = refusal(f"export CUDA_VISIBLE_DEVICES=0,1\n{line}")
+    assert "starts 4 processes a node, to which run.sh:1 CUDA_VISIBLE_DEVICES leaves 2 GPUs" in told
+    assert read(f"export CUDA_VISIBLE_DEVICES=0,1,2,3\n{line}").gpus is not None
+
+
+def test_an_allocator_that_is_as_without_it_is_told(tmp_path: Path) -> None:
+    found = started(tmp_path, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False\n"
+                              "accelerate launch --num_processes 4 sft.py --config sft.yaml")
+    assert [one.why for one in found.decides if one.key == "PYTORCH_CUDA_ALLOC_CONF"] == [
+        "segments do not expand, as without it"]
+
+
 # ---- options of accelerate ------------------------------------------------------------------------------------------
 SFT = """\
 model_name_or_path: llama-3.2-3b

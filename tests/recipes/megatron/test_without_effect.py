@@ -55,3 +55,16 @@ def test_variables_of_attention_are_held_against_the_recipes_backend(tmp_path: P
             "--max-position-embeddings: 64, --attention-backend: {}}}\n")
     assert messages(imported(tmp_path, text.format("unfused"), "model_config.yaml", 8)) == ""
     assert "NVTE_FUSED_ATTN is 0" in messages(imported(tmp_path, text.format("fused"), "model_config.yaml", 8))
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"global_batch_size": 0}, "--global-batch-size: expected at least 1, got 0"),
+    ({"micro_batch_size": 0}, "--micro-batch-size: expected at least 1"),
+    ({"tensor_model_parallel_size": 0}, "--tensor-model-parallel-size: expected at least 1"),
+    ({"context_parallel_size": 0}, "--context-parallel-size: expected at least 1"),
+    ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 0}, "expected at least 1, got 0"),
+    ({"squared_relu": True}, "not yet: MODEL_ARGS.--squared-relu: squared ReLU of a GPT"),
+    ({"mtp_num_layers": 2, "mtp_use_repeated_layer": True}, "one layer of multi-token prediction for all depths")])
+def test_counts_of_nothing_and_layers_that_no_scenario_has_are_told(tmp_path: Path, changes: dict[str, Any],
+                                                                    told: str) -> None:
+    assert told in messages(of(tmp_path, 8, **changes))
