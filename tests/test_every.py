@@ -13,7 +13,7 @@ def small(number: int) -> None:
 
 
 def test_every_broken_case_is_named() -> None:
-    with pytest.raises(AssertionError, match="^2 of 4 cases:") as told:
+    with pytest.raises(AssertionError, match=r"^2 of 4 cases:") as told:
         expect_of_every(zip(("none", "one", "two", "three"), range(4), strict=True), small)
     named = [line.partition(":")[0] for line in str(told.value).splitlines() if "too large" in line]
     assert named == ["two", "three"]
