@@ -27,12 +27,16 @@ BRIDGE ?=
 CHECK ?=
 SHOTS ?= $(STUDIO)/shots
 
+# Tests start hundreds of processes: each would compile the package again where bytecode is not written.
+export PYTHONDONTWRITEBYTECODE :=
+
 run: $(READY)  ## a first comparison of two frameworks, then the best of all layouts
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
 	$(BIN)/rankscope search scenarios/nano-explore/lora.yaml --gpus 8 --free mesh --top 5  # which layout of all
 
-test: lint lowest
-	$(BIN)/python -m pytest -q -n 2
+test: $(READY)  ## everything; what needs one core runs beside each other
+	$(MAKE) --no-print-directory -j 2 --output-sync=target lint lowest
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder  # a file's tests share what was simulated
 
 lint: $(READY)
 	$(BIN)/ruff check .

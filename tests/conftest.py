@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from simcore.cli import app as cli
 from simcore.frameworks.common import transformers
 
 pytest.register_assert_rewrite("eventlog", "claims")
+gc.set_threshold(100_000, 20, 50)  # as the command does; tests, too, seldom make circles
 os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers a width; tables are tested as a pipe gets them
 
 

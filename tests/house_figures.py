@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,6 +37,12 @@ PAIRS: Final = "tuple[tuple[str, str], ...]"
 MANY_MEMBERS: Final = 3
 
 N = TypeVar("N", bound=ast.AST)
+
+
+@cache
+def syntax(path: Path) -> ast.Module:
+    """Syntax tree of a Python file; it is read once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Tree:
 
     def parsed(self, folder: str) -> dict[str, ast.Module]:
         """Syntax trees of a folder's files, in the order of their paths."""
-        return {path.relative_to(self.root).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        return {path.relative_to(self.root).as_posix(): syntax(path)
                 for path in sorted(self.root.joinpath(folder).rglob("*.py"))}
 
     def num_lines(self, name: str) -> int:
@@ -249,9 +255,17 @@ def nodes(files: dict[str, ast.Module], *kinds: type[N]) -> Iterator[tuple[str, 
 
 def documented(files: dict[str, ast.Module]) -> Iterator[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef]]:
     """Nodes that may have a docstring with the paths of their files."""
-    yield from nodes(files, ast.Module)
-    yield from nodes(files, ast.ClassDef)
-    yield from nodes(files, ast.FunctionDef)
+    for name, tree in files.items():
+        yield from ((name, node) for node in _statements(tree)
+                    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and the statements inside it, without the expressions, which are most of a tree."""
+    yield node
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _statements(inner)
 
 
 def place(name: str, node: ast.AST) -> str:

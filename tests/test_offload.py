@@ -66,6 +66,6 @@ def test_what_is_offloaded_takes_time(case: Case) -> None:
 
 def test_every_offload_is_offered_somewhere() -> None:
     """The test above would say nothing if everything were refused."""
-    offered = {case[0] for case in CASES if case[3] == DENSE for offload in OFFLOADS
-               if simulated(case, offload).status == "ok"}
-    assert offered >= {"ddp", "fsdp1", "fsdp2", "megatron", "zero1", "zero2", "zero3"}
+    for name in ("ddp", "fsdp1", "fsdp2", "megatron", "zero1", "zero2", "zero3"):
+        assert any(simulated(case, offload).status == "ok" for case in CASES if case[0] == name and case[3] == DENSE
+                   for offload in OFFLOADS), name

@@ -25,13 +25,14 @@ LONG = "x" * 300
 FITS = ("name: a\nmodel: llama-tiny\nframework: fsdp2\ntopology: dgx-h100\nmesh: {dp_shard: 8}\n"
         "training: {seq_len: 8}\n")
 OOM = FITS + "limits: {usable_memory: 1 MiB}\n"
+SOME = FITS + f"sweep: {{training.seq_len: {[8 * (i + 1) for i in range(40)]}}}\n"
 MANY = FITS + f"sweep: {{training.seq_len: {[8 * (i + 1) for i in range(100)]}}}\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("fits", FITS), ("oom", OOM), ("many", MANY)):
+    for name, text in (("fits", FITS), ("oom", OOM), ("some", SOME), ("many", MANY)):
         (tmp_path / f"{name}.yaml").write_text(text)
     return tmp_path
 
@@ -101,15 +102,15 @@ def test_a_full_disk_in_the_middle_of_a_batch(folder: Path) -> None:
     """Computed results are printed, written lines are complete, and the batch continues when there is room."""
     for jobs in ("1", "2"):
         out = folder / jobs
-        done = limited(400_000, "run", "many.yaml", "-o", str(out), "--json", "-j", jobs)
+        done = limited(250_000, "run", "some.yaml", "-o", str(out), "--json", "-j", jobs)
         assert done.returncode == 2, done.stderr
         assert done.stderr.count("cannot be written: File too large") == 1
         assert len(json.loads(done.stdout)) >= 15
         part = (out / "results.jsonl.part").read_bytes()
         assert part.endswith(b"\n")
         assert all(json.loads(line)["name"] for line in part.splitlines())
-        assert shell(f"rankscope run many.yaml -o {out} -j {jobs}").returncode == 0
-    undisturbed = shell("rankscope run many.yaml -o whole -j 1")
+        assert shell(f"rankscope run some.yaml -o {out} -j {jobs}").returncode == 0
+    undisturbed = shell("rankscope run some.yaml -o whole -j 1")
     assert undisturbed.returncode == 0
     assert {(folder / name / "results.jsonl").read_bytes() for name in ("1", "2", "whole")} == {
         (folder / "whole" / "results.jsonl").read_bytes()}
@@ -126,7 +127,7 @@ def test_older_files_survive_a_full_disk(folder: Path) -> None:
         assert done.returncode == 2, (command, done.stderr)
         assert f"{name}: cannot be written: File too large" in done.stderr
         assert (folder / name).read_text() == "good\n"
-    assert {path.name for path in folder.iterdir()} == {"fits.yaml", "oom.yaml", "many.yaml", *commands}
+    assert {path.name for path in folder.iterdir()} == {"fits.yaml", "oom.yaml", "some.yaml", "many.yaml", *commands}
 
 
 def test_a_page_that_cannot_be_written_costs_the_page(folder: Path) -> None:

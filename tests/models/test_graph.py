@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import small
+from every import expect_of_every
 from simcore.errors import InputError, NotYet
 from simcore.inputs import document
 from simcore.models.blocks import LayerKind
@@ -25,8 +26,12 @@ SERVED = [(preset, implementation) for preset in known_presets() for implementat
           and (implementation != "megatron" or TYPES[preset] not in NOT_BUILT)]
 
 
-@pytest.mark.parametrize(("preset", "implementation"), SERVED)
-def test_implementations_agree_on_every_component(preset: str, implementation: str) -> None:
+def test_implementations_agree_on_every_component() -> None:
+    expect_of_every(((" ".join(case), case) for case in SERVED), expect_agreement)
+
+
+def expect_agreement(case: tuple[str, str]) -> None:
+    preset, implementation = case
     fields = model_config(preset, None, "model")
     graph, reference = build(fields, implementation), build(fields, "hf")
     assert set(small.components(graph)) == set(small.components(reference))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
+from every import expect_of_every
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
 from simcore.units import dtype_bytes
@@ -69,8 +70,15 @@ for truth_row in ROWS:
         (REFUSED if problems or "refused" in truth_row else SERVED).append(truth_row)
 
 
-@pytest.mark.parametrize("row", SERVED, ids=name_of)
-def test_bytes_are_the_engines_own(row: dict[str, Any]) -> None:
+def named(rows: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name_of(row), row) for row in rows]
+
+
+def test_bytes_are_the_engines_own() -> None:
+    expect_of_every(named(SERVED), expect_bytes)
+
+
+def expect_bytes(row: dict[str, Any]) -> None:
     architecture, recipe = asked(row)
     found = weights(architecture, row["tp"], recipe)
     table = 0 if row["model"] == "nemotron_h" else ROTARY
@@ -79,8 +87,11 @@ def test_bytes_are_the_engines_own(row: dict[str, Any]) -> None:
         assert sum(weight.num_bytes for weight in found) + table == row["held_bytes"]
 
 
-@pytest.mark.parametrize("row", [row for row in SERVED if "created" in row and row["case"] != "none"], ids=name_of)
-def test_tensors_are_the_engines_own(row: dict[str, Any]) -> None:
+def test_tensors_are_the_engines_own() -> None:
+    expect_of_every(named([row for row in SERVED if "created" in row and row["case"] != "none"]), expect_tensors)
+
+
+def expect_tensors(row: dict[str, Any]) -> None:
     architecture, recipe = asked(row)
     assert recipe is not None
     for path, kind in layers_of(architecture):
@@ -107,8 +118,11 @@ def test_no_tensor_of_the_engine_is_missing() -> None:
             assert name.replace("kernel.", "") in mine or shape.endswith("[0]") or shape.startswith("bf16"), name
 
 
-@pytest.mark.parametrize("row", REFUSED, ids=name_of)
-def test_what_the_engine_refuses_is_refused(row: dict[str, Any]) -> None:
+def test_what_the_engine_refuses_is_refused() -> None:
+    expect_of_every(named(REFUSED), expect_refusal)
+
+
+def expect_refusal(row: dict[str, Any]) -> None:
     architecture, recipe = asked(row)
     assert recipe is not None
     told = refused(architecture, recipe, row["tp"])
