@@ -26,6 +26,7 @@ from simcore.frameworks.automodel.attention import (
     attention_library,
     attention_of,
     rope_of,
+    runs_flex,
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
@@ -93,7 +94,7 @@ OPTIONS = {
     "defer_fsdp_grad_sync": (True, False),
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
-    "attn": ("te", "sdpa"),
+    "attn": ("te", "sdpa", "flex"),
     "backend.rope": ("torch", "quack"),
     ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
@@ -212,6 +213,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     eager = attention_of(job, options) == "eager"
     layers = with_fp8(job, options, version)
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
+                   flex=runs_flex(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),

@@ -162,29 +162,32 @@ def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
 
 
-def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor, *, sinks: Param | None = None, pairs: int = 0) -> Tensor:
     """TE's DotProductAttention by cuDNN of `q` [batch, sequence, heads, d].
 
     Returns [batch, sequence, heads, d of `v`]; `k` and `v` have as many heads or fewer. For backward it saves q, k, v,
     the output and the softmax statistics (fp32, one a head). Estimate: backward sums dq in fp32, and one number a row
-    and head, like Megatron's (`operators/megatron/attention.py`).
+    and head, like Megatron's (`operators/megatron/attention.py`). `sinks`: one learned number a head; `pairs`: of a
+    query and a key, 0 for all of the workload.
     """
     tape, run = env.tape, env.run
     shapes, dtype = [t.shape for t in (q, k, v)], q.dtype
     batch, seq, heads, dim = q.shape
     v_dim = v.shape[3]
-    flops = run.pairs // run.cp * heads * (dim + v_dim)  # two products of 2 FLOPs, half of them masked
+    flops = (pairs or run.pairs) // run.cp * heads * (dim + v_dim)  # two products of 2 FLOPs, half of them masked
     exchange, moved = (run.cp - 1) * (k.nbytes + v.nbytes), q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        if sinks is not None:
+            made.append(tape.empty(sinks.shape, dtype, "grad_sinks") if sinks.trainable else None)
         _work = tape.empty((batch, seq, heads, dim + 1), "fp32", "attention_workspace")
         tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved, shape_of_heads(dim, v_dim, backward=True))
         if exchange:
             tape.collective("send_recv", "cp", 2 * exchange, dtype)
         return made
 
-    node = tape.node((q, k, v), (q, k, v), backward)
+    node = tape.node((q, k, v, *([] if sinks is None else [sinks])), (q, k, v), backward)
     out = tape.empty((batch, seq, heads, v.shape[3]), dtype, "attention")
     statistics = tape.empty((batch, seq, heads), "fp32", "softmax_statistics")
     if exchange:
