@@ -7,7 +7,9 @@ from typing import Final
 
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts
+from simcore.frameworks.automodel.tensor_parallel import check_tensor_parallel
 from simcore.models.blocks import Mlp, Moe
+from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -144,8 +146,8 @@ def _check_tensor_parallel(job: Job) -> None:
     family = job.graph.architecture.family
     if family in ("llama", "qwen2", "qwen3", "qwen3_moe"):
         job.refuse_given({"training.sequence_parallel": "False"})
-        if mesh.tp > 1:
-            raise job.not_yet("mesh.tp", f"automodel's tensor-parallel plan of the dense {family} family")
+    if mesh.tp > 1 and family in DENSE:
+        check_tensor_parallel(job)
     if job.scenario.training.sequence_parallel is True:
         raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",
                           "0.7.0 models/nemotron_v3/parallelization.py:68")

@@ -45,6 +45,7 @@ from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import own_rows, sum_everywhere
 from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting, meet_waiting
 from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -243,13 +244,16 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, Attention):
         return attention(env, x, block, branch.name)
     assert isinstance(block, Mlp), "other families are refused"
-    return mlp(env, x, branch.name, gated=block.gated)
+    return mlp(env, x, branch.name, gated=block.gated, splits=kind.family in DENSE)
 
 
 # ---- the parts around the layers --------------------------------------------------------------------------------
 def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tape, run = env.tape, env.run
-    out = aten.embedding(tape, env.param("model.embed_tokens.weight"), run.batch, run.seq)
+    splits = run.tp > 1 and kind.family in DENSE
+    weight = env.param("model.embed_tokens.weight")
+    out = aten.embedding(tape, weight, run.batch, run.seq, grad_rows=splits * weight.shape[0] * run.tp)
+    out = sum_everywhere(tape, out, "embedding_sum") if splits else out
     tape.rename(out.storage, HIDDEN)
     out.disown()
     # Tables of angles: the layers' nodes keep them until the first layer's backward, right before this one's.
@@ -261,6 +265,8 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:
         meet_waiting(tape)
+    if splits:
+        own_rows(tape, run)
     return RecordedLayer(forward, tape.cut(), grads=tape.release_grads())
 
 

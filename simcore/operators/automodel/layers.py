@@ -14,11 +14,12 @@ from simcore.operators.automodel.lora import linear_lora
 from simcore.operators.automodel.te_fp8 import te_linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
+from simcore.operators.shared.dtensor import same_everywhere, sum_everywhere
 from simcore.operators.shared.float8_linear import float8_linear
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["attention", "core_attention", "linear", "mlp", "norm", "te_attention"]
+__all__ = ["attention", "column", "core_attention", "linear", "mlp", "norm", "row", "te_attention"]
 
 
 def norm(env: Env, x: Tensor, path: str) -> Tensor:
@@ -71,9 +72,28 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
     return linear_lora(tape, env.run, f"{path}.", x, base, name)
 
 
+def column(env: Env, x: Tensor, path: str) -> Tensor:
+    """`linear` whose output features are split over tp, for `x` equal on all ranks (`ColwiseParallel`).
+
+    Backward sums the gradient of x over tp: each such layer by an all-reduce of its own, as DTensor makes it of a
+    plain tensor that several layers are given. The same as `linear` if tp is 1.
+    """
+    if env.run.tp > 1:
+        x = same_everywhere(env.tape, x, f"{path.rpartition('.')[2]}_input")
+    return linear(env, x, path)
+
+
+def row(env: Env, x: Tensor, path: str) -> Tensor:
+    """`linear` whose input features are split over tp; the outputs are summed (`RowwiseParallel`)."""
+    out = linear(env, x, path)
+    return sum_everywhere(env.tape, out, f"{path.rpartition('.')[2]}_sum") if env.run.tp > 1 else out
+
+
 # ---- MLP --------------------------------------------------------------------------------------------------------
-def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
+def mlp(env: Env, x: Tensor, path: str, *, gated: bool, splits: bool = False) -> Tensor:
     """Output, in the shape of `x`, of the MLP at `path`: SwiGLU if `gated`, else relu^2.
+
+    `splits`: its width is split over tp.
 
     Option `fuses_lora_mlp` makes an MLP with adapters one autograd node. 0.7.0 installs it only on weights that are
     materialised when the adapters are made (`_peft/lora_mlp.py`, `_fusible`), and FSDP2 runs build the model on the
@@ -85,9 +105,10 @@ def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
         return _fused_lora_mlp(env, x, projections)
     if not gated:
         return linear(env, _relu_squared(env.tape, linear(env, x, f"{path}.up_proj")), f"{path}.down_proj")
-    product = aten.mul(env.tape, aten.silu(env.tape, linear(env, x, f"{path}.gate_proj")),
-                       linear(env, x, f"{path}.up_proj"), "swiglu")
-    return linear(env, product, f"{path}.down_proj")
+    into, out = (column, row) if splits else (linear, linear)
+    product = aten.mul(env.tape, aten.silu(env.tape, into(env, x, f"{path}.gate_proj")),
+                       into(env, x, f"{path}.up_proj"), "swiglu")
+    return out(env, product, f"{path}.down_proj")
 
 
 def _relu_squared(tape: Tape, x: Tensor) -> Tensor:
