@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -46,7 +46,7 @@ def recorded(family: str, place: int, case: dict[str, Any], names: dict[tuple[st
     made = graph(family)
     kind = made.kinds[made.layers[place].kind]
     params = {t.name: Param(t.name, local(t.name, t.shape), "bf16", trainable=True) for t in tensors(kind)}
-    eager = "eager" if "attention" in case else "sdpa"
+    eager: Literal["eager", "sdpa"] = "eager" if "attention" in case else "sdpa"
     run = LayerWorkload(case["batch"], SEQ, "bf16", params, tp=TP, options=AutomodelOptions(
         attn_implementation=eager) if kind.block is None else RELEASE_0_7_0,
                         loss="masked_fp32" if case.get("upcast", True) else "masked",
