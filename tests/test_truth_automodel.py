@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -35,7 +36,8 @@ def _ran(case: dict[str, Any]) -> RankReport:
     if "lora" in case:
         options |= {"use_memory_efficient_lora": False}
         adapters = {"method": "lora", "lora": {"rank": case["lora"], "target_modules": case["target_modules"]}}
-    asked = small.scenario("automodel", {"dp_shard": 8}, seq_len=512, options=options,
+    tp = case.get("tp", 1)
+    asked = small.scenario("automodel", {"dp_shard": 8 // tp, "tp": tp}, seq_len=512, options=options,
                            model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",
                            optimizer={"implementation": "fused"}, **adapters).normalised()
@@ -74,9 +76,12 @@ def test_forward_is_as_high_as_measured(name: str) -> None:
 def test_what_is_sent_is_what_was_measured(name: str) -> None:
     row = STEPS[name]
     phases = {"fwd": "forward", "bwd": "backward"}
-    measured = {}
+    measured, found = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for key, sent in row["traffic"].items():
         collective, phase, *_ = key.split("|")
-        measured[collective, phases[phase]] = (sent["count"], sent["payload_bytes"])
-    found = {(t.collective, t.phase): (t.calls, t.payload_bytes) for t in _ran(row["case"]).traffic}
+        whole = row["case"].get("tp", 1) if collective == "all_gather_into_tensor" else 1  # its input is told
+        place = collective.removesuffix("_into_tensor"), phases[phase]
+        measured += {(*place, "calls"): sent["count"], (*place, "bytes"): sent["payload_bytes"] * whole}
+    for t in _ran(row["case"]).traffic:
+        found += {(t.collective, t.phase, "calls"): t.calls, (t.collective, t.phase, "bytes"): t.payload_bytes}
     assert found == measured

@@ -20,12 +20,17 @@ from simcore.simulate import place
 
 FILES = {"automodel": "placement/drawn-automodel-0.7.0.json",
          "automodel_hf": "placement/drawn-automodel-hf-0.7.0.json",
+         "automodel_oss": "placement/drawn-automodel-oss-0.7.0.json",
+         "automodel_tp": "placement/drawn-automodel-tp-0.7.0.json",
          "megatron": "placement/drawn-megatron-core-0.16.1.json"}
 SCENARIOS: dict[str, Callable[[dict[str, Any]], Scenario]] = {
-    "automodel": truth_cases.automodel, "automodel_hf": truth_cases.automodel, "megatron": truth_cases.megatron}
+    "automodel": truth_cases.automodel, "automodel_hf": truth_cases.automodel,
+    "automodel_oss": truth_cases.automodel, "automodel_tp": truth_cases.automodel, "megatron": truth_cases.megatron}
 TALLIES = {
     "automodel": {"exact": 72, "refused by both": 56, "not yet": 12},
     "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
+    "automodel_oss": {"exact": 28, "refused by both": 27, "not yet": 5},
+    "automodel_tp": {"exact": 33, "refused by both": 11, "not yet": 12},
     "megatron": {"exact": 104, "refused by both": 46},
 }
 """Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,

@@ -52,6 +52,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 tied, adapted, checkpointed": {"family": "qwen3", "tied": True, "lora": 8, "target_modules": ["*"],
                                           "checkpoint": True},
     "qwen3 ahead": {"family": "qwen3", "enable_fsdp2_prefetch": True},
+    "qwen3 over tp": {"family": "qwen3", "tp": 2},
+    "qwen3 over tp, checkpointed": {"family": "qwen3", "tp": 2, "checkpoint": True},
     "qwen3 by transformers": {"family": "qwen3", "hf": True, "checkpoint": True},
     "qwen3 eager": {"family": "qwen3", "attention": "eager"},
     "qwen3 eager checkpointed": {"family": "qwen3", "attention": "eager", "checkpoint": True},
@@ -98,7 +100,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     model.config._experts_implementation = "grouped_mm"
     adapted(model, case)
     fsdp = FSDP2Config(**{k: case[k] for k in ("enable_fsdp2_prefetch",) if k in case})
-    mesh = MeshContext.build(fsdp, ParallelismSizes(), world_size=8, activation_checkpointing=bool(
+    sizes = ParallelismSizes(tp_size=case.get("tp", 1))
+    mesh = MeshContext.build(fsdp, sizes, world_size=8, activation_checkpointing=bool(
         case.get("checkpoint")))
     model = parallelize_model(model, mesh)
     tr = Tracker()

@@ -50,6 +50,8 @@ TARGETS = (
     Target("placement/megatron-core-0.16.1_bridge-0.3.1.json", "megatron"),
     Target("placement/drawn-automodel-0.7.0.json", "automodel"),
     Target("placement/drawn-automodel-hf-0.7.0.json", "automodel"),
+    Target("placement/drawn-automodel-oss-0.7.0.json", "automodel"),
+    Target("placement/drawn-automodel-tp-0.7.0.json", "automodel"),
     Target("placement/drawn-megatron-core-0.16.1.json", "megatron"),
     Target("placement/glm-megatron-core-0.16.1.json", "megatron"),
     Target("placement/predicting-megatron-core-0.16.1.json", "megatron"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.automodel.attention import packed_assumptions
+from simcore.frameworks.automodel.attention import packed_assumptions, runs_flex
 from simcore.frameworks.automodel.pipeline import STAGES
 from simcore.frameworks.automodel.policies import POLICY_ASSUMPTIONS, trains_policies
 from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
+from simcore.frameworks.automodel.tensor_parallel import split_assumptions
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.torch import time_of_offload
+from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.job import Draft
 
@@ -21,6 +23,12 @@ _LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "
            "BackendConfig.attn is te where TE is installed; the workspace is an estimate")
 _BALANCED = ("router_aux_loss_coef", "the balancing loss is computed", "assumed", "0.7.0 models/qwen3_moe/model.py: "
              "aux_loss_coeff is the configuration's, above 0 by default (transformers 5.23)")
+_BALANCED_OSS = ("router_aux_loss_coef", "the balancing loss is computed", "assumed", "0.7.0 models/gpt_oss/model."
+                 "py: aux_loss_coeff is the configuration's, above 0 by default (transformers 5.23)")
+_FLEX = (("attention", "by a compiled flex_attention, as long as flash attention", "assumed", "torch 2.13 "
+          "_inductor/kernel/flex/flex_attention.py, read, not run: delta is the only tensor besides gradients"),
+         ("framework_options.attn", "masks are there; the first step makes each of a byte for each pair and head",
+          "derived", "0.7.0 components/attention/flex_attention.py: create_block_mask, _compile False"))
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
 
@@ -45,11 +53,16 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if is_forced(options) else _BALANCED]
+    elif job.graph.architecture.family == "gpt_oss" and job.graph.implementation != "hf":
+        made += [*(_FLEX if runs_flex(job, options) else (_LATENT,)), _FAKE_GATE if is_forced(options) else
+                 _BALANCED_OSS]
     elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
         made += [_LATENT, *([_FAKE_GATE] if is_forced(options) else [])]
     made += [] if is_forced(options) else hot_ranks_assumption(job)
     if job.mesh.tp == 1:
         return tuple(made)
+    if job.graph.architecture.family in DENSE:
+        return (*made, *split_assumptions(job))
     return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
              "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
              f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)

@@ -19,7 +19,7 @@ from simcore.operators.automodel.dense import DENSE
 from simcore.placement.job import Draft
 
 __all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "packed_assumptions",
-           "rope_of", "te_calls"]
+           "rope_of", "runs_flex", "te_calls"]
 
 Asked = Literal["sdpa", "eager", "flash_attention_2"]
 ATTENTION_OPTION: Final = "attn_implementation"
@@ -80,12 +80,36 @@ def attention_library(job: Draft, options: dict[str, object]) -> str:
         return torch_libraries(job, options | {ATTENTION_OPTION: attention_of(job, options)}).attention
     if options.get(ATTENTION_OPTION) is not None:
         return torch_libraries(job, options).attention
-    backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
-                       "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed")
-    if backend == "te":
-        job.refuse_idle(options, "sdpa_backend", "with attention by TE")
-        return "attention"
-    return torch_libraries(job, options).attention
+    backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), *_backend_by_default(job))
+    if backend != "sdpa":
+        job.refuse_idle(options, "sdpa_backend", f"with attention by {backend}")
+    if backend == "flex":
+        return "attention_flash2"
+    return "attention" if backend == "te" else torch_libraries(job, options).attention
+
+
+def _backend_by_default(job: Draft) -> tuple[str, str]:
+    if job.graph.architecture.family == "gpt_oss":
+        return "flex", "0.7.0 models/gpt_oss/model.py: GptOssForCausalLM takes BackendConfig(attn=\"flex\")"
+    return "te", "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed"
+
+
+def runs_flex(job: Draft, options: dict[str, object]) -> bool:
+    """True for attention by torch's flex_attention, which is GPT-OSS's alone.
+
+    Raises IllegalLayout for a backend that GPT-OSS refuses, NotYet for flex attention of other models and of packs.
+    """
+    given, oss = options.get("attn"), job.graph.architecture.family == "gpt_oss"
+    if job.graph.implementation != "automodel" or not (oss or given == "flex"):
+        return False
+    if not oss:
+        raise job.not_yet("framework_options.attn", "flex attention of other models than GPT-OSS under automodel")
+    if given == "sdpa":
+        raise job.illegal("framework_options.attn", "Only Flex and TE Attention are supported for GPT-OSS",
+                          "0.7.0 models/gpt_oss/layers.py GptOssAttention")
+    if given != "te" and job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences with flex attention under automodel")
+    return given != "te"
 
 
 def packed_assumptions(job: Draft) -> list[tuple[str, str, str, str]]:
@@ -108,5 +132,5 @@ def te_calls(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str], .
     if job.graph.implementation != "automodel":
         return ()
     linears = [("gemm", part) for part in ("attn", "mlp", "shared_experts")] * (job.scenario.training.method == "full")
-    by_te = options.get("attn", "te") == "te" and options.get(ATTENTION_OPTION) is None
+    by_te = options.get("attn", _backend_by_default(job)[0]) == "te" and options.get(ATTENTION_OPTION) is None
     return (*linears, *([("attention", "attn")] if by_te else []))

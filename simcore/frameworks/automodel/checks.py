@@ -7,7 +7,9 @@ from typing import Final
 
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts
+from simcore.frameworks.automodel.tensor_parallel import check_tensor_parallel
 from simcore.models.blocks import Mlp, Moe
+from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -125,10 +127,10 @@ def _check_sparse(job: Job) -> None:
         raise job.not_yet("mesh.ep", f"automodel's {family} without expert parallelism")
     if family not in ("deepseek_v3", "qwen3_moe") and version not in ("auto", "0.7.0"):
         raise job.not_yet("framework_version", f"{family} under automodel {version}")
-    for axis, size, name in (("cp", mesh.cp, "Context"), ("pp", mesh.pp, "Pipeline")):
-        if size > 1 and axis not in sparse.splits:
-            raise job.illegal(f"mesh.{axis}", f"{name} parallelism ({axis}_size={size}) requested but {sparse.model} "
-                              "does not support it", f"0.7.0 models/{sparse.folder}/model.py: supports_{axis} False")
+    for axis, size in (("cp", mesh.cp), ("pp", mesh.pp)):
+        if size > 1 and axis not in sparse.splits:  # _transformers/capabilities.py lets it pass all the same
+            raise job.not_yet(f"mesh.{axis}", f"{axis} {size} under automodel with {sparse.model}, which says that it "
+                              f"does not support it (0.7.0 models/{sparse.folder}/model.py: supports_{axis} False)")
 
 
 def _check_tensor_parallel(job: Job) -> None:
@@ -144,8 +146,8 @@ def _check_tensor_parallel(job: Job) -> None:
     family = job.graph.architecture.family
     if family in ("llama", "qwen2", "qwen3", "qwen3_moe"):
         job.refuse_given({"training.sequence_parallel": "False"})
-        if mesh.tp > 1:
-            raise job.not_yet("mesh.tp", f"automodel's tensor-parallel plan of the dense {family} family")
+    if mesh.tp > 1 and family in DENSE:
+        check_tensor_parallel(job)
     if job.scenario.training.sequence_parallel is True:
         raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",
                           "0.7.0 models/nemotron_v3/parallelization.py:68")

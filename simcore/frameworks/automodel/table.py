@@ -26,6 +26,7 @@ from simcore.frameworks.automodel.attention import (
     attention_library,
     attention_of,
     rope_of,
+    runs_flex,
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
@@ -49,6 +50,7 @@ from simcore.frameworks.automodel.policies import (
     unreplayed,
 )
 from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
+from simcore.frameworks.automodel.tensor_parallel import SPLITS, split_of
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -60,6 +62,7 @@ from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed,
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
+from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
@@ -93,7 +96,7 @@ OPTIONS = {
     "defer_fsdp_grad_sync": (True, False),
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
-    "attn": ("te", "sdpa"),
+    "attn": ("te", "sdpa", "flex"),
     "backend.rope": ("torch", "quack"),
     ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
@@ -212,6 +215,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     eager = attention_of(job, options) == "eager"
     layers = with_fp8(job, options, version)
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
+                   flex=runs_flex(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
@@ -274,6 +278,7 @@ class _Choice:
     holds_fp32: bool = True
     on_host: bool = False
     float8: bool = False
+    splits_layers: bool = False
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -295,7 +300,8 @@ def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: b
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
-        mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job)))
+        mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job),
+        mesh.tp > 1 and job.graph.architecture.family in DENSE))
 
 
 def _casts_frozen(job: Job) -> bool:
@@ -321,7 +327,11 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     if choice.splits_experts:
         rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
         rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
-    if choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
+    if choice.splits_layers:
+        rules += [Rule(lambda t, chosen=chosen: split_of(t) == chosen,  # type: ignore[misc]
+                       _policy(choice, f"split by {chosen}", (cut, *dense), (cut,), frozen, compute))
+                  for chosen, cut in SPLITS.items()]
+    elif choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
         split: Placements = (("tp", Shard(0, even=True)),)
         rules.append(Rule(lambda t: t.component == "lm_head",
                           _policy(choice, "split head", (*split, *dense), split, frozen, compute)))

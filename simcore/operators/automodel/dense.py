@@ -4,6 +4,9 @@
 projections' outputs in separate variables until attention returns. Qwen3's decoder layer, norms and MLP are those of
 transformers, its attention differs only in the rotation.
 
+With tensor parallelism heads, MLP and vocabulary are split, everything between them is whole on every rank
+(`components/distributed/optimized_tp_plans.py`, `_parallelize_llama`, `_parallelize_qwen`, without sequence_parallel).
+
 [Note: rotation in fp32] `apply_rotary_pos_emb` casts query and key up, rotates both with fp32 tables and casts them
 back when both are done; `BackendConfig.__post_init__` switches TE's fused kernel off. With `backend.rope: quack` one
 kernel turns a single sequence in its place, forward and back (quack-kernels 0.6.5 `rotary.py`, ApplyRotaryEmb).
@@ -15,7 +18,7 @@ from typing import Final
 
 from simcore.models.blocks import Attention
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.layers import core_attention, linear, norm
+from simcore.operators.automodel.layers import column, core_attention, norm, row
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm
@@ -47,16 +50,20 @@ def dense_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
         query, key, value = _normed(env, x, block, path)
         query, key = _rotated(env.tape, query, key)
         out = _core(env, query, key, value)
-        return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
+        return _output(env, out, x.shape, block, path)
     tape, dim = env.tape, block.head_dim
-    q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
+    q, k, v = (column(env, x, f"{path}.{part}_proj") for part in "qkv")
     # A gradient of the rotation, or of eager attention, comes in [b, heads, s, d] order and is copied back.
     apart = env.options.rope == "torch"
     query, key = (aten.to_heads(tape, part, dim, copy_grad=apart) for part in (q, k))
     value = aten.to_heads(tape, v, dim, copy_grad=_is_eager(env))
     query, key = _rotated(tape, query, key) if apart else (_in_place(tape, query), _in_place(tape, key))
     out = _core(env, query, key, value)
-    return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
+    return _output(env, out, x.shape, block, path)
+
+
+def _output(env: Env, out: Tensor, shape: tuple[int, ...], block: Attention, path: str) -> Tensor:
+    return row(env, out.view(*shape[:2], block.q_size // env.run.tp), f"{path}.o_proj")
 
 
 def _core(env: Env, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -78,12 +85,12 @@ def _is_eager(env: Env) -> bool:
 def _normed(env: Env, x: Tensor, block: Attention, path: str) -> tuple[Tensor, Tensor, Tensor]:
     """`Qwen3Attention`: what the norms of query and key are given is gone when they return."""
     query, key = (_normed_heads(env, x, block, f"{path}.{part}") for part in "qk")
-    return query, key, aten.to_heads(env.tape, linear(env, x, f"{path}.v_proj"), block.head_dim,
+    return query, key, aten.to_heads(env.tape, column(env, x, f"{path}.v_proj"), block.head_dim,
                                      copy_grad=_is_eager(env))
 
 
 def _normed_heads(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
-    heads = aten.to_heads(env.tape, linear(env, x, f"{path}_proj"), block.head_dim, copy_grad=True)
+    heads = aten.to_heads(env.tape, column(env, x, f"{path}_proj"), block.head_dim, copy_grad=True)
     return rms_norm(env.tape, env.param(f"{path}_norm.weight"), heads, weight_in_fp32=False)
 
 

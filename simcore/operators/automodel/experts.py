@@ -5,14 +5,19 @@ nemo-automodel 0.7.0 `components/moe/experts.py`, `components/_peft/lora_experts
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from math import comb
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.gpt_oss import in_chunks, is_chunked, with_bias
 from simcore.operators.automodel.te_fp8 import te_grouped
 from simcore.operators.shared import aten
-from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
+from simcore.operators.shared.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
+from simcore.units import dtype_bytes
 
 __all__ = ["computed_rows", "expert_mlp", "fp8_experts", "received_rows"]
 
@@ -49,17 +54,47 @@ def expert_mlp(env: Env, x: Tensor, probabilities: Tensor, path: str) -> Tensor:
         output = te_grouped(env, x, fc1, "expert_fc1")
         output = _activation(tape, output, probabilities, fc2.shape[1])
         return te_grouped(env, output, fc2, "expert_fc2")
+    biases = [env.run.params.get(f"{path}.{name}_proj_bias") for name in ("gate_up", "down")]
+    if _runs_in_chunks(env, x, fc1, path):
+        return in_chunks(tape, x, probabilities, (fc1, fc2), biases, partial(_mlp, env, path, names=True))
+    return _mlp(env, path, x, probabilities, (fc1, fc2), biases)
+
+
+def _runs_in_chunks(env: Env, x: Tensor, fc1: Param, path: str) -> bool:
+    """[Note: biases of experts] in `gpt_oss`; experts with adapters never do (`GroupedExpertsDeepEPLoRA`)."""
+    params = env.run.params
+    exchanged = env.run.ep > 1 and env.options.dispatcher != "torch"
+    biased = f"{path}.gate_up_proj_bias" in params and f"{path}.lora_gate_and_up_A" not in params
+    if not (exchanged and biased and is_chunked(x.shape[0], fc1.shape[2], dtype_bytes(x.dtype))):
+        return False
+    if env.run.checkpoint != "none":
+        raise NotYet(Problem("training.micro_batch_size", "not yet: experts that Automodel replays in chunks (above "
+                             "512 MiB of gate and up a microbatch) inside a layer that is checkpointed"))
+    return True
+
+
+def _mlp(env: Env, path: str, x: Tensor, probabilities: Tensor, weights: Sequence[Operand],
+         biases: Sequence[Operand | None], *, names: bool = False) -> Tensor:
+    """`expert_mlp` of some rows; `names`: the first product's output has a name of its own (`run_chunk`)."""
+    tape = env.tape
+    fc1, fc2 = weights
     adapted = f"{path}.lora_gate_and_up_A" in env.run.params
     output = _grouped(tape, x, fc1, "expert_fc1")
     if adapted:
         low, adapter = _expert_adapter(env, x, f"{path}.lora_gate_and_up")
         output = aten.add(tape, output, aten.mul_scalar(tape, adapter), "expert_fc1")
+    if biases[0] is not None:
+        output = with_bias(tape, output, biases[0])
+    gate_up = output if names else None
     output = _activation(tape, output, probabilities, fc2.shape[1])
     result = _grouped(tape, output, fc2, "expert_fc2")
     if adapted:
         low2, adapter2 = _expert_adapter(env, output, f"{path}.lora_down")
         result = aten.add(tape, result, aten.mul_scalar(tape, adapter2), "expert_fc2")
         del low, adapter, low2, adapter2
+    if biases[1] is not None:
+        result = with_bias(tape, result, biases[1], probabilities)
+    del gate_up
     return result
 
 
@@ -68,7 +103,7 @@ def _expert_adapter(env: Env, x: Tensor, path: str) -> tuple[Tensor, Tensor]:
     return low, _grouped(env.tape, low, env.param(f"{path}_B"), "expert_lora_b")
 
 
-def _grouped(tape: Tape, x: Tensor, weight: Param, name: str) -> Tensor:
+def _grouped(tape: Tape, x: Tensor, weight: Operand, name: str) -> Tensor:
     """`torch._grouped_mm` of rows [r, k] and weight [e, k, n].
 
     Weights stored in another type are cast for each use (0.7.0 `moe/experts.py:468`, `.to(x.dtype)`), which only

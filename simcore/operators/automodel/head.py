@@ -23,7 +23,7 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Head, Loss
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.layers import linear
+from simcore.operators.automodel.layers import column
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.recording.kernel_shape import shape_of
@@ -43,7 +43,7 @@ def head(env: Env, x: Tensor, block: Head) -> Tensor:
     weight.
     """
     if env.run.loss not in LINEAR_LOSSES:
-        return linear(env, x, "lm_head")
+        return column(env, x, "lm_head")
     if env.run.loss == "cut":
         return _cut(env, x)
     return _chunked(env, x)
@@ -118,6 +118,7 @@ def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
         cast = aten.cast(env.tape, logits, "fp32")
         assert isinstance(cast, Tensor)
         logits = cast
+        del cast
     if env.run.tp > 1:
         logits = _full_tensor(env, logits)
     return aten.cross_entropy(env.tape, logits, Tensor(None, (env.run.tokens,), "int64"))
@@ -141,9 +142,9 @@ def _full_tensor(env: Env, logits: Tensor) -> Tensor:
     tape, shape, dtype, whole = env.tape, logits.shape, logits.dtype, (logits.shape[0], logits.shape[1] * env.run.tp)
     node = tape.node((logits,), (), lambda tape, grads, saved: [
         new(tape, shape, dtype, "grad_full_logits", kernel=Kernel.COPY)])
-    out = tape.empty(whole, dtype, "full_logits")
-    tape.collective("all_gather", "tp", out.nbytes, dtype)
-    tape.compute(Kernel.COPY, 0, 2 * out.nbytes)
+    parts = tape.empty(whole, dtype, "gathered_logits")
+    tape.collective("all_gather", "tp", parts.nbytes, dtype)
+    out = new(tape, whole, dtype, "full_logits", parts.nbytes, Kernel.COPY)
     out.node = node
     return out
 

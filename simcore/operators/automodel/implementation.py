@@ -32,6 +32,7 @@ from simcore.models.blocks import (
 )
 from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm
 from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import latent_attention
 from simcore.operators.automodel.layers import attention, mlp
@@ -44,6 +45,7 @@ from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import own_rows, sum_everywhere
 from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting, meet_waiting
 from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -57,14 +59,16 @@ _EMPTY = Section(())
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """{"rotary_cache": bytes} of the tables that dense models take their rotary angles from; 0 for others.
+    """Bytes that the first step makes and that stay: "rotary_cache" of dense models, "block_masks" of flex attention.
 
-    fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`, LlamaRotaryEmbedding._build_cache;
-    made in the first step and kept.
+    Tables: fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`,
+    LlamaRotaryEmbedding._build_cache. Masks: one of each window ([Note: flex attention] in `gpt_oss`).
     """
     found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
              for block in kind.branches if isinstance(block.block, Attention)]
-    return {"rotary_cache": max(found, default=0)}
+    masks = {block.block.window: block_masks(block.block, run.batch, run.seq) for kind, run in runs
+             for block in kind.branches if isinstance(block.block, Attention) and AutomodelOptions.of(run.options).flex}
+    return {"rotary_cache": max(found, default=0), **({"block_masks": sum(masks.values())} if masks else {})}
 
 
 def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
@@ -177,7 +181,7 @@ def _checkpointed(kind: LayerKind, run: LayerWorkload) -> bool:
 
 def _by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
     """Norms, attention and MLP are checkpoints of their own, see `_checkpointed`."""
-    return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "qwen3_moe")
+    return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "gpt_oss", "qwen3_moe")
 
 
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
@@ -188,11 +192,13 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         residual = hidden
         env.tape.scope = ""
         hidden = region(partial(dense_norm, env, hidden, branch.norm, kind.family))
-        env.tape.scope = f"{branch.name}."
+        given, env.tape.scope = hidden, f"{branch.name}."
         hidden = region(partial(_block, env, kind, branch, hidden))
         env.tape.scope = ""
         if kind.family in SPARSE:
-            named.append(hidden)
+            named += [hidden, *([given] if SPARSE[kind.family].holds_given and isinstance(branch.block, Moe | Mlp)
+                                else [])]
+        del given
         hidden = aten.add(env.tape, residual, hidden, "residual")
     env.held.clear()
     return hidden
@@ -229,6 +235,8 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
                    wide_product=sparse is None or sparse.wide_product)
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
+    if isinstance(block, Attention) and block.sinks:
+        return oss_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in SPARSE:
         return qwen3_moe_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in DENSE:
@@ -236,13 +244,16 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, Attention):
         return attention(env, x, block, branch.name)
     assert isinstance(block, Mlp), "other families are refused"
-    return mlp(env, x, branch.name, gated=block.gated)
+    return mlp(env, x, branch.name, gated=block.gated, splits=kind.family in DENSE)
 
 
 # ---- the parts around the layers --------------------------------------------------------------------------------
 def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tape, run = env.tape, env.run
-    out = aten.embedding(tape, env.param("model.embed_tokens.weight"), run.batch, run.seq)
+    splits = run.tp > 1 and kind.family in DENSE
+    weight = env.param("model.embed_tokens.weight")
+    out = aten.embedding(tape, weight, run.batch, run.seq, grad_rows=splits * weight.shape[0] * run.tp)
+    out = sum_everywhere(tape, out, "embedding_sum") if splits else out
     tape.rename(out.storage, HIDDEN)
     out.disown()
     # Tables of angles: the layers' nodes keep them until the first layer's backward, right before this one's.
@@ -254,6 +265,8 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:
         meet_waiting(tape)
+    if splits:
+        own_rows(tape, run)
     return RecordedLayer(forward, tape.cut(), grads=tape.release_grads())
 
 

@@ -14,11 +14,12 @@ from simcore.operators.automodel.lora import linear_lora
 from simcore.operators.automodel.te_fp8 import te_linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
+from simcore.operators.shared.dtensor import same_everywhere, sum_everywhere
 from simcore.operators.shared.float8_linear import float8_linear
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["attention", "core_attention", "linear", "mlp", "norm", "te_attention"]
+__all__ = ["attention", "column", "core_attention", "linear", "mlp", "norm", "row", "te_attention"]
 
 
 def norm(env: Env, x: Tensor, path: str) -> Tensor:
@@ -71,9 +72,28 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
     return linear_lora(tape, env.run, f"{path}.", x, base, name)
 
 
+def column(env: Env, x: Tensor, path: str) -> Tensor:
+    """`linear` whose output features are split over tp, for `x` equal on all ranks (`ColwiseParallel`).
+
+    Backward sums the gradient of x over tp: each such layer by an all-reduce of its own, as DTensor makes it of a
+    plain tensor that several layers are given. The same as `linear` if tp is 1.
+    """
+    if env.run.tp > 1:
+        x = same_everywhere(env.tape, x, f"{path.rpartition('.')[2]}_input")
+    return linear(env, x, path)
+
+
+def row(env: Env, x: Tensor, path: str) -> Tensor:
+    """`linear` whose input features are split over tp; the outputs are summed (`RowwiseParallel`)."""
+    out = linear(env, x, path)
+    return sum_everywhere(env.tape, out, f"{path.rpartition('.')[2]}_sum") if env.run.tp > 1 else out
+
+
 # ---- MLP --------------------------------------------------------------------------------------------------------
-def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
+def mlp(env: Env, x: Tensor, path: str, *, gated: bool, splits: bool = False) -> Tensor:
     """Output, in the shape of `x`, of the MLP at `path`: SwiGLU if `gated`, else relu^2.
+
+    `splits`: its width is split over tp.
 
     Option `fuses_lora_mlp` makes an MLP with adapters one autograd node. 0.7.0 installs it only on weights that are
     materialised when the adapters are made (`_peft/lora_mlp.py`, `_fusible`), and FSDP2 runs build the model on the
@@ -85,9 +105,10 @@ def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
         return _fused_lora_mlp(env, x, projections)
     if not gated:
         return linear(env, _relu_squared(env.tape, linear(env, x, f"{path}.up_proj")), f"{path}.down_proj")
-    product = aten.mul(env.tape, aten.silu(env.tape, linear(env, x, f"{path}.gate_proj")),
-                       linear(env, x, f"{path}.up_proj"), "swiglu")
-    return linear(env, product, f"{path}.down_proj")
+    into, out = (column, row) if splits else (linear, linear)
+    product = aten.mul(env.tape, aten.silu(env.tape, into(env, x, f"{path}.gate_proj")),
+                       into(env, x, f"{path}.up_proj"), "swiglu")
+    return out(env, product, f"{path}.down_proj")
 
 
 def _relu_squared(tape: Tape, x: Tensor) -> Tensor:
@@ -162,29 +183,32 @@ def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
 
 
-def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor, *, sinks: Param | None = None, pairs: int = 0) -> Tensor:
     """TE's DotProductAttention by cuDNN of `q` [batch, sequence, heads, d].
 
     Returns [batch, sequence, heads, d of `v`]; `k` and `v` have as many heads or fewer. For backward it saves q, k, v,
     the output and the softmax statistics (fp32, one a head). Estimate: backward sums dq in fp32, and one number a row
-    and head, like Megatron's (`operators/megatron/attention.py`).
+    and head, like Megatron's (`operators/megatron/attention.py`). `sinks`: one learned number a head; `pairs`: of a
+    query and a key, 0 for all of the workload.
     """
     tape, run = env.tape, env.run
     shapes, dtype = [t.shape for t in (q, k, v)], q.dtype
     batch, seq, heads, dim = q.shape
     v_dim = v.shape[3]
-    flops = run.pairs // run.cp * heads * (dim + v_dim)  # two products of 2 FLOPs, half of them masked
+    flops = (pairs or run.pairs) // run.cp * heads * (dim + v_dim)  # two products of 2 FLOPs, half of them masked
     exchange, moved = (run.cp - 1) * (k.nbytes + v.nbytes), q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        if sinks is not None:
+            made.append(tape.empty(sinks.shape, dtype, "grad_sinks") if sinks.trainable else None)
         _work = tape.empty((batch, seq, heads, dim + 1), "fp32", "attention_workspace")
         tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved, shape_of_heads(dim, v_dim, backward=True))
         if exchange:
             tape.collective("send_recv", "cp", 2 * exchange, dtype)
         return made
 
-    node = tape.node((q, k, v), (q, k, v), backward)
+    node = tape.node((q, k, v, *([] if sinks is None else [sinks])), (q, k, v), backward)
     out = tape.empty((batch, seq, heads, v.shape[3]), dtype, "attention")
     statistics = tape.empty((batch, seq, heads), "fp32", "softmax_statistics")
     if exchange:

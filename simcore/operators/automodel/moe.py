@@ -18,7 +18,7 @@ from simcore.operators.automodel.dispatch_deepep import deepep, hybridep
 from simcore.operators.automodel.dispatch_local import gathered
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import mlp
-from simcore.operators.automodel.router import fake_gate, sigmoid_gate, softmax_gate
+from simcore.operators.automodel.router import chosen_softmax_gate, fake_gate, sigmoid_gate, softmax_gate
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.features import LATENT
@@ -50,6 +50,8 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_
         weights, indices = fake_gate(env, x, block)
     elif block.router == "softmax":
         weights, indices = softmax_gate(env, x, block, f"{path}.gate")
+    elif block.router == "topk_softmax":
+        weights, indices = chosen_softmax_gate(env, x, block, f"{path}.gate")
     else:
         weights, indices = sigmoid_gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype,
                                         "fp32" if wide_product else x.dtype)

@@ -16,7 +16,8 @@ Dispatcher = Literal["deepep", "hybridep", "torch"]
 class AutomodelOptions(ImplementationOptions):
     """Options of NeMo Automodel's own layers in one run.
 
-    `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `dispatcher`: exchange of tokens
+    `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `flex`: that is flex, of
+    GPT-OSS. `dispatcher`: exchange of tokens
     between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save x A of their
     adapters. `experts_unit`: the experts are a separate FSDP2 unit. `fake_balanced_gate`: experts are chosen in turn
     with equal weights. `fp8_recipe`: recipe of
@@ -30,6 +31,7 @@ class AutomodelOptions(ImplementationOptions):
     """
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
+    flex: bool = False
     dispatcher: Dispatcher = "deepep"
     linear: Literal["torch", "te"] = "torch"
     experts_unit: bool = False

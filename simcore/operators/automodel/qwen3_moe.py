@@ -17,7 +17,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["qwen3_moe_attention"]
+__all__ = ["qwen3_moe_attention", "rotated"]
 
 
 def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
@@ -34,13 +34,13 @@ def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Ten
     if block.qk_norm and not block.whole_norms:
         q = norm(env, q, f"{path}.q_norm")
         k = norm(env, k, f"{path}.k_norm")
-    q, k = _rotated(tape, q, k)
+    q, k = rotated(tape, q, k)
     out = te_attention(env, q, k, v)
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
 
 
-def _rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Both at once, into new tensors; their gradients too."""
+def rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key [batch, sequence, heads, d] rotated at once, into new tensors; their gradients too."""
     shapes, dtype, moved = (q.shape, k.shape), q.dtype, q.nbytes + k.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:

@@ -9,9 +9,9 @@ from simcore.models.blocks import Moe
 from simcore.operators.automodel.env import Env
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Operand, Saved, needs_grad, new
-from simcore.recording.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["fake_gate", "sigmoid_gate", "softmax_gate"]
+__all__ = ["chosen_softmax_gate", "fake_gate", "sigmoid_gate", "softmax_gate"]
 
 
 def fake_gate(env: Env, x: Tensor, block: Moe) -> tuple[Tensor, Tensor]:
@@ -68,6 +68,43 @@ def softmax_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Te
     return made, indices
 
 
+def chosen_softmax_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
+    """(weights, int64 indices) of the experts chosen for `x` [tokens, hidden], both [tokens, top_k].
+
+    `Gate.forward` without `softmax_before_topk`, as GPT-OSS has it: softmax of the chosen logits, and one of all for
+    the balancing loss. The product has a bias.
+    """
+    tape = env.tape
+    logits = _project(env, x, env.param(f"{path}.weight"), env.run.params.get(f"{path}.bias"))
+    weights, indices, scores = _chosen(env, logits, block)
+    weights = _balanced(tape, weights, scores)
+    made = aten.cast(tape, weights, x.dtype)
+    assert isinstance(made, Tensor)
+    return made, indices
+
+
+def _chosen(env: Env, logits: Tensor, block: Moe) -> tuple[Tensor, Tensor, Tensor]:
+    """(weights, indices, scores of all experts)."""
+    tape, shape = env.tape, (logits.shape[0], block.top_k)
+    whole, dtype = logits.shape, logits.dtype
+
+    def scattered(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        zeros = new(tape, whole, dtype, "zeros")
+        return [new(tape, whole, dtype, "grad_scatter", zeros.nbytes, Kernel.PERMUTE)]
+
+    def make() -> tuple[Tensor, ...]:
+        found = new(tape, shape, dtype, "topk", logits.nbytes, flops=logits.numel)
+        return found, tape.empty(shape, "int64", "topk_indices")
+
+    node = tape.node((logits,), (), scattered)
+    values, indices = env.kept("topk", make)
+    tape.save(node, indices)
+    values = Tensor(values.storage, values.shape, values.dtype, node)
+    weights = aten.softmax(tape, aten.cast(tape, values, "fp32"))
+    scores = aten.softmax(tape, aten.cast(tape, logits, "fp32"))
+    return aten.mul_scalar(tape, weights), indices, scores
+
+
 def _scored(env: Env, logits: Tensor, block: Moe) -> tuple[Tensor, Tensor, Tensor]:
     """`Gate._route_scores`: (weights, indices, scores that add up to one)."""
     tape = env.tape
@@ -111,18 +148,27 @@ def _quotient(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def _project(env: Env, x: Tensor, weight: Operand) -> Tensor:
-    """The router's product; a checkpoint saves its result (`moe/parallelizer.py`, `_is_router_projection`)."""
+def _project(env: Env, x: Tensor, weight: Operand, bias: Param | None = None) -> Tensor:
+    """The router's product; a checkpoint saves its result (`moe/parallelizer.py`, `_is_router_projection`).
+
+    With a bias the input's gradient is made first.
+    """
     tape, w_shape, x_shape = env.tape, weight.shape, x.shape
     x_needs, w_needs, moved = needs_grad(x), needs_grad(weight), x.nbytes + weight.nbytes
     flops, dtype = 2 * x.numel * w_shape[0], x.dtype
 
-    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_weight = new(tape, w_shape, dtype, "grad_router", moved, Kernel.GEMM, flops) if w_needs else None
-        to_x = new(tape, x_shape, dtype, "grad_router_input", moved, Kernel.GEMM, flops) if x_needs else None
-        return [to_x, to_weight]
+    def for_weight(tape: Tape) -> Tensor | None:
+        return new(tape, w_shape, dtype, "grad_router", moved, Kernel.GEMM, flops) if w_needs else None
 
-    node = tape.node((x, weight), [x] * w_needs + [weight] * x_needs, backward)
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_weight = for_weight(tape) if bias is None else None
+        to_x = new(tape, x_shape, dtype, "grad_router_input", moved, Kernel.GEMM, flops) if x_needs else None
+        if bias is None:
+            return [to_x, to_weight, None]
+        return [to_x, for_weight(tape), grads[0] if bias.trainable else None]
+
+    shapes = () if bias is None else (x_shape, w_shape, bias.shape)
+    node = tape.node((x, weight, bias), [x] * w_needs + [weight] * x_needs, backward, reduce_to=shapes)
     (logits,) = env.kept("router", lambda: (
         new(tape, (x_shape[0], w_shape[0]), dtype, "router_logits", moved, Kernel.GEMM, flops),))
     return Tensor(logits.storage, logits.shape, logits.dtype, node)

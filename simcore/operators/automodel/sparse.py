@@ -1,8 +1,8 @@
 """Families with experts in every layer, or in every one but the first, whose models NeMo Automodel 0.7.0 writes alike.
 
-`components/models/{deepseek_v3,glm4_moe,glm4_moe_lite,hy_v3,ling_v2,minimax_m2,qwen3_moe}/model.py`: attention, then an
-MLP or experts, each behind its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of
-another kind.
+`components/models/{deepseek_v3,glm4_moe,glm4_moe_lite,gpt_oss,hy_v3,ling_v2,minimax_m2,qwen3_moe}/model.py`:
+attention, then an MLP or experts, each behind its norm, with rotary tables that the model makes of position ids.
+Nemotron-H has a model of another kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class SparseFamily:
     `holds_stem`: its variable `inputs_embeds` holds the embedding's output while the layers run. `routes_alone`: only
     expert parallelism has been read. `wide`: the router's weights stay fp32 (`router_weights_fp32`); `wide_product`:
     its product is in fp32 (`gate_precision`); `wide_gate`: its parameter is fp32 (`gate_dtype`), an FSDP2 unit of its
-    own. `splits`: mesh
+    own. `holds_given`: its blocks' variable `mlp_in` holds what experts are given until a block returns. `splits`: mesh
     axes other than ep that its class says it supports (`ModelCapabilities`).
     """
 
@@ -31,12 +31,15 @@ class SparseFamily:
     wide: bool = True
     wide_product: bool = True
     wide_gate: bool = False
+    holds_given: bool = False
     splits: tuple[str, ...] = ("cp", "pp")
 
 
 SPARSE: Final = {
     "bailing_moe": SparseFamily("BailingMoeV2ForCausalLM", "ling_v2", holds_stem=True, splits=("pp",)),
     "deepseek_v3": SparseFamily("DeepseekV3ForCausalLM", "deepseek_v3", holds_stem=True),
+    "gpt_oss": SparseFamily("GptOssForCausalLM", "gpt_oss", routes_alone=False, wide=False, wide_product=False,
+                             holds_given=True, splits=()),
     "glm4_moe": SparseFamily("Glm4MoeForCausalLM", "glm4_moe", splits=("pp",)),
     "glm4_moe_lite": SparseFamily("Glm4MoeLiteForCausalLM", "glm4_moe_lite", splits=()),
     "hy_v3": SparseFamily("HYV3ForCausalLM", "hy_v3", wide=False, wide_product=False, splits=("pp",)),

@@ -109,6 +109,10 @@ def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
         if b.bias:
             specs.append(TensorSpec(f"{at}.{part}_proj.bias", (out[0],), (out[1],), "attention", "bias"))
     specs.append(_linear(f"{at}.o_proj", hidden, q, "attention"))
+    if b.bias == "all":
+        specs.append(TensorSpec(f"{at}.o_proj.bias", (b.hidden,), ("hidden",), "attention", "bias"))
+    if b.sinks:
+        specs.insert(0, TensorSpec(f"{at}.sinks", (b.num_heads,), ("heads",), "attention"))
     norms = (("q_norm", q[0]), ("k_norm", kv[0])) if b.qk_norm else ()
     for name, size in norms:
         found = (size, "heads") if b.whole_norms else (b.head_dim, "head_dim")
@@ -162,11 +166,15 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
         TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router",
                    "fp32" if family in SPARSE and SPARSE[family].wide_gate else ""),
         *((correction,) if b.router == "sigmoid" else ()),
+        *((TensorSpec(f"{at}.gate.bias", (experts,), ("experts_router",), "router", "router"),) if b.bias else ()),
         TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, size, up), ("experts", seen, "expert_ffn"),
                    "routed_experts", "grouped"),
         TensorSpec(f"{at}.experts.down_projs", (experts, b.expert_ffn, size), ("experts", "expert_ffn", seen),
                    "routed_experts", "grouped"),
     ]
+    if b.bias:
+        specs += [TensorSpec(f"{at}.experts.{name}_proj_bias", (experts, width), ("experts", dim), "routed_experts",
+                             "bias") for name, width, dim in (("gate_up", up, "expert_ffn"), ("down", size, seen))]
     if b.shared_ffn:
         shared = (b.shared_ffn, "shared_ffn")
         specs += _mlp_at(f"{at}.shared_experts", b.hidden, shared, "shared_experts", gated=b.gated, gate_first=False)

@@ -152,8 +152,8 @@ def own_rows(tape: Tape, run: LayerWorkload) -> None:
     FSDP2's post-backward does so. Nothing is recorded if tp is 1.
     """
     if run.tp > 1:
-        shapes = {param.name: param.shape for param, _ in tape.grads}
-        _replace(tape, lambda grad: aten.new(tape, shapes["weight"], grad.dtype, "grad_rows", kernel=Kernel.COPY),
+        shape = next((param.shape for param, _ in tape.grads), ())
+        _replace(tape, lambda grad: aten.new(tape, shape, grad.dtype, "grad_rows", kernel=Kernel.COPY),
                  list(run.params))
 
 

@@ -21,10 +21,10 @@ DTYPES: Final = _FORMATS | {f"torch.{word}": value for word, value in _FORMATS.i
 _NAMES: Final = ("pretrained_model_name_or_path", "name_or_path")
 _NO_FIELDS: Final = ("trust_remote_code", "use_cache", "_attn_implementation", "attn_implementation_new", "dtype",
                      "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "architectures")
-BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3")
+BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3", "gpt_oss")
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
-ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text", {"te": "te", "sdpa": "sdpa"},
-                         what="attention by")
+ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
+                            {name: name for name in ("te", "sdpa", "flex")}, what="attention by")
 _FILES: Final = "which files are read, and by which code: not part of a step"
 _ALIKE: Final = "kernels are not told apart: memory is counted as torch's"
 _DISPATCHER: Final = "model.backend.dispatcher"
@@ -75,6 +75,9 @@ def read_model(reader: Reader, draft: Draft) -> str:
     else:
         draft.put("implementation", forced, "hf")
     _read_attention(reader, draft, by_backend=own and family in BY_BACKEND)
+    if own and family == "gpt_oss" and reader.is_mapping("model.backend") and reader.take(ATTENTION_ROW.key) is None:
+        draft.default("framework_options.attn", "te", "0.7.0", "models/common/utils.py BackendConfig; without a "
+                      "model.backend GPT-OSS takes flex")
     _read_backend(reader, draft, own=own)
     depth = reader.integer("model.num_nextn_predict_layers")
     if depth is not None and depth.value:

@@ -47,7 +47,8 @@ def built(case: Case) -> torch.nn.Module:
     cfg = configuration(case)
     cfg.torch_dtype = dtype
     attention = "te" if case.get("cp", 1) > 1 and cfg.model_type != "nemotron_h" else "sdpa"
-    backend = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch_fp32", experts="torch_mm", dispatcher="torch",
+    own = "flex" if cfg.model_type == "gpt_oss" else "sdpa"  # GPT-OSS takes flex or te alone
+    backend = BackendConfig(attn=own, linear="torch", rms_norm="torch_fp32", experts="torch_mm", dispatcher="torch",
                             enable_hf_state_dict_adapter=False)
     torch.cuda.current_device = lambda: 0  # Qwen3-MoE names the device of its tables
     custom = {} if case.get("force_hf") or model_init.get_is_hf_model(cfg, False) else {"backend": backend}

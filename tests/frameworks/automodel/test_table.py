@@ -26,8 +26,9 @@ def _defaults(mesh: dict[str, int], **given: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("mesh", "model", "status", "told"), [
-    ({"tp": 2}, "llama-tiny", "error", "not yet: automodel's tensor-parallel plan of the dense llama family"),
-    ({"tp": 2, "dp_shard": 2}, "llama-tiny", "error", "tensor-parallel plan"),
+    ({"tp": 2}, "llama-tiny", "error", "not yet: tp without data-parallel ranks that share a model under automodel"),
+    ({"tp": 2, "dp_shard": 2, "pp": 2}, "llama-tiny", "error", "not yet: tp with pipeline stages"),
+    ({"tp": 16, "dp_shard": 2}, "llama-tiny", "illegal", "must be divisible by TP size (16)"),
     ({"tp": 2}, "nemotron-nano-9b-v2", "error", "tensor-parallel plan of Nemotron-H's MLP layers"),
     ({"pp": 2}, TIED, "illegal", "Pipeline parallelism does not support tie_word_embeddings=True"),
     ({"dp_shard": 2, "ep": 2}, "llama-tiny", "illegal", "Expert parallelism (ep_size=2) requires a MoE model"),
@@ -67,7 +68,8 @@ def test_the_model_s_own_loss_is_refused_where_it_is_not_whole(mesh: dict[str, i
     assert "not yet: the model's own loss (causal)" in _ran(mesh, loss="causal").problems[0].message
 
 
-@pytest.mark.parametrize(("mesh", "model"), [({"tp": 2, "dp_shard": 2}, small.TINY), ({"dp_shard": 2}, TIED),
+@pytest.mark.parametrize(("mesh", "model"), [({"tp": 2, "dp_shard": 2}, small.TINY),
+                                             ({"tp": 2, "dp_shard": 2}, "llama-tiny"), ({"dp_shard": 2}, TIED),
                                              ({"pp": 2}, "llama-tiny"),
                                              ({"dp_shard": 2, "ep": 2}, {"config": small.TINY, "overrides": {
                                                  "hybrid_override_pattern": "M-*", "num_hidden_layers": 3}})])

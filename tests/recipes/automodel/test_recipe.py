@@ -75,9 +75,9 @@ def test_origins_name_line_and_key() -> None:
 
 
 def test_a_refusal_of_the_framework_names_the_recipes_line() -> None:
-    found = imported(changed("  tp_size: 1\n", "  tp_size: 2\n"))
+    found = imported(changed("  dp_replicate_size: 2\n", "  dp_replicate_size: 16\n"))
     report = check(parse_scenario(found.document()))
-    assert [problem.where for problem in report.problems] == ["mine.yaml:18"]
+    assert [problem.where for problem in report.problems] == ["mine.yaml:17"]
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [

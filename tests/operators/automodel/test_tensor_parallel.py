@@ -1,0 +1,90 @@
+"""Automodel's dense families under its tensor parallel plans as measured, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+
+from checkout import ROOT
+from eventlog import grouped
+from simcore.models.graph import ModelGraph, build, model_config
+from simcore.operators.automodel.implementation import record
+from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions
+from simcore.operators.automodel.tensors import tensors
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.rows import Op
+from simcore.recording.tape import Param, Section
+
+TRUTH = ROOT / "tests/truth" / "tape" / "automodel-tp-0.7.0-torch-2.13.0.json"
+STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+PRESETS = {"llama": "llama-3.1-8b", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b"}
+SEQ, TP = STORED["seq"], STORED["tp"]
+NUMBERS = 2 * 8 * SEQ
+"""Bytes of indices of the largest batch: indices, their masks and single numbers are left out."""
+TABLE = 4 * SEQ * STORED["shape"]["head_dim"]
+"""Rotary tables, which the engine counts with the embedding; behind the table's gradient FSDP2 copies its rows."""
+ROWS = ("o_proj", "down_proj")
+PLACES = {"embedding": 0, "head": -2, "loss": -1}
+
+
+def graph(family: str) -> ModelGraph:
+    return build(model_config(PRESETS[family], STORED["shape"], "test"), "automodel")
+
+
+def local(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """This rank's part: norms are whole, outputs of the last linears of a block too."""
+    if "norm" in name:
+        return shape
+    if any(part in name for part in ROWS):
+        return (shape[0], shape[1] // TP)
+    return (shape[0] // TP, *shape[1:])
+
+
+def recorded(family: str, place: int, case: dict[str, Any], names: dict[tuple[str, str, str], int]) -> RecordedLayer:
+    made = graph(family)
+    kind = made.kinds[made.layers[place].kind]
+    params = {t.name: Param(t.name, local(t.name, t.shape), "bf16", trainable=True) for t in tensors(kind)}
+    eager: Literal["eager", "sdpa"] = "eager" if "attention" in case else "sdpa"
+    run = LayerWorkload(case["batch"], SEQ, "bf16", params, tp=TP, options=AutomodelOptions(
+        attn_implementation=eager) if kind.block is None else RELEASE_0_7_0,
+                        loss="masked_fp32" if case.get("upcast", True) else "masked",
+                        checkpoint="full" if case.get("checkpoint") else "none")
+    return record(kind, run, {}, names)
+
+
+def changes(*sections: Section, least: int = 0) -> list[int]:
+    return [row[3] for section in sections for row in section.rows
+            if row[0] in (Op.ALLOC, Op.FREE) and abs(row[3]) > least]
+
+
+def sent(section: Section, names: dict[tuple[str, str, str], int]) -> list[str]:
+    """Collectives; what is gathered is counted whole here, and as it was sent there."""
+    kinds = {number: name[0] for name, number in names.items()}
+    found = [(kinds[row[1]], row[3]) for row in section.rows if row[0] == Op.COLLECTIVE]
+    return [f"{kind} {size}" if kind == "all_reduce" else f"all_gather_into_tensor {size // TP}"
+            for kind, size in found]
+
+
+@pytest.mark.parametrize("name", STORED["layers"])
+def test_a_layer_allocates_and_sends_what_automodel_s_does(name: str) -> None:
+    names: dict[tuple[str, str, str], int] = {}
+    row = STORED["layers"][name]
+    layer = recorded(row["case"]["family"], 1, row["case"], names)
+    assert grouped(changes(layer.forward)) == grouped(row["forward"])
+    assert grouped(changes(layer.backward)) == grouped(row["backward"])
+    assert [sent(section, names) for section in (layer.forward, layer.backward)] == row["sent"]
+
+
+@pytest.mark.parametrize("name", STORED["parts"])
+def test_what_is_split_by_vocabulary_allocates_and_sends_what_automodel_s_does(name: str) -> None:
+    names: dict[tuple[str, str, str], int] = {}
+    row = STORED["parts"][name]
+    case = row["case"]
+    layer = recorded("llama", PLACES[case["part"]], case, names)
+    for section, at in ((layer.forward, "forward"), (layer.backward, "backward")):
+        stored = [change for change in row[at] if abs(change) > NUMBERS]
+        found = [change for change in changes(section, least=NUMBERS) if abs(change) != TABLE]
+        assert grouped(found if case["part"] != "embedding" else found[:len(stored)]) == grouped(stored)
+    assert [sent(section, names) for section in (layer.forward, layer.backward)] == row["sent"]
