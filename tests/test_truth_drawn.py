@@ -19,16 +19,19 @@ from simcore.simulate import place
 
 FILES = {"automodel": "placement/drawn-automodel-0.7.0.json",
          "automodel_hf": "placement/drawn-automodel-hf-0.7.0.json",
-         "megatron": "placement/drawn-megatron-core-0.16.1.json"}
+         "megatron": "placement/drawn-megatron-core-0.16.1.json",
+         "megatron_delta": "placement/drawn-megatron-delta-core-0.16.1.json"}
 SCENARIOS: dict[str, Callable[[dict[str, Any]], Scenario]] = {
-    "automodel": truth_cases.automodel, "automodel_hf": truth_cases.automodel, "megatron": truth_cases.megatron}
+    "automodel": truth_cases.automodel, "automodel_hf": truth_cases.automodel, "megatron": truth_cases.megatron,
+    "megatron_delta": truth_cases.megatron}
 TALLIES = {
     "automodel": {"exact": 72, "refused by both": 56, "not yet": 12},
     "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
     "megatron": {"exact": 104, "refused by both": 46},
+    "megatron_delta": {"exact": 30, "refused by both": 13, "refused, though it builds": 1},
 }
 """Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,
-whose rotation by pairs raises in forward."""
+whose rotation by pairs raises in forward. So does the gate of Qwen3.5's attention with less than a query group a rank."""
 
 
 @lru_cache(maxsize=2)

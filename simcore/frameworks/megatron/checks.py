@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.inputs.optimizers import optimizers_of
-from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -135,7 +135,7 @@ def _check_delta_net(job: Job, block: GatedDeltaNet) -> None:
     for key, there, said, source in (
             ("mesh.cp", job.mesh.cp > 1, told, rule),
             ("training.lengths", job.scenario.training.lengths == "packed", "GDN does not support packed sequence for now.",
-             "ssm/gated_delta_net.py:303")):
+             "ssm/gated_delta_net.py:297")):
         if there and _is_main(job):
             raise job.not_yet(key, "gated delta nets under context parallelism or of packed sequences")
         if there:
@@ -207,6 +207,11 @@ def _check_mtp(job: Job) -> None:
     """Refuses multi-token prediction with settings not modelled, such as a tied head, which has two weights there."""
     if not job.graph.branches:
         return
+    if any(isinstance(branch.block, GatedDeltaNet) for kind in job.graph.kinds if isinstance(kind.block, Mtp)
+           for branch in kind.branches):
+        raise job.illegal("model", "Multi-Token Prediction (MTP) is not yet supported with  attention mask type: the last "
+                          "layer, which its module repeats, is a gated delta net",
+                          "core 0.16.1 transformer/multi_token_prediction.py:626")
     if job.scenario.training.method != "full":
         _check_adapters_of_mtp(job)
     if _predicts_hybrid(job) and job.scenario.framework_version != "main 2026-08-22":

@@ -92,13 +92,13 @@ def of_qwen35(f: dict[str, Any]) -> GPTModelProvider:
 def bridged(case: Case, fields: dict[str, Any]) -> Any:
     """The provider that Bridge makes of the configuration."""
     assert fields["model_type"] in ARCHITECTURES
-    further = fields.get("mtp_num_layers")
     cfg = configuration(case)
     cfg.rope_theta = 10000.0  # where transformers 4 has it, which Bridge 0.3.1 reads
+    if fields["model_type"] == "qwen3_next":
+        cfg.partial_rotary_factor = fields.get("partial_rotary_factor", 0.25)  # the same
     if fields["model_type"] == "deepseek_v3":
         cfg.scoring_func = "sigmoid"  # published, and no field of transformers' configuration
     made = AutoBridge.from_hf_config(cfg).to_megatron_provider(load_weights=False)
-    made.mtp_num_layers = further or None
     if "E" not in fields.get("hybrid_override_pattern", "E"):
         # transformers 5's configuration has experts where a published one says nothing of any
         for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_num_groups", "moe_router_group_topk"):
