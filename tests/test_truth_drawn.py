@@ -31,7 +31,7 @@ TALLIES = {
     "megatron_delta": {"exact": 30, "refused by both": 13, "refused, though it builds": 1},
 }
 """Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,
-whose rotation by pairs raises in forward. So does the gate of Qwen3.5's attention with less than a query group a rank."""
+whose rotation by pairs raises in forward. So does the gate of attention with less than a query group a rank."""
 
 
 @lru_cache(maxsize=2)

@@ -40,7 +40,8 @@ def small(rng: random.Random, family: str, count: int) -> dict[str, Any]:
         fields["intermediate_size"] = rng.choice((176, 240, 352))
     else:
         fields |= {"num_experts": rng.choice((4, 8, 8)), "num_experts_per_tok": 2,
-                   "moe_intermediate_size": rng.choice((48, 64)), "shared_expert_intermediate_size": rng.choice((64, 96))}
+                   "moe_intermediate_size": rng.choice((48, 64)),
+                   "shared_expert_intermediate_size": rng.choice((64, 96))}
     maybe(rng, fields, 0.2, tie_word_embeddings=True)
     if not fields.get("tie_word_embeddings"):
         maybe(rng, fields, 0.25, mtp_num_layers=1)

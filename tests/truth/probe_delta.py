@@ -1,7 +1,7 @@
-"""Measures what Megatron-Core's gated delta net allocates, event by event: `tape/megatron-delta.json`.
+"""Measures what Megatron-Core's gated delta net allocates, event by event: `tape/megatron-delta-*.json`.
 
-    PYTHONPATH=FLA python tests/truth/probe_delta.py core-0.16.1 > tests/truth/tape/megatron-delta-core-0.16.1.json
-    PYTHONPATH=MEGATRON:FLA python tests/truth/probe_delta.py main-2026-08-22 > tests/truth/tape/megatron-delta-main-2026-08-22.json
+    PYTHONPATH=FLA python tests/truth/probe_delta.py core-0.16.1
+    PYTHONPATH=MEGATRON:FLA python tests/truth/probe_delta.py main-2026-08-22
 
 FLA: a folder with fla-core 0.6.0 and Triton, whose launches do nothing; MEGATRON: Megatron-LM d98e8a64. The module runs
 as it is, forward and backward, over fake tensors in bf16; its linears hand on what they are given, so that events are
@@ -178,8 +178,8 @@ def module_of(case: Case) -> Any:
         hidden_size=64, activation_func=torch.nn.functional.silu, linear_conv_kernel_dim=4,
         linear_key_head_dim=case["key_dim"], linear_value_head_dim=case["value_dim"],
         linear_num_key_heads=case["keys"], linear_num_value_heads=case["values"], fp8=None, init_method=None,
-        output_layer_init_method=None, params_dtype=torch.bfloat16, layernorm_epsilon=1e-6, perform_initialization=False,
-        sequence_parallel=False, deterministic_mode=False, recompute_granularity=None)
+        output_layer_init_method=None, params_dtype=torch.bfloat16, layernorm_epsilon=1e-6,
+        perform_initialization=False, sequence_parallel=False, deterministic_mode=False, recompute_granularity=None)
     tp, one = (types.SimpleNamespace(size=lambda n=n: n, rank=lambda: 0) for n in (case["tp"], 1))
     return GatedDeltaNet(config, GatedDeltaNetSubmodules(Projection, OutNorm, Projection), 1,
                          pg_collection=types.SimpleNamespace(tp=tp, cp=one))
@@ -226,11 +226,29 @@ def saved(case: Case) -> list[list[Any]]:
     return found
 
 
+def check_gate() -> None:
+    """`_apply_output_gate` of attention keeps attention's output and the gate as it is given, here a view."""
+    from megatron.core.transformer.attention import Attention
+
+    x, whole = (torch.zeros(8, 1, width, dtype=torch.bfloat16, requires_grad=True) for width in (32, 96))
+    gate = whole[..., 32:64].view(8, 1, 4, 8)
+    found: list[tuple[int, int]] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append((tensor.numel(), tensor.untyped_storage().nbytes()))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        Attention._apply_output_gate(None, x * 1, gate)
+    assert sorted(found) == [(256, 512), (256, 1536)], found
+
+
 def measured(name: str, case: Case) -> dict[str, Any]:
-    import megatron.core.jit as jit
+    from megatron.core import jit
 
     jit.jit_fuser = lambda function: torch.compile(function, backend="aot_eager_decomp_partition")
     put_in_place()
+    check_gate()
     from megatron.core.ssm import gated_delta_net as package
 
     is_main = name.startswith("main")
@@ -247,5 +265,5 @@ def measured(name: str, case: Case) -> dict[str, Any]:
 
 if __name__ == "__main__":
     cases: list[Case] = json.loads((HERE / "tape" / "cases-megatron-delta.json").read_text(encoding="utf-8"))
-    rows = [json.dumps(measured(sys.argv[1], case)) for case in cases]
-    sys.stdout.write("[\n" + ",\n".join(rows) + "\n]\n")
+    rows = ",\n".join(json.dumps(measured(sys.argv[1], case)) for case in cases)
+    (HERE / "tape" / f"megatron-delta-{sys.argv[1]}.json").write_text(f"[\n{rows}\n]\n", encoding="utf-8")

@@ -121,7 +121,7 @@ def _check_mamba(job: Job, block: Mamba2) -> None:
 
 
 def _check_gate(job: Job, block: Attention) -> None:
-    """A tensor parallel rank with less than one query group: core 0.16.1 has more heads of the gate than of the query."""
+    """Refuses ranks with less than one query group: in core 0.16.1 they have more heads of the gate than of the query."""
     told = f"{block.num_kv_heads} query groups and tp {job.mesh.tp} with a gate of attention's output"
     if not _is_main(job):
         raise job.illegal("mesh.tp", f"{told}: the gate's heads are not cut as the query's are",
@@ -134,8 +134,8 @@ def _check_delta_net(job: Job, block: GatedDeltaNet) -> None:
     _divides(job, "tp", block.num_key_heads, "linear attention key heads", "transformer_config.py:976")
     for key, there, said, source in (
             ("mesh.cp", job.mesh.cp > 1, told, rule),
-            ("training.lengths", job.scenario.training.lengths == "packed", "GDN does not support packed sequence for now.",
-             "ssm/gated_delta_net.py:297")):
+            ("training.lengths", job.scenario.training.lengths == "packed",
+             "GDN does not support packed sequence for now.", "ssm/gated_delta_net.py:297")):
         if there and _is_main(job):
             raise job.not_yet(key, "gated delta nets under context parallelism or of packed sequences")
         if there:
@@ -209,8 +209,8 @@ def _check_mtp(job: Job) -> None:
         return
     if any(isinstance(branch.block, GatedDeltaNet) for kind in job.graph.kinds if isinstance(kind.block, Mtp)
            for branch in kind.branches):
-        raise job.illegal("model", "Multi-Token Prediction (MTP) is not yet supported with  attention mask type: the last "
-                          "layer, which its module repeats, is a gated delta net",
+        raise job.illegal("model", "Multi-Token Prediction (MTP) is not yet supported with  attention mask type: the "
+                          "last layer, which its module repeats, is a gated delta net",
                           "core 0.16.1 transformer/multi_token_prediction.py:626")
     if job.scenario.training.method != "full":
         _check_adapters_of_mtp(job)

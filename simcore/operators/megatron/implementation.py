@@ -1,8 +1,8 @@
 """Megatron-Core with Transformer Engine: what each kind of layer holds, computes and sends.
 
-Layers: `recurrent`, `moe`, `attention`, `latent`; around them: `head`, `mtp`; their parameters: `tensors`; shared operators
-and notes on weight gradients: `ops/linear.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18
-unless a rule says otherwise, mamba_ssm of August 2026.
+Layers: `recurrent`, `moe`, `attention`, `latent`; around them: `head`, `mtp`; their parameters: `tensors`; shared
+operators and notes on weight gradients: `ops/linear.py`. Versions: megatron-core 0.16.1 (core_v0.16.1),
+TransformerEngine 2.18 unless a rule says otherwise, mamba_ssm of August 2026.
 
 Recompute is Megatron's own spelling in `LayerWorkload.checkpoint`: "none", "full" (each layer keeps its input), or a
 comma list of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj

@@ -7,8 +7,8 @@ Order, names and shapes are those of `named_parameters()` of `MambaModel` and `G
  * `Attention` builds `linear_proj` before `SelfAttention` builds `linear_qkv` (`transformer/attention.py`);
  * TE's `LayerNormLinear` registers `layer_norm_weight` before `weight` (TransformerEngine 2.18,
    `pytorch/module/layernorm_linear.py`);
- * with an output gate the query's rows are followed by as many of the gate, group by group; the gated delta net stands in
-   the attention's place and has all its projections in one (`ssm/gated_delta_net.py`);
+ * with an output gate the query's rows are followed by as many of the gate, group by group; the gated delta net stands
+   in the attention's place and has all its projections in one (`ssm/gated_delta_net.py`);
  * latent attention has a separate norm before it, and its down projections are whole on every tp rank
    (`transformer/multi_latent_attention.py`, parallel_mode "duplicated"); the layer spec with qk_layernorm, which Bridge
    sets for DeepSeek, fuses the inner norms into the projections up, the one without has none.

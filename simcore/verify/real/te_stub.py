@@ -222,7 +222,8 @@ def _flash_linear_attention():
         _module(n, __version__="0.6.0")
     _module("fla.modules.convolution", causal_conv1d=MagicMock(), causal_conv1d_update=MagicMock())
     _module("fla.modules.l2norm", l2norm=MagicMock())
-    _module("fla.ops.gated_delta_rule", chunk_gated_delta_rule=MagicMock(), fused_recurrent_gated_delta_rule=MagicMock())
+    _module("fla.ops.gated_delta_rule", chunk_gated_delta_rule=MagicMock(),
+            fused_recurrent_gated_delta_rule=MagicMock())
 
 
 def _devices():

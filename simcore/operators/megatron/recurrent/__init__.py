@@ -4,6 +4,6 @@ Input: a `Context` (tape, workload, parameters of a layer), the block of the mix
 mixer's output, local to the rank; as a side effect rows on the tape.
 Start: `mamba`, `delta_net`.
 
-`mamba`: Mamba-2 with its context parallelism; `delta_net`: the gated delta net of core 0.16.1 and of main, whose rule is
-that of `operators/shared/delta_rule.py`; `convolutions`: the causal convolutions that it calls.
+`mamba`: Mamba-2 with its context parallelism; `delta_net`: the gated delta net of core 0.16.1 and of main, whose rule
+is that of `operators/shared/delta_rule.py`; `convolutions`: the causal convolutions that it calls.
 """
