@@ -93,7 +93,7 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
 
 def _copied_gate(c: Context, x: Tensor) -> Tensor:
     """`gate.reshape(*gate.shape[:2], -1, hn)` of several groups: a copy, whose gradient goes on as it is."""
-    out = c.new(*x.shape, "attention_gate")
+    out = c.tape.empty(x.shape, c.dtype, "attention_gate")
     c.elementwise(out, 2, Kernel.COPY)
     c.node(out, (x,), (), lambda tape, grads, saved: [grads[0]])
     return out

@@ -78,7 +78,8 @@ def _step_by_step(c: Context, own: GatedDeltaNet, mixed: Tensor, gate: Tensor, b
 
 
 def _copied(c: Context, x: Tensor, name: str) -> Tensor:
-    out = c.new(*x.shape, name)
+    rows, columns = x.shape
+    out = c.new(rows, columns, name)
     c.elementwise(out, 2, Kernel.COPY, operators=1)
     c.node(out, (x,), (), identity)
     return out
@@ -124,7 +125,7 @@ def _decay(c: Context, alpha: Tensor) -> Tensor:
     c.node(rate, (a_log,), (rate,), lambda tape, grads, saved: [c.small_grad(a_log)])
     rate = aten.neg(c.tape, rate)
     wide = aten.cast(c.tape, alpha, "fp32")
-    step = c.new(*wide.shape, "delta.step_input", "fp32")
+    step = c.tape.empty(wide.shape, "fp32", "delta.step_input")
     c.elementwise(step, 2, operators=1)
 
     def back(tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
@@ -186,12 +187,12 @@ def _gated_norm(c: Context, own: GatedDeltaNet, x: Tensor, gate: Tensor) -> Tens
     normed = norm(c, f"{_AT}.out_norm", x, "delta.out_normed")
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        to_normed = c.new(*flat, "grad_delta.out_normed")
-        to_gate = c.new(*shape, "grad_delta.gate")
+        to_normed = c.tape.empty(flat, c.dtype, "grad_delta.out_normed")
+        to_gate = c.tape.empty(shape, c.dtype, "grad_delta.gate")
         c.elementwise(to_gate, 5, operators=1)
         return [to_normed, to_gate]
 
-    out = c.new(*flat, "delta.gated")
+    out = c.tape.empty(flat, c.dtype, "delta.gated")
     c.elementwise(out, 3, operators=1)
     c.node(out, (normed, gate), (normed, gate), back)
     return out
