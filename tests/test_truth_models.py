@@ -92,6 +92,9 @@ MOE: dict[str, Any] = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = {**MOE, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
                           "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
                           "num_key_value_heads": 8}
+DELTA: dict[str, Any] = {"head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
+                         "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+                         "linear_num_key_heads": 4, "linear_num_value_heads": 8}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2.5-7b", SMALL), "qwen3": ("qwen3-8b", {**SMALL, "head_dim": 32}),
     "qwen3_moe": ("qwen3-30b-a3b", {**SMALL, **MOE, "num_experts": 8, "head_dim": 32}),
@@ -107,6 +110,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_moe": ("gpt2", {**MOE, "n_embd": 256, "n_head": 8, "n_layer": 2, "vocab_size": 1024, "n_routed_experts": 8,
                           "first_k_dense_replace": 1, "moe_shared_expert_intermediate_size": 128, "mtp_num_layers": 1,
                           "add_bias_linear": False, "position_embedding_type": "rope", "tie_word_embeddings": False}),
+    "qwen3_next": ("qwen3-next-80b-a3b", {**SMALL, **MOE, **DELTA, "num_experts": 8, "mtp_num_layers": 1,
+                                          "shared_expert_intermediate_size": 128}),
+    "qwen3_5_text": ("qwen3.5-9b-text", {**SMALL, **DELTA}),
     "nemotron_h": ("nemotron-3-super-120b-a12b", {
         **SMALL, **MOE, "hybrid_override_pattern": "M*E-", "num_hidden_layers": 4, "head_dim": 32,
         "n_routed_experts": 8, "moe_latent_size": 96, "moe_shared_expert_intermediate_size": 128, "mamba_num_heads": 8,

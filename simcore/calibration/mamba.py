@@ -58,7 +58,7 @@ def _scanner(bench: Bench, block: Mamba2) -> tuple[str, Callable[..., Any]]:
 def scan_work(block: Mamba2, seq: int) -> Work:
     """FLOPs and bytes of the Mamba-2 scan over `seq` tokens in bf16, forward and backward.
 
-    Counted as `_scan` and `_scan_backward` of `simcore/operators/megatron/mamba.py` do.
+    Counted as `_scan` and `_scan_backward` of `simcore/operators/megatron/recurrent/mamba.py` do.
     """
     inner, chunks = block.inner, -(-seq // block.chunk)
     states, products = chunks * inner * block.state, 4 * seq * block.num_groups * block.chunk
@@ -101,7 +101,7 @@ def _convolver(bench: Bench, block: Mamba2) -> tuple[str, Callable[[Any, Any, An
 def conv_work(block: Mamba2, seq: int) -> Work:
     """FLOPs and bytes of the causal convolution over `seq` tokens in bf16, forward and backward.
 
-    As `operators/megatron/mamba.py` counts: 2 FLOPs a tap; backward reads the gradient too, writes twice.
+    As `operators/megatron/recurrent/mamba.py` counts: 2 FLOPs a tap; backward reads the gradient too, writes twice.
     """
     size, flops = 2 * seq * block.conv_dim, 2 * block.conv_kernel * seq * block.conv_dim
     return Work((flops, 2 * size), (2 * flops, 4 * size))

@@ -374,6 +374,10 @@ class Run:
     def _method(self, held, args, words):
         if held.name == "from_hf_pretrained":
             return Thing("hf", {"hf_model_id": args[0] if args else words.get("pretrained_model_name_or_path")})
+        if held.name == "from_pretrained" and args:  # a configuration of transformers; its language model has its own
+            return Thing("config", {"text_config": Thing("config", {"hf_model_id": f"{args[0]} (text_config)"})})
+        if held.name == "from_hf_config" and args and isinstance(args[0], Thing):
+            return Thing("hf", {"hf_model_id": args[0].values.get("hf_model_id", UNKNOWN)})
         if held.name in OF_MODELS:
             return held.value
         if isinstance(held.value, dict) and held.name in ("get", "items", "keys", "values"):

@@ -24,6 +24,9 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import (  # noqa: E402
+    get_transformer_block_with_experimental_attention_variant_spec,
+)
 from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_decoder_block_spec,
     get_gpt_mtp_block_spec,
@@ -43,6 +46,10 @@ MOE: dict[str, Any] = dict(num_moe_experts=8, moe_router_topk=2, moe_grouped_gem
 MLA: dict[str, Any] = dict(kv_lora_rank=64, qk_head_dim=32, qk_pos_emb_head_dim=16, v_head_dim=32, qk_layernorm=True,
                            multi_latent_attention=True, moe_shared_expert_intermediate_size=128, moe_layer_freq=[0, 1],
                            num_query_groups=8)
+DELTA: dict[str, Any] = dict(qk_layernorm=True, kv_channels=32, attention_output_gate=True, linear_attention_freq=2,
+                             layernorm_zero_centered_gamma=True, experimental_attention_variant="gated_delta_net",
+                             linear_conv_kernel_dim=4, linear_key_head_dim=16, linear_value_head_dim=24,
+                             linear_num_key_heads=4, linear_num_value_heads=8)
 CASES: dict[str, dict[str, Any]] = {
     "qwen2": {**LLAMA, "add_qkv_bias": True},
     "qwen3": {**LLAMA, "qk_layernorm": True, "kv_channels": 32},
@@ -62,6 +69,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2_moe": {"normalization": "LayerNorm", "activation_func": gelu, "hidden_size": 256, "ffn_hidden_size": 1024,
                  "num_attention_heads": 8, "add_bias_linear": False, **MOE, "moe_layer_freq": [0, 1],
                  "moe_shared_expert_intermediate_size": 128, "mtp_num_layers": 1},
+    "qwen3_next": {**LLAMA, **MOE, **DELTA, "moe_shared_expert_intermediate_size": 128, "moe_shared_expert_gate": True,
+                   "mtp_num_layers": 1},
+    "qwen3_5_text": {**LLAMA, **DELTA},
     "nemotron_h": {"normalization": "RMSNorm", "add_bias_linear": False, "hidden_size": 256, "num_attention_heads": 8,
                    "num_query_groups": 4, "ffn_hidden_size": 128, "is_hybrid_model": True, "mamba_num_heads": 8,
                    "mamba_head_dim": 32, "mamba_state_dim": 32, "mamba_num_groups": 2, **MOE, "moe_latent_size": 96,
@@ -87,7 +97,10 @@ def built(family: str, tp: int, ep: int) -> Any:
             return MambaModel(config, mamba_stack_spec, vocab_size=1024, max_sequence_length=512,
                               hybrid_override_pattern=HYBRID_PATTERN, share_embeddings_and_output_weights=False,
                               pg_collection=ProcessGroupCollection.use_mpu_process_groups())
-    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
+    if config.experimental_attention_variant:
+        spec = get_transformer_block_with_experimental_attention_variant_spec(config)
+    else:
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
     further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True) if config.mtp_num_layers else None
     with torch.device("meta"):
         return GPTModel(

@@ -53,6 +53,7 @@ TARGETS = (
     Target("placement/drawn-automodel-oss-0.7.0.json", "automodel"),
     Target("placement/drawn-automodel-tp-0.7.0.json", "automodel"),
     Target("placement/drawn-megatron-core-0.16.1.json", "megatron"),
+    Target("placement/drawn-megatron-delta-core-0.16.1.json", "megatron"),
     Target("placement/glm-megatron-core-0.16.1.json", "megatron"),
     Target("placement/predicting-megatron-core-0.16.1.json", "megatron"),
     Target("fsdp2/torch-2.13.0.json", "fsdp2"),

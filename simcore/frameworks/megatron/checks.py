@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.inputs.optimizers import optimizers_of
-from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -68,8 +68,7 @@ def check_registered(job: Job, options: dict[str, object]) -> None:
 
     Main refuses it with torch before 2.11 alone (d98e8a64 distributed/distributed_data_parallel_config.py:262).
     """
-    is_main = job.scenario.framework_version == "main 2026-08-22"
-    if options.get("nccl_ub") and job.scenario.environment.expandable_segments and not is_main:
+    if options.get("nccl_ub") and job.scenario.environment.expandable_segments and not _is_main(job):
         raise job.illegal("environment.expandable_segments", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is "
                           "currently not supported with nccl_ub due to compatibility issue with torch.cuda.MemPool API",
                           "core 0.16.1 distributed/distributed_data_parallel_config.py:156")
@@ -90,6 +89,8 @@ def _check_world(job: Job) -> None:
 def _check_block(job: Job, block: Mixer, *, sequence_parallel: bool) -> None:
     if isinstance(block, Mamba2):
         _check_mamba(job, block)
+    elif isinstance(block, GatedDeltaNet):
+        _check_delta_net(job, block)
     elif isinstance(block, LatentAttention):
         _divides(job, "tp", block.num_heads, "attention heads", "transformer_config.py: num_attention_heads % tp")
     elif isinstance(block, Attention):
@@ -97,6 +98,8 @@ def _check_block(job: Job, block: Mixer, *, sequence_parallel: bool) -> None:
         if block.num_kv_heads % job.mesh.tp and job.mesh.tp % block.num_kv_heads:
             raise job.illegal("mesh.tp", f"{block.num_kv_heads} query groups and tp {job.mesh.tp}: one must divide the "
                               "other", "core 0.16.1 attention.py: query groups over tp")
+        if block.gated and job.mesh.tp > block.num_kv_heads:
+            _check_gate(job, block)
     elif isinstance(block, Moe):
         _check_moe(job, block, sequence_parallel=sequence_parallel)
     elif isinstance(block, Mlp):
@@ -115,6 +118,32 @@ def _check_mamba(job: Job, block: Mamba2) -> None:
     if groups % mesh.cp and mesh.cp % groups:
         raise job.illegal("mesh.cp", f"{groups} Mamba groups a tp rank and cp {mesh.cp}: one must divide the other",
                           "core 0.16.1 ssm/mamba_context_parallel.py: ngroups_local_tp and cp_size")
+
+
+def _check_gate(job: Job, block: Attention) -> None:
+    """Refuses ranks with less than one query group: core 0.16.1 gives them more heads of the gate than of the query."""
+    told = f"{block.num_kv_heads} query groups and tp {job.mesh.tp} with a gate of attention's output"
+    if not _is_main(job):
+        raise job.illegal("mesh.tp", f"{told}: the gate's heads are not cut as the query's are",
+                          "core 0.16.1 transformer/attention.py:1221, gate.view(*x.shape)")
+    raise job.not_yet("mesh.tp", told)
+
+
+def _check_delta_net(job: Job, block: GatedDeltaNet) -> None:
+    told, rule = "Gated delta net does not support context parallelism", "transformer_config.py:983"
+    _divides(job, "tp", block.num_key_heads, "linear attention key heads", "transformer_config.py:976")
+    for key, there, said, source in (
+            ("mesh.cp", job.mesh.cp > 1, told, rule),
+            ("training.lengths", job.scenario.training.lengths == "packed",
+             "GDN does not support packed sequence for now.", "ssm/gated_delta_net.py:297")):
+        if there and _is_main(job):
+            raise job.not_yet(key, "gated delta nets under context parallelism or of packed sequences")
+        if there:
+            raise job.illegal(key, said, f"core 0.16.1 {source}; use framework_version: main 2026-08-22")
+
+
+def _is_main(job: Job) -> bool:
+    return job.scenario.framework_version.startswith("main")
 
 
 def _check_moe(job: Job, block: Moe, *, sequence_parallel: bool) -> None:
@@ -178,6 +207,11 @@ def _check_mtp(job: Job) -> None:
     """Refuses multi-token prediction with settings not modelled, such as a tied head, which has two weights there."""
     if not job.graph.branches:
         return
+    if any(isinstance(branch.block, GatedDeltaNet) for kind in job.graph.kinds if isinstance(kind.block, Mtp)
+           for branch in kind.branches):
+        raise job.illegal("model", "Multi-Token Prediction (MTP) is not yet supported with  attention mask type: the "
+                          "last layer, which its module repeats, is a gated delta net",
+                          "core 0.16.1 transformer/multi_token_prediction.py:626")
     if job.scenario.training.method != "full":
         _check_adapters_of_mtp(job)
     if _predicts_hybrid(job) and job.scenario.framework_version != "main 2026-08-22":

@@ -24,7 +24,7 @@ from typing import Final
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.common.lora import dropout_at
-from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Embedding, GatedDeltaNet, LatentAttention, LayerKind, Mamba2, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft
 from simcore.recording.options import LoraDropout
@@ -46,7 +46,7 @@ _INSIDE: Final[dict[type, tuple[str, ...]]] = {
                 "self_attention.k_layernorm"),
     LatentAttention: (*_IN_LAYERS, "self_attention.core_attention", "self_attention.kv_layernorm",
                       "self_attention.rotary_pos_emb"),
-    Mlp: _IN_LAYERS, Moe: _IN_LAYERS, Mamba2: ("norm", "mixer.act"),
+    GatedDeltaNet: _IN_LAYERS, Mlp: _IN_LAYERS, Moe: _IN_LAYERS, Mamba2: ("norm", "mixer.act"),
 }
 """Modules without parameters, by what they belong to."""
 _AROUND: Final = ("embedding.embedding_dropout", "rotary_pos_emb")
@@ -103,7 +103,8 @@ def matches(path: str, module: str, lora: LoraChoice) -> bool:
     if lora.exclude_modules:
         is_listed = module == "linear" and name not in _DUPLICATED
         return is_listed and not any(_hit(pattern, name, path) for pattern in lora.exclude_modules)
-    return name in DEFAULT_TARGETS  # what every recipe of this family writes
+    # What every recipe of this family writes; only Mamba's name its projections.
+    return name in DEFAULT_TARGETS and not path.endswith(("self_attention.in_proj", "self_attention.out_proj"))
 
 
 def _hit(pattern: str, name: str, path: str) -> bool:

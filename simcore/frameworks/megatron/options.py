@@ -185,6 +185,7 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
         create_attention_mask=bool(options.get("create_attention_mask")),
         deterministic_mode=bool(options.get("deterministic_mode")),
         tp_comm_overlap=bool(options.get("tp_comm_overlap")),
+        compiles_delta_net=version_of(job).startswith("main"),  # ssm/gated_delta_net/common.py, jit_fuser
         shares_recomputed=version_of(job).startswith("main"),  # core 0.17 tensor_parallel/random.py, share_storage
         use_transformer_engine_op_fuser=fuses_experts(job, options),
         fuses_dense_mlp=not job.has_experts and options.get("use_transformer_engine_op_fuser") is True,

@@ -12,6 +12,8 @@ __all__ = ["assumptions", "check_groups", "checkpoint", "kept_whole", "together"
 
 MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
+_OF_MAIN: Final = ("gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
+"""Modules that the main branch of 2026-08-22 has besides (transformer_config.py:1945)."""
 _NEEDED: Final = {
     "mla_up_proj": ("is only supported with multi_latent_attention", "transformer_config.py:1218"),
     "moe_act": ("is only supported with moe_grouped_gemm", "transformer_config.py:1213"),
@@ -36,6 +38,8 @@ def checkpoint(job: Job) -> str:
     if isinstance(recompute, Recompute):
         return _by_mode(job, recompute)
     unknown = [name for name in recompute if name not in MODULES]
+    if unknown and job.scenario.framework_version.startswith("main") and set(unknown) <= set(_OF_MAIN):
+        raise job.not_yet("training.recompute", f"recompute_modules {', '.join(unknown)}")
     if unknown:
         raise job.illegal("training.recompute", f"Invalid choices for recompute_modules: {', '.join(unknown)}. Allowed "
                           f"modules are: {', '.join(MODULES)}", "core 0.16.1 transformer_config.py:1208")

@@ -21,7 +21,7 @@ from simcore.placement.layout import COPIES, Flat, Partial, Placements, Shard, T
 __all__ = ["rank_numel", "rules", "rules_of", "shard_axes", "whole_layout"]
 
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
-           "tp_in", "tp_out")
+           "tp_in", "tp_out", "delta_in", "delta_conv", "value_heads")
 ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
 
 

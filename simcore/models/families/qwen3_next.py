@@ -2,7 +2,7 @@
 
 As transformers 5.23 `models/qwen3_next`, `models/qwen3_5` and `models/qwen3_5_moe`; of the last two the language model
 (`Qwen3_5TextConfig`, `Qwen3_5MoeTextConfig`), without the vision tower. Modules of multi-token prediction in published
-checkpoints are not loaded (`_keys_to_ignore_on_load_unexpected`).
+checkpoints are not loaded (`_keys_to_ignore_on_load_unexpected`); Megatron's option `mtp_num_layers` adds them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def architecture(config: Config) -> Architecture:
         "linear_attention": _delta_net(config, joint=family == "qwen3_next")}
     kinds = [_layer(family, mixers[kind], feed_forward, rotated)
              for kind, feed_forward in zip(_types(config), _feed_forwards(config, family), strict=True)]
-    return chain(config, family, kinds, rotated)
+    return chain(config, family, kinds, rotated, config.integer("mtp_num_layers", default=0, least=0))
 
 
 def _share(config: Config) -> float:

@@ -32,14 +32,15 @@ def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     attention sinks in unfused attention or under context parallelism.
     """
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
-    parts = _split(c, block, mixed)
+    query, key, value, gate = _split(c, block, mixed)
 
     def attend(query: Tensor) -> Tensor:
         if block.sinks:
-            return _with_sinks(c, block, (query, *parts[1:]))
-        return core(c, block.num_heads, query, *parts[1:], plain=_is_plain(block), dropout=block.dropout)
+            return _with_sinks(c, block, (query, key, value))
+        return core(c, block.num_heads, query, key, value, plain=_is_plain(block), dropout=block.dropout)
 
-    out = offloaded(c, "core_attn", parts[0], attend, release=parts)
+    out = offloaded(c, "core_attn", query, attend, release=(query, key, value))
+    out = out if gate is None else _gated(c, out, gate)
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
     return offloaded(c, "attn_proj", out, lambda x: row(c, "self_attention.linear_proj", x), release=(out,))
 
@@ -61,8 +62,8 @@ def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tenso
     return c.region(run) if c.recomputes("core_attn") else run()
 
 
-def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key, value: views, but a copy of the query where one group holds several heads and groups are many."""
+def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Query, key, value, gate: views, but copies of query and gate where heads of several groups are put together."""
     q, kv = block.q_size // c.run.tp, max(block.kv_size // c.run.tp, block.head_dim)
     rows, width = mixed.shape
 
@@ -73,17 +74,44 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
         c.elementwise(grad, 2, Kernel.COPY)
         return [grad]
 
-    views = [Tensor(mixed.storage, (rows, n), mixed.dtype) for n in (q, kv, kv)]
+    views = [Tensor(mixed.storage, (rows, n), mixed.dtype) for n in (q, kv, kv, *((q,) if block.gated else ()))]
     c.node(views[0], (mixed,), (), back)
-    for i in (1, 2):
-        views[i].node, views[i].output = views[0].node, i
+    for i, view in enumerate(views):
+        view.node, view.output = views[0].node, i
     grouped = block.num_heads > block.num_kv_heads and block.num_kv_heads // c.run.tp > 1
     if block.qk_norm:
         views[0] = _head_norm(c, "self_attention.q_layernorm", views[0], block.head_dim)
         views[1] = _head_norm(c, "self_attention.k_layernorm", views[1], block.head_dim)
+    gate = None
+    if block.gated:
+        gate = _copied_gate(c, views.pop()) if grouped else views.pop()
+    query, key, value = views
     if block.rotary:
-        return _moved(c, views[0], "query"), _moved(c, views[1], "key"), views[2]
-    return _moved(c, views[0], "query") if grouped and not block.qk_norm else views[0], views[1], views[2]
+        return _moved(c, query, "query", block), _moved(c, key, "key", block), value, gate
+    return _moved(c, query, "query", block) if grouped and not block.qk_norm else query, key, value, gate
+
+
+def _copied_gate(c: Context, x: Tensor) -> Tensor:
+    """`gate.reshape(*gate.shape[:2], -1, hn)` of several groups: a copy, whose gradient goes on as it is."""
+    out = c.tape.empty(x.shape, c.dtype, "attention_gate")
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (x,), (), lambda tape, grads, saved: [grads[0]])
+    return out
+
+
+def _gated(c: Context, x: Tensor, gate: Tensor) -> Tensor:
+    """`x * sigmoid(gate)` in fp32, compiled (`_apply_output_gate`): keeps both, of which the gate may be a view."""
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grads = [c.new(rows, columns, f"grad_attention_{name}") for name in ("out", "gate")]
+        c.elementwise(grads[0], 5, operators=1)
+        return [*grads]
+
+    out = c.new(rows, columns, "attention_gated")
+    c.elementwise(out, 3, operators=1)
+    c.node(out, (x, gate), (x, gate), back)
+    return out
 
 
 def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
@@ -121,7 +149,7 @@ def turning_passes(*, is_backward: bool, interleaved: bool = False) -> tuple[int
     return 12 + 2 * interleaved, 6 + 6 + interleaved
 
 
-def _moved(c: Context, x: Tensor, name: str) -> Tensor:
+def _moved(c: Context, x: Tensor, name: str, block: Attention) -> Tensor:
     """A copy (or rotation: angles are constants) of a part of qkv; keeps nothing.
 
     TE's fused rotation knows no factor of YaRN's (core 0.16.1 `rope_utils.py`, apply_rotary_pos_emb: mscale), which
@@ -133,25 +161,27 @@ def _moved(c: Context, x: Tensor, name: str) -> Tensor:
         if not rotary:
             return [grads[0]]
         grad = c.new(rows, columns, f"grad_{name}")
-        _turned(c, grad, fused=fused, is_backward=True)
+        _turned(c, grad, share, fused=fused, is_backward=True)
         return [grad]
 
-    rotary = name == "key" or any(isinstance(b.block, Attention) and b.block.rotary for b in c.kind.branches)
+    rotary, share = name == "key" or block.rotary, (block.rotated or block.head_dim) / block.head_dim
     fused = not rotary or (c.kind.family != "gpt_oss" and c.options.apply_rope_fusion is not False)
     out = c.new(rows, columns, name)
-    _turned(c, out, fused=fused, is_backward=False)
+    _turned(c, out, share, fused=fused, is_backward=False)
     c.node(out, (x,), (), back)
     return out
 
 
-def _turned(c: Context, x: Tensor, *, fused: bool, is_backward: bool) -> None:
+def _turned(c: Context, x: Tensor, share: float, *, fused: bool, is_backward: bool) -> None:
+    """`share`: part of each head that is rotated; the whole head is copied once besides, by the fused kernel too."""
     passes, operators = (2, 0) if fused else turning_passes(is_backward=is_backward)
-    c.elementwise(x, passes, operators=operators)
+    moved = round((2 + (passes - 2) * share) * x.nbytes)
+    c.tape.compute(Kernel.ELEMENTWISE, x.numel, moved, operators)
 
 
 def _is_plain(block: Attention) -> bool:
     """Query, key and value are the three parts of each head of one tensor: TE's layout sbh3d, which needs no copies."""
-    return block.num_heads == block.num_kv_heads and not block.rotary and not block.qk_norm
+    return block.num_heads == block.num_kv_heads and not (block.rotary or block.qk_norm or block.gated)
 
 
 def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0, *,

@@ -1,8 +1,8 @@
 """Megatron-Core with Transformer Engine: what each kind of layer holds, computes and sends.
 
-Layers: `mamba`, `moe`, `attention`, `latent`; around them: `head`, `mtp`; their parameters: `tensors`; shared operators
-and notes on weight gradients: `ops/linear.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18
-unless a rule says otherwise, mamba_ssm of August 2026.
+Layers: `recurrent`, `moe`, `attention`, `latent`; around them: `head`, `mtp`; their parameters: `tensors`; shared
+operators and notes on weight gradients: `ops/linear.py`. Versions: megatron-core 0.16.1 (core_v0.16.1),
+TransformerEngine 2.18 unless a rule says otherwise, mamba_ssm of August 2026.
 
 Recompute is Megatron's own spelling in `LayerWorkload.checkpoint`: "none", "full" (each layer keeps its input), or a
 comma list of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj
@@ -21,6 +21,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -34,12 +35,13 @@ from simcore.operators.implementation import Implementation
 from simcore.operators.megatron.attention import attention, mlp
 from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
 from simcore.operators.megatron.latent import latent_attention
-from simcore.operators.megatron.mamba import mamba
 from simcore.operators.megatron.moe import moe
 from simcore.operators.megatron.mtp import heads, predict
 from simcore.operators.megatron.ops.context import Context, fuses_wgrad
 from simcore.operators.megatron.ops.elementwise import add, add_dropped
 from simcore.operators.megatron.ops.norm import norm
+from simcore.operators.megatron.recurrent.delta_net import delta_net
+from simcore.operators.megatron.recurrent.mamba import mamba
 from simcore.operators.megatron.stash import sections
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
 from simcore.operators.shared.features import LATENT, refuse
@@ -58,7 +60,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "experts with GELU", "multi-token prediction",
                            "latent attention without norms on the way up", "attention sinks",
                            "attention within a window", "a router by softmax of the chosen", "biases of experts",
-                           "a gate of the shared expert", LATENT})
+                           "a gate of the shared expert", "the gated delta rule", "a gate of attention's output",
+                           "rotation of a part of each head", LATENT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _EMPTY = Section(())
@@ -216,13 +219,15 @@ def _branches(c: Context, x: list[Tensor]) -> Tensor:
 
 
 _MODULES: Final[dict[type, Module]] = {Attention: Module.ATTN, LatentAttention: Module.ATTN, Mlp: Module.MLP,
-                                       Mamba2: Module.MAMBA, Moe: Module.MOE_ROUTER}
+                                       GatedDeltaNet: Module.ATTN, Mamba2: Module.MAMBA, Moe: Module.MOE_ROUTER}
 
 
 def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
     block = branch.block
     if isinstance(block, Mamba2):
         return mamba(c, block, x)
+    if isinstance(block, GatedDeltaNet):
+        return delta_net(c, block, x)
     if isinstance(block, Attention):
         return attention(c, block, x)
     if isinstance(block, LatentAttention):

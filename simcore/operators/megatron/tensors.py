@@ -7,6 +7,8 @@ Order, names and shapes are those of `named_parameters()` of `MambaModel` and `G
  * `Attention` builds `linear_proj` before `SelfAttention` builds `linear_qkv` (`transformer/attention.py`);
  * TE's `LayerNormLinear` registers `layer_norm_weight` before `weight` (TransformerEngine 2.18,
    `pytorch/module/layernorm_linear.py`);
+ * with an output gate the query's rows are followed by as many of the gate, group by group; the gated delta net stands
+   in the attention's place and has all its projections in one (`ssm/gated_delta_net.py`);
  * latent attention has a separate norm before it, and its down projections are whole on every tp rank
    (`transformer/multi_latent_attention.py`, parallel_mode "duplicated"); the layer spec with qk_layernorm, which Bridge
    sets for DeepSeek, fuses the inner norms into the projections up, the one without has none.
@@ -29,6 +31,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -45,7 +48,7 @@ FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final
 
 NOT_BUILT: Final = ("bailing_moe", "bamba", "gemma", "gemma2", "gemma3_text", "glm4_moe_lite",
                     "granite", "granitemoehybrid", "hy_v3", "mamba2", "minimax_m2", "mpt", "nemotron-nas", "olmo2",
-                    "phi3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba2")
+                    "phi3", "zamba2")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -131,7 +134,8 @@ def _mamba(branch: Branch) -> tuple[TensorSpec, ...]:
 
 def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
-    at, hidden, qkv = "self_attention", (b.hidden, "hidden"), (b.q_size + 2 * b.kv_size, "heads")
+    at, hidden = "self_attention", (b.hidden, "hidden")
+    qkv = (b.q_size * (2 if b.gated else 1) + 2 * b.kv_size, "heads")
     sinks = (TensorSpec(f"{at}.core_attention.softmax_offset", (b.num_heads,), ("heads",), "attention"),)
     norms = (spec for name in ("q", "k") for spec in _norm(f"{at}.{name}_layernorm.", b.head_dim, "head_dim",
                                                            layer_norm=branch.layer_norm))
@@ -143,6 +147,21 @@ def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
         _linear(f"{at}.linear_qkv", qkv, hidden, "attention"),
         *_bias(f"{at}.linear_qkv", qkv, "attention", wanted=bool(b.bias)),
         *(norms if b.qk_norm else ()),
+    )
+
+
+def _delta_net(branch: Branch) -> tuple[TensorSpec, ...]:
+    b: Any = branch.block
+    at, hidden, heads = "self_attention", (b.hidden, "hidden"), b.num_value_heads
+    conv = TensorSpec(f"{at}.conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("delta_conv", "one", "kernel"),
+                      "delta_net", "conv")
+    return (
+        *(TensorSpec(f"{at}.{name}", (heads,), ("value_heads",), "delta_net") for name in ("dt_bias", "A_log")),
+        *_norm(f"{at}.in_proj.layer_norm_", b.hidden),
+        _linear(f"{at}.in_proj", (b.conv_dim + b.values + 2 * heads, "delta_in"), hidden, "delta_net"),
+        conv,
+        TensorSpec(f"{at}.out_norm.weight", (b.value_dim,), ("value_dim",), "delta_net", "norm"),
+        _linear(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
     )
 
 
@@ -224,5 +243,5 @@ def _expert(name: str, b: Moe, out: tuple[int, str], into: tuple[int, str]) -> t
 
 
 _BRANCH: Final[dict[type, Callable[[Branch], tuple[TensorSpec, ...]]]] = {
-    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
+    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, GatedDeltaNet: _delta_net, Mlp: _mlp, Moe: _moe
 }

@@ -55,14 +55,17 @@ def gated_norm(tape: Tape, weight: Param, x: Tensor, gate: Tensor) -> Tensor:
 
 
 # ---- the rule -------------------------------------------------------------------------------------------------------
-def rule(tape: Tape, block: GatedDeltaNet, parts: Sequence[Tensor], g: Tensor, beta: Tensor) -> Tensor:
+def rule(tape: Tape, block: GatedDeltaNet, parts: Sequence[Tensor], g: Tensor, beta: Tensor, *,
+         prepared: bool = False) -> Tensor:
     """Output [b, s, values] of the rule, [Note: what the rule keeps].
 
     `parts`: query, key and value [b, s, heads of each]; `g`: decay [b, s, heads] in fp32; `beta`: learning rate.
+    `prepared`: query and key are normalised and all three contiguous, so that they are kept themselves.
     """
-    node = tape.node((*parts, g, beta), (), partial(_rule_backward, block))
-    copies = [aten.new(tape, part.shape, part.dtype, "contiguous", part.nbytes, Kernel.COPY) for part in parts]
-    query_kept, key_kept = (_normed(tape, block, part) for part in copies[:2])
+    node = tape.node((*parts, g, beta), (), partial(_rule_backward, block, prepared=prepared))
+    copies = list(parts) if prepared else [
+        aten.new(tape, part.shape, part.dtype, "contiguous", part.nbytes, Kernel.COPY) for part in parts]
+    query_kept, key_kept = ((part, part) if prepared else _normed(tape, block, part) for part in copies[:2])
     value = copies.pop()
     total = aten.new(tape, g.shape, "fp32", "decay_in_chunk", g.nbytes)
     solved, out = _chunks(tape, block, value)
@@ -116,11 +119,13 @@ def _chunks(tape: Tape, block: GatedDeltaNet, value: Tensor) -> tuple[Tensor, Te
     return solved, out
 
 
-def _rule_backward(block: GatedDeltaNet, tape: Tape, grads: list[Tensor | None],
-                   saved: list[Tensor]) -> list[Tensor | None]:
+def _rule_backward(block: GatedDeltaNet, tape: Tape, grads: list[Tensor | None], saved: list[Tensor], *,
+                   prepared: bool) -> list[Tensor | None]:
     """`ChunkGatedDeltaRuleFunction.backward`."""
     query, _, key, *_ = saved
     to_query, to_key, to_value, to_beta, to_decay = _grads_of_chunks(tape, block, saved)
+    if prepared:
+        return [to_query, to_key, to_value, to_decay, to_beta]
     to_query = aten.new(tape, query.shape, query.dtype, "grad_query", 2 * query.nbytes, Kernel.NORM)
     to_key = aten.new(tape, key.shape, key.dtype, "grad_key", 2 * key.nbytes, Kernel.NORM)
     return [to_query, to_key, to_value, to_decay, to_beta]

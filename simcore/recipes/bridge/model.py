@@ -100,7 +100,8 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
         draft.put("model.overrides.mtp_num_layers", further)
     elif own:
         draft.infer("model.overrides.mtp_num_layers", own, "modules of the model's own configuration", name,
-                    source="Bridge models/conversion/model_bridge.py:497: num_nextn_predict_layers")
+                    source="Bridge models/conversion/model_bridge.py:497: num_nextn_predict_layers, "
+                    "mtp_num_hidden_layers")
     draft.use(further, why="no modules of multi-token prediction")
     if depth is not None:
         draft.put("model.overrides.num_hidden_layers", depth)
@@ -148,8 +149,9 @@ def _predicted(name: str) -> int:
     """Modules of multi-token prediction that Bridge builds unless a recipe says otherwise; 0 for unknown models."""
     if find(name) is None:
         return 0
-    count = model_config(name, None, "").get("num_nextn_predict_layers", 0)
-    return count if isinstance(count, int) else 0
+    config = model_config(name, None, "")
+    counts = (config.get(field) for field in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
+    return next((count for count in counts if isinstance(count, int)), 0)
 
 
 def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str], name: Taken[str] | None) -> None:

@@ -1,6 +1,7 @@
 """One rank of a drawn Megatron layout: megatron-bridge's `AutoBridge` makes the provider, megatron-core the model.
 
-Families that Bridge 0.3.1 has no bridge for (gpt2, mixtral, qwen2_moe) are its `GPTModelProvider` with their fields.
+Families that Bridge 0.3.1 has no bridge for (gpt2, mixtral, qwen2_moe) are its `GPTModelProvider` with their fields;
+Qwen3.5 is its provider of Qwen3-Next with the fields that Bridge 067f987d sets (`models/qwen/qwen35_bridge.py`).
 Then, as `model_provider.get_model` does: chunks, LoRA, 16 bits, DDP buffers, and what the distributed optimizer gives
 to this rank. A forward pass is begun in one layer of experts, whose check of sequence parallelism is made there.
 
@@ -24,6 +25,7 @@ import torch.distributed as dist  # noqa: E402
 from megatron.bridge import AutoBridge  # noqa: E402
 from megatron.bridge.models.gpt_provider import GPTModelProvider  # noqa: E402
 from megatron.bridge.models.model_provider import ModelType, _create_model  # noqa: E402
+from megatron.bridge.models.qwen.qwen_provider import Qwen3NextModelProvider  # noqa: E402
 from megatron.bridge.peft.lora import LoRA  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
@@ -35,7 +37,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 WORDS = (("shared_experts", "shared_experts"), ("experts.", "routed_experts"), ("router.", "router"),
          ("embedding", "embedding"), ("output_layer", "lm_head"), ("layer_norm_", "norms"), ("layernorm", "norms"),
-         ("final_norm", "norms"), ("mixer.", "mamba"), ("self_attention", "attention"), ("mlp.", "mlp"))
+         ("final_norm", "norms"), ("mixer.", "mamba"), *((f"self_attention.{name}", "delta_net") for name in (
+             "in_proj", "out_proj", "conv1d", "out_norm", "A_log", "dt_bias")),
+         ("self_attention", "attention"), ("mlp.", "mlp"))
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 HYBRID_TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj"]
 
@@ -68,16 +72,33 @@ def unbridged(f: dict[str, Any]) -> GPTModelProvider:
         share_embeddings_and_output_weights=f.get("tie_word_embeddings", False), **moe)
 
 
+def of_qwen35(f: dict[str, Any]) -> GPTModelProvider:
+    """The language model of Qwen3.5, dense or with experts."""
+    names = ("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+             "linear_num_value_heads")
+    given: dict[str, Any] = {name: f[name] for name in names} | {
+        name: f.get(field) for name, field in (
+            ("num_moe_experts", "num_experts"), ("moe_router_topk", "num_experts_per_tok"),
+            ("moe_ffn_hidden_size", "moe_intermediate_size"),
+            ("moe_shared_expert_intermediate_size", "shared_expert_intermediate_size"))}
+    return Qwen3NextModelProvider(
+        num_layers=f["num_hidden_layers"], hidden_size=f["hidden_size"],
+        ffn_hidden_size=f.get("intermediate_size") or f["moe_intermediate_size"],
+        num_attention_heads=f["num_attention_heads"], num_query_groups=f["num_key_value_heads"],
+        kv_channels=f["head_dim"], vocab_size=f["vocab_size"], moe_shared_expert_gate="num_experts" in f,
+        share_embeddings_and_output_weights=f.get("tie_word_embeddings", False), **given)
+
+
 def bridged(case: Case, fields: dict[str, Any]) -> Any:
     """The provider that Bridge makes of the configuration."""
     assert fields["model_type"] in ARCHITECTURES
-    further = fields.get("mtp_num_layers")
     cfg = configuration(case)
     cfg.rope_theta = 10000.0  # where transformers 4 has it, which Bridge 0.3.1 reads
+    if fields["model_type"] == "qwen3_next":
+        cfg.partial_rotary_factor = fields.get("partial_rotary_factor", 0.25)  # the same
     if fields["model_type"] == "deepseek_v3":
         cfg.scoring_func = "sigmoid"  # published, and no field of transformers' configuration
     made = AutoBridge.from_hf_config(cfg).to_megatron_provider(load_weights=False)
-    made.mtp_num_layers = further or None
     if "E" not in fields.get("hybrid_override_pattern", "E"):
         # transformers 5's configuration has experts where a published one says nothing of any
         for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_num_groups", "moe_router_group_topk"):
@@ -90,7 +111,10 @@ def bridged(case: Case, fields: dict[str, Any]) -> Any:
 def provider_of(case: Case) -> Any:
     """The family's provider, as a recipe fills it for this layout."""
     fields = fields_of(case)
-    made = unbridged(fields) if fields["model_type"] in ("gpt2", "mixtral", "qwen2_moe") else bridged(case, fields)
+    make = (unbridged if fields["model_type"] in ("gpt2", "mixtral", "qwen2_moe") else
+            of_qwen35 if fields["model_type"].startswith("qwen3_5") else lambda fields: bridged(case, fields))
+    made = make(fields)
+    made.mtp_num_layers = fields.get("mtp_num_layers") or None
     dtype = DTYPES[case.get("dtype", "bfloat16")]
     tp, split = case.get("tp", 1), dict(
         tensor_model_parallel_size="tp", pipeline_model_parallel_size="pp", context_parallel_size="cp",

@@ -177,6 +177,7 @@ def install():
     _say_versions()
     _transformer_engine()
     _mamba()
+    _flash_linear_attention()
     if sys.version_info < (3, 12):  # newer Megatron-LM uses typing.override
         typing.override = lambda f: f
     # Megatron imports these Triton kernels unconditionally; they are inference-only
@@ -213,6 +214,16 @@ def _mamba():
     _module("mamba_ssm.ops.triton.selective_state_update", selective_state_update=MagicMock())
     _module("causal_conv1d", causal_conv1d_fn=MagicMock(), causal_conv1d_update=MagicMock())
     _module("causal_conv1d.causal_conv1d_varlen", causal_conv1d_varlen_states=MagicMock())
+
+
+def _flash_linear_attention():
+    """Of flash-linear-attention, what Megatron's gated delta net asks for before it is built."""
+    for n in ("fla", "fla.modules", "fla.ops"):
+        _module(n, __version__="0.6.0")
+    _module("fla.modules.convolution", causal_conv1d=MagicMock(), causal_conv1d_update=MagicMock())
+    _module("fla.modules.l2norm", l2norm=MagicMock())
+    _module("fla.ops.gated_delta_rule", chunk_gated_delta_rule=MagicMock(),
+            fused_recurrent_gated_delta_rule=MagicMock())
 
 
 def _devices():

@@ -77,7 +77,7 @@ def spelled(kind: LayerKind) -> list[str]:
 
 # ---- records ---------------------------------------------------------------------------------------------------------
 _TP = ("vocab", "heads", "shared_ffn", "ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner",
-       "tp_rank", "tp_in", "tp_out")
+       "tp_rank", "tp_in", "tp_out", "delta_in", "delta_conv", "value_heads")
 
 
 def run_of(kind: LayerKind, *, lora: int = 0, frozen: bool = False, tokens: int = T, top_k: int = 6,

@@ -244,3 +244,35 @@ def test_unfused_attention_copies_values_in_transformer_engine_alone(core: bool,
     options = MegatronOptions(attention_backend="unfused", core_attention=core)
     kept = [kept_in(kind, run_of(kind, tokens=512, options=options)) for kind in (qk_normed(), GPT)]
     assert kept[0] - kept[1] == (2 * columns * 1024 + 2 * 8 * 16) * 512
+
+
+GATED = LayerKind("gated", "qwen3_next", 2048, (
+    Branch("input_layernorm", "self_attn", Attention(2048, 16, 2, 256, rotary=True, qk_norm=True, rotated=64,
+                                                     gated=True)),))
+
+
+def gateless() -> LayerKind:
+    (branch,) = GATED.branches
+    assert isinstance(branch.block, Attention)
+    return replace(GATED, branches=(replace(branch, block=replace(branch.block, gated=False)),))
+
+
+def test_a_gate_of_two_groups_is_a_copy_and_of_one_group_a_view() -> None:
+    """Kept besides: the gate and the gated output, 4096 columns each; with one group a rank all of the projection.
+
+    16 heads of 256, 2 groups. At tp 2 the projection is 2 x 2048 columns of query and gate and 2 x 256 of key and value
+    wide (`truth/probe_delta.py`, check_gate).
+    """
+    kept = [kept_in(GATED, run_of(GATED, tp=tp)) - kept_in(gateless(), run_of(gateless(), tp=tp)) for tp in (1, 2)]
+    assert kept == [2 * 2 * 4096 * T, 2 * (2 * 2048 + 2 * 256 + 2048) * T]
+
+
+def test_dimensions_that_are_not_rotated_are_copied_once() -> None:
+    def moved(rotated: int) -> int:
+        kind = replace(GATED, branches=(replace(GATED.branches[0], block=Attention(
+            2048, 16, 2, 256, rotary=True, rotated=rotated)),))
+        rows = record(kind, run_of(kind, options=MegatronOptions(apply_rope_fusion=False)), {}, {}).forward.rows
+        return sum(row[5] for row in rows if row[0] == Op.COMPUTE and row[2] == Kernel.ELEMENTWISE)
+
+    # Of query and key, 18 heads of 256: 10 of 12 passes are over the rotated quarter alone.
+    assert moved(0) - moved(64) == 10 * (256 - 64) * 18 * 2 * T

@@ -26,7 +26,8 @@ class MegatronOptions(ImplementationOptions):
     bucket in backward (Megatron-FSDP). `apply_rope_fusion`: None where it is not set: rotary embeddings of dense
     attention are fused then, those of latent attention are not. `fuses_dense_mlp`: TransformerEngine's operations are
     the dense MLP. `core_attention`: attention that is not fused is core's own, not TransformerEngine's.
-    `shares_recomputed`: outputs computed again take the place of discarded ones without a copy (core 0.17). Of fp8 and
+    `compiles_delta_net`: inputs of the gated delta rule are made by compiled code (main). `shares_recomputed`: outputs
+    computed again take the place of discarded ones without a copy (core 0.17). Of fp8 and
     fp4: `fp8_transposes`: columns of quantised weights are kept beside the rows; `keeps_fp8_weights`: quantised weights
     outlast a pass; `transposes_weights_again`: but not their columns, which each backward makes; `quant_recipe`:
     recipes of single linears, as patterns. `moe_expert_rank_capacity_factor`: 0 where it is not set, see [Note: paged
@@ -54,6 +55,7 @@ class MegatronOptions(ImplementationOptions):
     deterministic_mode: bool = False
     tp_comm_overlap: bool = False
     overlap_moe_expert_parallel_comm: bool = False
+    compiles_delta_net: bool = False
     shares_recomputed: bool = False
     fp8_recipe: str = ""
     fp8_transposes: bool = False

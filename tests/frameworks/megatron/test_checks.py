@@ -1,0 +1,45 @@
+"""Layouts that Megatron-Core refuses for gated delta nets, and those of main that are not modelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frameworks.megatron.asked import refused_with, small_model
+
+MAIN: dict[str, Any] = {"version": "main 2026-08-22"}
+SIZES = {"head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 16}
+LINEAR, FULL = "linear_attention", "full_attention"
+
+
+def qwen(*types: str, **more: Any) -> dict[str, Any]:
+    return small_model("qwen3.5-9b-text", **SIZES, layer_types=list(types or (LINEAR, FULL)),  # type: ignore[arg-type]
+                       **more)
+
+
+@pytest.mark.parametrize(("mesh", "given", "told"), [
+    ({"cp": 2}, {}, "Gated delta net does not support context parallelism"),
+    ({"dp_shard": 2}, {"lengths": "packed"}, "GDN does not support packed sequence"),
+    ({"tp": 8}, {}, "4 linear attention key heads must be divisible by tp 8"),
+    ({"tp": 4}, {"model": qwen(num_key_value_heads=2)}, "2 query groups and tp 4 with a gate of attention's output"),
+])
+def test_core_refuses(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
+    refused_with("illegal", told, mesh, **{"model": qwen(), **given})
+
+
+@pytest.mark.parametrize(("mesh", "given", "told"), [
+    ({"cp": 2}, {}, "gated delta nets under context parallelism or of packed sequences"),
+    ({"dp_shard": 2}, {"lengths": "packed"}, "gated delta nets under context parallelism or of packed sequences"),
+    ({"tp": 4}, {"model": qwen(num_key_value_heads=2)}, "2 query groups and tp 4 with a gate of attention's output"),
+    ({"dp_shard": 2}, {"recompute": ["gdn_norm_out"]}, "recompute_modules gdn_norm_out"),
+])
+def test_what_main_has_besides_is_not_modelled_yet(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
+    refused_with("error", told, mesh, **{"model": qwen(), **MAIN, **given})
+
+
+@pytest.mark.parametrize("version", [{}, MAIN])
+def test_a_module_of_multi_token_prediction_repeats_no_delta_net(version: dict[str, Any]) -> None:
+    refused_with("illegal", "Multi-Token Prediction (MTP) is not yet supported",
+                 model=qwen(FULL, LINEAR, mtp_num_layers=1), **version)
