@@ -12,6 +12,7 @@ import { Versus } from "./versus.js";
 const IDLE_MS = 400;
 const AGAIN_MS = 1500;
 const APART_MS = 200; /* changes further apart than this are single clicks, not a slider in motion */
+const STEP_MS = 1000; /* changes further apart than this are undone one by one */
 const LATER = ["memory", "streams", "placement"]; /* pictures that come after the first */
 const FIT = { kind: "advice", title: "What would make it fit", none: "No single change or pair of changes that was tried makes it fit." };
 const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change that was tried makes it faster; the search below tries every layout." } };
@@ -30,6 +31,8 @@ let has_failed = false;
 let changed_at = 0;
 let early = null; /* the question about memory that goes with that about the first picture */
 let written = "";
+let writes = 0;
+let writing = Promise.resolve();
 
 const priced = () => (state.price === null ? {} : { price: state.price });
 const measured = () => (state.marks.length || state.curve.length ? { marks: state.marks, curve: state.curve } : {});
@@ -142,24 +145,21 @@ const later = async (number) => {
 const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["framework_version", "implementation"].includes(key) && value === "auto")
   || (["framework_options", "training.pipeline"].includes(key) && value && !Object.keys(value).length);
 
-/* Keeps the job in view as a step back of the browser: before what is chosen as a whole, such as a layout. */
-const keep = async () => {
-  await write();
-  history.pushState(null, "", location.href);
-};
+/* Keeps the job in view as a step of the browser's way back, before another takes its place. */
+const keep = () => write(true);
 
-/* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
-const change = (changes) => {
+/* Takes changes of keys, {dotted key: value}; undefined leaves a key out. A change on its own is a step of the way back. */
+const change = (changes, is_step = performance.now() - changed_at > STEP_MS) => {
   notice("");
+  if (is_step) keep();
   let { job } = state;
   for (const [key, value] of Object.entries(changes)) job = with_value(job, key, is_usual(key, value) ? undefined : value);
   take(job);
 };
 
 /* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict. */
-const apply = async (changes) => {
-  await keep();
-  change(changes);
+const apply = (changes) => {
+  change(changes, true);
   const place = document.querySelector("[data-part=verdict]");
   place.tabIndex = -1;
   place.focus({ preventScroll: true });
@@ -203,13 +203,27 @@ const show_price = () => {
   search.price = { own: state.price, listed };
 };
 
-const write = async () => {
+const packed = () => {
   const { job, files, missed, pins, price } = state;
-  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(missed.length ? { missed } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) });
-  if (job !== state.job) return; /* a newer one is on its way */
-  written = `#${text}`;
-  if (location.hash !== written) history.replaceState(null, "", written);
+  return { job, ...(Object.keys(files).length ? { files } : {}), ...(missed.length ? { missed } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) };
 };
+
+/* Puts the state as it is now into the address, after those before it. `is_step`: as a step that the way back leads to. */
+const write = (is_step = false) => {
+  const now = packed();
+  const number = writes += 1;
+  writing = writing.then(async () => {
+    if (!is_step && number !== writes) return; /* a newer one is on its way */
+    written = `#${await encoded(now)}`;
+    if (location.hash !== written) history.replaceState(history.state, "", written);
+    if (is_step) history.pushState({ steps: steps() + 1 }, "", written);
+    show_undo();
+  });
+};
+
+/* Steps of the way back that lead to another job of this page. */
+const steps = () => (history.state && history.state.steps) || 0;
+const show_undo = () => { document.getElementById("undo").hidden = !steps(); };
 
 /* The state of the address; a link that cannot be read is told, and the job in view stays. */
 const read = async () => {
@@ -274,7 +288,10 @@ document.addEventListener("click", (event) => {
   else explain(button.dataset.explain);
 });
 document.getElementById("to-search").addEventListener("click", () => document.getElementById("search").scrollIntoView({ block: "start" }));
+document.getElementById("undo").addEventListener("click", () => history.back());
 addEventListener("hashchange", async () => {
+  await writing;
+  show_undo();
   const found = await read();
   if (found instanceof Error) notice(found.message);
   else if (found) follow(found);
@@ -290,7 +307,7 @@ const start = async () => {
       take(state.job);
     }, apply);
   versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
-  new Files(state, async (...opened) => { await keep(); take(...opened); }, again);
+  new Files(state, (...opened) => { keep(); take(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, apply);
   new Copies(state, question);
   if (found && !(found instanceof Error)) follow(found);
