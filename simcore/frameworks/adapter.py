@@ -14,6 +14,7 @@ from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.capabilities import ALL_AXES
 from simcore.placement.framework import Framework
 from simcore.placement.job import Defaults, Draft, Job
 from simcore.placement.plan import AtRestBytes, Plan
@@ -78,6 +79,10 @@ def _undivided(degrees: Degrees) -> int:
     return 1
 
 
+def _every_axis(implementation: str) -> tuple[str, ...]:
+    return ALL_AXES
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryOption:
     """Scenario keys, set together, with which a framework takes less memory: advice tries them.
@@ -128,6 +133,8 @@ class FrameworkAdapter:
     embedding. `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host
     by owner beyond tensors; with `rounded`, pinned blocks count as rounded up. `memory_options`: settings of the
     framework that advice tries where a job does not fit.
+    `axes`: mesh axes that may have more than one rank around the layers of an implementation; a job with another is
+    refused (`table`), so that a search need not try it.
     `dispatchers`: ways to send tokens to experts on other ranks, by a name that is equal where another framework does
     the same, each with the framework options that choose it.
     """
@@ -149,6 +156,7 @@ class FrameworkAdapter:
     copies_tied_head: bool = False
     freezes: tuple[str, ...] = ()
     memory_options: tuple[MemoryOption, ...] = ()
+    axes: Callable[[str], tuple[str, ...]] = _every_axis
     dispatchers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
     host_buffers: _HostBuffers = _no_buffers
 
@@ -164,6 +172,9 @@ class FrameworkAdapter:
         """
         draft = Draft(job)
         framework = self.write_table(draft)
+        for axis in set(ALL_AXES).difference(self.axes(job.graph.implementation)):
+            if getattr(job.mesh, axis) > 1:
+                raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis} {getattr(job.mesh, axis)}")
         if job.scenario.training.method != "full" and (dropout := self.lora_dropout(draft)):
             framework = replace(framework, options=replace(framework.options, lora_dropout=dropout))
         chosen = {key: (key, value, source) for key, value, source in (*earlier, *draft.defaults)}

@@ -7,7 +7,7 @@ import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -79,8 +79,7 @@ def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
         try:
             question = Question.of(fields)
             enclosed(question, Path(made).resolve())
-            for line in (_fewest if question.rest.get("fewest") else _found)(pipe, question):
-                pipe.send_bytes(line)
+            (_fewest if question.rest.get("fewest") else _found)(pipe, question)
         except RankscopeError as error:
             pipe.send_bytes(b'{"problems": %b}' % problems_json(error.problems))
         except Exception as error:  # noqa: BLE001 - a bug of ours costs the search, not the studio
@@ -88,8 +87,8 @@ def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
             pipe.send_bytes(b'{"problems": %b}' % problems_json(told))
 
 
-def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
-    """Sends progress and ranked layouts as they come, then yields the answer."""
+def _found(pipe: Connection, question: Question) -> None:
+    """Sends progress and ranked layouts as they come, then the answer."""
     from simcore.search.objective import OBJECTIVES
     from simcore.search.search import Search, search
     from simcore.search.watch import Watch
@@ -115,14 +114,15 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
     result = search(Search(space, tuple(OBJECTIVES[name] for name in objectives)), told,
                     watch=Watch(sized, lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts)))))
     refused = [row.model_dump() for row in result.refused[:12]]
-    yield _line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused, over=True)
+    pipe.send_bytes(_line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused,
+                          over=True))
 
 
-def _fewest(pipe: Connection, question: Question) -> Iterator[bytes]:
-    """Yields a line for each framework: the fewest GPUs that one of its layouts surely fits on."""
+def _fewest(pipe: Connection, question: Question) -> None:
+    """Sends the fewest GPUs that a layout of each framework surely fits on, as they are found."""
     from simcore.studio.fewest import fewest
 
-    yield from (_line(**row) for row in fewest(question))
+    fewest(question, lambda row: pipe.send_bytes(_line(**row)))
 
 
 def _shown(layouts: Sequence[FoundLayout]) -> list[dict[str, Any]]:

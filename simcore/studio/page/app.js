@@ -3,6 +3,7 @@ import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
 import { Form } from "./form.js";
+import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
 import { decoded, encoded, with_value } from "./state.js";
@@ -24,6 +25,7 @@ let catalogue;
 let form;
 let versus;
 let search;
+let limits;
 let wanted = 0;
 let is_asking = false;
 let is_apart = true;
@@ -191,7 +193,8 @@ const take = (job, files = state.files, missed = state.missed) => {
   form.show(job);
   show_price();
   busy.textContent = "simulating \u2026";
-  for (const id of ["limit", "steps"]) document.getElementById(id).replaceChildren();
+  document.getElementById("steps").replaceChildren();
+  limits.clear();
   refresh();
   write();
 };
@@ -239,31 +242,6 @@ const follow = (found) => {
   take(found.job, found.files && typeof found.files === "object" ? found.files : {}, missed);
 };
 
-const LIMITS = { unsure: "is too close to tell, real runs may need more than the simulated", oom: "does not fit, it needs", fits: "fits in" };
-/* "in backward, opt_state 2 GiB" in the words of a reader. */
-const mostly = (why) => why.replace(/^in ([^,]+), (.+)$/, "the fullest moment is in $1, most of it $2");
-
-const limit = async (quantity) => {
-  const box = document.getElementById("limit");
-  box.textContent = "searching \u2026";
-  const number = wanted;
-  let found;
-  try { found = await ask("limit", { ...question(), quantity }); } catch (error) {
-    if (!(error instanceof Superseded)) box.textContent = error.message;
-    return;
-  }
-  if (number !== wanted) return;
-  const say = (value) => (value === null ? "none" : Number(value).toLocaleString("en"));
-  const words = found.value === null ? `${found.words}: none surely fits. ${found.problem || mostly(found.why)}`
-    : `${found.words}: ${say(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${say(found.beyond)} ${found.beyond_peak ? `${LIMITS[found.beyond_verdict]} ${found.beyond_peak}` : "is refused"}: ${mostly(found.why)}`}`;
-  box.replaceChildren(make("p", { textContent: words }));
-  if (found.value !== null) {
-    const button = make("button", { type: "button", textContent: "apply" });
-    button.addEventListener("click", () => apply(found.keys));
-    box.append(button);
-  }
-};
-
 const explain = async (what) => {
   const box = document.getElementById("steps");
   box.textContent = "explaining \u2026";
@@ -284,7 +262,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-changes], [data-limit], [data-explain]");
   if (!button) return;
   if (button.dataset.changes) apply(JSON.parse(button.dataset.changes));
-  else if (button.dataset.limit) limit(button.dataset.limit);
+  else if (button.dataset.limit) limits.ask(button.dataset.limit);
   else explain(button.dataset.explain);
 });
 document.getElementById("to-search").addEventListener("click", () => document.getElementById("search").scrollIntoView({ block: "start" }));
@@ -309,6 +287,7 @@ const start = async () => {
   versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
   new Files(state, (...opened) => { keep(); take(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, apply);
+  limits = new Limits(question, apply, () => document.getElementById("search-fewest").click());
   new Copies(state, question);
   if (found && !(found instanceof Error)) follow(found);
   else take(catalogue.start);

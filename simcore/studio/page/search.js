@@ -1,5 +1,5 @@
 /* Search: free keys, the frontier as it fills in, and a point taken over into the form. */
-import { Problems, refused, request } from "./door.js";
+import { stream } from "./door.js";
 import { make } from "./panels.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
@@ -94,9 +94,7 @@ export class Search {
     this.layouts = [];
     this.counted = [];
     try {
-      const answer = await request("search", { ...this.question(), ...asked }, running.signal);
-      if (!answer.ok) throw await refused(answer);
-      await this.read(answer.body.pipeThrough(new TextDecoderStream()).getReader());
+      await stream({ ...this.question(), ...asked }, running.signal, (line) => this.show(line));
       if (this.running === running) this.progress.textContent = this.over || "The search ended without an answer.";
     } catch (error) {
       running.abort(); /* of an answer that cannot be read, too: the studio stops where nobody listens */
@@ -112,20 +110,9 @@ export class Search {
     }
   }
 
-  async read(reader) {
-    for (let rest = ""; ;) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      const lines = (rest + value).split("\n");
-      rest = lines.pop();
-      lines.filter(Boolean).forEach((line) => this.show(JSON.parse(line)));
-    }
-  }
-
   show(line) {
-    if (line.problems) throw new Problems(line.problems);
     if (line.stage) this.doing = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
-    if (line.trying) this.doing = `trying ${line.trying}: ${line.done} of ${line.all_of} frameworks done`;
+    if (line.trying) this.doing = line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
     if (line.fitting) {
       this.sized.push(line.fitting);
       this.soon();
@@ -135,7 +122,7 @@ export class Search {
       this.draw();
     }
     if (line.fewest) {
-      this.counted.push(line.fewest);
+      this.counted = [...this.counted.filter((one) => one.framework !== line.fewest.framework), line.fewest];
       this.count();
     }
     if (line.over && this.counted.length) this.over = `${this.counted.length} framework${this.counted.length === 1 ? "" : "s"}: ${this.counted.filter((one) => one.value !== null).length} fit.`;
@@ -197,9 +184,10 @@ export class Search {
   count() {
     const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
     const cells = (one) => (one.layout ? [one.layout.layout, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
-    const below = (one) => `${one.value !== null && one.beyond ? `${one.beyond}: ` : ""}${one.why}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
+    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond}: ` : ""}${one.why}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
+    const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
     const rows = [...this.counted].sort(by_fewest);
-    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, one.value === null ? (one.is_refused ? "not answered" : "none fits") : one.value.toLocaleString("en"), ...cells(one), below(one)]]), this.take));
+    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, number(one), ...cells(one), below(one)]]), this.take));
   }
 
   table(rows) {

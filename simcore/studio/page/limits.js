@@ -1,0 +1,101 @@
+/* How far the job goes: limits with all other keys as they are, and the fewest GPUs with any layout of its framework. */
+import { Superseded, ask, stream } from "./door.js";
+import { make } from "./panels.js";
+
+const BEYOND = { unsure: "is too close to tell, real runs may need more than the simulated", oom: "does not fit, it needs", fits: "fits in" };
+const FREE = { mesh: [], "training.micro_batch_size": [], "training.recompute": [] };
+/* "in backward, opt_state 2 GiB" in the words of a reader. */
+const mostly = (why) => why.replace(/^in ([^,]+), (.+)$/, "the fullest moment is in $1, most of it $2");
+const count = (value) => Number(value).toLocaleString("en");
+const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
+
+/* Words for the fewest GPUs of a framework, as a search has found them so far. */
+export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried }) => {
+  if (is_refused) return `cannot be answered: ${why}`;
+  if (value === null) return is_fewest ? `no number of GPUs surely fits${beyond ? `, of ${count(beyond)} and fewer` : ""}: ${mostly(why)}` : "none found yet";
+  const there = layout ? ` (${layout.layout}; ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU)` : "";
+  if (!is_fewest) return `at most ${count(value)}${there}`;
+  return `${count(value)}${there}. ${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried"}${beyond ? `: of ${count(beyond)}, the nearest is ${why}` : ""}`;
+};
+
+export class Limits {
+  constructor(question, apply, everywhere) {
+    this.question = question; /* the job and its files */
+    this.apply = apply; /* called with changes that are taken over */
+    this.everywhere = everywhere; /* called to ask the same of every framework */
+    this.box = document.getElementById("limit");
+    this.running = null;
+  }
+
+  /* Forgets what was asked about another job. */
+  clear() {
+    if (this.running) this.running.abort();
+    this.running = null;
+    this.box.replaceChildren();
+  }
+
+  async ask(quantity) {
+    this.clear();
+    const running = this.running = new AbortController();
+    const kept = make("div", {}, make("p", { textContent: "searching \u2026" }));
+    const free = make("div", { id: "least" });
+    this.box.replaceChildren(free, kept);
+    if (quantity === "gpus") this.least(free, running);
+    let found;
+    try { found = await ask("limit", { ...this.question(), quantity }, running.signal); } catch (error) {
+      if (!(error instanceof Superseded) && error.name !== "AbortError") kept.textContent = error.message;
+      return;
+    }
+    kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With the degrees of this job, data parallel aside: " : ""}${words_of(found)}` }));
+    if (found.value !== null) kept.append(this.button("apply", () => this.apply(found.keys)));
+  }
+
+  /* The fewest GPUs with any degrees, micro batch and recompute of the job's framework, as they are found. */
+  async least(box, running) {
+    const { framework } = this.question().values;
+    const begun = Date.now();
+    const words = make("p", { className: "least" });
+    const doing = make("p", { className: "note", role: "status" });
+    const buttons = make("p", { className: "buttons" });
+    box.replaceChildren(words, doing, buttons);
+    const stop = this.button("stop", () => running.abort());
+    let trying = "";
+    const tell = () => { doing.textContent = `trying ${trying} ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
+    const clock = setInterval(tell, 1000);
+    const show = (line) => {
+      if (line.gpus) trying = `layouts on ${count(line.gpus)} GPUs: ${count(line.layouts)} so far,`;
+      if (line.ranks) trying = "which layout there is the fastest,";
+      if (line.fewest) {
+        words.textContent = `Fewest GPUs with any layout of ${framework}: ${fewest_words(line.fewest)}`;
+        const { layout } = line.fewest;
+        buttons.replaceChildren(...(layout ? [this.button("apply", () => this.apply(layout.keys))] : []), stop);
+      }
+      tell();
+    };
+    words.textContent = `Fewest GPUs with any layout of ${framework}: looking \u2026`;
+    buttons.append(stop);
+    tell();
+    try {
+      await stream({ ...this.question(), frameworks: [framework], free: FREE, fewest: true }, running.signal, show);
+      doing.textContent = "";
+    } catch (error) {
+      doing.textContent = error.name === "AbortError" ? "stopped" : error.message;
+    } finally {
+      clearInterval(clock);
+      stop.remove();
+      buttons.append(this.button("of every framework \u2026", this.everywhere));
+    }
+  }
+
+  button(textContent, then) {
+    const made = make("button", { type: "button", textContent });
+    made.addEventListener("click", then);
+    return made;
+  }
+}
+
+const words_of = (found) => {
+  if (found.value === null) return `${found.words}: none surely fits. ${found.problem || mostly(found.why)}`;
+  const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}` : "is refused";
+  return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)} ${beyond}: ${mostly(found.why)}`}`;
+};
