@@ -6,16 +6,19 @@ const BEYOND = { unsure: "is too close to tell, real runs may need more than the
 const FREE = { mesh: [], "training.micro_batch_size": [], "training.recompute": [] };
 /* "in backward, opt_state 2 GiB" in the words of a reader. */
 const mostly = (why) => why.replace(/^in ([^,]+), (.+)$/, "the fullest moment is in $1, most of it $2");
+/* Why a number of GPUs does not do, in the words of a reader. */
+export const why_not = (why) => [[/^oom, /, "does not fit, "], [/^unsure, /, "is too close to tell, "], [/^refused: /, "is refused: "]]
+  .reduce((text, [word, said]) => (word.test(text) ? `${said}${mostly(text.replace(word, ""))}` : text), why);
 const count = (value) => Number(value).toLocaleString("en");
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 
 /* Words for the fewest GPUs of a framework, as a search has found them so far. */
 export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried }) => {
   if (is_refused) return `cannot be answered: ${why}`;
-  if (value === null) return is_fewest ? `no number of GPUs surely fits${beyond ? `, of ${count(beyond)} and fewer` : ""}: ${mostly(why)}` : "none found yet";
+  if (value === null) return is_fewest ? `no number of GPUs surely fits${beyond ? `, up to ${count(beyond)}` : ""}: ${why_not(why)}` : "none found yet";
   const there = layout ? ` (${layout.layout}; ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU)` : "";
   if (!is_fewest) return `at most ${count(value)}${there}`;
-  return `${count(value)}${there}. ${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried"}${beyond ? `: of ${count(beyond)}, the nearest is ${why}` : ""}`;
+  return `${count(value)}${there}. ${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried"}${beyond ? `; ${count(beyond)} ${why_not(why)}` : ""}.`;
 };
 
 export class Limits {
@@ -96,6 +99,6 @@ export class Limits {
 
 const words_of = (found) => {
   if (found.value === null) return `${found.words}: none surely fits. ${found.problem || mostly(found.why)}`;
-  const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}` : "is refused";
-  return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)} ${beyond}: ${mostly(found.why)}`}`;
+  const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}: ${mostly(found.why)}` : why_not(found.why);
+  return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)} ${beyond}`}`;
 };
