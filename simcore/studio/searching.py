@@ -23,7 +23,7 @@ from simcore.studio.question import Question
 from simcore.studio.space import names_of, space_of_question
 from simcore.studio.worker import behind_others, enclosed, problems_json
 
-__all__ = ["Searching"]
+__all__ = ["Ready", "Searching"]
 
 _SHOWN: Final = 300
 """Layouts of a line at most: the first of the ranking, and the Pareto set."""
@@ -31,11 +31,53 @@ _PAUSE_S: Final = 0.2
 """Seconds between two lines about progress."""
 
 
-class Searching:
-    """A search in its own process. `begin` starts it, `next` gives what it finds, `stop` ends it for good."""
+class Ready:
+    """A process that has loaded what a search needs and waits for one, so that it begins at once."""
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
+    def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self._waiting: tuple[Connection, BaseProcess] | None = None
+        self._is_over = False
+
+    def start(self) -> None:
+        """Starts a process, unless one waits."""
+        with self._changed:
+            if self._waiting is None and not self._is_over:
+                self._waiting = _started()
+
+    def take(self) -> tuple[Connection, BaseProcess]:
+        """The process that waits, with the pipe to it; a new one where none does."""
+        with self._changed:
+            taken, self._waiting = self._waiting, None
+        return taken if taken and taken[1].is_alive() else _started()
+
+    def close(self) -> None:
+        """Ends the process that waits; no other is started."""
+        with self._changed:
+            self._is_over = True
+            if self._waiting is not None:
+                self._waiting[1].kill()
+                self._waiting[1].join()
+                self._waiting[0].close()
+                self._waiting = None
+
+
+def _started() -> tuple[Connection, BaseProcess]:
+    ours, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_search, args=(its,), daemon=True)
+    process.start()
+    its.close()
+    return ours, process
+
+
+class Searching:
+    """A search in its own process. `begin` starts it, `next` gives what it finds, `stop` ends it for good.
+
+    `ready`: gives the process.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], ready: Ready | None = None) -> None:
+        self._fields, self._ready = fields, ready or Ready()
         self._changed = threading.Lock()
         self._is_over = False
         self._pipe: Connection | None = None
@@ -46,11 +88,9 @@ class Searching:
         with self._changed:
             if self._is_over:
                 return
-            self._pipe, its = multiprocessing.Pipe()
-            started = multiprocessing.get_context("spawn")
-            self._process = started.Process(target=_search, args=(its, self._fields), daemon=True)
-            self._process.start()
-            its.close()
+            self._pipe, self._process = self._ready.take()
+            with suppress(OSError):  # it died: `next` ends the search
+                self._pipe.send(self._fields)
 
     def next(self) -> bytes | None:
         """Waits for the next line, JSON without its end; None when the search is over."""
@@ -70,11 +110,19 @@ class Searching:
                 self._pipe.close()
 
 
-def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
-    """Main function of the process of a search."""
+def _search(pipe: Connection) -> None:
+    """Main function of the process of a search, whose fields come through the pipe."""
     deaf()
     end_with_parent()
     behind_others()
+    import simcore.studio.fewest  # noqa: F401 - what the other kind of search needs is among it
+
+    with suppress(EOFError, OSError):
+        _do(pipe, pipe.recv())
+
+
+def _do(pipe: Connection, fields: Mapping[str, Any]) -> None:
+    """Sends the lines of a search."""
     with tempfile.TemporaryDirectory(prefix="rankscope-studio-") as made, suppress(OSError):
         try:
             question = Question.of(fields)

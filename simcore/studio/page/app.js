@@ -92,7 +92,7 @@ const shown = (answer, number) => {
   if (has_failed) notice("");
   has_failed = false;
   fill({ parts: { ...answer.parts, advice: "" } });
-  form.problems(answer.problems);
+  told_at(form.problems(answer.problems), answer.problems);
   stale(false);
   busy.textContent = "";
   state.answer = answer;
@@ -105,6 +105,18 @@ const shown = (answer, number) => {
     clear(...LATER);
   }
   measure("first picture", number);
+};
+
+/* Problems that are told at their fields are named beside the verdict, with a way there; the others stand there in full. */
+const told_at = (others, all) => {
+  if (others.length || !all.length) return;
+  const names = [...new Set(all.map((one) => one.where.split(" ")[0]))];
+  document.querySelector("[data-part=problems]").replaceChildren(make("p", { className: "note" }, "Told at its field: ", ...names.map((name) => {
+    const there = make("button", { type: "button", textContent: name });
+    there.addEventListener("click", () => form.focus(name));
+    return there;
+  })));
+  fill({ parts: { problems: null } });
 };
 
 /* What may come after the first picture: memory, legal values, streams, pins, changes that make it fit. Until then the
@@ -254,10 +266,12 @@ document.querySelector("details.map").addEventListener("toggle", (event) => {
   opened[event.target.open ? "add" : "delete"]("placement");
   if (event.target.open) later(wanted);
 });
-document.getElementById("full").addEventListener("change", (event) => {
-  opened[event.target.checked ? "add" : "delete"]("memory");
-  later(wanted);
-});
+for (const [id, name] of [["full", "memory"], ["kernels", "streams"]]) {
+  document.getElementById(id).addEventListener("change", (event) => {
+    opened[event.target.checked ? "add" : "delete"](name);
+    later(wanted);
+  });
+}
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-changes], [data-limit], [data-explain]");
   if (!button) return;

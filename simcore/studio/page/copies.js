@@ -11,6 +11,7 @@ const show = (title, note, text, file, type = "text/plain") => {
   by_id("title").textContent = title;
   by_id("note").textContent = note;
   by_id("text").value = text;
+  by_id("text").rows = Math.min(30, text.split("\n").length + 1);
   if (saved) URL.revokeObjectURL(saved);
   saved = URL.createObjectURL(new Blob([text], { type }));
   Object.assign(by_id("save"), { href: saved, download: file });
@@ -25,6 +26,9 @@ by_id("copy").addEventListener("click", async () => {
     by_id("copy").textContent = document.execCommand("copy") ? "copied" : "selected";
   }
 });
+
+const IS_HERE = /^(localhost|127\.|\[::1\])/.test(location.host);
+const link_note = () => `The whole job is in the part from # on${IS_HERE ? ". The address before it is this machine's: a colleague who runs `rankscope studio` puts the part from # on behind their own address, or opens the scenario" : "; a token of the studio is not in it"}.`;
 
 const markdown = ({ job, answer }) => {
   const { numbers } = answer;
@@ -72,7 +76,7 @@ export class Copies {
   }
 
   async copy(kind) {
-    if (kind === "link") return show("Link", "The whole job is in the part behind #. A token of the studio is not in it.", location.href, "link.txt");
+    if (kind === "link") return show("Link", link_note(), location.href, "link.txt");
     if (kind === "markdown") return show("Markdown", "For an issue or a pull request.", markdown(this.state), "job.md");
     if (kind.startsWith("recipe ")) {
       const made = await ask("convert", { ...this.question(), format: kind.slice(7) });

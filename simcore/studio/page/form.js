@@ -5,6 +5,9 @@ import { value_of } from "./state.js";
 const AXES = { gpus: "GPUs", tp: "tensor parallel", pp: "pipeline stages", cp: "context parallel", ep: "expert parallel",
   etp: "expert tensor parallel", dp_replicate: "replicas" };
 const METHODS = ["full", "lora", "qlora"];
+/* Settings of adapters and of weights in 4 bits, which mean nothing with a method that has none. */
+const NOT_WITH = { full: ["training.lora", "training.quantization"], lora: ["training.quantization"], qlora: [] };
+const GUESS = /did you mean '?([\w.-]+)'?\?/;
 const GROUPED = /^\d{1,3}([.,'\u2019\u00a0\u202f _]\d{3})+$/;
 
 /* A whole number as people write it in English, German, French or Swiss; null for anything else. */
@@ -47,7 +50,7 @@ export class Form {
     const list = make("datalist", { id: "models" }, ...models.flatMap((one) => [one.name, ...one.other_names]).map((name) => make("option", { value: name })));
     this.root.append(list,
       this.text("model", "model", { list: "models" }),
-      this.select("training.method", "method", METHODS),
+      this.select("training.method", "method", METHODS, (method) => Object.fromEntries([["training.method", method], ...NOT_WITH[method].map((key) => [key, undefined])])),
       this.select("framework", "framework", frameworks.map((one) => one.name), (name) => ({
         framework: name, framework_version: undefined, framework_options: undefined, implementation: undefined })),
       this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, `${one.name} (${one.gpu.replace(/NVIDIA |GeForce | HBM.*/g, "")})`]))));
@@ -89,7 +92,7 @@ export class Form {
     input.id = id;
     const told = make("p", { className: "told", id: `${id}-told`, hidden: true });
     input.setAttribute("aria-describedby", told.id);
-    const row = make("div", { className: "field" }, make("label", { htmlFor: id, textContent: label }), input, told);
+    const row = make("div", { className: "field" }, make("label", { htmlFor: id }, ...broken(label)), input, told);
     row.dataset.key = key;
     this.fields.set(key, { input, told, row });
     const { default: usual } = this.catalogue.keys.find((one) => one.key === key) || {};
@@ -171,6 +174,7 @@ export class Form {
   step(axis, by) {
     const next = this.next(axis, by);
     if (next) this.change({ mesh: short(next.mesh) });
+    else this.steppers.get(axis).row.animate([{ background: "var(--bad-wash)" }, {}], 700); /* the line below says why not */
   }
 
   /* Takes the legal values that the engine found for this job. */
@@ -208,7 +212,7 @@ export class Form {
       up.disabled = !this.next(axis, 1);
     }
     const rest = document.getElementById("rest");
-    rest.textContent = this.mesh ? `data parallel takes the rest: ${this.mesh.dp_shard} sharded \u00d7 ${this.mesh.dp_replicate} replicas` : "";
+    rest.textContent = this.mesh ? `data parallel takes the rest: ${this.mesh.dp_shard} sharded${this.mesh.dp_replicate > 1 ? ` \u00d7 ${this.mesh.dp_replicate} replicas` : ""}` : "";
   }
 
   others() {
@@ -332,14 +336,29 @@ export class Form {
     });
   }
 
+  /* Puts the cursor into the field of a key. */
+  focus(key) {
+    const field = this.fields.get(key);
+    if (field) field.input.focus();
+  }
+
   tell(key, message) {
     const { input, told, row } = this.fields.get(key);
-    told.textContent = message;
+    told.textContent = message.replace(/`rankscope models`[^]*$/, "the list of the field has those that are built in; drop another's config.json on the page");
+    const guess = message.match(GUESS);
+    if (guess && key === "model") {
+      const take = make("button", { type: "button", textContent: `take ${guess[1]}` });
+      take.addEventListener("click", () => this.change({ model: guess[1] }));
+      told.append(" ", take);
+    }
     told.hidden = false;
     row.classList.add("wrong");
     input.setAttribute("aria-invalid", "true");
   }
 }
+
+/* A dotted name that may be cut into lines behind its dots and underscores. */
+const broken = (name) => name.split(/(?<=[._])/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));
 
 const words_of = (value) => (value !== null && typeof value === "object" ? (Object.keys(value).length ? JSON.stringify(value) : "as usual") : String(value));
 

@@ -12,13 +12,13 @@ export const why_not = (why) => [[/^oom, /, "does not fit, "], [/^unsure, /, "is
 const count = (value) => Number(value).toLocaleString("en");
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 
-/* Words for the fewest GPUs of a framework, as a search has found them so far. */
+/* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
 export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried }) => {
-  if (is_refused) return `cannot be answered: ${why}`;
-  if (value === null) return is_fewest ? `no number of GPUs surely fits${beyond ? `, up to ${count(beyond)}` : ""}: ${why_not(why)}` : "none found yet";
-  const there = layout ? ` (${layout.layout}; ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU)` : "";
-  if (!is_fewest) return `at most ${count(value)}${there}`;
-  return `${count(value)}${there}. ${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried"}${beyond ? `; ${count(beyond)} ${why_not(why)}` : ""}.`;
+  if (is_refused) return ["not answered", why];
+  if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
+  const there = layout ? `${layout.layout}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "";
+  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried"}${beyond ? `: ${count(beyond)} ${why_not(why)}` : ""}.`;
+  return [`${is_fewest ? "" : "at most "}${count(value)} GPU${value === 1 ? "" : "s"}`, `${there}${is_fewest ? ` ${fewer}` : ""}`];
 };
 
 export class Limits {
@@ -57,10 +57,12 @@ export class Limits {
   async least(box, running) {
     const { framework } = this.question().values;
     const begun = Date.now();
-    const words = make("p", { className: "least" });
+    const number = make("b", { textContent: "looking \u2026" });
+    const known = make("p", { className: "note" });
+    const words = make("p", { className: "found" }, `Fewest with any layout of ${framework}: `, number);
     const doing = make("p", { className: "note", role: "status" });
     const buttons = make("p", { className: "buttons" });
-    box.replaceChildren(words, doing, buttons);
+    box.replaceChildren(words, known, doing, buttons);
     const stop = this.button("stop", () => running.abort());
     let trying = "";
     const tell = () => { doing.textContent = `trying ${trying} ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
@@ -69,13 +71,12 @@ export class Limits {
       if (line.gpus) trying = `layouts on ${count(line.gpus)} GPUs: ${count(line.layouts)} so far,`;
       if (line.ranks) trying = "which layout there is the fastest,";
       if (line.fewest) {
-        words.textContent = `Fewest GPUs with any layout of ${framework}: ${fewest_words(line.fewest)}`;
+        [number.textContent, known.textContent] = fewest_words(line.fewest);
         const { layout } = line.fewest;
         buttons.replaceChildren(...(layout ? [this.button("apply", () => this.apply(layout.keys))] : []), stop);
       }
       tell();
     };
-    words.textContent = `Fewest GPUs with any layout of ${framework}: looking \u2026`;
     buttons.append(stop);
     tell();
     try {

@@ -58,8 +58,8 @@ export class Search {
     this.stop = make("button", { type: "button", id: "search-stop", textContent: "stop", disabled: true });
     root.append(make("fieldset", {}, make("legend", { textContent: "free" }), ...keys),
       make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks, every),
-      make("p", { className: "buttons" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus,
-        make("label", { htmlFor: "search-by", textContent: " best by " }), by, this.start, this.stop),
+      make("p", { className: "buttons" }, make("span", { className: "together" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus),
+        make("span", { className: "together" }, make("label", { htmlFor: "search-by", textContent: "best by " }), by), this.start, this.stop),
       make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout of the free keys; all numbers of GPUs unless some are given, all frameworks unless some are chosen" })));
     const chosen = (name) => [...root.querySelectorAll(`[name=${name}]:checked`)].map((input) => input.value);
     const free = () => Object.fromEntries(chosen("free").map((key) => [key, []]));
