@@ -96,6 +96,7 @@ const shown = (answer, number) => {
   stale(false);
   busy.textContent = "";
   state.answer = answer;
+  document.body.classList.toggle("unanswered", answer.status !== "ok");
   versus.against();
   remedies.hidden = !HELPS[answer.verdict];
   if (HELPS[answer.verdict]) remedies.querySelector("h3").textContent = HELPS[answer.verdict].title;

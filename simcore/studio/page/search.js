@@ -74,6 +74,10 @@ export class Search {
       const is_on = boxes.some((box) => !box.checked);
       boxes.forEach((box) => { box.checked = is_on; });
     });
+    addEventListener("resize", () => {
+      clearTimeout(this.resized);
+      if (this.frontier.querySelector("svg")) this.resized = setTimeout(() => this.draw(), 250);
+    });
     this.stop.addEventListener("click", () => this.running && this.running.abort());
   }
 
