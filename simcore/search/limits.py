@@ -43,6 +43,8 @@ _SPARE: Final = 1000
 _REFUSAL: Final = 0.05
 """Cost of a layout that is refused, in simulations."""
 _NEAR: Final = 40
+_LIKELY: Final = 16
+"""Simulations that a number of GPUs gets at most while a bound is looked for."""
 _CUTS: Final = ("mesh.pp", "mesh.dp_replicate", "mesh.cp", "mesh.tp")
 """Axes beside those that cut states over ranks of data parallelism, at the cost of time or of copies."""
 _REFUSED: Final = "every layout is refused"
@@ -86,6 +88,14 @@ class _Tries:
         """True if one of the layouts that had the lowest peaks surely fits with the value."""
         return self.held.get(value, False) or any(
             self._fits(value, each) for each in self._by_last_peak(value)[:_NEAR])
+
+    def likely_holds(self, value: Value) -> bool:
+        """True if a layout that should have one of the lowest peaks surely fits: one of the first few that are legal."""
+        most = self.cost + _LIKELY
+        ordered = sorted(self._by_last_peak(value), key=lambda each: (
+            each.get("training.recompute") == "none", each.get("training.micro_batch_size", 1)))
+        self.held |= {value: True} if any(self._fits(value, each) for each in ordered if self.cost < most) else {}
+        return self.held.get(value, False)
 
     def can_be(self, value: Value) -> bool:
         """True if some layout is legal with the value."""
@@ -228,7 +238,13 @@ def _fewest(tries: _Tries) -> tuple[int | None, int | None, int]:
 
 
 def _doubled(tries: _Tries) -> tuple[int | None, list[int]]:
-    """(smallest number that holds by doubling, numbers below that were passed over, descending)."""
+    """(smallest number that holds by doubling, numbers below that were passed over, descending).
+
+    A bound is looked for first, with the layouts of each power of two that are likely to have the lowest peaks.
+    """
+    power = 1
+    while power <= _MOST["gpus"] and not tries.likely_holds(power):
+        power *= 2
     last, passed = 0, list[int]()
     power, most = 1, tries.cost + _SPARE
     while power <= _MOST["gpus"]:

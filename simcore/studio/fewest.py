@@ -15,6 +15,7 @@ from simcore.errors import RankscopeError
 from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.frameworks.setup import configuration
 from simcore.inputs.scenario import Scenario
+from simcore.models.graph import build
 from simcore.results.found import FoundLayout
 from simcore.results.limit import Value
 from simcore.search.judge import Candidate, Sized, timed
@@ -58,10 +59,14 @@ def fewest(question: Question, say: Say) -> None:
 def _axes(base: Scenario, name: str) -> tuple[str, ...]:
     """Axes of the mesh that may have more than one rank, as the framework says."""
     adapter, implementation = framework_adapter(name), base.implementation if name == base.framework else "auto"
+    fields = configuration(base)
     if implementation == "auto":
-        family = str(configuration(base).get("model_type"))
-        implementation = adapter.implementation_of(family, base.training.method)
-    return tuple(axis for axis in _AXES if axis in adapter.axes(implementation))
+        implementation = adapter.implementation_of(str(fields.get("model_type")), base.training.method)
+    try:
+        closed = set(_AXES).difference(adapter.axes(build(fields, implementation)))
+    except RankscopeError:  # a model that the framework does not have: each of its layouts says so
+        closed = set()
+    return tuple(axis for axis in _AXES if axis not in closed)
 
 
 def _order(base: Scenario, name: str, axes: tuple[str, ...]) -> tuple[object, ...]:

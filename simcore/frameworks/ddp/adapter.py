@@ -15,5 +15,5 @@ ADAPTERS = {"ddp": FrameworkAdapter(
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=options_around,
     serves_qlora=True,
-    axes=lambda implementation: CAPABILITIES.axes,
+    axes=lambda graph: CAPABILITIES.axes,
 )}

@@ -17,6 +17,6 @@ ADAPTERS = {"fsdp1": FrameworkAdapter(
     options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,
     at_rest=AtRest(mean=mean_in_units, exact=exact_in_units, padding=unit_padding_bytes),
     quantize=in_fp8, casts_parameters=True, serves_qlora=True,
-    axes=lambda implementation: CAPABILITIES.axes,
+    axes=lambda graph: CAPABILITIES.axes,
     memory_options=(MemoryOption("sync", {"framework_options.sync_gradients": "every"}),),
 )}
