@@ -90,7 +90,7 @@ class _Tries:
             self._fits(value, each) for each in self._by_last_peak(value)[:_NEAR])
 
     def likely_holds(self, value: Value) -> bool:
-        """True if a layout that should have one of the lowest peaks surely fits: one of the first few that are legal."""
+        """True if a layout that should have one of the lowest peaks surely fits: of the first few."""
         most = self.cost + _LIKELY
         ordered = sorted(self._by_last_peak(value), key=lambda each: (
             each.get("training.recompute") == "none", each.get("training.micro_batch_size", 1)))

@@ -1,7 +1,7 @@
-"""Fewest GPUs of each framework, that of the job first; a row as soon as a number is known, better ones as they are found.
+"""Fewest GPUs of each framework, that of the job first; a row as soon as a number is known, and each better one.
 
-A number of GPUs is told once some layout surely fits on it, the fewest once every layout on fewer was tried; the fastest
-layout there comes last, when all frameworks have their number.
+A number of GPUs is told once some layout surely fits on it, the fewest once every layout on fewer was tried. The
+fastest layout there comes last, when all frameworks have their number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Say = Callable[[Mapping[str, Any]], None]
 
 
 def fewest(question: Question, say: Say) -> None:
-    """Says what is tried (`trying`, `done`, `all_of`, `gpus`, `layouts`), rows of frameworks (`fewest`), at last `over`.
+    """Says what is tried (`trying`, `done`, `all_of`, `gpus`, `layouts`), rows (`fewest`), at last `over`.
 
     A row replaces the one before of its framework: `framework`; `value`: GPUs that some layout surely fits on, None if
     none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`,

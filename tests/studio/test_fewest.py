@@ -1,4 +1,4 @@
-"""Fewest GPUs of each framework: numbers as they are found, proven by every layout on fewer, then the fastest layout."""
+"""Fewest GPUs of each framework: numbers as they are found, proven by every layout on fewer; then the fastest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_number_is_told_at_once_then_proven_and_the_fastest_layout_last() -> N
 def test_the_framework_of_the_job_comes_first() -> None:
     lines = said(JOB, gpus=[1], frameworks=["ddp", "zero1", "fsdp2"])
     assert list(rows(lines)) == ["fsdp2", "zero1", "ddp"]
-    assert [line["done"] for line in lines if "trying" in line][0] == 0
+    assert next(line["done"] for line in lines if "trying" in line) == 0
 
 
 def test_what_the_job_says_of_its_stages_keeps_no_framework_from_an_answer() -> None:
