@@ -16,7 +16,6 @@ from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.frameworks.setup import configuration
 from simcore.inputs.scenario import Scenario
 from simcore.models.graph import build
-from simcore.results.found import FoundLayout
 from simcore.results.limit import Value
 from simcore.search.judge import Candidate, Sized, timed
 from simcore.search.limits import free_limit
@@ -43,10 +42,11 @@ def fewest(question: Question, say: Say) -> None:
     `why`: largest number below it, and what decides there; `untried`: numbers left out; `is_refused`: every layout is.
     """
     base = question.scenario()
-    names = names_of(question.rest, "frameworks", (base.framework, *known_frameworks()))
-    axes = {name: _axes(base, name) for name in names}
+    own = base.framework
+    names = names_of(question.rest, "frameworks", (own, *known_frameworks()))
+    axes = {name: _axes(base, name, base.implementation if name == own else "auto") for name in names}
     found: list[_Fewest] = []
-    for done, name in enumerate(sorted(axes, key=lambda name: _order(base, name, axes[name]))):
+    for done, name in enumerate(sorted(axes, key=lambda name: (name != own, *_order(axes[name])))):
         one = _Fewest(_narrowed(question, name, axes[name]), name, say, {"done": done, "all_of": len(axes)})
         one.find()
         found.append(one)
@@ -56,10 +56,11 @@ def fewest(question: Question, say: Say) -> None:
     say({"over": True})
 
 
-def _axes(base: Scenario, name: str) -> tuple[str, ...]:
-    """Axes of the mesh that may have more than one rank, as the framework says."""
-    adapter, implementation = framework_adapter(name), base.implementation if name == base.framework else "auto"
-    fields = configuration(base)
+def _axes(base: Scenario, name: str, implementation: str) -> tuple[str, ...]:
+    """Axes of the mesh that may have more than one rank, as the framework says; all of an unknown one."""
+    if name not in known_frameworks():
+        return _AXES
+    adapter, fields = framework_adapter(name), configuration(base)
     if implementation == "auto":
         implementation = adapter.implementation_of(str(fields.get("model_type")), base.training.method)
     try:
@@ -69,9 +70,9 @@ def _axes(base: Scenario, name: str) -> tuple[str, ...]:
     return tuple(axis for axis in _AXES if axis not in closed)
 
 
-def _order(base: Scenario, name: str, axes: tuple[str, ...]) -> tuple[object, ...]:
-    """Order of frameworks: that of the job, those that cut something over few axes, those that only copy."""
-    return name != base.framework, axes == ("dp_replicate",), len(axes)
+def _order(axes: tuple[str, ...]) -> tuple[bool, int]:
+    """Order of frameworks: those that cut something over few axes first, those that only copy last."""
+    return axes == ("dp_replicate",), len(axes)
 
 
 def _narrowed(question: Question, name: str, axes: tuple[str, ...]) -> Question:
@@ -133,8 +134,7 @@ class _Fewest:
     def _timed(self, candidate: Candidate, sized: Sized) -> Mapping[str, Any] | None:
         base = self.question.scenario()
         (time_of,) = timed(base, [candidate])
-        found: FoundLayout | None = time_of and layout_of(base, candidate, sized, time_of)
-        return found and found.model_dump()
+        return layout_of(base, candidate, sized, time_of).model_dump() if time_of else None
 
     def _found(self, **known: object) -> None:
         self.row |= known
