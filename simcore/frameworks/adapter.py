@@ -135,6 +135,7 @@ class FrameworkAdapter:
     embedding. `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host
     by owner beyond tensors; with `rounded`, pinned blocks count as rounded up. `memory_options`: settings of the
     framework that advice tries where a job does not fit.
+    `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
     `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), so that a
     search need not try it.
     `dispatchers`: ways to send tokens to experts on other ranks, by a name that is equal where another framework does
@@ -158,6 +159,7 @@ class FrameworkAdapter:
     copies_tied_head: bool = False
     freezes: tuple[str, ...] = ()
     memory_options: tuple[MemoryOption, ...] = ()
+    of_stages: tuple[str, ...] = ()
     axes: Callable[[ModelGraph], tuple[str, ...]] = open_axes
     dispatchers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
     host_buffers: _HostBuffers = _no_buffers

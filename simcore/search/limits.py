@@ -16,7 +16,7 @@ tried as a check, the latter with the `_NEAR` layouts that have the lowest peaks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -55,7 +55,8 @@ _AT_REST: Final = "what rests on a rank is more than fits, in every layout"
 class _Tries:
     """Values that were tried, with the lowest peak of a layout at each; `legal`: values with a layout that is legal.
 
-    `count`: layouts that were tried; `cost`: of trying them, in simulations; `watch`: is told of them.
+    `unit`: GPUs of a host; beyond one host only whole ones are tried. `count`: layouts that were tried; `cost`: of
+    trying them, in simulations; `watch`: is told of them.
     """
 
     question: Search
@@ -65,9 +66,14 @@ class _Tries:
     legal: set[Value] = field(default_factory=set)
     order: dict[tuple[tuple[str, object], ...], int] = field(default_factory=dict)
     refusals: dict[Value, str] = field(default_factory=dict)
+    unit: int = 1
     count: int = 0
     cost: float = 0.0
     watch: LimitWatch = UNHEARD
+
+    def numbers(self, values: Iterable[int]) -> Iterator[int]:
+        """Those of some numbers of GPUs that are tried."""
+        return (each for each in values if each <= self.unit or each % self.unit == 0)
 
     def space(self, value: Value) -> Space:
         """The space with the quantity at `value`."""
@@ -167,13 +173,15 @@ class _Tries:
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
-def free_limit(question: Search, quantity: Quantity, watch: LimitWatch = UNHEARD, *, ranks: bool = True) -> FreeLimit:
+def free_limit(question: Search, quantity: Quantity, watch: LimitWatch = UNHEARD, *, ranks: bool = True, unit: int = 1
+               ) -> FreeLimit:
     """Limit of `quantity` over the layouts of the question's space; with `ranks` the best layouts there too.
 
-    For "gpus" the space's own numbers, if it has several, are tried in ascending order. InputError if every layout of
+    For "gpus" the space's own numbers, if it has several, are tried in ascending order; else beyond `unit` GPUs only
+    multiples of it. InputError if every layout of
     every value is refused. `quantity`: not "machine" (`free_machine`), not "cost" (`cheapest`).
     """
-    tries = _Tries(question, quantity, watch=watch)
+    tries = _Tries(question, quantity, watch=watch, unit=unit)
     if quantity == "gpus":
         value, beyond, untried = _fewest(tries)
     else:
@@ -243,20 +251,20 @@ def _doubled(tries: _Tries) -> tuple[int | None, list[int]]:
     A bound is looked for first, with the layouts of each power of two that are likely to have the lowest peaks.
     """
     power = 1
-    while power <= _MOST["gpus"] and not tries.likely_holds(power):
+    while power <= _MOST["gpus"] and not any(map(tries.likely_holds, tries.numbers([power]))):
         power *= 2
     last, passed = 0, list[int]()
     power, most = 1, tries.cost + _SPARE
     while power <= _MOST["gpus"]:
-        top = power if tries.can_be(power) else None
-        for each in range(power - 1, last, -1):
+        top = next(filter(tries.can_be, tries.numbers([power])), None)
+        for each in tries.numbers(range(power - 1, last, -1)):
             if top is not None or tries.cost > most:
                 break
             top = each if tries.can_be(each) else None
         if top is not None:
             if tries.holds(top):
-                return next(each for each in range(last + 1, top + 1) if tries.holds(each)), passed
-            passed = [*range(top - 1, last, -1), *passed]
+                return next(filter(tries.holds, tries.numbers(range(last + 1, top + 1)))), passed
+            passed = [*tries.numbers(range(top - 1, last, -1)), *passed]
         last, power = power, power * 2
     return None, passed
 

@@ -1,6 +1,7 @@
 """Fewest GPUs of each framework, that of the job first; a row as soon as a number is known, and each better one.
 
-A number of GPUs is told once some layout surely fits on it, the fewest once every layout on fewer was tried. The
+Beyond one host only whole hosts are tried, unless numbers are given. A number of GPUs is told once some layout surely
+fits on it, the fewest once every layout on fewer was tried. The
 fastest layout there comes last, when all frameworks have their number.
 """
 
@@ -16,6 +17,7 @@ from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.frameworks.setup import configuration
 from simcore.inputs.scenario import Scenario
 from simcore.models.graph import build
+from simcore.placement.job import topology_of
 from simcore.results.limit import Value
 from simcore.search.judge import Candidate, Sized, timed
 from simcore.search.limits import free_limit
@@ -104,7 +106,10 @@ class _Fewest:
         """Says a row for each smaller number that is found, at last the fewest."""
         self._trying()
         try:
-            found = free_limit(self._search(), "gpus", LimitWatch(self._tried, self._holds), ranks=False)
+            asked = self._search()
+            host = topology_of(asked.space.base).node
+            found = free_limit(asked, "gpus", LimitWatch(self._tried, self._holds), ranks=False,
+                               unit=int(host.gpus_per_host or host.gpus))
             self._found(value=found.value, is_fewest=True, beyond=found.beyond, why=found.why, untried=found.untried)
         except RankscopeError as error:
             self._found(why=error.problems[0].message, is_refused=True)

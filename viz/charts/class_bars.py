@@ -132,4 +132,4 @@ def _end(report: Report, top: float, height: int) -> Markup | None:
         "g", *(element("line", x1=at, x2=at, y1=y + 17, y2=y + 23 + _BAR, class_="end")
                for y in range(_HEAD, height - _FOOT, _ROW)),
         element("text", f"{format_bytes(report.capacity_bytes)} usable", x=at, y=height - 3,
-                text_anchor="end", class_="capacity-name"))
+                text_anchor="end" if report.capacity_bytes > top / 2 else "start", class_="capacity-name"))

@@ -17,6 +17,7 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     implementations=("automodel", "hf", "hub"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
     quantize=lambda job: in_fp8(job, job.options(OPTIONS)), serves_qlora=True,
+    of_stages=("local_batch_size",),
     axes=lambda graph: ALL_AXES if graph.architecture.family in SPARSE_CLASSES else open_axes(graph),
     dispatchers={name: {"dispatcher": name} for name in OPTIONS["dispatcher"]},
     memory_options=(

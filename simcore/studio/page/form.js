@@ -173,7 +173,7 @@ export class Form {
 
   step(axis, by) {
     const next = this.next(axis, by);
-    if (next) this.change({ mesh: short(next.mesh) });
+    if (next) this.change({ mesh: short(next.mesh), ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
     else this.steppers.get(axis).row.animate([{ background: "var(--bad-wash)" }, {}], 700); /* the line below says why not */
   }
 
@@ -194,7 +194,7 @@ export class Form {
     box.hidden = !answer.plain;
     if (answer.plain) {
       const degrees = Object.entries(short(answer.plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
-      const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}` });
+      const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}${answer.drops.length ? `, without ${answer.drops.join(", ")}` : ""}` });
       button.addEventListener("click", () => this.apply({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }));
       box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []), button);
     }
@@ -291,10 +291,12 @@ export class Form {
       const mesh = { ...this.mesh };
       for (const [key, value] of Object.entries(changes)) if (key.startsWith("mesh.")) mesh[key.slice(5)] = value;
       const gpus = (one) => ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, axis) => all * (one[axis] || 1), 1);
-      const rows = Object.entries(changes).map(([key, value]) => [this.label(key), key.startsWith("mesh.") ? this.mesh[key.slice(5)] : value_of(this.job, key), value]);
+      const rows = Object.entries(changes).map(([key, value]) => [this.label(key), key.startsWith("mesh.") ? this.mesh[key.slice(5)] : value_of(this.job, key), value, key]);
       const said = [["GPUs", gpus(this.mesh), gpus(mesh)], ...rows].filter(([, before, after]) => JSON.stringify(before) !== JSON.stringify(after))
         .map(([name, before, after]) => `${name} ${before === undefined || before === null ? "" : `${words_of(before)} `}\u2192 ${words_of(after)}`).join(", ");
       const place = button.nextElementSibling;
+      const stay = rows.filter(([, before, after]) => JSON.stringify(before) === JSON.stringify(after)).map(([, , , key]) => `${key}=`);
+      place.querySelectorAll("code").forEach((one) => { if (stay.some((key) => one.textContent.startsWith(key))) one.remove(); });
       if (said && !place.querySelector("b")) place.prepend(make("b", { textContent: said }), " ");
     }
   }

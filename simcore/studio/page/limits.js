@@ -1,6 +1,7 @@
 /* How far the job goes: limits with all other keys as they are, and the fewest GPUs with any layout of its framework. */
 import { Superseded, ask, stream } from "./door.js";
 import { make } from "./panels.js";
+import { value_of } from "./state.js";
 
 const BEYOND = { unsure: "is too close to tell, real runs may need more than the simulated", oom: "does not fit, it needs", fits: "fits in" };
 const FREE = { mesh: [], "training.micro_batch_size": [], "training.recompute": [] };
@@ -12,12 +13,17 @@ export const why_not = (why) => [[/^oom, /, "does not fit, "], [/^unsure, /, "is
 const count = (value) => Number(value).toLocaleString("en");
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 
+/* Keys of a layout beside its degrees that are not those of the job. */
+const USUAL = { "training.micro_batch_size": 1, "training.recompute": "none" };
+const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(mesh\.|framework|topology|implementation|training\.pipeline$)/.test(key)
+  && JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key])).map(([key, value]) => `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+
 /* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
-export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried }) => {
+export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried }, job) => {
   if (is_refused) return ["not answered", why];
   if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
-  const there = layout ? `${layout.layout}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "";
-  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried"}${beyond ? `: ${count(beyond)} ${why_not(why)}` : ""}.`;
+  const there = layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "";
+  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried, of several hosts whole ones"}${beyond ? `: ${count(beyond)} ${why_not(why)}` : ""}.`;
   return [`${is_fewest ? "" : "at most "}${count(value)} GPU${value === 1 ? "" : "s"}`, `${there}${is_fewest ? ` ${fewer}` : ""}`];
 };
 
@@ -49,7 +55,7 @@ export class Limits {
       if (!(error instanceof Superseded) && error.name !== "AbortError") kept.textContent = error.message;
       return;
     }
-    kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With the degrees of this job, data parallel aside: " : ""}${words_of(found)}` }));
+    kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With all other keys of this job as they are, only data parallel changed: " : ""}${words_of(found)}` }));
     if (found.value !== null) kept.append(this.button("apply", () => this.apply(found.keys)));
   }
 
@@ -62,8 +68,12 @@ export class Limits {
     const words = make("p", { className: "found" }, `Fewest with any layout of ${framework}: `, number);
     const doing = make("p", { className: "note", role: "status" });
     const buttons = make("p", { className: "buttons" });
-    box.replaceChildren(words, known, doing, buttons);
+    box.replaceChildren(words, buttons, doing, known);
     const stop = this.button("stop", () => running.abort());
+    const all = this.button("ask every framework", this.everywhere);
+    const take = this.button("apply", () => {});
+    take.disabled = true;
+    buttons.append(take, stop, all);
     let trying = "";
     const tell = () => { doing.textContent = `trying ${trying} ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
     const clock = setInterval(tell, 1000);
@@ -71,23 +81,22 @@ export class Limits {
       if (line.gpus) trying = `layouts on ${count(line.gpus)} GPUs: ${count(line.layouts)} so far,`;
       if (line.ranks) trying = "which layout there is the fastest,";
       if (line.fewest) {
-        [number.textContent, known.textContent] = fewest_words(line.fewest);
+        [number.textContent, known.textContent] = fewest_words(line.fewest, this.question().values);
         const { layout } = line.fewest;
-        buttons.replaceChildren(...(layout ? [this.button("apply", () => this.apply(layout.keys))] : []), stop);
+        take.disabled = !layout;
+        take.onclick = () => this.apply(layout.keys);
       }
       tell();
     };
-    buttons.append(stop);
     tell();
     try {
       await stream({ ...this.question(), frameworks: [framework], free: FREE, fewest: true }, running.signal, show);
-      doing.textContent = "";
+      doing.textContent = `done in ${Math.round((Date.now() - begun) / 1000)} s`;
     } catch (error) {
       doing.textContent = error.name === "AbortError" ? "stopped" : error.message;
     } finally {
       clearInterval(clock);
-      stop.remove();
-      buttons.append(this.button("of every framework \u2026", this.everywhere));
+      stop.disabled = true;
     }
   }
 

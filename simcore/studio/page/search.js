@@ -60,7 +60,7 @@ export class Search {
       make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks, every),
       make("p", { className: "buttons" }, make("span", { className: "together" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus),
         make("span", { className: "together" }, make("label", { htmlFor: "search-by", textContent: "best by " }), by), this.start, this.stop),
-      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout of the free keys; all numbers of GPUs unless some are given, all frameworks unless some are chosen" })));
+      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout of the free keys; whole hosts beyond one, unless numbers are given, all frameworks unless some are chosen" })));
     const chosen = (name) => [...root.querySelectorAll(`[name=${name}]:checked`)].map((input) => input.value);
     const free = () => Object.fromEntries(chosen("free").map((key) => [key, []]));
     const numbers = () => (gpus.value.match(/\d+/g) || []).map(Number);
@@ -69,6 +69,7 @@ export class Search {
       this.run({ gpus: numbers(), frameworks: chosen("framework"), free: free(), objectives: [...new Set([by.value, "peak"])] });
     });
     this.fewest.addEventListener("click", () => this.run({ gpus: numbers(), frameworks: chosen("framework"), free: free(), fewest: true }));
+    this.every = () => this.run({ gpus: [], frameworks: [], free: { mesh: [], "training.micro_batch_size": [], "training.recompute": [] }, fewest: true });
     every.addEventListener("click", () => {
       const boxes = [...root.querySelectorAll("[name=framework]")];
       const is_on = boxes.some((box) => !box.checked);
