@@ -3,8 +3,9 @@
 [Note: what stays]
 The global batch stays: where the scenario gives one, layouts that do not divide it are refused; where it gives none,
 each layout has one microbatch, as without a search. What the scenario says of its pipeline, and framework
-options of stages, are not set for layouts without stages, where the number of stages is free. Numerics stay too, unless `ALLOWED` says otherwise. Options of the
-scenario's framework, its version and its layers are not set for other frameworks, which have their own.
+options of stages, are not set for layouts without stages, where the number of stages is free. Numerics stay too, unless
+`ALLOWED` says otherwise. Options of the scenario's framework, its version and its layers are not set for other
+frameworks, which have their own.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from math import prod
+from math import log, prod
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -39,7 +39,7 @@ def degrees(document: Document) -> dict[str, Any]:
     """Values of the number of GPUs and of each axis, as JSON has them: the mesh that each gives, and why it is refused.
 
     `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one without other degrees than data
-    parallelism, of as many GPUs or of one; None if there is none. `drops`: keys that it leaves out. InputError for a
+    parallelism, of as many GPUs or nearly so; None if there is none. `drops`: keys that it leaves out. InputError for a
     mesh that no job may have. One stage has `drops` too, where the keys of a pipeline stand in its way.
     """
     mesh = _mesh(document)
@@ -58,7 +58,7 @@ def degrees(document: Document) -> dict[str, Any]:
 def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None], list[str]]]:
     """Legal meshes of data parallelism alone, with the keys of the job that each leaves out."""
     ones: _Mesh = Mesh().model_dump()
-    for number in dict.fromkeys((gpus, 1)):
+    for number in sorted({*_numbers(gpus), 1}, key=lambda number: abs(log(number / gpus))):
         for mesh in _with_gpus(ones, number):
             if (drops := _drops(document, mesh)) is not None:
                 yield dict(mesh), drops

@@ -40,8 +40,9 @@ def fewest(question: Question, say: Say) -> None:
     """Says what is tried (`trying`, `done`, `all_of`, `gpus`, `layouts`), rows (`fewest`), at last `over`.
 
     A row replaces the one before of its framework: `framework`; `value`: GPUs that some layout surely fits on, None if
-    none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`,
-    `why`: largest number below it, and what decides there; `untried`: numbers left out; `is_refused`: every layout is.
+    none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`:
+    largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
+    needs; `untried`: numbers left out; `is_refused`: every layout is.
     """
     base = question.scenario()
     own = base.framework
@@ -100,7 +101,7 @@ class _Fewest:
     def __init__(self, question: Question, name: str, say: Say, place: Mapping[str, int]) -> None:
         self.question, self.name, self.say, self.place, self.said_at = question, name, say, place, 0.0
         self.row = {"framework": name, "value": None, "is_fewest": False, "is_best": False, "layout": None,
-                    "beyond": None, "why": "", "untried": 0, "is_refused": False}
+                    "beyond": None, "why": "", "nearest_bytes": None, "untried": 0, "is_refused": False}
 
     def find(self) -> None:
         """Says a row for each smaller number that is found, at last the fewest."""
@@ -110,7 +111,8 @@ class _Fewest:
             host = topology_of(asked.space.base).node
             found = free_limit(asked, "gpus", LimitWatch(self._tried, self._holds), ranks=False,
                                unit=int(host.gpus_per_host or host.gpus))
-            self._found(value=found.value, is_fewest=True, beyond=found.beyond, why=found.why, untried=found.untried)
+            self._found(value=found.value, is_fewest=True, beyond=found.beyond, why=found.why,
+                        nearest_bytes=found.nearest_bytes, untried=found.untried)
         except RankscopeError as error:
             self._found(why=error.problems[0].message, is_refused=True)
 

@@ -302,7 +302,7 @@ const start = async () => {
   versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
   new Files(state, (...opened) => { keep(); take(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, apply);
-  limits = new Limits(question, apply, () => search.every());
+  limits = new Limits(question, apply, (row) => search.every(row));
   new Copies(state, question);
   if (found && !(found instanceof Error)) follow(found);
   else take(catalogue.start);

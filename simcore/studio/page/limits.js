@@ -4,7 +4,7 @@ import { make } from "./panels.js";
 import { value_of } from "./state.js";
 
 const BEYOND = { unsure: "is too close to tell, real runs may need more than the simulated", oom: "does not fit, it needs", fits: "fits in" };
-const FREE = { mesh: [], "training.micro_batch_size": [], "training.recompute": [] };
+export const FREE = { mesh: [], "training.micro_batch_size": [], "training.recompute": [], options: [] };
 /* "in backward, opt_state 2 GiB" in the words of a reader. */
 const mostly = (why) => why.replace(/^in ([^,]+), (.+)$/, "the fullest moment is in $1, most of it $2");
 /* Why a number of GPUs does not do, in the words of a reader. */
@@ -19,11 +19,11 @@ const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(
   && JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key])).map(([key, value]) => `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
 
 /* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
-export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried }, job) => {
+export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes }, job) => {
   if (is_refused) return ["not answered", why];
   if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
   const there = layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "";
-  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried, of several hosts whole ones"}${beyond ? `: ${count(beyond)} ${why_not(why)}` : ""}.`;
+  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried, of several hosts whole ones"}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.`;
   return [`${is_fewest ? "" : "at most "}${count(value)} GPU${value === 1 ? "" : "s"}`, `${there}${is_fewest ? ` ${fewer}` : ""}`];
 };
 
@@ -65,22 +65,24 @@ export class Limits {
     const begun = Date.now();
     const number = make("b", { textContent: "looking \u2026" });
     const known = make("p", { className: "note" });
-    const words = make("p", { className: "found" }, `Fewest with any layout of ${framework}: `, number);
+    const words = make("p", { className: "found" }, `Fewest with any layout and memory option of ${framework}: `, number);
     const doing = make("p", { className: "note", role: "status" });
     const buttons = make("p", { className: "buttons" });
     box.replaceChildren(words, buttons, doing, known);
     const stop = this.button("stop", () => running.abort());
-    const all = this.button("ask every framework", this.everywhere);
+    const all = this.button("ask every framework", () => this.everywhere(row));
     const take = this.button("apply", () => {});
     take.disabled = true;
     buttons.append(take, stop, all);
     let trying = "";
+    let row = null;
     const tell = () => { doing.textContent = `trying ${trying} ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
     const clock = setInterval(tell, 1000);
     const show = (line) => {
       if (line.gpus) trying = `layouts on ${count(line.gpus)} GPUs: ${count(line.layouts)} so far,`;
       if (line.ranks) trying = "which layout there is the fastest,";
       if (line.fewest) {
+        row = line.fewest;
         [number.textContent, known.textContent] = fewest_words(line.fewest, this.question().values);
         const { layout } = line.fewest;
         take.disabled = !layout;

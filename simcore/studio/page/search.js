@@ -1,6 +1,6 @@
 /* Search: free keys, the frontier as it fills in, and a point taken over into the form. */
 import { stream } from "./door.js";
-import { why_not } from "./limits.js";
+import { FREE as FEWEST, why_not } from "./limits.js";
 import { make } from "./panels.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
@@ -60,7 +60,7 @@ export class Search {
       make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks, every),
       make("p", { className: "buttons" }, make("span", { className: "together" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus),
         make("span", { className: "together" }, make("label", { htmlFor: "search-by", textContent: "best by " }), by), this.start, this.stop),
-      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout of the free keys; whole hosts beyond one, unless numbers are given, all frameworks unless some are chosen" })));
+      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout and memory option; whole hosts beyond one, unless numbers are given, all frameworks unless some are chosen" })));
     const chosen = (name) => [...root.querySelectorAll(`[name=${name}]:checked`)].map((input) => input.value);
     const free = () => Object.fromEntries(chosen("free").map((key) => [key, []]));
     const numbers = () => (gpus.value.match(/\d+/g) || []).map(Number);
@@ -68,8 +68,9 @@ export class Search {
       event.preventDefault();
       this.run({ gpus: numbers(), frameworks: chosen("framework"), free: free(), objectives: [...new Set([by.value, "peak"])] });
     });
-    this.fewest.addEventListener("click", () => this.run({ gpus: numbers(), frameworks: chosen("framework"), free: free(), fewest: true }));
-    this.every = () => this.run({ gpus: [], frameworks: [], free: { mesh: [], "training.micro_batch_size": [], "training.recompute": [] }, fewest: true });
+    this.fewest.addEventListener("click", () => this.run({ gpus: numbers(), frameworks: chosen("framework"), free: "mesh" in free() ? { options: [], ...free() } : free(), fewest: true }));
+    /* Asks every framework; `row`: the answer of one of them that is there already. */
+    this.every = (row) => this.run({ gpus: [], frameworks: catalogue.frameworks.map((one) => one.name).filter((name) => !row || !row.is_fewest || name !== row.framework), free: FEWEST, fewest: true }, row && row.is_fewest ? [row] : []);
     every.addEventListener("click", () => {
       const boxes = [...root.querySelectorAll("[name=framework]")];
       const is_on = boxes.some((box) => !box.checked);
@@ -82,7 +83,7 @@ export class Search {
     this.stop.addEventListener("click", () => this.running && this.running.abort());
   }
 
-  async run(asked) {
+  async run(asked, counted = []) {
     if (this.running) this.running.abort();
     const running = this.running = new AbortController();
     this.start.disabled = this.fewest.disabled = true;
@@ -98,7 +99,8 @@ export class Search {
     this.over = "";
     this.sized = [];
     this.layouts = [];
-    this.counted = [];
+    this.counted = counted;
+    if (counted.length) this.count();
     try {
       await stream({ ...this.question(), ...asked }, running.signal, (line) => this.show(line));
       if (this.running === running) this.progress.textContent = this.over || "The search ended without an answer.";
@@ -189,8 +191,8 @@ export class Search {
   /* Fewest GPUs of each framework, as they are found. */
   count() {
     const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
-    const cells = (one) => (one.layout ? [one.layout.layout, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
-    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
+    const cells = (one) => (one.layout ? [`${one.layout.layout}${one.is_best ? "" : " (first that fits)"}`, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
+    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
     const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
     const rows = [...this.counted].sort(by_fewest);
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, number(one), ...cells(one), below(one)]]), this.take));
