@@ -2,11 +2,11 @@
 import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
-import { Form } from "./form.js";
+import { Form, leaves } from "./form.js";
 import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
-import { decoded, encoded, with_value } from "./state.js";
+import { decoded, encoded, value_of, with_value } from "./state.js";
 import { tree } from "./steps.js";
 import { Versus } from "./versus.js";
 
@@ -167,9 +167,11 @@ const keep = () => write(true);
 const change = (changes, is_step = performance.now() - changed_at > STEP_MS) => {
   notice("");
   if (is_step) keep();
+  const { framework, framework_options: own } = state.job;
   let { job } = state;
   for (const [key, value] of Object.entries(changes)) job = with_value(job, key, is_usual(key, value) ? undefined : value);
   take(job);
+  if (own && !job.framework_options && job.framework !== framework) notice(`Options of ${framework} alone, left out with ${job.framework}: ${[...leaves(own)].map((key) => `${key} ${JSON.stringify(value_of(own, key))}`).join(", ")}. "undo" brings them back.`);
 };
 
 /* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict. */
