@@ -120,6 +120,7 @@ export class Search {
 
   show(line) {
     if (line.stage) this.doing = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
+    if (line.stage === "memory" && line.done === line.all_of && line.fits) this.doing = `memory of all ${line.all_of.toLocaleString("en")} layouts is known, ${line.fits.toLocaleString("en")} fit; now the step times of the most promising`;
     if (line.trying) this.doing = line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
     if (line.fitting) {
       this.sized.push(line.fitting);
@@ -136,7 +137,7 @@ export class Search {
     if (line.over && this.counted.length) this.over = `${this.counted.length} framework${this.counted.length === 1 ? "" : "s"}: ${this.counted.filter((one) => one.value !== null).length} fit.`;
     else if (line.over) {
       const { counts } = line;
-      this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked.`;
+      this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked${[[counts.alike, "equal one of these"], [counts.slower, "fit but are slower for certain"], [counts.excluded, "are excluded"]].filter(([n]) => n).map(([n, words]) => `, ${n.toLocaleString("en")} ${words}`).join("")}.`;
       if (!line.layouts.length) this.frontier.replaceChildren(make("p", { textContent: "No layout fits. Refused most often:" }),
         make("ul", {}, ...line.refused.map((one) => make("li", { textContent: `${one.count.toLocaleString("en")} times: ${one.message}` }))));
     }
