@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from simcore.studio.searching import Ready
 from simcore.studio.server import Lanes
 
 __all__ = ["HERE", "JOB", "RECIPE", "Asked", "NoLanes"]
@@ -31,7 +32,7 @@ class NoLanes(Lanes):
     """A studio without worker processes."""
 
     def __init__(self) -> None:
-        self._lanes, self.searches = {}, set()
+        self._lanes, self.searches, self.ready = {}, set(), Ready()
 
     def of(self, kind: str) -> None:
         return None

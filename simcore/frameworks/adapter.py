@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from simcore.inputs.scenario import Mesh as Degrees
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import LayerKind, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.capabilities import ALL_AXES
 from simcore.placement.framework import Framework
 from simcore.placement.job import Defaults, Draft, Job
 from simcore.placement.plan import AtRestBytes, Plan
@@ -21,7 +22,7 @@ from simcore.program.hooks import HooksFactory
 from simcore.recording.options import LoraDropout
 from simcore.units import dtype_bytes
 
-__all__ = ["AtRest", "FrameworkAdapter", "LoraChoice", "MemoryOption", "Options", "even_padding"]
+__all__ = ["AtRest", "FrameworkAdapter", "LoraChoice", "MemoryOption", "Options", "even_padding", "open_axes"]
 
 Options = Mapping[str, tuple[Any, ...]]
 """Keys of `framework_options`, each with its values or types; the first is the default where that is fixed."""
@@ -78,6 +79,12 @@ def _undivided(degrees: Degrees) -> int:
     return 1
 
 
+def open_axes(graph: ModelGraph, axes: tuple[str, ...] = ALL_AXES) -> tuple[str, ...]:
+    """Returns the axes that may have more than one rank, without that of experts for a model that has none."""
+    has_experts = any(isinstance(branch.block, Moe) for kind in graph.kinds for branch in kind.branches)
+    return tuple(axis for axis in axes if axis != "ep" or has_experts)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryOption:
     """Scenario keys, set together, with which a framework takes less memory: advice tries them.
@@ -128,6 +135,9 @@ class FrameworkAdapter:
     embedding. `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host
     by owner beyond tensors; with `rounded`, pinned blocks count as rounded up. `memory_options`: settings of the
     framework that advice tries where a job does not fit.
+    `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
+    `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), so that a
+    search need not try it.
     `dispatchers`: ways to send tokens to experts on other ranks, by a name that is equal where another framework does
     the same, each with the framework options that choose it.
     """
@@ -149,6 +159,8 @@ class FrameworkAdapter:
     copies_tied_head: bool = False
     freezes: tuple[str, ...] = ()
     memory_options: tuple[MemoryOption, ...] = ()
+    of_stages: tuple[str, ...] = ()
+    axes: Callable[[ModelGraph], tuple[str, ...]] = open_axes
     dispatchers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
     host_buffers: _HostBuffers = _no_buffers
 
@@ -164,6 +176,9 @@ class FrameworkAdapter:
         """
         draft = Draft(job)
         framework = self.write_table(draft)
+        for axis in set(ALL_AXES).difference(self.axes(job.graph)):
+            if getattr(job.mesh, axis) > 1:
+                raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis} {getattr(job.mesh, axis)}")
         if job.scenario.training.method != "full" and (dropout := self.lora_dropout(draft)):
             framework = replace(framework, options=replace(framework.options, lora_dropout=dropout))
         chosen = {key: (key, value, source) for key, value, source in (*earlier, *draft.defaults)}

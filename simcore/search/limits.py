@@ -16,7 +16,7 @@ tried as a check, the latter with the `_NEAR` layouts that have the lowest peaks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -26,9 +26,10 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.loading import changed
 from simcore.results.found import FreeLimit
 from simcore.results.limit import Quantity, Value
-from simcore.search.judge import Candidate, Refused, Sized, judged, timed
+from simcore.search.judge import Candidate, Judged, Refused, Sized, judged, timed
 from simcore.search.search import Search, holds, search
 from simcore.search.space import Space, candidates, place_of_space
+from simcore.search.watch import UNHEARD, LimitWatch
 from simcore.simulate import simulate
 
 __all__ = ["cheapest", "free_limit", "free_machine"]
@@ -37,11 +38,15 @@ _MOST: Final[dict[Quantity, int]] = {"gpus": 1024, "micro_batch": 1024, "global_
 _SEQUENCE: Final = 1024
 _KEYS: Final[dict[Quantity, str]] = {"micro_batch": "training.micro_batch_size", "sequence": "training.seq_len",
                                      "global_batch": "training.global_batch_size"}
-_SPARE: Final = 4000
-"""Layouts that are tried at most with numbers of GPUs that doubling has passed over."""
+_SPARE: Final = 1000
+"""Layouts that are simulated at most with numbers of GPUs that doubling has passed over."""
+_REFUSAL: Final = 0.05
+"""Cost of a layout that is refused, in simulations."""
 _NEAR: Final = 40
-_NOT_AT_REST: Final = ("training.micro_batch_size", "training.recompute")
-"""Keys that change nothing of what rests on a rank between steps."""
+_LIKELY: Final = 16
+"""Simulations that a number of GPUs gets at most while a bound is looked for."""
+_CUTS: Final = ("mesh.pp", "mesh.dp_replicate", "mesh.cp", "mesh.tp")
+"""Axes beside those that cut states over ranks of data parallelism, at the cost of time or of copies."""
 _REFUSED: Final = "every layout is refused"
 _AT_REST: Final = "what rests on a rank is more than fits, in every layout"
 
@@ -50,7 +55,8 @@ _AT_REST: Final = "what rests on a rank is more than fits, in every layout"
 class _Tries:
     """Values that were tried, with the lowest peak of a layout at each; `legal`: values with a layout that is legal.
 
-    `too_large`: values and layouts of which what rests on a rank is more than fits, whatever micro batch and recompute.
+    `unit`: GPUs of a host; beyond one host only whole ones are tried. `count`: layouts that were tried; `cost`: of
+    trying them, in simulations; `watch`: is told of them.
     """
 
     question: Search
@@ -60,7 +66,14 @@ class _Tries:
     legal: set[Value] = field(default_factory=set)
     order: dict[tuple[tuple[str, object], ...], int] = field(default_factory=dict)
     refusals: dict[Value, str] = field(default_factory=dict)
-    too_large: set[tuple[Value, tuple[tuple[str, object], ...]]] = field(default_factory=set)
+    unit: int = 1
+    count: int = 0
+    cost: float = 0.0
+    watch: LimitWatch = UNHEARD
+
+    def numbers(self, values: Iterable[int]) -> Iterator[int]:
+        """Those of some numbers of GPUs that are tried."""
+        return (each for each in values if each <= self.unit or each % self.unit == 0)
 
     def space(self, value: Value) -> Space:
         """The space with the quantity at `value`."""
@@ -82,14 +95,24 @@ class _Tries:
         return self.held.get(value, False) or any(
             self._fits(value, each) for each in self._by_last_peak(value)[:_NEAR])
 
+    def likely_holds(self, value: Value) -> bool:
+        """True if a layout that should have one of the lowest peaks surely fits: of the first few."""
+        most = self.cost + _LIKELY
+        ordered = sorted(self._by_last_peak(value), key=lambda each: (
+            each.get("training.recompute") == "none", each.get("training.micro_batch_size", 1)))
+        self.held |= {value: True} if any(self._fits(value, each) for each in ordered if self.cost < most) else {}
+        return self.held.get(value, False)
+
     def can_be(self, value: Value) -> bool:
         """True if some layout is legal with the value."""
         return value in self.legal or (value not in self.held and any(
             self._is_legal(value, each) for each in candidates(self.space(value))))
 
     def _by_last_peak(self, value: Value) -> Sequence[Candidate]:
+        """Candidates of a value: first those that had the lowest peaks, then those that cut least besides the data."""
         last = 2**63
-        return sorted(candidates(self.space(value)), key=lambda each: self.order.get(self._layout(each), last))
+        return sorted(candidates(self.space(value)), key=lambda each: (
+            self.order.get(self._layout(each), last), math.prod(each.get(axis) or 1 for axis in _CUTS)))
 
     def _layout(self, candidate: Candidate) -> tuple[tuple[str, object], ...]:
         """A candidate without the quantity."""
@@ -97,31 +120,37 @@ class _Tries:
         return tuple((key, repr(value)) for key, value in candidate.items() if key != left_out)
 
     def _is_legal(self, value: Value, candidate: Candidate) -> bool:
-        (answer,) = judged(self.question.space.base, [candidate])
+        answer = self._judged(value, candidate)
         if isinstance(answer, Refused):
-            self.refusals[value] = answer.message
             return False
         self.legal.add(value)
         return True
 
-    def _fits(self, value: Value, candidate: Candidate) -> bool:
-        rests = value, tuple((key, repr(one)) for key, one in candidate.items() if key not in _NOT_AT_REST)
-        if rests in self.too_large:
-            return False
+    def _judged(self, value: Value, candidate: Candidate) -> Judged:
         (answer,) = judged(self.question.space.base, [candidate])
+        is_refused = isinstance(answer, Refused)
+        self.cost += _REFUSAL if is_refused else 1
         if isinstance(answer, Refused):
             self.refusals[value] = answer.message
+        return answer
+
+    def _fits(self, value: Value, candidate: Candidate) -> bool:
+        self.count += 1
+        self.watch.tried(value, self.count)
+        answer = self._judged(value, candidate)
+        if isinstance(answer, Refused):
             return False
         self.legal.add(value)
-        if answer is None:
-            self.too_large.add(rests)
         if not isinstance(answer, Sized):
             return False
         self.order[self._layout(candidate)] = answer.peak_bytes
         if value not in self.lowest or answer.peak_bytes < self.lowest[value][0]:
             self.lowest[value] = (answer.peak_bytes, candidate)
         is_good = answer.verdict == "fits" or (self.question.unsure and answer.verdict == "unsure")
-        return is_good and self._satisfies(candidate, answer)
+        if not is_good or not self._satisfies(candidate, answer):
+            return False
+        self.watch.holds(value, candidate, answer)
+        return True
 
     def _satisfies(self, candidate: Candidate, sized: Sized) -> bool:
         """True if all conditions on results hold; only those on time make it be simulated with time."""
@@ -144,18 +173,20 @@ class _Tries:
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
-def free_limit(question: Search, quantity: Quantity) -> FreeLimit:
-    """Limit of `quantity` over the layouts of the question's space; the best layouts there by its objectives.
+def free_limit(question: Search, quantity: Quantity, watch: LimitWatch = UNHEARD, *, ranks: bool = True, unit: int = 1
+               ) -> FreeLimit:
+    """Limit of `quantity` over the layouts of the question's space; with `ranks` the best layouts there too.
 
-    For "gpus" the space's own numbers, if it has several, are tried in ascending order. InputError if every layout of
+    For "gpus" the space's own numbers, if it has several, are tried in ascending order; else beyond `unit` GPUs only
+    multiples of it. InputError if every layout of
     every value is refused. `quantity`: not "machine" (`free_machine`), not "cost" (`cheapest`).
     """
-    tries = _Tries(question, quantity)
+    tries = _Tries(question, quantity, watch=watch, unit=unit)
     if quantity == "gpus":
         value, beyond, untried = _fewest(tries)
     else:
         (value, beyond), untried = _largest(tries, _grid(tries)), 0
-    return _answer(tries, value, beyond, untried)
+    return _answer(tries, value, beyond, untried, ranks=ranks)
 
 
 def free_machine(question: Search, names: Sequence[str]) -> FreeLimit:
@@ -179,12 +210,13 @@ def cheapest(question: Search) -> FreeLimit:
                      beyond=costs[1] if len(costs) > 1 else None, nearest_bytes=None)
 
 
-def _answer(tries: _Tries, value: Value | None, beyond: Value | None, untried: int = 0) -> FreeLimit:
+def _answer(tries: _Tries, value: Value | None, beyond: Value | None, untried: int = 0, *, ranks: bool = True
+            ) -> FreeLimit:
     question, near = tries.question, None if beyond is None else tries.lowest.get(beyond)
     if not tries.legal and tries.refusals:
         last = [*tries.refusals.values()][-1]
         raise InputError(Problem(place_of_space(question.space.base), f"{_REFUSED}, at last with: {last}"))
-    best = None if value is None else search(replace(question, space=tries.space(value)))
+    best = None if value is None or not ranks else search(replace(question, space=tries.space(value)))
     return FreeLimit(
         name=question.space.base.name, quantity=tries.quantity, value=value, best=best, beyond=beyond,
         nearest_bytes=None if near is None else near[0], why="" if beyond is None else tries.why(beyond),
@@ -214,35 +246,34 @@ def _fewest(tries: _Tries) -> tuple[int | None, int | None, int]:
 
 
 def _doubled(tries: _Tries) -> tuple[int | None, list[int]]:
-    """(smallest number that holds by doubling, numbers below that were passed over, descending)."""
+    """(smallest number that holds by doubling, numbers below that were passed over, descending).
+
+    A bound is looked for first, with the layouts of each power of two that are likely to have the lowest peaks.
+    """
+    power = 1
+    while power <= _MOST["gpus"] and not any(map(tries.likely_holds, tries.numbers([power]))):
+        power *= 2
     last, passed = 0, list[int]()
-    power, spare = 1, _SPARE
+    power, most = 1, tries.cost + _SPARE
     while power <= _MOST["gpus"]:
-        top = power if tries.can_be(power) else None
-        for each in range(power - 1, last, -1):
-            if top is not None or spare < 0:
+        top = next(filter(tries.can_be, tries.numbers([power])), None)
+        for each in tries.numbers(range(power - 1, last, -1)):
+            if top is not None or tries.cost > most:
                 break
-            spare -= 1 + sum(1 for _ in _all(tries.space(each)))
             top = each if tries.can_be(each) else None
         if top is not None:
             if tries.holds(top):
-                return next(each for each in range(last + 1, top + 1) if tries.holds(each)), passed
-            passed = [*range(top - 1, last, -1), *passed]
+                return next(filter(tries.holds, tries.numbers(range(last + 1, top + 1)))), passed
+            passed = [*tries.numbers(range(top - 1, last, -1)), *passed]
         last, power = power, power * 2
     return None, passed
 
 
-def _all(space: Space) -> Iterator[Candidate]:
-    """Candidates of a space whatever its conditions, which cost the time too."""
-    return candidates(replace(space, conditions=()))
-
-
 def _with_passed(tries: _Tries, value: int | None, passed: Sequence[int]) -> tuple[int | None, int]:
     """(smallest number that holds, numbers left untried) after those passed over are tried too, the largest first."""
-    spare = _SPARE
+    most = tries.cost + _SPARE
     for done, each in enumerate(passed):
-        spare -= 1 + sum(1 for _ in _all(tries.space(each)))
-        if spare < 0:
+        if tries.cost > most:
             return value, len(passed) - done
         if tries.holds(each):
             value = each

@@ -33,7 +33,7 @@ from simcore.search.rows import CandidateRows, Fates, write_rows
 from simcore.search.space import Space, candidates, place_of_space
 from simcore.search.watch import UNWATCHED, Watch
 
-__all__ = ["Search", "holds", "search"]
+__all__ = ["Search", "holds", "layout_of", "search"]
 
 _DIED: Final = "a process that simulated layouts died three times (out of memory?); try fewer with -j"
 _ROUND: Final = 32
@@ -376,17 +376,18 @@ def _layouts(question: Search, fitting: Sequence[_Found]) -> list[FoundLayout]:
     """Timed layouts from good to bad, those of the Pareto set marked."""
     ranked = _ranking(fitting, question.objectives[0])
     front = set(_front([_scalars(found, question.objectives) for found in ranked]))
-    return [_layout(found, question.space.base, is_pareto=_scalars(found, question.objectives) in front)
-            for found in ranked]
+    return [layout_of(question.space.base, found.candidate, found.sized, found.time,
+                      is_pareto=_scalars(found, question.objectives) in front)
+            for found in ranked if found.time is not None]
 
 
-def _layout(found: _Found, base: Scenario, *, is_pareto: bool) -> FoundLayout:
-    time, sized = found.time, found.sized
-    assert time is not None
-    topology = key_value(base, found.candidate, "topology")
-    degrees = {axis: key_value(base, found.candidate, f"mesh.{axis}") for axis in Mesh.model_fields}
+def layout_of(base: Scenario, candidate: Candidate, sized: Sized, time: Timed, *, is_pareto: bool = False
+              ) -> FoundLayout:
+    """A candidate with its memory and time as a layout of the answer."""
+    topology = key_value(base, candidate, "topology")
+    degrees = {axis: key_value(base, candidate, f"mesh.{axis}") for axis in Mesh.model_fields}
     return FoundLayout(
-        keys=dict(found.candidate), framework=key_value(base, found.candidate, "framework"),
+        keys=dict(candidate), framework=key_value(base, candidate, "framework"),
         topology=topology if isinstance(topology, str) else topology["file"],
         layout=" ".join(f"{axis} {degree}" for axis, degree in degrees.items()
                         if degree is not None and (degree > 1 or axis == "etp")) or "1 rank",

@@ -2,9 +2,10 @@
 
 [Note: what stays]
 The global batch stays: where the scenario gives one, layouts that do not divide it are refused; where it gives none,
-each layout has one microbatch, as without a search. What the scenario says of its pipeline is not set for layouts
-without stages, where the number of stages is free. Numerics stay too, unless `ALLOWED` says otherwise. Options of the
-scenario's framework, its version and its layers are not set for other frameworks, which have their own.
+each layout has one microbatch, as without a search. What the scenario says of its pipeline, and framework
+options of stages, are not set for layouts without stages, where the number of stages is free. Numerics stay too, unless
+`ALLOWED` says otherwise. Options of the scenario's framework, its version and its layers are not set for other
+frameworks, which have their own.
 """
 
 from __future__ import annotations
@@ -198,7 +199,18 @@ def _meshes(space: Space, framework: str, num_gpus: int) -> Iterator[dict[str, A
         keys: dict[str, Any] = {f"mesh.{axis}": degree for axis, degree in degrees.items()}
         if degrees.get("pp") == 1 and space.base.training.pipeline != Pipeline():
             keys["training.pipeline"] = {}
+        if degrees.get("pp") == 1:
+            keys |= _without_stages(space.base, framework)
         yield from ({**keys, **width} for width in _widths(space, framework, base, degrees))
+
+
+def _without_stages(base: Scenario, framework: str) -> dict[str, Any]:
+    """The scenario's framework options without those of stages, where it says some for its own framework."""
+    given = {base.framework: base.framework_options}.get(framework, {})
+    of_stages = framework_adapter(framework).of_stages
+    if not set(of_stages).intersection(given):
+        return {}
+    return {"framework_options": {name: value for name, value in given.items() if name not in of_stages}}
 
 
 def _widths(space: Space, framework: str, base: Mesh, degrees: Mapping[str, int]) -> Iterator[dict[str, int | None]]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.results.found import FoundLayout
+from simcore.results.limit import Value
 from simcore.search.judge import Candidate, Sized
 
-__all__ = ["UNWATCHED", "Watch"]
+__all__ = ["UNHEARD", "UNWATCHED", "LimitWatch", "Watch"]
 
 
 def _ignored(candidate: Candidate, memory: Sized) -> None:
@@ -29,3 +30,26 @@ class Watch:
 
 
 UNWATCHED: Final = Watch()
+
+
+def _unheard(value: Value, count: int) -> None:
+    pass
+
+
+def _unheld(value: Value, candidate: Candidate, memory: Sized) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class LimitWatch:
+    """Functions that the search for a limit calls.
+
+    `tried`: with each value of which a layout is tried, and the number of layouts so far; `holds`: with each layout
+    that fits, its value and its memory. The limit itself may be better than that value.
+    """
+
+    tried: Callable[[Value, int], None] = _unheard
+    holds: Callable[[Value, Candidate, Sized], None] = _unheld
+
+
+UNHEARD: Final = LimitWatch()

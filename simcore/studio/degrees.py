@@ -6,14 +6,16 @@ framework (`simcore.simulate.check`), nothing is simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from math import prod
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from math import log, prod
 from typing import Any, Final
 
-from simcore.errors import InputError
+from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.inputs.loading import entry_of
 from simcore.inputs.scenario import Mesh
+from simcore.results.report import ProblemRow
 from simcore.search.meshes import DEGREES
 from simcore.simulate import check
 
@@ -25,6 +27,8 @@ _RESTS: Final = ("dp_shard", "dp_replicate")
 _GPUS: Final = tuple(2**power for power in range(15))
 _FAR: Final = 32
 """Largest factor between the numbers of GPUs that are tried and that of the job."""
+_STAGES: Final = "training.pipeline"
+_MOST_DROPS: Final = 3
 _MOST: Final = 16
 """Values of a degree that are tried."""
 
@@ -35,14 +39,16 @@ def degrees(document: Document) -> dict[str, Any]:
     """Values of the number of GPUs and of each axis, as JSON has them: the mesh that each gives, and why it is refused.
 
     `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one without other degrees than data
-    parallelism, of as many GPUs or of one; None if there is none. `drops`: keys that it leaves out. InputError for a
-    mesh that no job may have.
+    parallelism, of as many GPUs or nearly so; None if there is none. `drops`: keys that it leaves out. InputError for a
+    mesh that no job may have. One stage has `drops` too, where the keys of a pipeline stand in its way.
     """
     mesh = _mesh(document)
     gpus = prod(mesh[axis] or 1 for axis in DEGREES)
     tried = {"gpus": [_tried(document, n, _with_gpus(mesh, n)) for n in _numbers(gpus)]}
     for axis in _STEPPED:
         tried[axis] = [_tried(document, n, _with_degree(mesh, axis, n, gpus)) for n in _values(axis, mesh, gpus)]
+    if tried["pp"][0]["why"]:
+        tried["pp"][0] = next((one for one in _one_stage(document, _with_degree(mesh, "pp", 1, gpus))), tried["pp"][0])
     plain, drops = next(_plain(document, gpus), (None, [])) if _why(document, mesh) else (None, [])
     says = {name: field.description for name, field in Mesh.model_fields.items()}
     says["gpus"] = "Number of ranks of the job"
@@ -50,17 +56,46 @@ def degrees(document: Document) -> dict[str, Any]:
 
 
 def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None], list[str]]]:
-    """Legal meshes of data parallelism alone, with the keys of the job that each leaves out: what it says of stages."""
+    """Legal meshes of data parallelism alone, with the keys of the job that each leaves out."""
     ones: _Mesh = Mesh().model_dump()
-    training: Any = document.data.get("training")
-    says_stages = isinstance(training, dict) and "pipeline" in training
-    rest = {key: value for key, value in training.items() if key != "pipeline"} if says_stages else {}
-    for number in dict.fromkeys((gpus, 1)):
+    for number in sorted({*_numbers(gpus), 1}, key=lambda number: abs(log(number / gpus))):
         for mesh in _with_gpus(ones, number):
-            if not _why(document, mesh):
-                yield dict(mesh), []
-            elif says_stages and not _why(document.with_value(("training",), rest, "training"), mesh):
-                yield dict(mesh), ["training.pipeline"]
+            if (drops := _drops(document, mesh)) is not None:
+                yield dict(mesh), drops
+
+
+def _one_stage(document: Document, meshes: Iterator[_Mesh]) -> Iterator[dict[str, Any]]:
+    """Values of the axis of stages that are legal without keys of a pipeline."""
+    for mesh in meshes:
+        if drops := _drops(document, mesh):
+            yield {"value": 1, "mesh": dict(mesh), "why": "", "drops": drops}
+
+
+def _drops(document: Document, mesh: _Mesh) -> list[str] | None:
+    """Keys without which a mesh of one stage is legal: of the pipeline, and options that refuse it; None if not."""
+    dropped: list[str] = []
+    for _ in range(_MOST_DROPS + 1):
+        problems = _problems(document, mesh)
+        if not problems:
+            return dropped
+        key = _STAGES if problems[0].where.startswith(_STAGES) else problems[0].where.split(" ")[0]
+        if not key.startswith((_STAGES, "framework_options.")) or key in dropped:
+            return None
+        dropped.append(key)
+        document = _without(document, key)
+    return None
+
+
+def _without(document: Document, key: str) -> Document:
+    """The job without a key."""
+    first, *rest = key.split(".")
+    value = deepcopy(document.data.get(first))
+    inner: Any = value
+    for part in rest[:-1]:
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        inner.pop(rest[-1], None)
+    return document.with_value((first,), value, first)
 
 
 def _mesh(document: Document) -> dict[str, int | None]:
@@ -120,6 +155,9 @@ def _tried(document: Document, value: int | None, meshes: Iterator[_Mesh]) -> di
 
 def _why(document: Document, mesh: _Mesh) -> str:
     """Reason why a job with this mesh is refused; "" if it is not."""
+    return "; ".join(f"{p.message} [{p.rule}]" if p.rule else p.message for p in _problems(document, mesh)[:2])
+
+
+def _problems(document: Document, mesh: _Mesh) -> Sequence[Problem | ProblemRow]:
     entry = entry_of(document.with_value(("mesh",), dict(mesh), "mesh"))
-    problems = entry.problems if entry.scenario is None else check(entry.scenario).problems
-    return "; ".join(f"{p.message} [{p.rule}]" if p.rule else p.message for p in problems[:2])
+    return entry.problems if entry.scenario is None else check(entry.scenario).problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from simcore.errors import InputError, Problem, RankscopeError
@@ -43,7 +43,11 @@ def imported(question: Question) -> dict[str, Any]:
         sweep = document.data.get("sweep")
         keys = document.without("sweep").without("search").data
         return {"kind": "scenario", "values": keys, "notes": ["its sweep is left out"] if sweep else []}
-    return _of_recipe(files, question.rest)
+    try:
+        return _of_recipe(files, question.rest)
+    except InputError as error:
+        raise InputError([replace(one, message=one.message.removesuffix(": --from says which it is"))
+                          for one in error.problems]) from None
 
 
 def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,16 +8,20 @@ from typing import Any, Final
 
 from simcore.batch.advice import may_be_tried
 from simcore.batch.changes import Change, changes
+from simcore.batch.solve import keys_of
 from simcore.errors import InputError
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Pipeline
+from simcore.placement.job import topology_of
 from simcore.results.report import Advice, Report
 from simcore.simulate import check, simulate
 
-__all__ = ["faster", "plainer"]
+__all__ = ["faster", "on_whole_hosts", "plainer"]
 
 _MOST: Final = 5
+_OF_GPUS: Final = {"mesh.dp_shard", "mesh.dp_replicate", "training.global_batch_size", "topology.num_nodes"}
+"""Keys that change the number of GPUs alone."""
 _LEAST: Final = 1.01
 """Gain in tokens per second below which a change is not worth a click."""
 
@@ -48,6 +52,19 @@ def plainer(scenario: Scenario) -> tuple[Advice, ...]:
         return ()
     found = filter(None, (_tried(scenario, Change("layout", 1, keys)) for keys in _plainer(scenario)))
     return tuple(advice for _, advice in sorted(found, key=lambda one: -one[0])[:3])
+
+
+def on_whole_hosts(scenario: Scenario, advice: Advice) -> Advice:
+    """Advice for more GPUs on whole hosts with the same batch, where there is some; else as it is."""
+    host, num_gpus = topology_of(scenario).node, advice.num_gpus
+    unit = int(host.gpus_per_host or host.gpus)
+    if num_gpus is None or num_gpus <= scenario.world_size or not _OF_GPUS.issuperset(advice.changes):
+        return advice
+    for number in range(-(-num_gpus // unit) * unit, 2 * num_gpus + unit, unit):
+        tried = _tried(scenario, Change("GPUs", 1, keys_of(scenario, "gpus", number)))
+        if tried:
+            return tried[1]
+    return advice
 
 
 def _plainer(scenario: Scenario) -> Iterator[dict[str, Any]]:

@@ -1,101 +1,148 @@
-"""Fewest GPUs of each framework, those with few layouts first; a row as soon as it is known.
+"""Fewest GPUs of each framework, that of the job first; a row as soon as a number is known, and each better one.
 
-[Note: closed axes]
-An axis of the mesh is closed if the framework refuses it in the same words for each of several degrees that have no
-factor in common: such words speak of the axis, not of a degree. It keeps one rank, which spares thousands of layouts
-that would be refused one by one. Where no open axis shards anything, all numbers of GPUs hold the same bytes at rest on
-a rank, so that one GPU tells for all of them that no number is enough.
+Beyond one host only whole hosts are tried, unless numbers are given. A number of GPUs is told once some layout surely
+fits on it, the fewest once every layout on fewer was tried. The
+fastest layout there comes last, when all frameworks have their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from simcore.errors import RankscopeError
-from simcore.frameworks.registry import known_frameworks
-from simcore.inputs.loading import changed
+from simcore.frameworks.registry import framework_adapter, known_frameworks
+from simcore.frameworks.setup import configuration
 from simcore.inputs.scenario import Scenario
+from simcore.models.graph import build
+from simcore.placement.job import topology_of
 from simcore.results.limit import Value
-from simcore.search.judge import Refused, judged
+from simcore.search.judge import Candidate, Sized, timed
 from simcore.search.limits import free_limit
 from simcore.search.meshes import DEGREES
 from simcore.search.objective import OBJECTIVES
-from simcore.search.search import Search
-from simcore.search.space import candidates, space_of
-from simcore.simulate import check
+from simcore.search.search import Search, layout_of, search
+from simcore.search.watch import LimitWatch
 from simcore.studio.question import Question
 from simcore.studio.space import names_of, space_of_question
 
 __all__ = ["fewest"]
 
 _AXES: Final = (*DEGREES, "ep")
-_TRIED: Final = (2, 3, 5, 7)
-_AT_REST: Final = "what rests on a rank is more than fits, on any number of GPUs: nothing of it is sharded"
+_PAUSE_S: Final = 0.2
+"""Seconds between two lines about progress."""
+Say = Callable[[Mapping[str, Any]], None]
 
 
-def fewest(question: Question) -> Iterator[dict[str, Any]]:
-    """Yields what is tried (`trying`, `done`, `all_of`), and of each framework its row; at last `over`.
+def fewest(question: Question, say: Say) -> None:
+    """Says what is tried (`trying`, `done`, `all_of`, `gpus`, `layouts`), rows (`fewest`), at last `over`.
 
-    A row: `framework`; `value`: fewest GPUs, None if none is known; `why`: of the number below it, or of none;
-    `layout`: the best there; `is_refused`: every layout is refused, so that nothing was answered.
+    A row replaces the one before of its framework: `framework`; `value`: GPUs that some layout surely fits on, None if
+    none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`:
+    largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
+    needs; `untried`: numbers left out; `is_refused`: every layout is.
     """
     base = question.scenario()
-    names = names_of(question.rest, "frameworks", tuple(dict.fromkeys((base.framework, *known_frameworks()))))
-    free = question.rest.get("free") or {}
-    opened = {name: _open_axes(base, name) if "mesh" in free else _AXES for name in names}
-    for done, name in enumerate(sorted(names, key=lambda name: len(opened[name]))):
-        yield {"trying": name, "done": done, "all_of": len(names)}
-        asked = {**question.rest, "frameworks": [name]}
-        if "mesh" in free:
-            axes = {f"mesh.{axis}": [] if axis in opened[name] else [1] for axis in _AXES}
-            asked["free"] = {**{key: values for key, values in free.items() if key != "mesh"}, "mesh.etp": [], **axes}
-        one = Question(question.name, question.text, question.values, question.files, asked)
-        yield {"fewest": {"framework": name, **_fewest_of(one, opened[name])}}
-    yield {"over": True}
+    own = base.framework
+    names = names_of(question.rest, "frameworks", (own, *known_frameworks()))
+    axes = {name: _axes(base, name, base.implementation if name == own else "auto") for name in names}
+    found: list[_Fewest] = []
+    for done, name in enumerate(sorted(axes, key=lambda name: (name != own, *_order(axes[name])))):
+        one = _Fewest(_narrowed(question, name, axes[name]), name, say, {"done": done, "all_of": len(axes)})
+        one.find()
+        found.append(one)
+    for one in sorted(found, key=lambda one: one.row["value"] or 0):
+        if one.row["value"]:
+            one.rank()
+    say({"over": True})
 
 
-def _open_axes(base: Scenario, framework: str) -> tuple[str, ...]:
-    return tuple(axis for axis in _AXES if not _is_closed(base, framework, axis))
-
-
-def _is_closed(base: Scenario, framework: str, axis: str) -> bool:
-    """True if a framework refuses an axis in the same words for every degree that is tried."""
-    words = {_refusal(base, framework, axis, degree) for degree in _TRIED}
-    return len(words) == 1 and words != {""}
-
-
-def _refusal(base: Scenario, framework: str, axis: str, degree: int) -> str:
-    """Words that refuse a degree of an axis on as many GPUs; "" if it is legal. The batch does not count."""
-    beside = ("dp_shard",) if axis == "ep" else ()
-    space = space_of(base, gpus=[degree], frameworks=[framework], free={
-        f"mesh.{each}": (degree if each in (axis, *beside) else 1,) for each in _AXES})
+def _axes(base: Scenario, name: str, implementation: str) -> tuple[str, ...]:
+    """Axes of the mesh that may have more than one rank, as the framework says; all of an unknown one."""
+    if name not in known_frameworks():
+        return _AXES
+    adapter, fields = framework_adapter(name), configuration(base)
+    if implementation == "auto":
+        implementation = adapter.implementation_of(str(fields.get("model_type")), base.training.method)
     try:
-        first = next(candidates(space))
-        problems = check(changed(base, {**first, "training.global_batch_size": None})).problems
-    except RankscopeError as error:
-        return error.problems[0].message
-    return problems[0].message if problems else ""
+        closed = set(_AXES).difference(adapter.axes(build(fields, implementation)))
+    except RankscopeError:  # a model that the framework does not have: each of its layouts says so
+        closed = set()
+    return tuple(axis for axis in _AXES if axis not in closed)
 
 
-def _fewest_of(question: Question, opened: tuple[str, ...]) -> Mapping[str, Any]:
-    nothing: dict[str, Any] = {"value": None, "layout": None, "beyond": None, "untried": 0, "is_refused": False}
-    try:
-        space = space_of_question(question)
-        if opened == ("dp_replicate",) and _is_hopeless(question):
-            return {**nothing, "why": _AT_REST}
-        found = free_limit(Search(space, (OBJECTIVES["tokens"], OBJECTIVES["peak"])), "gpus")
-    except RankscopeError as error:
-        return {**nothing, "why": error.problems[0].message, "is_refused": True}
-    best = found.best.ranked[0].model_dump() if found.best and found.best.ranked else None
-    value: Value | None = found.value
-    return {**nothing, "value": value, "beyond": found.beyond, "why": found.why, "untried": found.untried,
-            "layout": best}
+def _order(axes: tuple[str, ...]) -> tuple[bool, int]:
+    """Order of frameworks: those that cut something over few axes first, those that only copy last."""
+    return axes == ("dp_replicate",), len(axes)
 
 
-def _is_hopeless(question: Question) -> bool:
-    """True if what rests on one GPU is more than fits, in every layout there that is not refused."""
-    one = Question(question.name, question.text, question.values, question.files, {**question.rest, "gpus": [1]})
-    space = space_of_question(one)
-    answers = [answer for answer in judged(space.base, list(candidates(space))) if not isinstance(answer, Refused)]
-    return bool(answers) and all(answer is None for answer in answers)
+def _narrowed(question: Question, name: str, axes: tuple[str, ...]) -> Question:
+    """The question about one framework; free degrees are those that it may have."""
+    asked, free = {**question.rest, "frameworks": [name]}, question.rest.get("free") or {}
+    if "mesh" in free:
+        degrees = {f"mesh.{axis}": [] if axis in axes else [1] for axis in _AXES}
+        asked["free"] = {**{key: values for key, values in free.items() if key != "mesh"}, "mesh.etp": [], **degrees}
+    return replace(question, rest=asked)
+
+
+@dataclass(slots=True)
+class _Fewest:
+    """The fewest GPUs of one framework. `say`: takes lines; `place`: how many frameworks are done; `row`: as known."""
+
+    question: Question
+    name: str
+    say: Say
+    place: Mapping[str, int]
+    row: dict[str, Any]
+    said_at: float
+
+    def __init__(self, question: Question, name: str, say: Say, place: Mapping[str, int]) -> None:
+        self.question, self.name, self.say, self.place, self.said_at = question, name, say, place, 0.0
+        self.row = {"framework": name, "value": None, "is_fewest": False, "is_best": False, "layout": None,
+                    "beyond": None, "why": "", "nearest_bytes": None, "untried": 0, "is_refused": False}
+
+    def find(self) -> None:
+        """Says a row for each smaller number that is found, at last the fewest."""
+        self._trying()
+        try:
+            asked = self._search()
+            host = topology_of(asked.space.base).node
+            found = free_limit(asked, "gpus", LimitWatch(self._tried, self._holds), ranks=False,
+                               unit=int(host.gpus_per_host or host.gpus))
+            self._found(value=found.value, is_fewest=True, beyond=found.beyond, why=found.why,
+                        nearest_bytes=found.nearest_bytes, untried=found.untried)
+        except RankscopeError as error:
+            self._found(why=error.problems[0].message, is_refused=True)
+
+    def rank(self) -> None:
+        """Says the row once more with the fastest layout on the fewest GPUs."""
+        self.say({"trying": self.name, "ranks": True, **self.place})
+        asked = self._search()
+        best = search(replace(asked, space=replace(asked.space, gpus=(self.row["value"],)))).ranked
+        self._found(is_best=True, **({"layout": best[0].model_dump()} if best else {}))
+
+    def _search(self) -> Search:
+        return Search(space_of_question(self.question), (OBJECTIVES["tokens"], OBJECTIVES["peak"]), top=1)
+
+    def _trying(self, **more: object) -> None:
+        self.say({"trying": self.name, **self.place, **more})
+
+    def _tried(self, value: Value, count: int) -> None:
+        if time.monotonic() - self.said_at > _PAUSE_S:
+            self.said_at = time.monotonic()
+            self._trying(gpus=value, layouts=count)
+
+    def _holds(self, value: Value, candidate: Candidate, sized: Sized) -> None:
+        if self.row["value"] is None or value < self.row["value"]:
+            self._found(value=value, layout=self._timed(candidate, sized))
+
+    def _timed(self, candidate: Candidate, sized: Sized) -> Mapping[str, Any] | None:
+        base = self.question.scenario()
+        (time_of,) = timed(base, [candidate])
+        return layout_of(base, candidate, sized, time_of).model_dump() if time_of else None
+
+    def _found(self, **known: object) -> None:
+        self.row |= known
+        self.say({"fewest": dict(self.row)})

@@ -13,7 +13,7 @@ from simcore.errors import InputError, Problem
 from simcore.results.limit import QUANTITIES, Quantity
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from simcore.studio.faster import faster, plainer
+from simcore.studio.faster import faster, on_whole_hosts, plainer
 from simcore.studio.question import Question, price_of
 from simcore.studio.views import priced
 from simcore.units import format_bytes, format_seconds
@@ -32,7 +32,7 @@ _TOTALS: Final = ("peak", "needed", "allocated")
 def advice(question: Question) -> dict[str, Any]:
     """Part of the page with changes that make the job fit; each was simulated. Plainer layouts come last."""
     scenario = question.scenario()
-    found = advise(scenario)
+    found = [on_whole_hosts(scenario, one) for one in advise(scenario)]
     known = [one.changes for one in found]
     more = [one for one in plainer(scenario) if one.changes not in known]
     return {"parts": {"advice": str(studio.advice_part((*found, *more)) or "")}}

@@ -7,7 +7,7 @@ import multiprocessing
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -23,7 +23,7 @@ from simcore.studio.question import Question
 from simcore.studio.space import names_of, space_of_question
 from simcore.studio.worker import behind_others, enclosed, problems_json
 
-__all__ = ["Searching"]
+__all__ = ["Ready", "Searching"]
 
 _SHOWN: Final = 300
 """Layouts of a line at most: the first of the ranking, and the Pareto set."""
@@ -31,11 +31,53 @@ _PAUSE_S: Final = 0.2
 """Seconds between two lines about progress."""
 
 
-class Searching:
-    """A search in its own process. `begin` starts it, `next` gives what it finds, `stop` ends it for good."""
+class Ready:
+    """A process that has loaded what a search needs and waits for one, so that it begins at once."""
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
+    def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self._waiting: tuple[Connection, BaseProcess] | None = None
+        self._is_over = False
+
+    def start(self) -> None:
+        """Starts a process, unless one waits."""
+        with self._changed:
+            if self._waiting is None and not self._is_over:
+                self._waiting = _started()
+
+    def take(self) -> tuple[Connection, BaseProcess]:
+        """The process that waits, with the pipe to it; a new one where none does."""
+        with self._changed:
+            taken, self._waiting = self._waiting, None
+        return taken if taken and taken[1].is_alive() else _started()
+
+    def close(self) -> None:
+        """Ends the process that waits; no other is started."""
+        with self._changed:
+            self._is_over = True
+            if self._waiting is not None:
+                self._waiting[1].kill()
+                self._waiting[1].join()
+                self._waiting[0].close()
+                self._waiting = None
+
+
+def _started() -> tuple[Connection, BaseProcess]:
+    ours, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_search, args=(its,), daemon=True)
+    process.start()
+    its.close()
+    return ours, process
+
+
+class Searching:
+    """A search in its own process. `begin` starts it, `next` gives what it finds, `stop` ends it for good.
+
+    `ready`: gives the process.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], ready: Ready | None = None) -> None:
+        self._fields, self._ready = fields, ready or Ready()
         self._changed = threading.Lock()
         self._is_over = False
         self._pipe: Connection | None = None
@@ -46,11 +88,9 @@ class Searching:
         with self._changed:
             if self._is_over:
                 return
-            self._pipe, its = multiprocessing.Pipe()
-            started = multiprocessing.get_context("spawn")
-            self._process = started.Process(target=_search, args=(its, self._fields), daemon=True)
-            self._process.start()
-            its.close()
+            self._pipe, self._process = self._ready.take()
+            with suppress(OSError):  # it died: `next` ends the search
+                self._pipe.send(self._fields)
 
     def next(self) -> bytes | None:
         """Waits for the next line, JSON without its end; None when the search is over."""
@@ -70,17 +110,24 @@ class Searching:
                 self._pipe.close()
 
 
-def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
-    """Main function of the process of a search."""
+def _search(pipe: Connection) -> None:
+    """Main function of the process of a search, whose fields come through the pipe."""
     deaf()
     end_with_parent()
     behind_others()
+    import simcore.studio.fewest  # noqa: F401 - what the other kind of search needs is among it
+
+    with suppress(EOFError, OSError):
+        _do(pipe, pipe.recv())
+
+
+def _do(pipe: Connection, fields: Mapping[str, Any]) -> None:
+    """Sends the lines of a search."""
     with tempfile.TemporaryDirectory(prefix="rankscope-studio-") as made, suppress(OSError):
         try:
             question = Question.of(fields)
             enclosed(question, Path(made).resolve())
-            for line in (_fewest if question.rest.get("fewest") else _found)(pipe, question):
-                pipe.send_bytes(line)
+            (_fewest if question.rest.get("fewest") else _found)(pipe, question)
         except RankscopeError as error:
             pipe.send_bytes(b'{"problems": %b}' % problems_json(error.problems))
         except Exception as error:  # noqa: BLE001 - a bug of ours costs the search, not the studio
@@ -88,8 +135,8 @@ def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
             pipe.send_bytes(b'{"problems": %b}' % problems_json(told))
 
 
-def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
-    """Sends progress and ranked layouts as they come, then yields the answer."""
+def _found(pipe: Connection, question: Question) -> None:
+    """Sends progress and ranked layouts as they come, then the answer."""
     from simcore.search.objective import OBJECTIVES
     from simcore.search.search import Search, search
     from simcore.search.watch import Watch
@@ -115,14 +162,15 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
     result = search(Search(space, tuple(OBJECTIVES[name] for name in objectives)), told,
                     watch=Watch(sized, lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts)))))
     refused = [row.model_dump() for row in result.refused[:12]]
-    yield _line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused, over=True)
+    pipe.send_bytes(_line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused,
+                          over=True))
 
 
-def _fewest(pipe: Connection, question: Question) -> Iterator[bytes]:
-    """Yields a line for each framework: the fewest GPUs that one of its layouts surely fits on."""
+def _fewest(pipe: Connection, question: Question) -> None:
+    """Sends the fewest GPUs that a layout of each framework surely fits on, as they are found."""
     from simcore.studio.fewest import fewest
 
-    yield from (_line(**row) for row in fewest(question))
+    fewest(question, lambda row: pipe.send_bytes(_line(**row)))
 
 
 def _shown(layouts: Sequence[FoundLayout]) -> list[dict[str, Any]]:

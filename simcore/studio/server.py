@@ -18,7 +18,7 @@ from simcore.errors import InputError
 from simcore.studio.access import Access, Guard
 from simcore.studio.fields import fields_of, most_bytes
 from simcore.studio.lane import Lane, Lost, Refused, Superseded
-from simcore.studio.searching import Searching
+from simcore.studio.searching import Ready, Searching
 from simcore.studio.worker import problems_json
 from viz.pages.studio import page_of_studio, script_of_pages
 from viz.stylesheet import stylesheet
@@ -31,7 +31,8 @@ _LANES: Final[Mapping[str, tuple[str, ...]]] = {
              "convert", "explain", "compare"),
     "long": ("measured", "limit", "advice", "faster")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
-_SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps")
+_SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps", "limits")
+_LAST: Final = "pictures"
 _JSON: Final = "application/json"
 MOST_SEARCHES: Final = 4
 """Searches that run at a time."""
@@ -43,6 +44,7 @@ class Lanes:
     def __init__(self, limit_s: float = 60.0) -> None:
         self._lanes = {name: Lane(kinds, limit_s, warm=name != "long") for name, kinds in _LANES.items()}
         self.searches: set[Searching] = set()
+        self.ready = Ready()
 
     def of(self, kind: str) -> Lane | None:
         """Lane that answers a kind of question."""
@@ -52,7 +54,7 @@ class Lanes:
         """A search that has not begun, which `end` ends; None while too many run."""
         if len(self.searches) >= MOST_SEARCHES:
             return None
-        running = Searching(fields)
+        running = Searching(fields, self.ready)
         self.searches.add(running)
         return running
 
@@ -60,11 +62,14 @@ class Lanes:
         """Ends a search, whose place another may take."""
         self.searches.discard(running)
         running.stop()
+        if self._lanes:
+            self.ready.start()
 
     def close(self) -> None:
         """Ends all worker processes."""
         for running in list(self.searches):
             running.stop()
+        self.ready.close()
         for lane in self._lanes.values():
             lane.close()
 
@@ -118,7 +123,12 @@ async def _asked(request: Request) -> Response:
     if lane is None:
         return _problem(404, f"{kind[:40]!r} is no question")
     fields = await _fields(kind, request)
-    return fields if isinstance(fields, Response) else await _answered(lane, kind, fields)
+    if isinstance(fields, Response):
+        return fields
+    answer = await _answered(lane, kind, fields)
+    if kind == _LAST:  # all is drawn: now a search may be made ready
+        asyncio.get_running_loop().run_in_executor(None, request.app.state.lanes.ready.start)
+    return answer
 
 
 async def _searched(request: Request) -> Response:

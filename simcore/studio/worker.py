@@ -61,7 +61,7 @@ def answered(kind: str, fields: Mapping[str, Any], root: Path) -> tuple[str, byt
 def behind_others() -> None:
     """Lets other processes go first, so that the page is drawn at once while dozens of simulations run."""
     with suppress(AttributeError, OSError):  # not on every system
-        os.nice(10)
+        os.nice(5)
 
 
 def enclosed(question: Question, root: Path) -> None:

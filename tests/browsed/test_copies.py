@@ -25,7 +25,7 @@ def opened(page: Page) -> None:
 
 @pytest.mark.parametrize(("kind", "words"), [
     ("link", "/#1."), ("scenario", "seq_len: 2048"), ("command", "rankscope run scenario.yaml"),
-    ("gate", "--max-fill 92%"), ("markdown", "| llama-3.2-1b | automodel | dgx-h100 | 8 |"), ("svg", "<svg")])
+    ("gate", "--max-fill 92%"), ("markdown", "| llama-3.2-1b | full | automodel | dgx-h100 | 8 |"), ("svg", "<svg")])
 def test_a_copy_has_the_job(page: Page, kind: str, words: str) -> None:
     opened(page)
     page.choose("#copy", kind)

@@ -17,7 +17,7 @@ def test_an_answer_of_the_job_before_is_out_of_sight_until_the_recipe_is_the_job
     page.drop("recipe.yaml", RECIPE.encode())
     page.until("!document.getElementById('recipe').hidden")
     assert not page.run(IS_SEEN)
-    assert "recipe.yaml is not the job yet: 2 answers are missing" in page.text("#waiting")
+    assert "recipe.yaml is not the job yet: it does not say the number of GPUs" in page.text("#waiting")
     assert page.run("document.activeElement.id") == "asked-gpus"
     page.tab.picture(page.shots / "recipe-asks.png")
     page.tab.press("8")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from simcore.errors import InputError
-from simcore.studio.fewest import fewest
 from simcore.studio.question import Question
 from simcore.studio.searching import Searching
 from simcore.studio.server import MOST_SEARCHES
@@ -37,36 +35,6 @@ def test_what_fits_comes_first_and_the_answer_last(client: TestClient) -> None:
         bound = bounds[json.dumps(layout["keys"])]
         assert bound["peak_bytes"] == layout["peak_bytes"]
         assert bound["tokens_per_s_per_gpu_at_most"] >= 0.999 * layout["tokens_per_s_per_gpu"]
-
-
-def test_the_fewest_gpus_of_each_framework(client: TestClient) -> None:
-    found = lines(client, free={"mesh": []}, gpus=[1, 2], frameworks=["ddp", "fsdp2"], fewest=True)
-    rows = {line["fewest"]["framework"]: line["fewest"] for line in found if "fewest" in line}
-    assert {name: row["value"] for name, row in rows.items()} == {"ddp": 1, "fsdp2": 1}
-    assert rows["fsdp2"]["layout"]["num_gpus"] == 1
-    assert found[-1]["over"]
-
-
-def test_what_the_job_says_of_its_stages_keeps_no_framework_from_an_answer() -> None:
-    job = {**JOB, "framework": "automodel", "mesh": {"pp": 2, "dp_shard": 4}}
-    job["training"] = {**JOB["training"], "pipeline": {"virtual_stages": 2}}
-    rows = list(fewest(Question.of({"values": job, "free": {"mesh": []}, "frameworks": ["fsdp2"]})))
-    (row,) = [one["fewest"] for one in rows if "fewest" in one]
-    assert row["value"] == 1
-    assert not row["is_refused"]
-    assert row["layout"]["keys"]["training.pipeline"] == {}
-
-
-def test_a_framework_that_shards_nothing_is_answered_by_one_gpu() -> None:
-    job = {**JOB, "model": "llama-3.1-70b", "training": {**JOB["training"], "global_batch_size": 32}}
-    start = time.monotonic()
-    rows = list(fewest(Question.of({"values": job, "free": {"mesh": [], "training.recompute": ["full"]},
-                                     "frameworks": ["zero3", "ddp"]})))
-    some, nothing = (one["fewest"] for one in rows if "fewest" in one)
-    assert nothing["value"] is None
-    assert "on any number of GPUs" in nothing["why"]
-    assert some["value"] == 32
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(("fields", "where"), [

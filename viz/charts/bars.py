@@ -16,7 +16,7 @@ ROW: Final = 38
 _BAR: Final = 11
 _WIDE: Final = 92
 """Characters of a label that fit next to its value on a screen."""
-_NARROW: Final = 37
+_NARROW: Final = 38
 """Characters of label and value together that fit on a telephone."""
 
 

@@ -34,7 +34,7 @@ _THIN: Final = 0.001
 def class_bars(report: Report, identity: str, marks: Sequence[Mark] = ()) -> Markup | None:
     """Draws a bar for each class of ranks: categories at its peak, memory outside the allocator, fragmentation.
 
-    A bracket is the band of measured runs, a line across all bars the end of the device. The fullest 12 classes are
+    A bracket is the band of measured runs, a line on each bar the end of the device. The fullest 12 classes are
     drawn. None without peaks. `identity`: begin of the ids in it, unique on the page. `marks`: measured sizes.
     """
     shown = _fullest(report)
@@ -56,8 +56,8 @@ def class_bars(report: Report, identity: str, marks: Sequence[Mark] = ()) -> Mar
 def _mark(mark: Mark, top: float, height: int) -> Markup:
     at = percent(mark.num_bytes / top)
     words = f"measured: {mark.words} {format_bytes(mark.num_bytes)}"
-    return element("g", element("title", words), element("line", x1=at, x2=at, y1=_HEAD + 16, y2=height - 16),
-                   class_="measured-mark")
+    lines = (element("line", x1=at, x2=at, y1=y + 17, y2=y + 23 + _BAR) for y in range(_HEAD, height - _FOOT, _ROW))
+    return element("g", element("title", words), *lines, class_="measured-mark")
 
 
 def drawn_categories(report: Report) -> list[str]:
@@ -129,6 +129,7 @@ def _end(report: Report, top: float, height: int) -> Markup | None:
         return None
     at = percent(report.capacity_bytes / top)
     return element(
-        "g", element("line", x1=at, x2=at, y1=_HEAD + 16, y2=height - 16, class_="end"),
+        "g", *(element("line", x1=at, x2=at, y1=y + 17, y2=y + 23 + _BAR, class_="end")
+               for y in range(_HEAD, height - _FOOT, _ROW)),
         element("text", f"{format_bytes(report.capacity_bytes)} usable", x=at, y=height - 3,
-                text_anchor="end", class_="capacity-name"))
+                text_anchor="end" if report.capacity_bytes > top / 2 else "start", class_="capacity-name"))

@@ -52,8 +52,8 @@ def _curve(curve: Sequence[float], scale: Scale) -> Markup | None:
                    d=f"M0 {scale.y(curve[0]):.1f}{steps}", class_="measured-curve")
     stretched = element("svg", path, y=TOP, width="100%", height=BOTTOM - TOP,
                         viewBox=f"0 {TOP} {_WIDTH} {BOTTOM - TOP}", preserveAspectRatio="none")
-    return element("g", stretched, element("text", "measured", x="0", dx=6, y=scale.y(curve[0]) - 6,
-                                           class_="measured-name"))
+    return element("g", stretched, element("text", "measured, over its own events", x="0", dx=6,
+                                           y=scale.y(curve[0]) - 6, class_="measured-name"))
 
 
 def _line(mark: Mark, scale: Scale, *, above: bool) -> Iterator[Markup]:

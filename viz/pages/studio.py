@@ -21,7 +21,7 @@ from viz.markup import Markup, element, join
 from viz.pages import report as sections
 from viz.pages.comparison import comparison
 from viz.pages.ranks import memory_figure
-from viz.pages.tables import code, signed_bytes, table
+from viz.pages.tables import code, table
 from viz.pages.timeline import timeline
 from viz.pages.verdict import verdict
 from viz.palette import texture_definitions
@@ -100,7 +100,15 @@ def advice_part(advice: tuple[Advice, ...], than_s: float | None = None) -> Mark
     """
     if not advice:
         return None
-    return element("ul", *(_change(one, than_s) for one in advice), class_="changes")
+    cures = [one for one in advice if one.verdict == "fits"]
+    others = [one for one in advice if one.verdict != "fits"]
+    words = "Each of these helps, but not enough:" if cures else "Nothing that was tried makes it surely fit. Closest:"
+    return join((_changes(cures, than_s), element("p", words, class_="note") if others else None,
+                 _changes(others, than_s)))
+
+
+def _changes(advice: Sequence[Advice], than_s: float | None) -> Markup | None:
+    return element("ul", *(_change(one, than_s) for one in advice), class_="changes") if advice else None
 
 
 def versus_part(reports: Sequence[Report]) -> Markup:
@@ -128,11 +136,15 @@ def _change(advice: Advice, than_s: float | None) -> Markup:
     if time and than_s and advice.step_s:
         time += f" ({advice.step_s / than_s - 1:+.0%})"
     effect = ", ".join(filter(None, (words[advice.verdict], format_bytes(advice.peak_bytes),
-                                     f"{signed_bytes(advice.headroom_bytes)} left", time, gpus)))
+                                     _left(advice.headroom_bytes), time, gpus)))
     keys = (code(f"{key}={json.dumps(value)}") for key, value in advice.changes.items())
     button = element("button", "apply", type="button", data_changes=json.dumps(advice.changes))
     return element("li", button, element("span", join(keys, " "), " ", element("span", effect, class_="note")),
                    element("span", advice.warning, class_="note warning") if advice.warning else None)
+
+
+def _left(num_bytes: int) -> str:
+    return f"{format_bytes(abs(num_bytes))} {'left' if num_bytes >= 0 else 'too much'}"
 
 
 def _time(report: Report) -> Iterator[Markup]:

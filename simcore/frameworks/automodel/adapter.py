@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption
+from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption, open_axes
+from simcore.frameworks.automodel.checks import SPARSE_CLASSES
 from simcore.frameworks.automodel.lora import adapters, automodel_dropout
 from simcore.frameworks.automodel.table import OPTIONS, VERSIONS, implementation_of, table
 from simcore.frameworks.automodel.te_fp8 import in_fp8
 from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
+from simcore.placement.capabilities import ALL_AXES
 
 __all__ = ["ADAPTERS"]
 
@@ -15,6 +17,8 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     implementations=("automodel", "hf", "hub"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
     quantize=lambda job: in_fp8(job, job.options(OPTIONS)), serves_qlora=True,
+    of_stages=("local_batch_size",),
+    axes=lambda graph: ALL_AXES if graph.architecture.family in SPARSE_CLASSES else open_axes(graph),
     dispatchers={name: {"dispatcher": name} for name in OPTIONS["dispatcher"]},
     memory_options=(
         MemoryOption("reshard", {"framework_options.moe.reshard_after_forward": True}),

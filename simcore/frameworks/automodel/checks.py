@@ -80,7 +80,7 @@ def _check_hf(job: Job) -> None:
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
 
 
-_SPARSE_CLASSES = ("nemotron_h", *SPARSE)
+SPARSE_CLASSES = ("nemotron_h", *SPARSE)
 """Families whose class inherits MoEFSDPSyncMixin: it is served with ep > 1 even where no layer has experts."""
 _DEFAULT_EXPERTS = 8
 
@@ -97,7 +97,7 @@ def _check_mesh(job: Job) -> None:
     if mesh.etp > 1:
         raise job.illegal("mesh.etp", "routed experts are split by count and by ep_shard, not by width over etp",
                           "0.7.0 moe/parallelizer.py")
-    if mesh.ep > 1 and not job.has_experts and job.graph.architecture.family not in _SPARSE_CLASSES:
+    if mesh.ep > 1 and not job.has_experts and job.graph.architecture.family not in SPARSE_CLASSES:
         raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model",
                           "0.7.0 _transformers/capabilities.py:518")
     if job.graph.architecture.family == "nemotron_h" and not job.has_experts and _DEFAULT_EXPERTS % mesh.ep:

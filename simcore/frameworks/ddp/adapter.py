@@ -6,7 +6,7 @@ from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.lora import name_adapters, peft_dropout
 from simcore.frameworks.ddp.hooks import DdpHooks
-from simcore.frameworks.ddp.table import VERSIONS, options_around, table
+from simcore.frameworks.ddp.table import CAPABILITIES, VERSIONS, options_around, table
 
 __all__ = ["ADAPTERS"]
 
@@ -15,4 +15,5 @@ ADAPTERS = {"ddp": FrameworkAdapter(
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=options_around,
     serves_qlora=True,
+    axes=lambda graph: CAPABILITIES.axes,
 )}

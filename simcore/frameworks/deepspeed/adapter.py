@@ -24,6 +24,7 @@ _ZERO3 = FrameworkAdapter(
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
     serves_qlora=True, host_buffers=beside_tensors,
+    axes=lambda graph: ("dp_shard",),  # copies of shards are refused under each stage: `table.py`
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
 ADAPTERS = {

@@ -6,7 +6,7 @@ from simcore.frameworks.adapter import AtRest, FrameworkAdapter, MemoryOption
 from simcore.frameworks.common.lora import name_adapters, peft_dropout
 from simcore.frameworks.fsdp1.flat_parameters import exact_in_units, mean_in_units, unit_padding_bytes
 from simcore.frameworks.fsdp1.hooks import Fsdp1Hooks
-from simcore.frameworks.fsdp1.table import OPTIONS, TRAINERS, VERSIONS, in_fp8, table
+from simcore.frameworks.fsdp1.table import CAPABILITIES, OPTIONS, TRAINERS, VERSIONS, in_fp8, table
 
 __all__ = ["ADAPTERS"]
 
@@ -17,5 +17,6 @@ ADAPTERS = {"fsdp1": FrameworkAdapter(
     options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,
     at_rest=AtRest(mean=mean_in_units, exact=exact_in_units, padding=unit_padding_bytes),
     quantize=in_fp8, casts_parameters=True, serves_qlora=True,
+    axes=lambda graph: CAPABILITIES.axes,
     memory_options=(MemoryOption("sync", {"framework_options.sync_gradients": "every"}),),
 )}

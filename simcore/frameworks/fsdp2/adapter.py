@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption
+from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption, open_axes
 from simcore.frameworks.common.lora import name_adapters, peft_dropout
+from simcore.frameworks.fsdp2.checks import axes_of
 from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
 from simcore.frameworks.fsdp2.table import VERSIONS, in_fp8, table
 from simcore.frameworks.fsdp2.trainers import TRAINERS
@@ -17,6 +18,7 @@ ADAPTERS = {"fsdp2": FrameworkAdapter(
     options=lambda implementation: TRAINERS[implementation].options,
     quantize=in_fp8, serves_qlora=True, casts_parameters=True,
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
+    axes=lambda graph: open_axes(graph, axes_of(graph.implementation)),
     dispatchers={"alltoall": {}},  # rows are exchanged by NCCL's all-to-all: `operators/hf/moe.py`
     memory_options=(
         MemoryOption("reshard", {"framework_options.reshard_after_forward": True}),

@@ -12,13 +12,20 @@ from simcore.frameworks.common.torch import check_named_adapters, offloaded_toge
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Moe
-from simcore.placement.capabilities import PLAIN_TORCH, Capabilities
+from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 
-__all__ = ["RULE", "check", "check_last_backward", "check_shared", "check_units"]
+__all__ = ["RULE", "axes_of", "check", "check_last_backward", "check_shared", "check_units"]
 
+_AXES = ("dp_replicate", "dp_shard", "ep")
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
+
+
+def axes_of(implementation: str) -> tuple[str, ...]:
+    """Returns the mesh axes that may have more than one rank with the layers of an implementation."""
+    own = TRAINERS[implementation].defaults.axes
+    return tuple(axis for axis in ALL_AXES if axis in (*_AXES, *own))
 
 
 def check(job: Draft) -> None:
@@ -29,7 +36,7 @@ def check(job: Draft) -> None:
     mesh, training = job.mesh, job.scenario.training
     axes = TRAINERS[job.graph.implementation].defaults.axes
     waits = ("activations",) if job.graph.implementation == "hf" else ()
-    Capabilities(axes=("dp_replicate", "dp_shard", "tp", "ep", *axes),
+    Capabilities(axes=(*_AXES, "tp", *axes),
                  offload=("params", "gradients", "optimizer", *waits), fixed=PLAIN_TORCH,
                  virtual_stages=mesh.pp > 1 and "virtual_stages" in axes).check(job)
     if mesh.stage_size % mesh.ep:

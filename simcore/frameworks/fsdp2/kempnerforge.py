@@ -37,7 +37,8 @@ DEFAULTS = Defaults(
     loss=("kempnerforge", f"{_CODE} config/training.py: loss_fn = cross_entropy"),
     wrap="layers_root", sync="last", root_resharded=True, last_follows=True, loss_inside=False,
     reshard=("true, for the root too", f"{_CODE} distributed/parallel.py apply_fsdp2: reshard_after_forward = True"),
-    axes=("pp",), reshard_in_stages=("true, for the root too", f"{_CODE} scripts/train.py: apply_fsdp2 without it"),
+    axes=("tp", "pp"),
+    reshard_in_stages=("true, for the root too", f"{_CODE} scripts/train.py: apply_fsdp2 without it"),
     whole_in_stages=("lm_head",), returns_outputs=True)
 _PLAN = f"{_CODE} distributed/tensor_parallel.py"
 _COLUMNS, _ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")

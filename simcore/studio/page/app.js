@@ -2,16 +2,18 @@
 import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
-import { Form } from "./form.js";
+import { Form, leaves } from "./form.js";
+import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
-import { decoded, encoded, with_value } from "./state.js";
+import { decoded, encoded, value_of, with_value } from "./state.js";
 import { tree } from "./steps.js";
 import { Versus } from "./versus.js";
 
 const IDLE_MS = 400;
 const AGAIN_MS = 1500;
 const APART_MS = 200; /* changes further apart than this are single clicks, not a slider in motion */
+const STEP_MS = 1000; /* changes further apart than this are undone one by one */
 const LATER = ["memory", "streams", "placement"]; /* pictures that come after the first */
 const FIT = { kind: "advice", title: "What would make it fit", none: "No single change or pair of changes that was tried makes it fit." };
 const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change that was tried makes it faster; the search below tries every layout." } };
@@ -23,6 +25,7 @@ let catalogue;
 let form;
 let versus;
 let search;
+let limits;
 let wanted = 0;
 let is_asking = false;
 let is_apart = true;
@@ -30,6 +33,8 @@ let has_failed = false;
 let changed_at = 0;
 let early = null; /* the question about memory that goes with that about the first picture */
 let written = "";
+let writes = 0;
+let writing = Promise.resolve();
 
 const priced = () => (state.price === null ? {} : { price: state.price });
 const measured = () => (state.marks.length || state.curve.length ? { marks: state.marks, curve: state.curve } : {});
@@ -87,10 +92,11 @@ const shown = (answer, number) => {
   if (has_failed) notice("");
   has_failed = false;
   fill({ parts: { ...answer.parts, advice: "" } });
-  form.problems(answer.problems);
+  told_at(form.problems(answer.problems), answer.problems);
   stale(false);
   busy.textContent = "";
   state.answer = answer;
+  document.body.classList.toggle("unanswered", answer.status !== "ok");
   versus.against();
   remedies.hidden = !HELPS[answer.verdict];
   if (HELPS[answer.verdict]) remedies.querySelector("h3").textContent = HELPS[answer.verdict].title;
@@ -100,6 +106,18 @@ const shown = (answer, number) => {
     clear(...LATER);
   }
   measure("first picture", number);
+};
+
+/* Problems that are told at their fields are named beside the verdict, with a way there; the others stand there in full. */
+const told_at = (others, all) => {
+  if (others.length || !all.length) return;
+  const names = [...new Set(all.map((one) => one.where.split(" ")[0]))];
+  document.querySelector("[data-part=problems]").replaceChildren(make("p", { className: "note" }, "Told at its field: ", ...names.map((name) => {
+    const there = make("button", { type: "button", textContent: name });
+    there.addEventListener("click", () => form.focus(name));
+    return there;
+  })));
+  fill({ parts: { problems: null } });
 };
 
 /* What may come after the first picture: memory, legal values, streams, pins, changes that make it fit. Until then the
@@ -142,24 +160,23 @@ const later = async (number) => {
 const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["framework_version", "implementation"].includes(key) && value === "auto")
   || (["framework_options", "training.pipeline"].includes(key) && value && !Object.keys(value).length);
 
-/* Keeps the job in view as a step back of the browser: before what is chosen as a whole, such as a layout. */
-const keep = async () => {
-  await write();
-  history.pushState(null, "", location.href);
-};
+/* Keeps the job in view as a step of the browser's way back, before another takes its place. */
+const keep = () => write(true);
 
-/* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
-const change = (changes) => {
+/* Takes changes of keys, {dotted key: value}; undefined leaves a key out. A change on its own is a step of the way back. */
+const change = (changes, is_step = performance.now() - changed_at > STEP_MS) => {
   notice("");
+  if (is_step) keep();
+  const { framework, framework_options: own } = state.job;
   let { job } = state;
   for (const [key, value] of Object.entries(changes)) job = with_value(job, key, is_usual(key, value) ? undefined : value);
   take(job);
+  if (own && !job.framework_options && job.framework !== framework) notice(`Options of ${framework} alone, left out with ${job.framework}: ${[...leaves(own)].map((key) => `${key} ${JSON.stringify(value_of(own, key))}`).join(", ")}. "undo" brings them back.`);
 };
 
 /* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict. */
-const apply = async (changes) => {
-  await keep();
-  change(changes);
+const apply = (changes) => {
+  change(changes, true);
   const place = document.querySelector("[data-part=verdict]");
   place.tabIndex = -1;
   place.focus({ preventScroll: true });
@@ -191,7 +208,8 @@ const take = (job, files = state.files, missed = state.missed) => {
   form.show(job);
   show_price();
   busy.textContent = "simulating \u2026";
-  for (const id of ["limit", "steps"]) document.getElementById(id).replaceChildren();
+  document.getElementById("steps").replaceChildren();
+  limits.clear();
   refresh();
   write();
 };
@@ -203,13 +221,27 @@ const show_price = () => {
   search.price = { own: state.price, listed };
 };
 
-const write = async () => {
+const packed = () => {
   const { job, files, missed, pins, price } = state;
-  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(missed.length ? { missed } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) });
-  if (job !== state.job) return; /* a newer one is on its way */
-  written = `#${text}`;
-  if (location.hash !== written) history.replaceState(null, "", written);
+  return { job, ...(Object.keys(files).length ? { files } : {}), ...(missed.length ? { missed } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) };
 };
+
+/* Puts the state as it is now into the address, after those before it. `is_step`: as a step that the way back leads to. */
+const write = (is_step = false) => {
+  const now = packed();
+  const number = writes += 1;
+  writing = writing.then(async () => {
+    if (!is_step && number !== writes) return; /* a newer one is on its way */
+    written = `#${await encoded(now)}`;
+    if (location.hash !== written) history.replaceState(history.state, "", written);
+    if (is_step) history.pushState({ steps: steps() + 1 }, "", written);
+    show_undo();
+  });
+};
+
+/* Steps of the way back that lead to another job of this page. */
+const steps = () => (history.state && history.state.steps) || 0;
+const show_undo = () => { document.getElementById("undo").hidden = !steps(); };
 
 /* The state of the address; a link that cannot be read is told, and the job in view stays. */
 const read = async () => {
@@ -225,31 +257,6 @@ const follow = (found) => {
   take(found.job, found.files && typeof found.files === "object" ? found.files : {}, missed);
 };
 
-const LIMITS = { unsure: "is too close to tell, real runs may need more than the simulated", oom: "does not fit, it needs", fits: "fits in" };
-/* "in backward, opt_state 2 GiB" in the words of a reader. */
-const mostly = (why) => why.replace(/^in ([^,]+), (.+)$/, "the fullest moment is in $1, most of it $2");
-
-const limit = async (quantity) => {
-  const box = document.getElementById("limit");
-  box.textContent = "searching \u2026";
-  const number = wanted;
-  let found;
-  try { found = await ask("limit", { ...question(), quantity }); } catch (error) {
-    if (!(error instanceof Superseded)) box.textContent = error.message;
-    return;
-  }
-  if (number !== wanted) return;
-  const say = (value) => (value === null ? "none" : Number(value).toLocaleString("en"));
-  const words = found.value === null ? `${found.words}: none surely fits. ${found.problem || mostly(found.why)}`
-    : `${found.words}: ${say(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${say(found.beyond)} ${found.beyond_peak ? `${LIMITS[found.beyond_verdict]} ${found.beyond_peak}` : "is refused"}: ${mostly(found.why)}`}`;
-  box.replaceChildren(make("p", { textContent: words }));
-  if (found.value !== null) {
-    const button = make("button", { type: "button", textContent: "apply" });
-    button.addEventListener("click", () => apply(found.keys));
-    box.append(button);
-  }
-};
-
 const explain = async (what) => {
   const box = document.getElementById("steps");
   box.textContent = "explaining \u2026";
@@ -262,19 +269,24 @@ document.querySelector("details.map").addEventListener("toggle", (event) => {
   opened[event.target.open ? "add" : "delete"]("placement");
   if (event.target.open) later(wanted);
 });
-document.getElementById("full").addEventListener("change", (event) => {
-  opened[event.target.checked ? "add" : "delete"]("memory");
-  later(wanted);
-});
+for (const [id, name] of [["full", "memory"], ["kernels", "streams"]]) {
+  document.getElementById(id).addEventListener("change", (event) => {
+    opened[event.target.checked ? "add" : "delete"](name);
+    later(wanted);
+  });
+}
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-changes], [data-limit], [data-explain]");
   if (!button) return;
   if (button.dataset.changes) apply(JSON.parse(button.dataset.changes));
-  else if (button.dataset.limit) limit(button.dataset.limit);
+  else if (button.dataset.limit) limits.ask(button.dataset.limit);
   else explain(button.dataset.explain);
 });
 document.getElementById("to-search").addEventListener("click", () => document.getElementById("search").scrollIntoView({ block: "start" }));
+document.getElementById("undo").addEventListener("click", () => history.back());
 addEventListener("hashchange", async () => {
+  await writing;
+  show_undo();
   const found = await read();
   if (found instanceof Error) notice(found.message);
   else if (found) follow(found);
@@ -290,8 +302,9 @@ const start = async () => {
       take(state.job);
     }, apply);
   versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
-  new Files(state, async (...opened) => { await keep(); take(...opened); }, again);
+  new Files(state, (...opened) => { keep(); take(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, apply);
+  limits = new Limits(question, apply, (row) => search.every(row));
   new Copies(state, question);
   if (found && !(found instanceof Error)) follow(found);
   else take(catalogue.start);

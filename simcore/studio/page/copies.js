@@ -1,6 +1,8 @@
 /* The job to take away: as scenario, recipe, command, Markdown table, picture, link. */
 import { ask } from "./door.js";
+import { leaves } from "./form.js";
 import { make, notice } from "./panels.js";
+import { value_of } from "./state.js";
 
 const gib = (bytes) => (bytes === null ? "\u2013" : `${(bytes / 2 ** 30).toFixed(2)} GiB`);
 const dialog = document.getElementById("dialog");
@@ -11,11 +13,14 @@ const show = (title, note, text, file, type = "text/plain") => {
   by_id("title").textContent = title;
   by_id("note").textContent = note;
   by_id("text").value = text;
+  by_id("text").rows = Math.min(30, text.split("\n").length + 1);
   if (saved) URL.revokeObjectURL(saved);
   saved = URL.createObjectURL(new Blob([text], { type }));
   Object.assign(by_id("save"), { href: saved, download: file });
   by_id("copy").textContent = "copy";
   dialog.showModal();
+  by_id("text").setSelectionRange(0, 0);
+  by_id("text").scrollTop = dialog.scrollTop = 0;
 };
 
 by_id("close").addEventListener("click", () => dialog.close());
@@ -26,10 +31,16 @@ by_id("copy").addEventListener("click", async () => {
   }
 });
 
+const IS_HERE = /^(localhost|127\.|\[::1\])/.test(location.host);
+const link_note = () => `The whole job is in the part from # on${IS_HERE ? ". The address before it is this machine's: a colleague who runs `rankscope studio` puts the part from # on behind their own address, or opens the scenario" : "; a token of the studio is not in it"}.`;
+
 const markdown = ({ job, answer }) => {
   const { numbers } = answer;
-  const cells = [["model", job.model], ["framework", job.framework], ["machine", job.topology], ["GPUs", numbers.num_ranks], ["degrees", Object.entries(job.mesh || {}).map(([axis, n]) => `${axis} ${n}`).join(" ")],
-    ["verdict", answer.verdict || answer.status], ["peak", `${gib(numbers.peak_bytes)} of ${gib(numbers.capacity_bytes)}`],
+  const rest = [...leaves(job)].filter((key) => !/^(name|model|framework|topology|mesh\.|training\.(method|seq_len|micro_batch_size|global_batch_size|recompute)$)/.test(key) && key !== "mesh");
+  const said = (key, usual) => value_of(job, key) ?? usual;
+  const cells = [["model", job.model], ["method", said("training.method", "full")], ["framework", job.framework], ["machine", job.topology], ["GPUs", numbers.num_ranks], ["degrees", Object.entries(job.mesh || {}).map(([axis, n]) => `${axis} ${n}`).join(" ")],
+    ["sequence", said("training.seq_len", "\u2013")], ["micro batch", said("training.micro_batch_size", 1)], ["global batch", said("training.global_batch_size", "\u2013")], ["recompute", said("training.recompute", "none")],
+    ["other keys", rest.map((key) => `${key} ${JSON.stringify(value_of(job, key))}`).join(", ") || "\u2013"], ["verdict", answer.verdict || answer.status], ["peak", `${gib(numbers.peak_bytes)} of ${gib(numbers.capacity_bytes)}`],
     ["step", numbers.step_s === null ? "\u2013" : `${numbers.step_s.toPrecision(3)} s`], ["tokens/s per GPU", numbers.tokens_per_s_per_gpu === null ? "\u2013" : Math.round(numbers.tokens_per_s_per_gpu)],
     ["USD per M tokens", numbers.usd_per_million_tokens === null ? "\u2013" : numbers.usd_per_million_tokens.toPrecision(3)]];
   const row = (values) => `| ${values.map((value) => String(typeof value === "object" ? JSON.stringify(value) : value).replaceAll("|", "\\|").replaceAll("\n", " ")).join(" | ")} |`;
@@ -72,7 +83,7 @@ export class Copies {
   }
 
   async copy(kind) {
-    if (kind === "link") return show("Link", "The whole job is in the part behind #. A token of the studio is not in it.", location.href, "link.txt");
+    if (kind === "link") return show("Link", link_note(), location.href, "link.txt");
     if (kind === "markdown") return show("Markdown", "For an issue or a pull request.", markdown(this.state), "job.md");
     if (kind.startsWith("recipe ")) {
       const made = await ask("convert", { ...this.question(), format: kind.slice(7) });

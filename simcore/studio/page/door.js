@@ -21,7 +21,7 @@ export class Problems extends Error {
   }
 }
 
-export const request = async (kind, fields, signal) => {
+const request = async (kind, fields, signal) => {
   const token = sessionStorage.getItem(KEPT);
   const headers = { "content-type": "application/json", ...(token ? { authorization: `Bearer ${token}` } : {}) };
   try {
@@ -32,9 +32,28 @@ export const request = async (kind, fields, signal) => {
   }
 };
 
-export const refused = async (answer) => {
+const refused = async (answer) => {
   if (answer.status === 409) return new Superseded();
   try { return new Problems((await answer.json()).problems); } catch { return new Problems([{ where: "", message: `The studio answered ${answer.status}.`, rule: "" }]); }
+};
+
+/* A search: its lines are given to `show` as they come. Ends with an error where one cannot be shown. */
+export const stream = async (fields, signal, show) => {
+  const answer = await request("search", fields, signal);
+  if (!answer.ok) throw await refused(answer);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (let rest = ""; ;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines.filter(Boolean).map((text) => JSON.parse(text))) {
+        if (line.problems) throw new Problems(line.problems);
+        show(line);
+      }
+    }
+  } finally { reader.cancel().catch(() => {}); } /* the studio stops where nobody listens */
 };
 
 export const ask = async (kind, fields, signal) => {

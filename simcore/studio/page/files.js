@@ -6,6 +6,8 @@ const LARGEST = 45 * 2 ** 20;
 const TEXT = 2 ** 18;
 const RECIPES = /\.(ya?ml|json|toml|sh|py)$/i;
 const ASKED = { "--gpus": "gpus", "--seq-len": "seq_len", "--topology": "topology" };
+const NEVER = /\.(png|jpe?g|gif|webp|svg|pdf|zip|gz|tar|safetensors|ckpt|pt|pth|mp4|docx?|xlsx?)$/i;
+const READ = "a recipe, a scenario, a model's config.json, a memory snapshot (.pickle), a log, the text of an error";
 const plain_name = (name) => (name.replace(/[^A-Za-z0-9._-]/g, "_").replace(/^[._-]+/, "") || "file").slice(-100);
 
 const base64 = (blob) => new Promise((done, failed) => {
@@ -21,7 +23,7 @@ const left_of = ({ key, value, why }) => [`${key} ${value}`.trim(), why];
 
 /* Keys with a sentence each as a table that opens. */
 const keys_of = (rows, title, open) => (rows.length ? [make("details", { open, className: "keys" }, make("summary", { textContent: title(rows.length) }),
-  make("dl", {}, ...rows.flatMap(([key, words]) => [make("dt", { textContent: key }), make("dd", { textContent: words })])))] : []);
+  make("dl", {}, ...rows.flatMap(([key, words]) => [make("dt", {}, ...key.split(/(?<=[._])/).flatMap((part) => [part, make("wbr")])), make("dd", { textContent: words })])))] : []);
 
 export class Files {
   constructor(state, open, measured) {
@@ -56,6 +58,8 @@ export class Files {
     try {
       const large = list.find((file) => file.size > LARGEST);
       if (large) throw new Problems([{ message: `${large.name} has ${(large.size / 2 ** 20).toFixed(0)} MiB; files of up to ${LARGEST / 2 ** 20} MiB are read. Your job is unchanged.` }]);
+      const other = list.find((file) => NEVER.test(file.name));
+      if (other) throw new Problems([{ message: `not a file that rankscope reads: ${READ}. Your job is unchanged.` }]);
       const are_texts = list.every((file) => RECIPES.test(file.name) && file.size <= TEXT);
       if (are_texts) await this.texts(Object.fromEntries(await Promise.all(list.map(async (file) => [plain_name(file.name), await file.text()]))));
       else if (list.length === 1) await this.run(list[0]);
@@ -93,7 +97,8 @@ export class Files {
       make("p", { className: "buttons" }, away));
     if (is_job) this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), found.missed.map((one) => one.key));
     else {
-      wait(asks ? `${names} is not the job yet: ${counted(found.questions.length, "answer is", "answers are")} missing.` : `${names} is not the job: it has ${counted(found.problems.length, "problem", "problems")}.`);
+      const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent);
+      wait(asks ? `${names} is not the job yet: ${open.length ? `it does not say the ${open.join(" and the ")}` : "is this its machine?"}` : `${names} is not the job: it has ${counted(found.problems.length, "problem", "problems")}.`);
       this.box.scrollIntoView({ block: "nearest" });
       const empty = [...this.box.querySelectorAll("[data-answer]")].find((one) => !one.value) || this.box.querySelector("[data-answer]") || away;
       empty.focus();

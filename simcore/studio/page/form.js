@@ -5,6 +5,9 @@ import { value_of } from "./state.js";
 const AXES = { gpus: "GPUs", tp: "tensor parallel", pp: "pipeline stages", cp: "context parallel", ep: "expert parallel",
   etp: "expert tensor parallel", dp_replicate: "replicas" };
 const METHODS = ["full", "lora", "qlora"];
+/* Settings of adapters and of weights in 4 bits, which mean nothing with a method that has none. */
+const NOT_WITH = { full: ["training.lora", "training.quantization"], lora: ["training.quantization"], qlora: [] };
+const GUESS = /did you mean '?([\w.-]+)'?\?/;
 const GROUPED = /^\d{1,3}([.,'\u2019\u00a0\u202f _]\d{3})+$/;
 
 /* A whole number as people write it in English, German, French or Swiss; null for anything else. */
@@ -47,7 +50,7 @@ export class Form {
     const list = make("datalist", { id: "models" }, ...models.flatMap((one) => [one.name, ...one.other_names]).map((name) => make("option", { value: name })));
     this.root.append(list,
       this.text("model", "model", { list: "models" }),
-      this.select("training.method", "method", METHODS),
+      this.select("training.method", "method", METHODS, (method) => Object.fromEntries([["training.method", method], ...NOT_WITH[method].map((key) => [key, undefined])])),
       this.select("framework", "framework", frameworks.map((one) => one.name), (name) => ({
         framework: name, framework_version: undefined, framework_options: undefined, implementation: undefined })),
       this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, `${one.name} (${one.gpu.replace(/NVIDIA |GeForce | HBM.*/g, "")})`]))));
@@ -89,7 +92,7 @@ export class Form {
     input.id = id;
     const told = make("p", { className: "told", id: `${id}-told`, hidden: true });
     input.setAttribute("aria-describedby", told.id);
-    const row = make("div", { className: "field" }, make("label", { htmlFor: id, textContent: label }), input, told);
+    const row = make("div", { className: "field" }, make("label", { htmlFor: id }, ...broken(label)), input, told);
     row.dataset.key = key;
     this.fields.set(key, { input, told, row });
     const { default: usual } = this.catalogue.keys.find((one) => one.key === key) || {};
@@ -170,7 +173,8 @@ export class Form {
 
   step(axis, by) {
     const next = this.next(axis, by);
-    if (next) this.change({ mesh: short(next.mesh) });
+    if (next) this.change({ mesh: short(next.mesh), ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
+    else this.steppers.get(axis).row.animate([{ background: "var(--bad-wash)" }, {}], 700); /* the line below says why not */
   }
 
   /* Takes the legal values that the engine found for this job. */
@@ -190,7 +194,7 @@ export class Form {
     box.hidden = !answer.plain;
     if (answer.plain) {
       const degrees = Object.entries(short(answer.plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
-      const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}` });
+      const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}${answer.drops.length ? `, without ${answer.drops.join(", ")}` : ""}` });
       button.addEventListener("click", () => this.apply({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }));
       box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []), button);
     }
@@ -208,7 +212,7 @@ export class Form {
       up.disabled = !this.next(axis, 1);
     }
     const rest = document.getElementById("rest");
-    rest.textContent = this.mesh ? `data parallel takes the rest: ${this.mesh.dp_shard} sharded \u00d7 ${this.mesh.dp_replicate} replicas` : "";
+    rest.textContent = this.mesh ? `data parallel takes the rest: ${this.mesh.dp_shard} sharded${this.mesh.dp_replicate > 1 ? ` \u00d7 ${this.mesh.dp_replicate} replicas` : ""}` : "";
   }
 
   others() {
@@ -287,10 +291,12 @@ export class Form {
       const mesh = { ...this.mesh };
       for (const [key, value] of Object.entries(changes)) if (key.startsWith("mesh.")) mesh[key.slice(5)] = value;
       const gpus = (one) => ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, axis) => all * (one[axis] || 1), 1);
-      const rows = Object.entries(changes).map(([key, value]) => [this.label(key), key.startsWith("mesh.") ? this.mesh[key.slice(5)] : value_of(this.job, key), value]);
+      const rows = Object.entries(changes).map(([key, value]) => [this.label(key), key.startsWith("mesh.") ? this.mesh[key.slice(5)] : value_of(this.job, key), value, key]);
       const said = [["GPUs", gpus(this.mesh), gpus(mesh)], ...rows].filter(([, before, after]) => JSON.stringify(before) !== JSON.stringify(after))
         .map(([name, before, after]) => `${name} ${before === undefined || before === null ? "" : `${words_of(before)} `}\u2192 ${words_of(after)}`).join(", ");
       const place = button.nextElementSibling;
+      const stay = rows.filter(([, before, after]) => JSON.stringify(before) === JSON.stringify(after)).map(([, , , key]) => `${key}=`);
+      place.querySelectorAll("code").forEach((one) => { if (stay.some((key) => one.textContent.startsWith(key))) one.remove(); });
       if (said && !place.querySelector("b")) place.prepend(make("b", { textContent: said }), " ");
     }
   }
@@ -332,14 +338,29 @@ export class Form {
     });
   }
 
+  /* Puts the cursor into the field of a key. */
+  focus(key) {
+    const field = this.fields.get(key);
+    if (field) field.input.focus();
+  }
+
   tell(key, message) {
     const { input, told, row } = this.fields.get(key);
-    told.textContent = message;
+    told.textContent = message.replace(/`rankscope models`[^]*$/, "the list of the field has those that are built in; drop another's config.json on the page");
+    const guess = message.match(GUESS);
+    if (guess && key === "model") {
+      const take = make("button", { type: "button", textContent: `take ${guess[1]}` });
+      take.addEventListener("click", () => this.change({ model: guess[1] }));
+      told.append(" ", take);
+    }
     told.hidden = false;
     row.classList.add("wrong");
     input.setAttribute("aria-invalid", "true");
   }
 }
+
+/* A dotted name that may be cut into lines behind its dots and underscores. */
+const broken = (name) => name.split(/(?<=[._])/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));
 
 const words_of = (value) => (value !== null && typeof value === "object" ? (Object.keys(value).length ? JSON.stringify(value) : "as usual") : String(value));
 

@@ -7,6 +7,7 @@ export const fill = (answer) => {
     const panel = parts.get(name);
     if (!panel || shown.get(name) === text) continue;
     shown.set(name, text);
+    if (text === null) continue; /* drawn by a script: the next answer is put there in any case */
     const open = new Set([...panel.querySelectorAll("details")].map((one, n) => [one.open, n]).filter(([is_open]) => is_open).map(([, n]) => n));
     panel.innerHTML = text;
     [...panel.querySelectorAll("details")].forEach((one, n) => { if (open.has(n)) one.open = true; });

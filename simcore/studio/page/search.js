@@ -1,5 +1,6 @@
 /* Search: free keys, the frontier as it fills in, and a point taken over into the form. */
-import { Problems, refused, request } from "./door.js";
+import { stream } from "./door.js";
+import { FREE as FEWEST, why_not } from "./limits.js";
 import { make } from "./panels.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
@@ -57,9 +58,9 @@ export class Search {
     this.stop = make("button", { type: "button", id: "search-stop", textContent: "stop", disabled: true });
     root.append(make("fieldset", {}, make("legend", { textContent: "free" }), ...keys),
       make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks, every),
-      make("p", { className: "buttons" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus,
-        make("label", { htmlFor: "search-by", textContent: " best by " }), by, this.start, this.stop),
-      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout of the free keys; all numbers of GPUs unless some are given, all frameworks unless some are chosen" })));
+      make("p", { className: "buttons" }, make("span", { className: "together" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus),
+        make("span", { className: "together" }, make("label", { htmlFor: "search-by", textContent: "best by " }), by), this.start, this.stop),
+      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout and memory option; whole hosts beyond one, unless numbers are given, all frameworks unless some are chosen" })));
     const chosen = (name) => [...root.querySelectorAll(`[name=${name}]:checked`)].map((input) => input.value);
     const free = () => Object.fromEntries(chosen("free").map((key) => [key, []]));
     const numbers = () => (gpus.value.match(/\d+/g) || []).map(Number);
@@ -67,16 +68,22 @@ export class Search {
       event.preventDefault();
       this.run({ gpus: numbers(), frameworks: chosen("framework"), free: free(), objectives: [...new Set([by.value, "peak"])] });
     });
-    this.fewest.addEventListener("click", () => this.run({ gpus: numbers(), frameworks: chosen("framework"), free: free(), fewest: true }));
+    this.fewest.addEventListener("click", () => this.run({ gpus: numbers(), frameworks: chosen("framework"), free: "mesh" in free() ? { options: [], ...free() } : free(), fewest: true }));
+    /* Asks every framework; `row`: the answer of one of them that is there already. */
+    this.every = (row) => this.run({ gpus: [], frameworks: catalogue.frameworks.map((one) => one.name).filter((name) => !row || !row.is_fewest || name !== row.framework), free: FEWEST, fewest: true }, row && row.is_fewest ? [row] : []);
     every.addEventListener("click", () => {
       const boxes = [...root.querySelectorAll("[name=framework]")];
       const is_on = boxes.some((box) => !box.checked);
       boxes.forEach((box) => { box.checked = is_on; });
     });
+    addEventListener("resize", () => {
+      clearTimeout(this.resized);
+      if (this.frontier.querySelector("svg")) this.resized = setTimeout(() => this.draw(), 250);
+    });
     this.stop.addEventListener("click", () => this.running && this.running.abort());
   }
 
-  async run(asked) {
+  async run(asked, counted = []) {
     if (this.running) this.running.abort();
     const running = this.running = new AbortController();
     this.start.disabled = this.fewest.disabled = true;
@@ -92,11 +99,10 @@ export class Search {
     this.over = "";
     this.sized = [];
     this.layouts = [];
-    this.counted = [];
+    this.counted = counted;
+    if (counted.length) this.count();
     try {
-      const answer = await request("search", { ...this.question(), ...asked }, running.signal);
-      if (!answer.ok) throw await refused(answer);
-      await this.read(answer.body.pipeThrough(new TextDecoderStream()).getReader());
+      await stream({ ...this.question(), ...asked }, running.signal, (line) => this.show(line));
       if (this.running === running) this.progress.textContent = this.over || "The search ended without an answer.";
     } catch (error) {
       running.abort(); /* of an answer that cannot be read, too: the studio stops where nobody listens */
@@ -112,20 +118,10 @@ export class Search {
     }
   }
 
-  async read(reader) {
-    for (let rest = ""; ;) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      const lines = (rest + value).split("\n");
-      rest = lines.pop();
-      lines.filter(Boolean).forEach((line) => this.show(JSON.parse(line)));
-    }
-  }
-
   show(line) {
-    if (line.problems) throw new Problems(line.problems);
     if (line.stage) this.doing = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
-    if (line.trying) this.doing = `trying ${line.trying}: ${line.done} of ${line.all_of} frameworks done`;
+    if (line.stage === "memory" && line.done === line.all_of && line.fits) this.doing = `memory of all ${line.all_of.toLocaleString("en")} layouts is known, ${line.fits.toLocaleString("en")} fit; now the step times of the most promising`;
+    if (line.trying) this.doing = line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
     if (line.fitting) {
       this.sized.push(line.fitting);
       this.soon();
@@ -135,13 +131,13 @@ export class Search {
       this.draw();
     }
     if (line.fewest) {
-      this.counted.push(line.fewest);
+      this.counted = [...this.counted.filter((one) => one.framework !== line.fewest.framework), line.fewest];
       this.count();
     }
     if (line.over && this.counted.length) this.over = `${this.counted.length} framework${this.counted.length === 1 ? "" : "s"}: ${this.counted.filter((one) => one.value !== null).length} fit.`;
     else if (line.over) {
       const { counts } = line;
-      this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked.`;
+      this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked${[[counts.alike, "equal one of these"], [counts.slower, "fit but are slower for certain"], [counts.excluded, "are excluded"]].filter(([n]) => n).map(([n, words]) => `, ${n.toLocaleString("en")} ${words}`).join("")}.`;
       if (!line.layouts.length) this.frontier.replaceChildren(make("p", { textContent: "No layout fits. Refused most often:" }),
         make("ul", {}, ...line.refused.map((one) => make("li", { textContent: `${one.count.toLocaleString("en")} times: ${one.message}` }))));
     }
@@ -196,10 +192,11 @@ export class Search {
   /* Fewest GPUs of each framework, as they are found. */
   count() {
     const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
-    const cells = (one) => (one.layout ? [one.layout.layout, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
-    const below = (one) => `${one.value !== null && one.beyond ? `${one.beyond}: ` : ""}${one.why}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
+    const cells = (one) => (one.layout ? [`${one.layout.layout}${one.is_best ? "" : " (first that fits)"}`, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
+    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}`;
+    const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
     const rows = [...this.counted].sort(by_fewest);
-    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, one.value === null ? (one.is_refused ? "not answered" : "none fits") : one.value.toLocaleString("en"), ...cells(one), below(one)]]), this.take));
+    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, number(one), ...cells(one), below(one)]]), this.take));
   }
 
   table(rows) {

@@ -2,7 +2,7 @@
 import { make } from "./panels.js";
 
 const words = (step) => [make("b", { textContent: step.amount }), ` ${step.words}`,
-  ...(step.how ? [make("span", { className: "note", textContent: ` = ${step.how}` })] : []),
+  ...(step.how ? [make("span", { className: "note", textContent: step.how.startsWith("of ") ? ` ${step.how}` : ` = ${step.how}` })] : []),
   ...(step.source ? [make("code", { className: "note", textContent: ` ${step.source}` })] : [])];
 
 export const tree = (step, is_open = true) => {

@@ -1,0 +1,116 @@
+/* How far the job goes: limits with all other keys as they are, and the fewest GPUs with any layout of its framework. */
+import { Superseded, ask, stream } from "./door.js";
+import { make } from "./panels.js";
+import { value_of } from "./state.js";
+
+const BEYOND = { unsure: "is too close to tell, real runs may need more than the simulated", oom: "does not fit, it needs", fits: "fits in" };
+export const FREE = { mesh: [], "training.micro_batch_size": [], "training.recompute": [], options: [] };
+/* "in backward, opt_state 2 GiB" in the words of a reader. */
+const mostly = (why) => why.replace(/^in ([^,]+), (.+)$/, "the fullest moment is in $1, most of it $2");
+/* Why a number of GPUs does not do, in the words of a reader. */
+export const why_not = (why) => [[/^oom, /, "does not fit, "], [/^unsure, /, "is too close to tell, "], [/^refused: /, "is refused: "]]
+  .reduce((text, [word, said]) => (word.test(text) ? `${said}${mostly(text.replace(word, ""))}` : text), why);
+const count = (value) => Number(value).toLocaleString("en");
+const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
+
+/* Keys of a layout beside its degrees that are not those of the job. */
+const USUAL = { "training.micro_batch_size": 1, "training.recompute": "none" };
+const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(mesh\.|framework|topology|implementation|training\.pipeline$)/.test(key)
+  && JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key])).map(([key, value]) => `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+
+/* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
+export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes }, job) => {
+  if (is_refused) return ["not answered", why];
+  if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
+  const there = layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "";
+  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried, of several hosts whole ones"}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.`;
+  return [`${is_fewest ? "" : "at most "}${count(value)} GPU${value === 1 ? "" : "s"}`, `${there}${is_fewest ? ` ${fewer}` : ""}`];
+};
+
+export class Limits {
+  constructor(question, apply, everywhere) {
+    this.question = question; /* the job and its files */
+    this.apply = apply; /* called with changes that are taken over */
+    this.everywhere = everywhere; /* called to ask the same of every framework */
+    this.box = document.getElementById("limit");
+    this.running = null;
+  }
+
+  /* Forgets what was asked about another job. */
+  clear() {
+    if (this.running) this.running.abort();
+    this.running = null;
+    this.box.replaceChildren();
+  }
+
+  async ask(quantity) {
+    this.clear();
+    const running = this.running = new AbortController();
+    const kept = make("div", {}, make("p", { textContent: "searching \u2026" }));
+    const free = make("div", { id: "least" });
+    this.box.replaceChildren(free, kept);
+    if (quantity === "gpus") this.least(free, running);
+    let found;
+    try { found = await ask("limit", { ...this.question(), quantity }, running.signal); } catch (error) {
+      if (!(error instanceof Superseded) && error.name !== "AbortError") kept.textContent = error.message;
+      return;
+    }
+    kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With all other keys of this job as they are, only data parallel changed: " : ""}${words_of(found)}` }));
+    if (found.value !== null) kept.append(this.button("apply", () => this.apply(found.keys)));
+  }
+
+  /* The fewest GPUs with any degrees, micro batch and recompute of the job's framework, as they are found. */
+  async least(box, running) {
+    const { framework } = this.question().values;
+    const begun = Date.now();
+    const number = make("b", { textContent: "looking \u2026" });
+    const known = make("p", { className: "note" });
+    const words = make("p", { className: "found" }, `Fewest with any layout and memory option of ${framework}: `, number);
+    const doing = make("p", { className: "note", role: "status" });
+    const buttons = make("p", { className: "buttons" });
+    box.replaceChildren(words, buttons, doing, known);
+    const stop = this.button("stop", () => running.abort());
+    const all = this.button("ask every framework", () => this.everywhere(row));
+    const take = this.button("apply", () => {});
+    take.disabled = true;
+    buttons.append(take, stop, all);
+    let trying = "";
+    let row = null;
+    const tell = () => { doing.textContent = `trying ${trying} ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
+    const clock = setInterval(tell, 1000);
+    const show = (line) => {
+      if (line.gpus) trying = `layouts on ${count(line.gpus)} GPUs: ${count(line.layouts)} so far,`;
+      if (line.ranks) trying = "which layout there is the fastest,";
+      if (line.fewest) {
+        row = line.fewest;
+        [number.textContent, known.textContent] = fewest_words(line.fewest, this.question().values);
+        const { layout } = line.fewest;
+        take.disabled = !layout;
+        take.onclick = () => this.apply(layout.keys);
+      }
+      tell();
+    };
+    tell();
+    try {
+      await stream({ ...this.question(), frameworks: [framework], free: FREE, fewest: true }, running.signal, show);
+      doing.textContent = `done in ${Math.round((Date.now() - begun) / 1000)} s`;
+    } catch (error) {
+      doing.textContent = error.name === "AbortError" ? "stopped" : error.message;
+    } finally {
+      clearInterval(clock);
+      stop.disabled = true;
+    }
+  }
+
+  button(textContent, then) {
+    const made = make("button", { type: "button", textContent });
+    made.addEventListener("click", then);
+    return made;
+  }
+}
+
+const words_of = (found) => {
+  if (found.value === null) return `${found.words}: none surely fits. ${found.problem || mostly(found.why)}`;
+  const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}: ${mostly(found.why)}` : why_not(found.why);
+  return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)} ${beyond}`}`;
+};

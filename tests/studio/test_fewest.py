@@ -1,0 +1,82 @@
+"""Fewest GPUs of each framework: numbers as they are found, proven by every layout on fewer; then the fastest."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from simcore.search.judge import Refused, judged
+from simcore.search.space import candidates
+from simcore.studio.fewest import fewest
+from simcore.studio.question import Question
+from simcore.studio.space import space_of_question
+from studio_jobs import JOB
+
+pytestmark = pytest.mark.slow
+LARGE = {**JOB, "model": "llama-3.1-70b", "training": {**JOB["training"], "global_batch_size": 32}}
+
+
+def said(job: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    """Lines about the fewest GPUs of a job, with free degrees."""
+    lines: list[dict[str, Any]] = []
+    fewest(Question.of({"values": job, "free": {"mesh": []}, **fields}), lambda line: lines.append(dict(line)))
+    assert lines[-1] == {"over": True}
+    return lines
+
+
+def rows(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if "fewest" in line:
+            found.setdefault(line["fewest"]["framework"], []).append(line["fewest"])
+    return found
+
+
+def test_a_number_is_told_at_once_then_proven_and_the_fastest_layout_last() -> None:
+    found = rows(said(JOB, gpus=[1, 2], frameworks=["ddp", "fsdp2"]))
+    for first, proven, best in found.values():
+        assert [one["value"] for one in (first, proven, best)] == [1, 1, 1]
+        assert [(one["is_fewest"], one["is_best"]) for one in (first, proven, best)] == [
+            (False, False), (True, False), (True, True)]
+        assert first["layout"]["num_gpus"] == 1
+        assert best["layout"]["tokens_per_s_per_gpu"] >= first["layout"]["tokens_per_s_per_gpu"]
+
+
+def test_the_framework_of_the_job_comes_first() -> None:
+    lines = said(JOB, gpus=[1], frameworks=["ddp", "zero1", "fsdp2"])
+    assert list(rows(lines)) == ["fsdp2", "zero1", "ddp"]
+    assert next(line["done"] for line in lines if "trying" in line) == 0
+
+
+def test_what_the_job_says_of_its_stages_keeps_no_framework_from_an_answer() -> None:
+    job = {**JOB, "framework": "automodel", "mesh": {"pp": 2, "dp_shard": 4}}
+    job["training"] = {**JOB["training"], "pipeline": {"virtual_stages": 2}}
+    row = rows(said(job, frameworks=["fsdp2"]))["fsdp2"][-1]
+    assert row["value"] == 1
+    assert not row["is_refused"]
+    assert row["layout"]["keys"]["training.pipeline"] == {}
+
+
+def test_a_large_model_is_answered_soon() -> None:
+    start = time.monotonic()
+    found = rows(said(LARGE, free={"mesh": [], "training.recompute": ["full"]}, frameworks=["zero3", "ddp"]))
+    assert found["ddp"][-1]["value"] is None
+    assert "rests on a rank" in found["ddp"][-1]["why"]
+    assert found["zero3"][-1]["value"] == 32
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("framework", ["automodel", "fsdp1"])
+def test_no_layout_on_fewer_gpus_fits(framework: str) -> None:
+    """Each of a plain space, asked one by one, without the order or the shortcuts of the search."""
+    job = {**JOB, "framework": framework, "limits": {"usable_memory": "12 GiB"}}
+    free: dict[str, Any] = {"mesh": [], "training.recompute": ["none", "full"]}
+    proven = rows(said(job, free=free, frameworks=[framework]))[framework][-1]
+    assert proven["value"] in (2, 4)
+    for number in range(1, proven["value"]):
+        space = space_of_question(Question.of({"values": job, "free": free, "frameworks": [framework],
+                                               "gpus": [number]}))
+        answers = judged(space.base, list(candidates(space)))
+        assert not [one for one in answers if one and not isinstance(one, Refused) and one.verdict == "fits"]
