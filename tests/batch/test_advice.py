@@ -133,7 +133,7 @@ def test_more_gpus_are_the_fewest_whole_nodes_with_a_batch_for_all() -> None:
 def test_more_gpus_of_one_node_may_be_any_number() -> None:
     asked = limited("fsdp2", 0.9, {"dp_shard": 2}, microbatches=1, model="llama-3.1-8b", recompute="full", seq_len=64)
     (more,) = [one.num_gpus for one in advise(asked) if "mesh.dp_shard" in one.changes]
-    assert 2 < more < 8
+    assert more in range(3, 8)
 
 
 def test_more_gpus_are_offered_beside_many_changes_that_cost_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@
     python tests/recipes/upstream.py --loose FOLDER                  # without what is unknown or not modelled
 
 DeepSpeed's JSON that a recipe names is given beside it if it is found. A recipe is imported without any answer, and
-again with answers to what it has left open, then its layout is checked by the engine. Outcomes: `answered`; `answered
+again with answers to what it has left open, then its layout is checked by the engine and one step simulated in memory.
+Outcomes: `answered`; `answered
 after one question`; `refused` by name (by the importer, the framework or the engine); `family` (a model that is not
 known); `unknown key`; `wrong` (a value that the format does not take); `no recipe` (no format recognises the file);
 `traceback`.
@@ -29,7 +30,7 @@ from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
 from simcore.recipes.recipe_file import read_files
 from simcore.recipes.registry import format_of
-from simcore.simulate import check
+from simcore.simulate import check, simulate
 
 OUTCOMES: Final = ("answered", "answered after one question", "refused", "family", "unknown key", "wrong", "no recipe",
                    "traceback")
@@ -92,7 +93,10 @@ def _judged(first: Imported, imported: Imported) -> tuple[str, list[str]]:
         return "wrong", [*map(str, imported.questions), *(problem.message for problem in imported.wrong)]
     try:
         scenario = parse_scenario(imported.document())
-        messages = [problem.message for problem in check(scenario).problems]
+        found = check(scenario)
+        if not found.problems:
+            found = simulate(scenario, timed=False)  # a layer that is placed may still have no operators
+        messages = [problem.message for problem in found.problems]
     except RankscopeError as error:
         messages = [problem.message for problem in error.problems]
     said = [*messages, *(problem.message for problem in (*imported.wrong, *imported.refused))]
