@@ -137,6 +137,13 @@ READS_OWN = {
     "simcore/recipes/huggingface/fields.py": {
         "resources.files('simcore.recipes.huggingface').joinpath('fields.json').read_text(encoding='utf-8')",
     },
+    "simcore/recipes/bridge/rows.py": {
+        "resources.files('simcore.recipes.bridge').joinpath('fields.json').read_text(encoding='utf-8')",
+    },
+    # lines of Megatron-LM's main that refusals cite, out of the package
+    "simcore/frameworks/cited.py": {
+        "resources.files('simcore.frameworks').joinpath('core_lines.json').read_text(encoding='utf-8')",
+    },
     "simcore/lint/upstream.py": {
         "resources.files('simcore.lint').joinpath('upstream_keys.json').read_text(encoding='utf-8')",
     },
