@@ -12,6 +12,7 @@ from math import log, prod
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
+from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.inputs.document import Document
 from simcore.inputs.loading import entry_of
 from simcore.inputs.scenario import Mesh
@@ -28,7 +29,6 @@ _GPUS: Final = tuple(2**power for power in range(15))
 _FAR: Final = 32
 """Largest factor between the numbers of GPUs that are tried and that of the job."""
 _STAGES: Final = "training.pipeline"
-_MOST_DROPS: Final = 3
 _MOST: Final = 16
 """Values of a degree that are tried."""
 
@@ -72,18 +72,27 @@ def _one_stage(document: Document, meshes: Iterator[_Mesh]) -> Iterator[dict[str
 
 
 def _drops(document: Document, mesh: _Mesh) -> list[str] | None:
-    """Keys without which a mesh of one stage is legal: of the pipeline, and options that refuse it; None if not."""
+    """Keys of stages without which a mesh of one stage is legal; None if it is not without them either."""
+    if not _why(document, mesh):
+        return []
     dropped: list[str] = []
-    for _ in range(_MOST_DROPS + 1):
-        problems = _problems(document, mesh)
-        if not problems:
-            return dropped
-        key = _STAGES if problems[0].where.startswith(_STAGES) else problems[0].where.split(" ")[0]
-        if not key.startswith((_STAGES, "framework_options.")) or key in dropped:
-            return None
+    for key in _of_stages(document):
         dropped.append(key)
         document = _without(document, key)
+        if not _why(document, mesh):
+            return dropped
     return None
+
+
+def _of_stages(document: Document) -> Iterator[str]:
+    """Keys of the job that mean nothing with one stage: of the pipeline, and options of its framework."""
+    data: Any = document.data
+    training, options, framework = data.get("training"), data.get("framework_options"), data.get("framework")
+    if isinstance(training, dict) and "pipeline" in training:
+        yield _STAGES
+    if isinstance(options, dict) and framework in known_frameworks():
+        of_stages = framework_adapter(framework).of_stages
+        yield from (f"framework_options.{name}" for name in of_stages if name in options)
 
 
 def _without(document: Document, key: str) -> Document:

@@ -15,7 +15,7 @@ const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 
 /* Keys of a layout beside its degrees that are not those of the job. */
 const USUAL = { "training.micro_batch_size": 1, "training.recompute": "none" };
-const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(mesh\.|framework|topology|implementation|training\.pipeline$)/.test(key)
+const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/.test(key)
   && JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key])).map(([key, value]) => `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
 
 /* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */

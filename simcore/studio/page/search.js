@@ -214,4 +214,4 @@ const sheet = (ariaLabel, head, rows, take) => make("div", { className: "scroll"
     return make("tr", { className: one && one.is_pareto ? "on-frontier" : "" }, make("td", {}, ...(one ? [button] : [])), ...cells.map((cell) => make("td", { textContent: cell })));
   }))));
 
-const others = (keys) => Object.entries(keys).filter(([key]) => !/^(mesh\.|framework|topology|implementation|training\.pipeline$)/.test(key)).map(([key, value]) => `${key.split(".").pop()} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+const others = (keys) => Object.entries(keys).filter(([key]) => !/^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/.test(key)).map(([key, value]) => `${key.split(".").pop()} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
