@@ -147,12 +147,6 @@ READS_OWN = {
     "simcore/lint/upstream.py": {
         "resources.files('simcore.lint').joinpath('upstream_keys.json').read_text(encoding='utf-8')",
     },
-    "simcore/frameworks/cited.py": {
-        "resources.files('simcore.frameworks').joinpath('core_lines.json').read_text(encoding='utf-8')",
-    },
-    "simcore/recipes/bridge/rows.py": {
-        "resources.files('simcore.recipes.bridge').joinpath('fields.json').read_text(encoding='utf-8')",
-    },
     "simcore/recipes/bridge/named.py": {
         "resources.files('simcore.recipes.bridge').joinpath('recipes.json').read_text(encoding='utf-8')",
     },
