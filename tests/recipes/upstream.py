@@ -7,9 +7,9 @@
 
 DeepSpeed's JSON that a recipe names is given beside it if it is found. A recipe is imported without any answer, and
 again with answers to what it has left open, then its layout is checked by the engine and the memory of a step is
-simulated. Outcomes: `answered`; `answered after one question`; `refused` by name (by the importer, the framework or the engine);
-`family` (a model that is not known); `unknown key`; `wrong` (a value that the format does not take); `no recipe` (no
-format recognises the file); `traceback`.
+simulated. Outcomes: `answered`; `answered after one question`; `refused` by name (by the importer, the framework or
+the engine); `family` (a model that is not known); `unknown key`; `wrong` (a value that the format does not take); `no
+recipe` (no format recognises the file); `traceback`.
 """
 
 from __future__ import annotations
