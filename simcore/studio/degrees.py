@@ -87,11 +87,11 @@ def _drops(document: Document, mesh: _Mesh) -> list[str] | None:
 def _of_stages(document: Document) -> Iterator[str]:
     """Keys of the job that mean nothing with one stage: of the pipeline, and options of its framework."""
     data: Any = document.data
-    training, options, framework = data.get("training"), data.get("framework_options"), data.get("framework")
+    training, options, named = data.get("training"), data.get("framework_options"), data.get("framework")
     if isinstance(training, dict) and "pipeline" in training:
         yield _STAGES
-    if isinstance(options, dict) and framework in known_frameworks():
-        of_stages = framework_adapter(framework).of_stages
+    if isinstance(options, dict) and named in known_frameworks():
+        of_stages = framework_adapter(named).of_stages
         yield from (f"framework_options.{name}" for name in of_stages if name in options)
 
 
