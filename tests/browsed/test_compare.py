@@ -52,3 +52,26 @@ def test_a_search_whose_answer_cannot_be_read_ends(page: Page) -> None:
     page.click("#searching [type=submit]")
     page.until("document.getElementById('progress').innerText === 'odd'")
     assert page.run("document.getElementById('search-stop').disabled")
+
+
+def test_quick_clicks_on_several_degrees_all_take_effect(page: Page) -> None:
+    page.open()
+    page.until("!document.querySelector('[data-axis=ep] button').disabled")
+    page.run("""for (const button of ['gpus] button:nth-of-type(2)', 'gpus] button:nth-of-type(2)', 'ep] button'])
+        document.querySelector(`[data-axis=${button}`).click()""")
+    page.settled()
+    assert [page.text(f"[data-axis={axis}] .value") for axis in ("gpus", "ep")] == ["32", "4"]
+    page.click("#undo")
+    page.until("document.querySelector('[data-axis=gpus] .value').innerText === '8'")
+    assert page.text("[data-axis=ep] .value") == "8"
+
+
+def test_a_number_of_gpus_is_typed(page: Page) -> None:
+    page.open()
+    page.settled()
+    page.run("document.querySelector('[data-axis=gpus] .value').focus()")
+    for key in ("1", "6", "Enter"):
+        page.tab.press(key)
+    page.until("document.querySelector('[data-axis=gpus] .value').innerText === '16'")
+    page.settled()
+    assert "16 ranks" in page.run("document.querySelector('[data-part=bars]').textContent")

@@ -69,7 +69,7 @@ def test_the_way_back_of_the_browser_undoes_a_recipe_and_a_change(page: Page) ->
     page.click("#result [data-changes]")
     page.until(f"document.querySelector('[data-part=verdict]').innerText !== {before}", 20)
     assert page.run("document.activeElement.dataset.part") == "verdict"
-    page.run("history.back()")
+    page.click("#undo")
     page.until(f"document.querySelector('[data-part=verdict]').innerText === {before}", 20)
     page.run("history.back()")
     page.until("document.getElementById('field-model').value.startsWith('nemotron')", 20)

@@ -78,6 +78,18 @@ def test_2_the_fewest_gpus(page: Page) -> None:
         assert "Fits" in page.text("[data-part=verdict]")
 
 
+def test_2_the_fewest_gpus_of_the_framework_beside_the_verdict(page: Page) -> None:
+    page.open()
+    page.set("training.method", "full")
+    page.click("[data-limit=gpus]")
+    page.until("/^[0-9]+ GPU/.test((document.querySelector('#least b') || {}).innerText)", LONG_S)
+    assert page.text("#least b") == "8 GPUs"
+    assert "Every layout on fewer was tried" in page.text("#least")
+    page.click("#least button")
+    page.settled()
+    assert "Fits" in page.text("[data-part=verdict]")
+
+
 def test_3_the_best_layout(page: Page) -> None:
     with question(page, 3, "best layout of Qwen3-30B-A3B on 16 H100, two frameworks", "#frontier tbody tr"):
         page.set("model", "qwen3-30b-a3b")

@@ -31,6 +31,7 @@ let is_asking = false;
 let is_apart = true;
 let has_failed = false;
 let changed_at = 0;
+let stepped_at = -Infinity; /* when a person last changed a key */
 let early = null; /* the question about memory that goes with that about the first picture */
 let written = "";
 let writes = 0;
@@ -111,9 +112,8 @@ const shown = (answer, number) => {
 /* Problems that are told at their fields are named beside the verdict, with a way there; the others stand there in full. */
 const told_at = (others, all) => {
   if (others.length || !all.length) return;
-  const names = [...new Set(all.map((one) => one.where.split(" ")[0]))];
-  document.querySelector("[data-part=problems]").replaceChildren(make("p", { className: "note" }, "Told at its field: ", ...names.map((name) => {
-    const there = make("button", { type: "button", textContent: name });
+  document.querySelector("[data-part=problems]").replaceChildren(make("p", { className: "note" }, "Told at its field: ", ...[...form.told].map((name) => {
+    const there = make("button", { type: "button", textContent: form.label(name) });
     there.addEventListener("click", () => form.focus(name));
     return there;
   })));
@@ -164,8 +164,9 @@ const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["fr
 const keep = () => write(true);
 
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. A change on its own is a step of the way back. */
-const change = (changes, is_step = performance.now() - changed_at > STEP_MS) => {
+const change = (changes, is_step = performance.now() - stepped_at > STEP_MS) => {
   notice("");
+  stepped_at = performance.now();
   if (is_step) keep();
   const { framework, framework_options: own } = state.job;
   let { job } = state;

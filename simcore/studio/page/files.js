@@ -7,6 +7,7 @@ const TEXT = 2 ** 18;
 const RECIPES = /\.(ya?ml|json|toml|sh|py)$/i;
 const ASKED = { "--gpus": "gpus", "--seq-len": "seq_len", "--topology": "topology" };
 const NEVER = /\.(png|jpe?g|gif|webp|svg|pdf|zip|gz|tar|safetensors|ckpt|pt|pth|mp4|docx?|xlsx?)$/i;
+const BINARY = /[\u0000-\u0008\u000e-\u001a\u001c-\u001f]/;
 const READ = "a recipe, a scenario, a model's config.json, a memory snapshot (.pickle), a log, the text of an error";
 const plain_name = (name) => (name.replace(/[^A-Za-z0-9._-]/g, "_").replace(/^[._-]+/, "") || "file").slice(-100);
 
@@ -61,12 +62,17 @@ export class Files {
       const other = list.find((file) => NEVER.test(file.name));
       if (other) throw new Problems([{ message: `not a file that rankscope reads: ${READ}. Your job is unchanged.` }]);
       const are_texts = list.every((file) => RECIPES.test(file.name) && file.size <= TEXT);
-      if (are_texts) await this.texts(Object.fromEntries(await Promise.all(list.map(async (file) => [plain_name(file.name), await file.text()]))));
+      if (are_texts) {
+        const texts = await Promise.all(list.map(async (file) => [plain_name(file.name), await file.text()]));
+        if (texts.some(([, text]) => BINARY.test(text))) throw new Problems([{ message: `not a text file. Your job is unchanged.` }]);
+        await this.texts(Object.fromEntries(texts));
+      }
       else if (list.length === 1) await this.run(list[0]);
       else throw new Problems([{ message: "A measured run is one file: a snapshot, a log, or the text of an error." }]);
     } catch (error) {
       if (!(error instanceof Problems) && !(error instanceof Away)) throw error;
-      notice(`${list.map((file) => file.name).join(", ")}: ${error.message}`);
+      const names = list.map((file) => file.name).join(", ");
+      notice((error.problems || [error]).map((one) => `${names}${/:\d+$/.test(one.where || "") ? ` line ${one.where.split(":").pop()}` : ""}: ${one.message}`).join("; "));
     }
   }
 

@@ -1,5 +1,5 @@
 /* The job as a form: fields that most people change, steppers of degrees, and every other key found by search. */
-import { make } from "./panels.js";
+import { make, notice } from "./panels.js";
 import { value_of } from "./state.js";
 
 const AXES = { gpus: "GPUs", tp: "tensor parallel", pp: "pipeline stages", cp: "context parallel", ep: "expert parallel",
@@ -113,7 +113,7 @@ export class Form {
     input.addEventListener("change", () => {
       const value = whole(input.value);
       if (input.value.trim() === "") commit(undefined);
-      else if (value === null) this.tell(key, `expected a whole number, got ${input.value}`);
+      else if (value === null) this.tell(key, `expected a whole number from 1 on, without a unit, got ${input.value}`);
       else commit(value);
     });
     input.addEventListener("keydown", (event) => {
@@ -143,6 +143,11 @@ export class Form {
     down.addEventListener("click", step(-1));
     up.addEventListener("click", step(1));
     value.addEventListener("keydown", (event) => {
+      if (/^\d$/.test(event.key) || (event.key === "Enter" && this.typed)) {
+        event.preventDefault();
+        this.type(axis, event.key);
+        return;
+      }
       const by = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1 }[event.key];
       if (!by) return;
       event.preventDefault();
@@ -173,8 +178,41 @@ export class Form {
 
   step(axis, by) {
     const next = this.next(axis, by);
-    if (next) this.change({ mesh: short(next.mesh), ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
+    if (next && !this.is_fresh(axis)) this.put(axis, next.value); /* quicker than the answer about the change before */
+    else if (next) this.change({ mesh: short(next.mesh), ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
     else this.steppers.get(axis).row.animate([{ background: "var(--bad-wash)" }, {}], 700); /* the line below says why not */
+  }
+
+  /* A number that is typed at a degree, taken by Enter or after a while; data parallelism takes what is left. */
+  type(axis, key) {
+    clearTimeout(this.typing);
+    if (key !== "Enter") {
+      this.typed = `${this.typed || ""}${key}`.slice(0, 6);
+      this.steppers.get(axis).value.textContent = this.typed;
+      this.typing = setTimeout(() => this.type(axis, "Enter"), 1200);
+      return;
+    }
+    const number = Number(this.typed);
+    this.typed = "";
+    this.put(axis, number);
+  }
+
+  /* True if the values of an axis are those of the job in view. */
+  is_fresh(axis) {
+    const own = this.steppers.get(axis).values.find((one) => one.value === this.now(axis));
+    return Boolean(own && own.mesh && Object.entries(own.mesh).every(([name, degree]) => degree === this.mesh[name]));
+  }
+
+  /* Takes a degree; the number of GPUs stays, data parallelism takes what is left. */
+  put(axis, number) {
+    const gpus = axis === "gpus" ? number : this.now("gpus");
+    const mesh = axis === "gpus" ? { ...this.mesh } : { ...this.mesh, [axis]: number };
+    const others = ["pp", "dp_replicate", "cp", "tp"].reduce((all, one) => all * mesh[one], 1);
+    if (number !== 0 && gpus % others === 0) this.change({ mesh: short({ ...mesh, dp_shard: gpus / others }) });
+    else {
+      this.show_steppers();
+      notice(`${AXES[axis]} ${number}: ${gpus} GPUs are no multiple of the degrees' product.`);
+    }
   }
 
   /* Takes the legal values that the engine found for this job. */
@@ -328,12 +366,16 @@ export class Form {
       input.removeAttribute("aria-invalid");
     }
     this.steppers.forEach(({ row }) => row.classList.remove("wrong"));
+    this.told = new Set(); /* keys of the fields that tell a problem */
     return rows.filter((one) => {
       const key = one.where.split(" ")[0];
       const axis = key.startsWith("mesh.") && this.steppers.get(key.slice(5));
       if (axis) axis.row.classList.add("wrong");
       const field = [key, ...[...this.fields.keys()].filter((name) => one.message.startsWith(`${name}:`))].find((name) => this.fields.has(name));
-      if (field) this.tell(field, one.message);
+      if (field) {
+        this.tell(field, one.message);
+        this.told.add(field);
+      }
       return !field;
     });
   }
