@@ -74,23 +74,19 @@ def test_a_fit_finds_what_made_the_times(fit_time: Any) -> None:
     assert all(abs(found[name]) < 1e-9 for name in names[2:])
 
 
-def test_a_factor_that_only_its_own_group_likes_is_taken_away(fit_time: Any) -> None:
-    """Ten groups agree on the first factor. The second is known to two, which say the opposite of each other."""
-    removal = importlib.import_module("fit_removal")
-    names, groups = list(fit_time.FACTORS), [n // 4 for n in range(40)]
-    slopes, errors = np.zeros((40, len(names))), np.full(40, 0.1)
+def test_rows_of_a_group_count_less_than_as_many_groups(fit_time: Any) -> None:
+    """Ten groups of one row say one thing of a factor, a group of ten the opposite: it is not a draw."""
+    weights = fit_time.weights_of([*range(10), *["many"] * 10])
+    assert weights == pytest.approx([1.0] * 10 + [1 / (1 + 9 * fit_time.ALIKE)] * 10)
+    names = list(fit_time.FACTORS)
+    slopes, errors = np.zeros((20, len(names))), np.repeat([0.03, -0.03], 10)
     slopes[:, 0] = 1.0
-    slopes[:8, 1] = 1.0
-    errors[:4] += 0.05
-    errors[4:8] -= 0.05
-    line = fit_time.Line(dict.fromkeys(names, 0.0), errors, slopes)
-    assert removal.kept_factors(line, np.ones(40), groups, fit_time.SPREAD) == (names[0],)
-    errors[4:8] += 0.1  # now they agree
-    assert removal.kept_factors(line, np.ones(40), groups, fit_time.SPREAD) == (names[0], names[1])
-    assert removal.kept_factors(line, (np.array(groups) == 0).astype(float), groups, fit_time.SPREAD) == ()
-    point = fit_time.solved(line, np.ones(40), (names[0],))
-    assert point[names[0]] == pytest.approx(-0.1, abs=0.01)
+    line = fit_time.Line(dict.fromkeys(names, 0.0), errors, slopes, weights)
+    point = fit_time.solved(line, np.ones(20))
+    assert point[names[0]] < -0.01
     assert point[names[1]] == 0.0
+    even = fit_time.solved(fit_time.Line(line.point, errors, slopes), np.ones(20))
+    assert even[names[0]] == pytest.approx(0.0, abs=1e-6)
 
 
 # ---- rows left out --------------------------------------------------------------------------------------------------
@@ -102,6 +98,24 @@ def test_errors_left_out_are_of_the_rows_and_factors_that_there_are(fit_left_out
     assert len({*rows}) == len(rows)
     assert fit_left_out.digest_of_rows(rows) == LEFT_OUT["rows"], STALE
     assert fit_left_out.digest_of_factors() == LEFT_OUT["factors"], STALE
+
+
+def test_what_the_page_tells_of_validate_is_of_the_same_fit() -> None:
+    told = json.loads((TRUTH / "measured" / "judged.json").read_text(encoding="utf-8"))
+    assert {key: told[key] for key in ("rows", "factors")} == {key: LEFT_OUT[key] for key in ("rows", "factors")}, \
+        "run: rankscope validate --json > V.json, then python tests/truth/fit_judged.py V.json, and fit_page.py"
+
+
+def test_large_errors_are_counted_by_group(fit_time: Any) -> None:
+    """Runs that are kept out are told apart; a group without large errors is not listed."""
+    module = importlib.import_module("fit_judged")
+    run = {"kind": "tuned", "stable": True, "group": "g", "model": "m", "topology": "t", "precision": "bf16"}
+    timed = [run | {"rows": [name], "model": model, "left_out_error": error} for name, model, error in (
+        ("a", "m", 0.2), ("b", "m", -0.02), ("c", "small", 0.05), ("d", "m", -0.3))]
+    told = module.judged({"time": {"timed": timed, "judged": []}}, ["d"], {"rows": "r", "factors": "f"})
+    assert [(one["of"], one["num"], one["large"], one["bias"]) for one in told["groups"]] == [
+        (["g", "m", "t", "bf16"], 2, 1, pytest.approx(0.09))]
+    assert [(one["of"], one["num"], one["most"]) for one in told["kept_out"]] == [(["g", "t"], 1, -0.3)]
 
 
 def test_another_time_or_factor_makes_them_stale(fit_left_out: Any, monkeypatch: pytest.MonkeyPatch) -> None:

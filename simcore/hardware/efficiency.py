@@ -91,8 +91,9 @@ class Overlap(Frozen):
     """Cost that remains of communication that runs at the same time as kernels.
 
     `contention`: the share of the common time by which kernels take longer next to a collective (NCCL takes
-    multiprocessors and memory bandwidth). `tensor`, `expert`: the share of its time that kernels still wait for a
-    collective of tensor or expert parallelism that the framework overlaps inside a layer.
+    multiprocessors and memory bandwidth). `expert`: the same of an exchange of tokens by DeepEP or HybridEP, which have
+    few multiprocessors of their own. `tensor`: the share of its time that kernels still wait for a collective of tensor
+    parallelism that the framework overlaps inside a layer.
     """
 
     contention: Share

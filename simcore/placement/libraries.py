@@ -32,10 +32,11 @@ class KernelLibraries:
     on, and each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
     fill_uninitialized_memory; operators of torch fill no such tensors); `waits_for_messages`: the host waits at each
     send and receive between stages until the device has reached it; `overlapped`: mesh axes with collectives inside a
-    layer that run at the same time as kernels of that layer or of another microbatch; `beside_exchanges`: what runs on
-    a separate stream, at the same time as the exchanges of tokens: "shared_experts", kernels of a shared expert;
-    "stash", copies to pages and back; `counts_zeros`: after the optimizer's step torch goes over all gradients, one by
-    one, to log how many of their numbers are zero.
+    layer that run at the same time as kernels of that layer; `paired`: part of the passes, 0 to 1, that run in pairs of
+    a forward and a backward pass, whose kernels and exchanges of tokens run at the same time; `beside_exchanges`: what
+    runs on a separate stream at the same time as exchanges: "shared_experts", kernels of a shared expert; "stash",
+    copies to pages and back; `counts_zeros`: after the optimizer's step torch goes over all gradients, one by one, to
+    log how many of their numbers are zero.
     """
 
     date: str = "2026-07"
@@ -57,5 +58,6 @@ class KernelLibraries:
     fills: bool = False
     waits_for_messages: bool = False
     overlapped: tuple[str, ...] = ()
+    paired: float = 0.0
     beside_exchanges: tuple[str, ...] = ()
     counts_zeros: bool = False

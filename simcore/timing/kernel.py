@@ -139,9 +139,7 @@ def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> flo
     `axis`: its mesh axis; `overlapped`: mesh axes whose collectives the framework overlaps with kernels, 1 for any
     other axis.
     """
-    if axis not in overlapped:
-        return 1.0
-    return overlap.tensor.si if axis == "tp" else overlap.expert.si
+    return overlap.tensor.si if axis in overlapped else 1.0
 
 
 def cpu_rate(topology: Topology, world_size: int) -> float:

@@ -20,9 +20,9 @@ from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM
 from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
 from simcore.recording.tape import Op, Stream
+from simcore.timing.exchanges import hidden_beside
 from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.step import alone_ns, exposed_ns, host_ns, kernels_of
-from simcore.timing.streams import hidden_shares
 
 __all__ = ["LeastTimes"]
 
@@ -125,8 +125,8 @@ def _lengths(program: Program, calls: IntArray, kernels: IntArray, routes: Route
     alone = alone_ns(program, routes)
     call_ns = exposed_ns(program, alone, routes, framework)
     full = np.array([call_ns(*pair) for pair in program.distinct[calls][:, [SLOT, AMOUNT]].tolist()], dtype=np.int64)
-    if not (beside := framework.libraries.beside_exchanges):
+    hidden = hidden_beside(program, kernels, alone, routes.topology.efficiency.overlap, framework.libraries)
+    if hidden is None:
         return full
-    hidden = hidden_shares(program, kernels, alone, routes.topology.efficiency.overlap.contention.si, beside)
     shown: IntArray = (full * (1.0 - hidden[calls])).astype(np.int64)
     return shown

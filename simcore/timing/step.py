@@ -25,10 +25,11 @@ from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 from simcore.timing.breakdown import Breakdown, Kernels, breakdown
 from simcore.timing.dependencies import ComputeItem
+from simcore.timing.exchanges import hidden_beside
 from simcore.timing.host_launch import launch_ns
 from simcore.timing.kernel import DTYPES, KERNELS, HostRates, added_ns, busy_ns, exposed_share, host_rates, worked_flops
 from simcore.timing.routes import HOST_WAYS, Routes
-from simcore.timing.streams import RankStreams, hidden_shares, tracks
+from simcore.timing.streams import RankStreams, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
 __all__ = ["StepLength", "StepTiming", "alone_ns", "exposed_ns", "forward_ns", "host_ns", "kernels_of", "once_ns",
@@ -174,8 +175,7 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     host = host_ns(program, kernels, routes, framework)
     call_ns = exposed_ns(program, alone, routes, framework)
     contention = efficiency.overlap.contention.si
-    beside = libraries.beside_exchanges
-    hidden = hidden_shares(program, ns, alone, contention, beside) if beside else None
+    hidden = hidden_beside(program, ns, alone, efficiency.overlap, libraries)
     in_python = FULL_ITERATION not in libraries.graphs
     return tracks(program, ns[program.places], host[program.places], call_ns, contention, stops=in_python,
                   stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden)

@@ -70,6 +70,14 @@ def rows(measured, goldens, results):
     yield from map(measured_mlperf.row, results)
 
 
+def added(measured):
+    """Runs of `source_rows.jsonl` that came after the collection: those that name their layout and are not in it."""
+    known = {run["id"] for run in measured}
+    lines = HERE.with_name("source_rows.jsonl").read_text(encoding="utf-8").splitlines()
+    later = (run for run in map(json.loads, lines) if "group" in run and "config_group" in run)
+    return [run for run in later if run["id"] not in known]
+
+
 def row(run):
     """Our row of a run; None for one that carries no memory reading, no verdict and no time."""
     group = run["group"]
@@ -105,6 +113,7 @@ def main(measured_file, goldens_file, results_file):
     measured = json.loads(Path(measured_file).read_text(encoding="utf-8"))
     goldens = [json.loads(line) for line in Path(goldens_file).read_text(encoding="utf-8").splitlines()]
     results = json.loads(Path(results_file).read_text(encoding="utf-8"))
+    measured += added(measured)
     groups = defaultdict(list)
     for row in rows(measured, goldens, results):
         groups[row["group"]].append(json.dumps(row, ensure_ascii=False))

@@ -125,7 +125,7 @@ class Case:
         libraries = self.short.framework.libraries
         switches = {("host", "graphed"): bool(libraries.graphs), ("host", "filling"): libraries.fills,
                     ("overlap", "tensor"): "tp" in libraries.overlapped,
-                    ("overlap", "expert"): bool({*libraries.overlapped} - {"tp"})}
+                    ("overlap", "expert"): libraries.paired > 0 and libraries.dispatcher != "nccl"}
         kernels, formats = self._kernels
         known = {"kernels": kernels, "low_precision": formats}.get(keys[0])
         return keys[1] in known if known is not None else switches.get(keys, True)

@@ -8,8 +8,7 @@ other rows; for each row the ratio of both times; the factors that rest on a gro
 whole machines; digests of rows and factors (`digest_of_rows`, `digest_of_factors`). It takes about ten minutes of a
 core and 10 GiB for each of two processes; set OPENBLAS_NUM_THREADS=1.
 
-How: without a group it is chosen anew which factors stay (`fit_removal.py`), by the other rows alone, and the fit is
-solved on straight lines through all other rows (`fit_time.solved`). A row whose time
+How: without a group the fit is solved on straight lines through all other rows (`fit_time.solved`). A row whose time
 moves by more than `TRUST` from where its line was taken is timed anew there, with its slopes, and the fit is solved
 again, until no row does and no factor moves. The group's own rows are then simulated by that fit, not extrapolated.
 Whole sources and machines, which hold up to a third of all rows, are solved and predicted on the straight lines of the
@@ -36,8 +35,6 @@ from fit_time import (
     SPREAD,
     Line,
     error_at,
-    kept_before,
-    kept_of,
     linear,
     row_at,
     solved,
@@ -67,7 +64,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     with workers(given.processes) as pool:
         line = linear(pool, start())
         told("fitted", line.errors)
-        moved = _array(solved(line, np.ones(len(_CASES)), kept_before())) - _array(line.point)
+        moved = _array(solved(line, np.ones(len(_CASES)))) - _array(line.point)
         print(f"the whole fit would move a factor by up to {np.abs(moved).max():.3f}: if that is much, fit anew first")
         found: dict[str, Any] = {"rows": digest_of_rows(row for case in _CASES for row in case.rows),
                                  "factors": digest_of_factors()}
@@ -82,10 +79,9 @@ def left_out(pool: Any, line: Line, keys: Sequence[Hashable], name: Hashable) ->
     """(indices of the cases whose key is `name`, logarithms of their errors by a fit without them)."""
     inside = [n for n, key in enumerate(keys) if key == name]
     used = np.array([key != name for key in keys], dtype=float)
-    kept = kept_of(line, used)
-    point = settled(pool, line, used, kept)
+    point = settled(pool, line, used)
     errors = dict(pool.imap_unordered(error_at, [(n, point) for n in inside]))
-    print(name, len(inside), len(kept), f"{np.median(np.abs(np.expm1([errors[n] for n in inside]))):.1%}", flush=True)
+    print(name, len(inside), f"{np.median(np.abs(np.expm1([errors[n] for n in inside]))):.1%}", flush=True)
     return inside, np.array([errors[n] for n in inside])
 
 
@@ -93,22 +89,22 @@ def on_lines(line: Line, keys: Sequence[Hashable], name: Hashable) -> tuple[list
     """The same as `left_out`, on the straight lines of the whole fit."""
     inside = [n for n, key in enumerate(keys) if key == name]
     used = np.array([key != name for key in keys], dtype=float)
-    point = solved(line, used, kept_of(line, used))
+    point = solved(line, used)
     return inside, line.errors[inside] + line.slopes[inside] @ (_array(point) - _array(line.point))
 
 
-def settled(pool: Any, line: Line, used: np.ndarray, kept: Sequence[str] = tuple(FACTORS)) -> Point:
-    """The best point without the cases that are not used, where lines of all others hold; `kept`: factors that stay."""
+def settled(pool: Any, line: Line, used: np.ndarray) -> Point:
+    """The best point without the cases that are not used, where lines of all others hold."""
     bases = np.tile(_array(line.point), (len(line.errors), 1))
     errors, slopes = line.errors.copy(), line.slopes.copy()
-    point = solved(line, used, kept)
+    point = solved(line, used)
     for _ in range(TURNS):
         moved = np.abs(((_array(point) - bases) * slopes).sum(axis=1)) * (used > 0)
         stale = np.flatnonzero(moved > TRUST)
         for number, here, found in pool.imap_unordered(row_at, [(n, point) for n in stale.tolist()]):
             bases[number], slopes[number] = _array(point), _array(found)
             errors[number] = here - slopes[number] @ (bases[number] - _array(line.point))
-        before, point = point, solved(Line(line.point, errors, slopes), used, kept)
+        before, point = point, solved(Line(line.point, errors, slopes, line.weights), used)
         if np.abs(_array(point) - _array(before)).max() < STILL:
             return point
     print("  not settled", flush=True)
@@ -127,24 +123,24 @@ def _group(pool: Any, line: Line, key: tuple[str, str, str]) -> dict[str, Any]:
     return {"source": key[0], "family": key[1], "machine": key[2], "configurations": len(inside),
             "fitted": _rounded(np.median(np.abs(np.expm1(line.errors[inside])))),
             "left_out": _rounded(np.median(sizes)), "worst": _rounded(sizes.max()),
-            "alone": alone(line, inside, kept_before()),
+            "alone": alone(line, inside),
             "ratios": [[round(float(ratio), 4), list(_CASES[n].rows)] for n, ratio in zip(inside, ratios, strict=True)]}
 
 
-def alone(line: Line, inside: Sequence[int], kept: Sequence[str] = tuple(FACTORS)) -> list[str]:
-    """Factors, of those that stay, of which no other rows tell: see `ALONE`."""
+def alone(line: Line, inside: Sequence[int]) -> list[str]:
+    """Factors of which no other rows tell: see `ALONE`."""
     others = np.ones(len(line.errors))
     others[list(inside)] = 0.0
-    before = np.array([FACTORS[name] for name in kept])
-    without, with_all = (_spreads(line, used, kept) / before for used in (others, np.ones(len(line.errors))))
-    return [name for name, far, near in zip(kept, without, with_all, strict=True)
+    before = np.array([*FACTORS.values()])
+    without, with_all = (_spreads(line, used) / before for used in (others, np.ones(len(line.errors))))
+    return [name for name, far, near in zip(FACTORS, without, with_all, strict=True)
             if far > ALONE[0] and near < ALONE[1]]
 
 
-def _spreads(line: Line, used: np.ndarray, kept: Sequence[str]) -> np.ndarray:
+def _spreads(line: Line, used: np.ndarray) -> np.ndarray:
     """Spread of each factor's logarithm as some rows leave it."""
-    weights, slopes = used / (SPREAD**2 + line.errors**2), line.slopes[:, [list(FACTORS).index(n) for n in kept]]
-    known = slopes.T @ (weights[:, None] * slopes) + np.diag([FACTORS[name]**-2 for name in kept])
+    weights = used * line.weights / (SPREAD**2 + line.errors**2)
+    known = line.slopes.T @ (weights[:, None] * line.slopes) + np.diag([before**-2 for before in FACTORS.values()])
     spreads: np.ndarray = np.sqrt(np.diag(np.linalg.inv(known)))
     return spreads
 

@@ -8,8 +8,13 @@ out.
 
 How: a number is what was known before (`fit_priors.py`) times a few factors that it shares with its like, a factor is
 looked for around 1 with a spread, by Gauss-Newton steps on the logarithm of simulated over measured time. A
-configuration counts once whatever the number of its releases; rows that are far off count less (Cauchy). A factor
-without which rows left out come out as well is taken away (`fit_removal.py`).
+configuration counts once whatever the number of its releases; rows that are far off count less (Cauchy).
+
+[Note: shrinkage]
+Rows of a group (`Case.together`) share what their source leaves unsaid, so n of them do not count n times: each has the
+weight 1 / (1 + ALIKE (n - 1)), as in a sample of clusters whose members agree by ALIKE. That agreement and the share
+of the spreads that were thought of before (`SHRUNK`) were chosen together by the mean over groups of the robust loss of
+a group that was left out, on straight lines; `docs/calibration.md` tells how they compare.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import math
 import multiprocessing
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +34,13 @@ from typing import Any
 import numpy as np
 from fit_cases import FILES, NUMBERS, Case, Point, cases, written
 from fit_priors import FACTORS, Number
-from fit_removal import kept_factors
 from ruamel.yaml import YAML
 
 HERE = Path(__file__).resolve().parent
 SPREAD = 0.06
 """Of the logarithm of an error: rows that are off by more count less. Releases of one configuration drift as much."""
-ROUNDS = 4
+ALIKE = 0.3
+ROUNDS = 2
 TURNS, STILL = 400, 1e-5
 """Most turns of a robust solution on a straight line, and the change of a factor's logarithm at which it ends."""
 
@@ -82,6 +87,13 @@ class Line:
     point: Point
     errors: np.ndarray
     slopes: np.ndarray
+    weights: np.ndarray | float = 1.0
+
+
+def weights_of(groups: Sequence[Hashable]) -> np.ndarray:
+    """Weight of each case by its group, see [Note: shrinkage]."""
+    sizes = Counter(groups)
+    return np.array([1.0 / (1.0 + ALIKE * (sizes[group] - 1)) for group in groups])
 
 
 def linear(pool: Any, point: Point) -> Line:
@@ -90,46 +102,37 @@ def linear(pool: Any, point: Point) -> Line:
     for number, here, found in pool.imap_unordered(row_at, [(n, point) for n in range(len(_CASES))], chunksize=4):
         errors[number] = here
         slopes[number] = [found.get(name, 0.0) for name in names]
-    return Line(point, errors, slopes)
+    return Line(point, errors, slopes, weights_of([case.together for case in _CASES]))
 
 
-def solved(line: Line, used: np.ndarray, kept: Sequence[str] = tuple(FACTORS)) -> Point:
-    """The best point of a straight line, cases that are not used left out; factors that are not `kept` are 1."""
-    names = list(FACTORS)
-    stay = np.array([names.index(name) for name in kept])
-    start, spreads = np.array([line.point[name] for name in names]), np.array([FACTORS[name] for name in kept])
-    slopes, rest = line.slopes[:, stay], line.errors - line.slopes @ start
-    at = start[stay]
+def solved(line: Line, used: np.ndarray) -> Point:
+    """The best point of a straight line, cases that are not used left out."""
+    start, spreads = np.array([line.point[name] for name in FACTORS]), np.array([*FACTORS.values()])
+    slopes, rest, at = line.slopes, line.errors - line.slopes @ start, start
     for _ in range(TURNS):
-        robust = used / (SPREAD**2 + (rest + slopes @ at)**2)
+        robust = used * line.weights / (SPREAD**2 + (rest + slopes @ at)**2)
         left = slopes.T @ (robust[:, None] * slopes) + np.diag(spreads**-2)
         before, at = at, np.linalg.solve(left, -slopes.T @ (robust * rest))
         if np.abs(at - before).max() < STILL:
             break
-    found = dict(zip(kept, np.clip(at, start[stay] - 0.7, start[stay] + 0.7).tolist(), strict=True))
-    return dict.fromkeys(names, 0.0) | found
+    return dict(zip(FACTORS, np.clip(at, start - 0.7, start + 0.7).tolist(), strict=True))
 
 
-def kept_of(line: Line, used: np.ndarray) -> tuple[str, ...]:
-    """Factors that make rows better that were left out, by the cases that are used alone."""
-    return kept_factors(line, used, [case.together for case in _CASES], SPREAD)
-
-
-def objective(errors: np.ndarray, point: Point) -> float:
+def objective(line: Line, errors: np.ndarray, point: Point) -> float:
     """What `solved` makes small."""
     known = sum((point[name] / spread)**2 for name, spread in FACTORS.items())
-    return float(np.log(SPREAD**2 + errors**2).sum()) + known
+    return float((line.weights * np.log(SPREAD**2 + errors**2)).sum()) + known
 
 
 def searched(pool: Any, line: Line, goal: Point) -> Point:
     """The best of some points on the way to where a straight line would be best."""
-    best, least = line.point, objective(line.errors, line.point)
+    best, least = line.point, objective(line, line.errors, line.point)
     for share in (1.0, 0.5, 0.25):
         point = {name: at + share * (goal[name] - at) for name, at in line.point.items()}
         errors = np.zeros(len(_CASES))
         for number, error in pool.imap_unordered(error_at, [(n, point) for n in range(len(_CASES))], chunksize=4):
             errors[number] = error
-        found = objective(errors, point)
+        found = objective(line, errors, point)
         told(f"{share} of the way: {found:.2f} after {least:.2f}", errors)
         if found < least:
             best, least = point, found
@@ -142,24 +145,14 @@ def start() -> Point:
     return {name: math.log(told[name]["factor"]) if name in told else 0.0 for name in FACTORS}
 
 
-def kept_before() -> tuple[str, ...]:
-    """Factors that the last fit kept."""
-    told = json.loads((HERE / "measured" / "fitted.json").read_text())
-    return tuple(name for name in FACTORS if told[name].get("is_kept"))
-
-
-def fit(pool: Any, rounds: int, *, again: bool) -> tuple[Line, tuple[str, ...]]:
-    """(the line at the best point, the factors that stay); if others stay than before, to their best point at once."""
-    point, kept = start() if again else dict.fromkeys(FACTORS, 0.0), tuple(FACTORS)
-    everything = np.ones(len(_CASES))
+def fit(pool: Any, rounds: int, *, again: bool) -> Line:
+    """The line at the best point."""
+    point, everything = start() if again else dict.fromkeys(FACTORS, 0.0), np.ones(len(_CASES))
     for turn in range(rounds):
         line = linear(pool, point)
         told(f"round {turn}", line.errors)
-        before, kept = kept, kept_of(line, everything)
-        print(f"factors taken away: {', '.join(name for name in FACTORS if name not in kept)}", flush=True)
-        goal = solved(line, everything, kept)
-        point = searched(pool, line, goal) if kept == before else goal
-    return linear(pool, point), kept
+        point = searched(pool, line, solved(line, everything))
+    return linear(pool, point)
 
 
 def told(title: str, errors: np.ndarray) -> None:
@@ -175,29 +168,26 @@ def told(title: str, errors: np.ndarray) -> None:
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
-def report_of(line: Line, kept: Sequence[str]) -> dict[str, Any]:
-    """Each factor: how far it is from what was thought, and the groups of rows that say so; `kept`: those that stay."""
-    stay = [list(FACTORS).index(name) for name in kept]
-    weights = 1.0 / (SPREAD**2 + line.errors**2)
-    slopes = line.slopes[:, stay]
-    left = slopes.T @ (weights[:, None] * slopes)
-    spread = np.sqrt(np.diag(np.linalg.inv(left + np.diag([FACTORS[name] ** -2 for name in kept]))))
-    told: dict[str, Any] = {name: {"factor": 1.0, "prior_spread": before, "spread": before, "rows_of": {}}
-                            for name, before in FACTORS.items()}
-    for place, name in enumerate(kept):
+def report_of(line: Line) -> dict[str, Any]:
+    """Each factor: how far it is from what was thought, and the groups of rows that say so."""
+    weights = line.weights / (SPREAD**2 + line.errors**2)
+    left = line.slopes.T @ (weights[:, None] * line.slopes)
+    spread = np.sqrt(np.diag(np.linalg.inv(left + np.diag([before ** -2 for before in FACTORS.values()]))))
+    told: dict[str, Any] = {}
+    for place, (name, before) in enumerate(FACTORS.items()):
         shares: Counter[str] = Counter()
-        for case, slope, weight in zip(_CASES, slopes[:, place], weights, strict=True):
+        for case, slope, weight in zip(_CASES, line.slopes[:, place], weights, strict=True):
             shares[case.group] += float(weight * slope**2)
         rows = {group: round(float(share / left[place, place]), 2) for group, share in shares.most_common(4)
                 if left[place, place] and share / left[place, place] > 0.05}
-        told[name] = {"factor": round(math.exp(line.point[name]), 3), "prior_spread": FACTORS[name],
-                      "spread": round(float(spread[place]), 3), "rows_of": rows, "is_kept": True}
+        told[name] = {"factor": round(math.exp(line.point[name]), 3), "prior_spread": round(before, 4),
+                      "spread": round(float(spread[place]), 3), "rows_of": rows}
     return told
 
 
-def write(line: Line, kept: Sequence[str]) -> None:
+def write(line: Line) -> None:
     """The files, each number with the groups that it rests on."""
-    told = report_of(line, kept)
+    told = report_of(line)
     (HERE / "measured" / "fitted.json").write_text(json.dumps(told, indent=1) + "\n")
     point = start()  # as rounded there
     yaml = YAML()
@@ -227,10 +217,7 @@ def _source(told: dict[str, Any], number: Number) -> str:
     for name in number.factors:
         groups.update(told[name]["rows_of"])
     rows = ", ".join(group for group, _ in groups.most_common(4))
-    if rows:
-        return f"{number.source}; fitted on rows of {rows}"
-    kept = any(told[name].get("is_kept") for name in number.factors)
-    return f"{number.source}; " + ("no row tells" if kept else "rows left out are not better by a fit")
+    return f"{number.source}; " + (f"fitted on rows of {rows}" if rows else "no row tells")
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -242,13 +229,13 @@ def main(arguments: Iterable[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     _CASES.extend(cases())
     with workers(given.processes) as pool:
-        line, kept = fit(pool, given.rounds, again=given.again)
+        line = fit(pool, given.rounds, again=given.again)
         told("fitted", line.errors)
-        for name, value in report_of(line, kept).items():
+        for name, value in report_of(line).items():
             spreads = f"{value['spread']:5} of {value['prior_spread']}"
             print(f"  {name:24} x {value['factor']:6} +- {spreads} {value['rows_of']}")
         if given.write:
-            write(line, kept)
+            write(line)
 
 
 if __name__ == "__main__":

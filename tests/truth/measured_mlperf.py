@@ -12,13 +12,12 @@ param_gather_with_optim_step, 8-bit heads of the vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import re
 
-from measured_runs import GIB, mesh_of, over, unsayable
+from measured_runs import GIB, kept_out, mesh_of, over, unsayable
 from source_row import Unsayable
 
-__all__ = ["is_kept_out", "row", "scenario"]
+__all__ = ["row", "scenario"]
 
 MODELS = {
     "Llama-2-70B": "llama-2-70b", "Llama-3.1-8B": "llama-3.1-8b", "Llama-3.1-405B": "llama-3.1-405b",
@@ -86,16 +85,7 @@ def row(run):
     peak = measured["peak_alloc_gib"]
     made["readings"] = [{"of": "allocated_peak", "rank": 0, "bytes": round(peak * GIB)}] if peak else []
     return made | {"verdict": "fits", "step_s": measured["step_time_s"], "kind": "tuned",
-                   "release": run["config"]["round"]} | ({"kept_out": True} if is_kept_out(run) else {})
-
-
-def is_kept_out(run):
-    """Tells whether the result is kept out of every fit: a third of the layouts, by a hash of their names.
-
-    A layout is benchmark, GPU, degrees, micro batch and precision, so that no equal run of another site or round is on
-    the other side.
-    """
-    return int(hashlib.sha256(run["config_group"].encode()).hexdigest(), 16) % 3 == 0
+                   "release": run["config"]["round"]} | kept_out(run["config_group"])
 
 
 def scenario(run):

@@ -87,9 +87,11 @@ TITAN_GPUS = {  # machines whose H100 have 96 GB of HBM2e and 500 W; Blackwell b
     "Blackwell ~276.6 GiB usable (74.71 GiB = 27.01%)": "gb300-nvl72", "B200 178.35 GiB": "dgx-b200"}
 LLAMA_405B = over("llama-3.1-8b", hidden_size=16384, intermediate_size=53248, num_hidden_layers=126,
                   num_attention_heads=128, num_key_value_heads=8)
+LLAMA_70B = over("llama-3.1-8b", hidden_size=8192, intermediate_size=28672, num_hidden_layers=80,
+                 num_attention_heads=64, num_key_value_heads=8)
 QWEN_32B = over("qwen3-8b", hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)
 TITAN_MODELS = {
-    "Llama-3.1-8B": "llama-3.1-8b", "Llama-3.1-405B": LLAMA_405B, "Qwen3-32B": QWEN_32B,
+    "Llama-3.1-8B": "llama-3.1-8b", "Llama-3.1-405B": LLAMA_405B, "Llama-3.1-70B": LLAMA_70B, "Qwen3-32B": QWEN_32B,
     "DeepSeek-V3-16B (torchtitan flavor)": "deepseek-v2-lite", "Llama-4-Scout-17B-16E": Missing("batch not stated"),
     "Qwen3-30B-A3B": Missing("batch not stated"),  # through transformers' layers
     "MoE model not named (31.3 GFLOP/token by tflops/tps)": Missing("model not named")}
@@ -138,16 +140,47 @@ def torchtitan(run):
     config = run["config"]
     training = batch(run) | recompute | {
         "precision": {"params": "fp32", "grad_reduce": "fp32"} | narrow, "optimizer": run["optimizer"]}
-    training["micro_batch_size"] = config.get("pp_microbatch_size", training["micro_batch_size"])
+    training["micro_batch_size"] = _titan_micro_batch(run)
     if config.get("schedule", ONE_STAGE) == TWO_STAGES:
-        training |= {"pipeline": {"virtual_stages": run["vpp"] or TWO_STAGES}, "micro_batch_size": 1}
+        training |= {"pipeline": {"virtual_stages": run["vpp"] or TWO_STAGES}}
     run.leave("vpp")
     options = _titan_wrapping(run) | ({"compile": _titan_compiled(run)} if config.get("compile") else {}) | options
     if run["pp"] > 1 and _titan_returns_outputs(run):
         options["return_outputs"] = True
-    options |= _titan_attention(run)
+    options |= _titan_attention(run) | _titan_repeats(run)
     return {"model": model, "framework": "fsdp2", "implementation": "torchtitan", "topology": run["gpu_type"],
             "mesh": degrees(run), "training": training, "framework_options": options}
+
+
+def _titan_micro_batch(run):
+    """Sequences of a microbatch: until commit 5e2033c75 (7 April 2025) a batch was cut in as many as there are stages.
+
+    `pipeline_parallel_microbatches` had that default; the collection tells the later one, of one sequence a microbatch.
+    """
+    told, batch_size = run["config"].get("pp_microbatch_size"), batch(run)["micro_batch_size"]
+    if run["pp"] == 1:
+        return batch_size
+    dated = _titan_dated(run)
+    return batch_size // run["pp"] if dated and dated < "202504" else told or 1
+
+
+def _titan_dated(run):
+    """Year and month in the name of the source's file; None where it is a commit's message."""
+    dated = re.search(r"_(20\d{4})_", run["source"])
+    return dated and dated[1]
+
+
+REPEATED = {"d66b72a6a": True, "af35cfb15": False}
+"""By commit of a message: whether its layers repeated keys and values (until ff0829c10, 27 January 2026)."""
+
+
+def _titan_repeats(run):
+    """Llama 3 and Qwen3 copied keys and values for every head before attention; latent attention has none to copy."""
+    if "deepseek" in run.told("model").lower():
+        return {}
+    dated = _titan_dated(run)
+    repeats = dated < "202602" if dated else REPEATED[re.search(r"@([0-9a-f]+)", run["source"])[1]]
+    return {"repeat_kv": True} if repeats else {}
 
 
 def _titan_attention(run):
@@ -170,8 +203,8 @@ def _titan_wrapping(run):
 
     Published sources of before are dated in their file names.
     """
-    dated = re.search(r"_(20\d{4})_", run["source"])
-    if dated and dated[1] < "202508":
+    dated = _titan_dated(run)
+    if dated and dated < "202508":
         return {"wrap": "layers_root", "set_last_reshard": False}
     return {"wrap": "separate_embedding_head"}
 
@@ -187,8 +220,8 @@ def _titan_compiled(run):
     There "compiling loss function causes CUDA errors" and was commented out; a source of December 2024 is taken to be
     of this version, since its runs finished. Readings had been seen when this was written.
     """
-    dated = re.search(r"_(20\d{4})_", run["source"])
-    return "model" if dated and "202412" <= dated[1] < "202504" else True
+    dated = _titan_dated(run)
+    return "model" if dated and "202412" <= dated < "202504" else True
 
 
 # ---- KempnerForge ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from simcore.frameworks.megatron.experts.stash import stash_assumptions
 from simcore.frameworks.megatron.fp8 import Fp8
 from simcore.frameworks.megatron.options import VERSIONS, fuses_experts, version_of
 from simcore.frameworks.megatron.precision import Formats
-from simcore.frameworks.megatron.stages import OVERLAP, schedule
+from simcore.frameworks.megatron.stages import OVERLAP, paired, schedule
 from simcore.models.blocks import LatentAttention
 from simcore.models.network import Edge
 from simcore.placement.job import Draft, Job
@@ -39,7 +39,8 @@ def layer_assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, 
     if options.get(OVERLAP):
         copies = (*copies, (OVERLAP, "a backward pass before the forward pass that runs with it", "assumed",
                             "core 0.16.1 models/common/model_chunk_schedule_plan.py takes their layers in turn: at "
-                            "most one layer's attention more at a time; kernels do not overlap here"))
+                            "most one layer's attention more at a time; kernels of the other pass hide exchanges, a "
+                            "part of each that stands for the passes that run in pairs"))
     if options.get("delay_wgrad_compute"):
         copies = (*copies, ("delay_wgrad_compute", "memory as without it", "assumed", "core 0.16.1 models/common/"
                             "model_chunk_schedule_plan.py: weight gradients of a node wait for no more than the next "
@@ -93,17 +94,10 @@ def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> Ker
         graphs=graphs_of(job, options), graph_pool_bytes=pool_bytes(job, options),
         fills=options.get("deterministic_mode") is True,
         waits_for_messages=job.mesh.pp > 1 and schedule(job, options).num_chunks == 1,
-        overlapped=_overlapped(options), beside_exchanges=("shared_experts",) * (
+        overlapped=("tp",) * (options.get("tp_comm_overlap") is True),  # core 0.16.1 model_parallel_config.py:265
+        paired=paired(job, options), beside_exchanges=("shared_experts",) * (
             options.get("moe_shared_expert_overlap") is True) + ("stash",) * (options.get("moe_paged_stash") is True),
         counts_zeros=options.get("log_num_zeros_in_grad") is True)
-
-
-def _overlapped(options: dict[str, object]) -> tuple[str, ...]:
-    """Axes whose collectives run beside kernels of the same layer, or of another microbatch's.
-
-    Core 0.16.1 model_parallel_config.py:265 (tp_comm_overlap), :343 (overlap_moe_expert_parallel_comm).
-    """
-    return ("tp",) * (options.get("tp_comm_overlap") is True) + ("ep",) * (options.get(OVERLAP) is True)
 
 
 def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:

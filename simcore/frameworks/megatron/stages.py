@@ -13,7 +13,7 @@ from simcore.pipeline.schedule import Schedule
 from simcore.placement.job import Draft, Job
 from simcore.placement.stages import contiguous, stage_layers
 
-__all__ = ["OVERLAP", "overlaps", "schedule", "stages"]
+__all__ = ["OVERLAP", "overlaps", "paired", "schedule", "stages"]
 
 OVERLAP = "overlap_moe_expert_parallel_comm"
 
@@ -67,6 +67,20 @@ def overlaps(job: Job, options: dict[str, object]) -> bool:
         if is_broken:
             raise job.illegal(key, f"{OVERLAP} {told}", f"{rule}:{line}")
     return True
+
+
+def paired(job: Draft, options: dict[str, object]) -> float:
+    """Returns the part of all passes, 0 to 1, that run in pairs of a forward and a backward pass; 0 without `OVERLAP`.
+
+    The others run before the first and after the last pair: on the mean stage as many as there are virtual stages and
+    stages ahead of it, and one more, so that both passes of a pair are of different microbatches (core 0.16.1
+    `pipeline_parallel/schedules.py`:773; with one stage `combined_1f1b.py`:44).
+    """
+    if not options.get(OVERLAP):
+        return 0.0
+    order = schedule(job, options)
+    ahead = order.num_stages - 1 + (order.num_chunks - 1) * order.group + 1
+    return max(0.0, 1.0 - ahead / (job.scenario.num_microbatches * order.num_chunks))
 
 
 def _check_microbatches(job: Job, group: int) -> None:

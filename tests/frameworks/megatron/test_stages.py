@@ -46,6 +46,19 @@ def test_an_overlapped_exchange_is_said_to_be_assumed() -> None:
              model=predicting())
 
 
+@pytest.mark.parametrize(("mesh", "training", "layers", "paired"), [
+    ({}, {"global_batch_size": 8}, 2, 3 / 4),
+    ({"pp": 2}, {"global_batch_size": 8, "pipeline": {"virtual_stages": 2}}, 4, 1 - (1 + 2 + 1) / 8)])
+def test_passes_ahead_of_the_first_pair_run_alone(
+        mesh: dict[str, int], training: dict[str, Any], layers: int, paired: float) -> None:
+    """On the mean stage: as many as there are stages ahead, a group for each further chunk, and one more."""
+    model = {**QWEN3_MOE, "overrides": {**QWEN3_MOE["overrides"], "num_hidden_layers": layers}}
+    for options, expected in ((OVERLAP, paired), ({}, 0.0)):
+        _, table = small.prepared("megatron", {"dp_shard": 2, "ep": 2, **mesh}, model=model, options=options,
+                                  **training)
+        assert table.libraries.paired == expected
+
+
 def test_nodes_have_a_backward_of_their_own() -> None:
     """Each is a run of autograd by itself: a tied head's gradient is in main_grad before the embedding's is made."""
     def waits(**given: Any) -> bool:
