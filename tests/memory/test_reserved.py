@@ -125,9 +125,9 @@ def test_expandable_segments_keep_no_more_than_the_replay_keeps_and_misses() -> 
 
 
 def is_calibrated(scenario: Scenario) -> bool:
-    """Eager blocks in 16 bits, data and tensor parallelism alone: the rows that could be simulated at that time."""
+    """Eager blocks in 16 bits, data parallelism alone: the rows that could be simulated at that time."""
     compiled = scenario.framework_options.get("compile", False) or scenario.training.precision.compute == "fp8"
-    return not compiled and scenario.mesh.cp == scenario.mesh.pp == 1
+    return not compiled and scenario.mesh.tp == scenario.mesh.cp == scenario.mesh.pp == 1
 
 
 def gathered() -> dict[str, list[tuple[float, float]]]:
@@ -156,7 +156,7 @@ def test_the_constants_where_parameters_are_gathered_are_those_of_the_rows() -> 
 
 
 @pytest.mark.parametrize(("kept", "left_out", "half", "worst"), [
-    ("torchtitan", "torchtitan-log", 0.058, 0.101), ("torchtitan-log", "torchtitan", 0.062, 0.083)])
+    ("torchtitan", "torchtitan-log", 0.058, 0.098), ("torchtitan-log", "torchtitan", 0.062, 0.083)])
 def test_the_middle_of_one_group_of_torchtitan_s_is_near_the_other(kept: str, left_out: str, half: float,
                                                                    worst: float) -> None:
     found = gathered()
@@ -167,7 +167,7 @@ def test_the_middle_of_one_group_of_torchtitan_s_is_near_the_other(kept: str, le
 
 
 def test_rows_that_came_later_lie_where_the_constants_say() -> None:
-    """Compiled, in fp8, with context parallelism or stages: in no constant. Two lie outside, 18 and 26% too low."""
+    """Compiled, in fp8, with tensor or context parallelism or stages: in no constant. One lies outside, 26% too low."""
     errors, inside = [], 0
     for measured_row in read_measured()[0]:
         scenario = measured_row.entry.scenario if measured_row.entry else None
@@ -179,7 +179,7 @@ def test_rows_that_came_later_lie_where_the_constants_say() -> None:
             fullest, reading = max(peaks, key=lambda peak: peak.reserved_bytes), measured_row.row.readings[0].bytes
             errors.append(abs(fullest.reserved_bytes / reading - 1))
             inside += fullest.reserved_band_bytes[0] <= reading <= fullest.reserved_band_bytes[1]
-    assert (len(errors), inside) == (17, 15)
+    assert (len(errors), inside) == (25, 24)
     assert median(errors) < 0.03
 
 

@@ -186,11 +186,11 @@ def test_a_recipe_is_the_scenario_that_a_person_would_write() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_published_run_is_its_scenario(name: str) -> None:
-    """Kernel of attention and units of the release before 0.2 are no keys of a recipe: --set gives them."""
+    """What releases before 0.2 did otherwise (kernel, repeated keys, units) is no key of a recipe: --set gives it."""
     gpus, values = RUNS[name]
     truth = published(name)
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()
-              if key in ("wrap", "set_last_reshard", "sdpa_backend")}
+              if key in ("wrap", "set_last_reshard", "sdpa_backend", "repeat_kv")}
     found = imported(PUBLISHED % values, gpus, truth["topology"]).with_settings(beside)
     assert scenario(found) == parse_scenario(Document("mine.toml", truth | {"name": "mine"} | WITHOUT_FILES))
 
@@ -199,7 +199,7 @@ def test_a_published_run_on_stages_is_its_scenario() -> None:
     truth = published("torchtitan-llama31-405b-512g-interleaved")
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()
               if key != "compile"}
-    found = imported(STAGES, 512, truth["topology"]).with_settings(beside | {"model": truth["model"]})
+    found = imported(staged("pipeline_parallel_microbatch_size = 4"), 512, truth["topology"]).with_settings(beside | {"model": truth["model"]})
     assert scenario(found) == parse_scenario(Document("mine.toml", truth | {"name": "mine"} | WITHOUT_FILES))
 
 
