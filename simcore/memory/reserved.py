@@ -20,8 +20,8 @@ parallelism or with stages were added later and are not in the constants: of the
 and 24 lie inside (which side of a commit the runs of December 2024 are on was dated when their readings had been seen;
 two rows are not theirs). FSDP2 allocates its buffers on separate streams, whose blocks other streams cannot reuse, and
 moments are allocated in the free blocks of the first step's activations: a replay of that order, which uses no reading,
-keeps 14 to 30% on the eager rows. Torch frees unused segments before it fails, so reserved memory beyond `ORDINARY` is cache
-and not needed: it never exceeds the device.
+keeps 14 to 30% on the eager rows. Torch frees unused segments before it fails, so reserved memory beyond `ORDINARY` is
+cache and not needed: it never exceeds the device.
 """
 
 from __future__ import annotations

@@ -199,7 +199,8 @@ def test_a_published_run_on_stages_is_its_scenario() -> None:
     truth = published("torchtitan-llama31-405b-512g-interleaved")
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()
               if key != "compile"}
-    found = imported(staged("pipeline_parallel_microbatch_size = 4"), 512, truth["topology"]).with_settings(beside | {"model": truth["model"]})
+    recipe = staged("pipeline_parallel_microbatch_size = 4")
+    found = imported(recipe, 512, truth["topology"]).with_settings(beside | {"model": truth["model"]})
     assert scenario(found) == parse_scenario(Document("mine.toml", truth | {"name": "mine"} | WITHOUT_FILES))
 
 
