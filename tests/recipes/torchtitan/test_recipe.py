@@ -186,7 +186,7 @@ def test_a_recipe_is_the_scenario_that_a_person_would_write() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_published_run_is_its_scenario(name: str) -> None:
-    """What releases before 0.2 did otherwise (kernel, repeated keys, units) is no key of a recipe: --set gives it."""
+    """Kernel, repeated keys and units of releases before 0.2 are no keys of a recipe: --set gives them."""
     gpus, values = RUNS[name]
     truth = published(name)
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()
