@@ -341,6 +341,17 @@ def test_the_allocator_of_the_workers_is_taken_over(tmp_path: Path, said: str, g
     assert left["NCCL_ALGO"] == "not modelled"
 
 
+@pytest.mark.parametrize(("name", "told"), [
+    ("VLLM_USE_FLASHINFER_MOE_FP16", "not modelled: kernels of the engine"),
+    ("VLLM_ALLREDUCE_USE_SYMM_MEM", "not modelled: ways and buffers of the engine's sums"),
+    ("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "no effect: how the engine's ranks are started"),
+    ("ODD", "not modelled: a variable that this reader does not know")])
+def test_a_variable_of_the_engine_has_a_reason_of_its_own(tmp_path: Path, name: str, told: str) -> None:
+    found = imported(tmp_path, GRPO, f"policy: {{generation: {{vllm_cfg: {{env_vars: {{{name}: '0'}}}}}}}}\n")
+    (left,) = (one for one in found.left if one.key.endswith(name))
+    assert f"{left.kind}: {left.why}".startswith(told)
+
+
 @pytest.mark.parametrize(("said", "kind"), [("true", "not modelled"), ("false", "no effect")])
 def test_a_switch_is_told_as_not_modelled_only_where_it_is_on(tmp_path: Path, said: str, kind: str) -> None:
     text = f"policy: {{generation: {{vllm_cfg: {{use_deep_gemm: {said}}}}}}}\n"
