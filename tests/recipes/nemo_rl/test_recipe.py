@@ -527,3 +527,14 @@ policy:
                 overlap_cpu_optimizer_d2h_h2d: {value}}}
 """)
     assert [one.kind for one in found.left if "d2h" in one.key] == [kind]
+
+
+@pytest.mark.parametrize(("said", "skips", "told"), [
+    ("true", True, []), ("false", None, ["the pass of log-probabilities runs: the default"]),
+    ("true}\ngrpo: {seq_logprob_error_threshold: 2.0", None,
+     ["the pass of log-probabilities runs: grpo.seq_logprob_error_threshold asks for it"])])
+def test_a_ratio_that_is_1_leaves_out_a_pass(tmp_path: Path, said: str, skips: bool | None, told: list[str]) -> None:
+    """NeMo RL 7ea279ab algorithms/grpo.py:2490."""
+    found = imported(tmp_path, GRPO, f"loss_fn: {{force_on_policy_ratio: {said}}}\n")
+    assert found.document().data["rl"].get("on_policy_ratio") is skips
+    assert [one.why for one in found.left if one.key == "loss_fn.force_on_policy_ratio"] == told
