@@ -30,6 +30,9 @@ class Rl(Block):
     asynchronous: bool = Field(
         default=False, description="Engines generate the next step's sequences while the policy trains"
     )
+    on_policy_ratio: bool = Field(
+        default=False, description="Ratios of probabilities are taken as 1: the policy's own pass is left out"
+    )
     refit_buffer: Fraction = Field(default=0.3, description="Fraction of free memory that refitting may use")
 
 

@@ -20,6 +20,8 @@ _READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
     "integer": Reader.integer, "number": Reader.number, "flag": Reader.flag, "text": Reader.text,
     "words": Reader.words}
 
+_SIMULATED: Final = "as it is simulated"
+
 
 @dataclass(frozen=True, slots=True)
 class Says:
@@ -129,7 +131,7 @@ def leave_out(draft: Draft, row: Idle | Unmodelled, found: Iterable[Taken[Any]])
         if isinstance(row, Unmodelled) and one.value is not False and one.value not in row.off:
             draft.unmodelled(one, row.why)
         else:
-            draft.idle(one, row.why if isinstance(row, Idle) else "off")
+            draft.idle(one, row.why if isinstance(row, Idle) else "off" if one.value is False else _SIMULATED)
 
 
 def _read_limit(reader: Reader, draft: Draft, row: Limit) -> None:

@@ -5,13 +5,13 @@ NeMo RL main of 2026-08-22 (7ea279ab); the parts of a policy that move are in `p
 grpo_train and refit_policy_generation: the optimizer goes to the host (offload_before_refit), the engine's weights
 wake, the policy's are streamed into them (`refit.py`), then the policy's parameters go to the host too
 (offload_after_refit) and the cache is allocated. Tokens are generated; the engine sleeps. Parameters come back
-(prepare_for_lp_inference), log-probabilities are made; for the reference policy the parameters are copied to pinned
-host memory, overwritten in place by the reference copy that is kept on the host (use_reference_model), and written
-back. The optimizer comes back (prepare_for_training), and the policy trains. With separate GPUs for generation the
-policy stays on its GPUs; `async_grpo_train` generates the next step's sequences meanwhile, and before the weights are
-sent it waits for those that are not complete (`async_utils/trajectory_collector.py` prepare_for_refit). DPO,
-`algorithms/dpo.py`: each batch passes the reference policy first, in the same worker and in the same way; optimizer
-states stay where they are.
+(prepare_for_lp_inference), log-probabilities are made, unless their ratio is taken as 1 (grpo.py:2490); for the
+reference policy the parameters are copied to pinned host memory, overwritten in place by the reference copy that is
+kept on the host (use_reference_model), and written back. The optimizer comes back (prepare_for_training), and the
+policy trains. With separate GPUs for generation the policy stays on its GPUs; `async_grpo_train` generates the next
+step's sequences meanwhile, and before the weights are sent it waits for those that are not complete
+(`async_utils/trajectory_collector.py` prepare_for_refit). DPO, `algorithms/dpo.py`: each batch passes the reference
+policy first, in the same worker and in the same way; optimizer states stay where they are.
 
 [Note: asleep]
 vLLM `v1/worker/gpu_worker.py` sleep, `device_allocator/cumem.py`: at level 1 the tensors of `load_model` are copied to
@@ -58,7 +58,8 @@ class GrpoStep:
     `has_reference`: log-probabilities of a reference policy are computed. `generate_ns`: ns in which one engine decodes
     all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
-    while the policy trains, and `generate_ns` is what the policy waits for.
+    while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
+    policy itself are made before it trains.
     """
 
     engine: Engine
@@ -68,6 +69,7 @@ class GrpoStep:
     refit_share: float
     broadcast_ns: int = 0
     asynchronous: bool = False
+    scores_policy: bool = True
 
     @property
     def quantising(self) -> Quantising:
@@ -108,9 +110,14 @@ def _logprob(journal: Journal, policy: Policy) -> None:
     journal.spike(POLICY, policy.passing, "forward pass", {FORWARD: policy.passing_ns})
 
 
-def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
-    """Adds the reference policy's pass: the policy waits on the host while the reference replaces its parameters."""
+def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False) -> None:
+    """Adds the reference policy's pass: the policy waits on the host while the reference replaces its parameters.
+
+    `is_away`: the policy's parameters may still be on the host.
+    """
     journal.begin("reference")
+    if is_away:
+        _back(journal, policy.params, topology)
     size = sum(policy.copied.values())
     journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
     for way in _SWAPS:
@@ -138,7 +145,7 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
 def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     """Memory and time of a steady GRPO step on one class of ranks that train, phase by phase.
 
-    "refit" (weights go to the engine), "generation", "logprob", "reference" (if the step has one), "training": see
+    "refit" (weights go to the engine), "generation", "logprob", "reference" (if the step has them), "training": see
     [Note: the order of a step]. The engine is in it only if it shares the GPU (`colocated`).
     """
     journal = _start(policy, has_reference=step.has_reference)
@@ -153,12 +160,15 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     journal.take(DECODING, step.generate_ns)
     if colocated:
         _sleep(journal, step.engine, topology)
-    journal.begin("logprob")
-    _back(journal, policy.params, topology)
-    _logprob(journal, policy)
+    if step.scores_policy:
+        journal.begin("logprob")
+        _back(journal, policy.params, topology)
+        _logprob(journal, policy)
     if step.has_reference:
-        _reference(journal, policy, topology)
+        _reference(journal, policy, topology, is_away=not step.scores_policy)
     journal.begin("training")
+    if not step.scores_policy:
+        _back(journal, policy.params, topology)
     _back(journal, policy.states, topology)
     _training(journal, policy)
     return journal

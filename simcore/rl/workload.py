@@ -200,7 +200,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     weights, rounds = gathered(_stages(simulation), simulation.routes), _rounds(engine, -(-sequences // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
-                    sum(one.ns for one in broadcast))
+                    sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
     journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
@@ -208,7 +208,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
-    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, has_reference=step.has_reference),
+    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, step),
              *of_copies(journal, simulation.topology))
             for rank, passed, journal in zip(trained.ranks, _passed(forward, simulation),
                                              journals, strict=True)]
@@ -255,6 +255,11 @@ def _num_steps(scenario: Scenario, sequences: int) -> int:
     if sequences % batch:
         raise InputError(Problem(scenario.where("training", "global_batch_size"), f"global_batch_size: expected a "
                                  f"divisor of prompts x generations = {sequences}, got {batch}"))
+    if batch != sequences and scenario.rl.on_policy_ratio:
+        raise IllegalLayout(Problem(scenario.where("rl", "on_policy_ratio"), f"on_policy_ratio: true with steps of "
+                                    f"{batch} of {sequences} sequences", "NeMo RL 7ea279ab algorithms/grpo.py:705: "
+                                    "force_on_policy_ratio requires train_global_batch_size == num_prompts_per_step * "
+                                    "num_generations_per_prompt"))
     if sequences % width:
         raise InputError(Problem(scenario.where("rl", "logprob_batch_size"), f"logprob_batch_size: expected prompts x "
                                  f"generations = {sequences} to be a multiple of it times the data-parallel ranks, "
@@ -306,11 +311,12 @@ def _generating(scenario: Scenario, engine: Engine, rounds: list[int], prompt: i
     return of_engine(calls(engine, rounds, prompt), engine.tp, engine.topology.link(engine.tp, 1, size))
 
 
-def _scored(passed: Iterable[TrafficRow], *, has_reference: bool) -> Iterator[TrafficRow]:
-    """Forward passes of the policy, and of the reference policy if there is one."""
+def _scored(passed: Iterable[TrafficRow], step: GrpoStep) -> Iterator[TrafficRow]:
+    """Forward passes of the policy, and of the reference policy, as far as the step has them."""
     found = tuple(passed)
-    yield from of_passes(found, "logprob")
-    if has_reference:
+    if step.scores_policy:
+        yield from of_passes(found, "logprob")
+    if step.has_reference:
         yield from of_passes(found, "reference")
 
 

@@ -272,4 +272,5 @@ _RL: Final[list[Feature]] = [
     _of("rl", "reference", "device", "host"), _of("rl", "logprob_batch_size", 2, 8),
     _of("rl", "prompt_tokens", 0, 16), _of("rl", "refit_buffer", 0.1, 0.9),
     _of("rl", "asynchronous", True, False),
+    _of("rl", "on_policy_ratio", True, False),
 ]  # fmt: skip

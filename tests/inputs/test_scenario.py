@@ -47,7 +47,7 @@ FULL: dict[str, Any] = {
         "quantization": {"format": "nf4", "block_size": 64, "double_quant": True},
     },
     "rl": {"prompts": 2, "generations": 8, "logprob_batch_size": 1, "reference": "none", "prompt_tokens": 512,
-           "asynchronous": False, "refit_buffer": 0.3},
+           "asynchronous": False, "on_policy_ratio": False, "refit_buffer": 0.3},
     "generation": {"engine": "vllm", "version": "0.12.0", "colocated": True, "tp": 4, "engines": 1,
                    "gpu_memory_utilization": 0.7, "max_model_len": 2048, "max_num_seqs": 256,
                    "max_num_batched_tokens": 8192, "quantization": "auto", "kv_dtype": "auto", "ssm_dtype": "fp32",

@@ -254,3 +254,21 @@ def test_engines_on_other_gpus_may_generate_while_the_policy_trains() -> None:
     with_one = report(rl=GRPO["rl"] | {"asynchronous": True})
     assert (with_one.status, "only supported for the Megatron generation backend" in with_one.problems[0].rule) == (
         "illegal", True)
+
+
+def test_a_step_whose_ratios_are_1_has_no_pass_of_its_own() -> None:
+    """NeMo RL 7ea279ab algorithms/grpo.py:2490: log-probabilities of the policy are not made before it trains."""
+    training = GRPO["training"] | {"global_batch_size": 32}
+    plain, short = (report(training=training, rl=GRPO["rl"] | {"on_policy_ratio": ratio}) for ratio in (False, True))
+    assert [phase.phase for phase in short.phases] == ["refit", "generation", "reference", "training"]
+    before, after = seconds(plain), seconds(short)
+    passes = before.pop("logprob") + before.pop("reference")
+    assert 0.4 * passes < after.pop("reference") < passes
+    assert before == pytest.approx(after)
+    assert {row.phase for row in short.ranks[0].traffic} == {row.phase for row in plain.ranks[0].traffic} - {"logprob"}
+    alone = report(training=training, rl=GRPO["rl"] | {"on_policy_ratio": True, "reference": "none"})
+    assert [phase.phase for phase in alone.phases] == ["refit", "generation", "training"]
+    assert alone.phases[-1].device_bytes == pytest.approx(report(training=training, rl=GRPO["rl"] | {
+        "reference": "none"}).phases[-1].device_bytes)
+    (problem,) = check(asked(rl=GRPO["rl"] | {"on_policy_ratio": True})).problems
+    assert "force_on_policy_ratio requires" in problem.message + problem.rule

@@ -12,6 +12,7 @@ __all__ = ["read_batches", "read_lengths"]
 
 _PACKED: Final = ("core/trainers/base.py _create_multipack_sampler: one row of micro_batch_size x sequence_len tokens, "
                   "unless multipack_real_batches")
+_STREAMED: Final = "utils/data/streaming.py encode_packed_streaming: rows of micro_batch_size x sequence_len tokens"
 _PADDED: Final = "core/builders/causal.py: a batch is padded to its longest sequence, in steps of 64"
 _RELEASE: Final = "axolotl 067b021c"
 _DEFAULTS: Final = "utils/schemas/training.py gradient_accumulation_steps"
@@ -24,18 +25,55 @@ _STEP: Final = "utils/config/__init__.py normalize_config: micro_batch_size x gr
 def read_lengths(reader: Reader, draft: Draft) -> None:
     """Writes the length of sequences and the microbatch: rows that are packed, or sequences that are padded."""
     limit, micro = reader.integer("sequence_len"), reader.integer("micro_batch_size")
-    packing = reader.flag("sample_packing")
+    packing, isolates = reader.flag("sample_packing"), _isolates(reader, draft)
     if packing is None:
         draft.release_default("sample_packing", "false", _RELEASE, "utils/schemas/config.py")
-    if packing is not None and packing.value:
+    if packing is not None and packing.value and isolates:
         _packed(reader, draft, packing, limit, micro)
+    elif packing is not None and packing.value:
+        _joined(reader, draft, packing, limit, micro)
     else:
         draft.idle(packing, "the default")
         draft.idle(reader.take("multipack_real_batches"), "no packing")
         _padded(reader, draft, limit)
         _write_micro(draft, micro)
-    draft.idle(reader.matching("sample_packing_*", "eval_sample_packing", "pretrain_multipack_*"),
+    draft.idle(reader.matching("sample_packing_*", "eval_sample_packing", "pretrain_multipack_buffer_size"),
                "which samples come into a pack")
+
+
+def _isolates(reader: Reader, draft: Draft) -> bool:
+    """True if each sample of a pack attends to itself alone; samples that are streamed for pretraining may do without.
+
+    Null is no True (utils/data/streaming.py wrap_streaming_dataset: skip_position_ids is its negation).
+    """
+    key = "pretrain_multipack_attn"
+    streams, packs = reader.has("pretraining_dataset"), reader.look("sample_packing") not in (None, False)
+    if not (streams and packs):
+        draft.idle(reader.flag(key), "it is read where samples of pretraining_dataset are packed")
+        return True
+    joins = "positions run through a row: it is one sequence to attention"
+    if key in reader.names() and not reader.has(key):
+        draft.use(*reader.matching(key), why=joins)
+        return False
+    isolates = reader.flag(key)
+    draft.use(isolates, why=joins if isolates and not isolates.value else "samples attend to themselves alone")
+    return isolates is None or isolates.value
+
+
+def _joined(reader: Reader, draft: Draft, packing: Taken[bool], limit: Taken[int] | None,
+            micro: Taken[int] | None) -> None:
+    """A row of all samples of a microbatch, which attention takes for one sequence."""
+    draft.use(packing, why="a row is full")
+    draft.idle([one for one in (reader.take("pad_to_sequence_len"), reader.take("multipack_real_batches")) if one],
+               "rows that are streamed are full (utils/data/streaming.py)")
+    length, rows = limit.value if limit else _LONGEST, micro.value if micro else 1
+    if draft.answers.seq_len is not None:
+        draft.answered("training.seq_len", draft.answers.seq_len)
+        draft.idle(limit, f"{draft.answers.seq_len.where} says how long rows are")
+    else:
+        draft.infer("training.seq_len", length * rows, "sequence_len x micro_batch_size, one causal sequence",
+                    *(one for one in (limit, micro) if one), source=_STREAMED)
+    draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_STREAMED)
 
 
 def _packed(reader: Reader, draft: Draft, packing: Taken[bool], limit: Taken[int] | None,

@@ -12,9 +12,9 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.arguments import arguments, names_of
 from simcore.recipes.megatron.fields import Setting, Writer
 from simcore.recipes.megatron.model import write_model
-from simcore.recipes.megatron.without_effect import NOT_MODELLED, WITHOUT_EFFECT
+from simcore.recipes.megatron.without_effect import left_out
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import leave_out
+from simcore.recipes.rows import Unmodelled, leave_out
 
 __all__ = ["leave_rest", "read_provider"]
 
@@ -122,12 +122,19 @@ def read_provider(reader: Reader, draft: Draft) -> None:
 
 def leave_rest(reader: Reader, draft: Draft) -> None:
     """Lists keys of a provider that Megatron's arguments list too, by the same reasons, and those that are off."""
-    for row in (*NOT_MODELLED, *WITHOUT_EFFECT):
-        keys = [one.key for one in reader.untouched() if one.path[0] == "model" and any(
-            fnmatchcase(name, pattern) for name in names_of((str(one.path[1]),)) for pattern in row.keys)]
-        leave_out(draft, row, reader.matching(*keys))
     nothing = [one.key for one in reader.untouched() if one.value is None]
     draft.idle(reader.matching(*nothing), "null: nothing is asked for")
+    for row in left_out(draft.values):
+        keys = {one.key: name for one in reader.untouched() if one.path[0] == "model" for name in names_of(
+            (str(one.path[1]),)) if any(fnmatchcase(name, pattern) for pattern in row.keys)}
+        found = reader.matching(*keys)
+        as_default = [one for one in found if one.value is True and arguments()[keys[one.key]].takes == "false"]
+        draft.idle(as_default, "the default, as without it")
+        changed = [one for one in found if one not in as_default]
+        if isinstance(row, Unmodelled) and any(arguments()[keys[one.key]].takes == "false" for one in changed):
+            draft.unmodelled(changed, row.why)
+        else:
+            leave_out(draft, row, changed)
     off = [one.key for one in reader.untouched() if one.path[0] == "model" and one.value is False]
     draft.idle(reader.matching(*off), "off")
     functions = [one.key for one in reader.untouched() if one.path[-1] in ("_target_", "_call_", "_partial_")]

@@ -13,7 +13,18 @@ from typing import Any, Final
 from simcore.errors import Problem
 from simcore.inputs.document import Document
 from simcore.recipes.draft import Draft
-from simcore.recipes.megatron.without_effect import CHECKS, PARAMS_NORM, TIMERS, limit_of_gradients
+from simcore.recipes.megatron.without_effect import (
+    BESIDE,
+    CHECKS,
+    MAMBA_KERNELS,
+    PARAMS_NORM,
+    SENDS,
+    SMS,
+    TIMERS,
+    is_interleaved,
+    leave_beside,
+    limit_of_gradients,
+)
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
@@ -70,6 +81,7 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("_target_", "train._target_", "dataset._target_", "ddp._target_", "optimizer._target_", "scheduler._target_",
           "mixed_precision._target_", "comm_overlap._target_", "*.offline_packing_specs._target_"), "names of classes"),
     Idle(("model._pipeline_model_parallel_layout_builder",), "it is called where the launch changes stages"),
+    Idle(("model.persist_layer_norm",), "of Apex's norm: TransformerEngine's is simulated"),
     Idle(("model.moe_a2a_overlap",), "nothing in Bridge or Megatron-LM d98e8a64 reads it; comm_overlap says it"),
     Idle(("logger.*", "profiling.*", "straggler*", "nvrx*", "tensor_inspect*", "ft.*"), "logging and measuring"),
     Idle(("checkpoint.*", "inprocess_restart*", "dist.*"), "files, and how ranks find each other"),
@@ -90,25 +102,26 @@ IDLE: Final[tuple[Row, ...]] = (
          "length of the run and pauses"),
     Idle(("dataset.*", "tokenizer.*"), "which samples are read; their length is training.seq_len"),
     Idle(("ddp.average_in_collective", "ddp.gradient_reduce_div_fusion"), "values of gradients"),
-    Idle(("model.bf16", "model.fp16", "model.fp8*", "model.params_dtype*", "model.autocast_dtype*",
+    Idle(("model.bf16", "model.fp16", "model.fp8", "model.fp8_recipe", "model.fp8_param", "model.fp8_param_gather",
+          "model.fp8_margin", "model.fp8_amax_*", "model.fp8_wgrad", "model.fp8_dot_product_attention",
+          "model.fp8_multi_head_attention", "model.params_dtype*", "model.autocast_dtype*",
           "model.pipeline_dtype*"), "mixed_precision says it"),
     Idle(("model.init_method_std", "model.rotary_*", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
-          "model.moe_router_*", "model.use_te_rng_tracker", "model.moe_hybridep_*", "model.moe_*_num_sms*",
-          "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling", "model.persist_layer_norm",
-          "model.bias_dropout_fusion", "model.hf_model_revision", "model.is_hybrid_model",
+          "model.use_te_rng_tracker",
+          "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling", "model.hf_model_revision",
+          "model.is_hybrid_model",
           "model.moe_pad_experts_for_cuda_graph_inference",
           "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
-          "model.fp8_output_proj", "model.mtp_eval_in_bf16", "model.max_position_embeddings",
-          "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device", "model.overlap_dispatch_*",
-          "model.layernorm_epsilon", "model.tp_comm_overlap_*",
+          "model.mtp_eval_in_bf16", "model.max_position_embeddings",
+          "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device",
+          "model.layernorm_epsilon",
           "model.freeze_vision_*", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
           "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype", "mixed_precision.autocast*",
-          "model.batch_p2p_*", "comm_overlap.align_*", "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm",
           "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
           "model.multimodal_attn_impl",
           "model.vision_cuda_graph_*", "model.max_vision_*",
           "model.temporal_patch_dim", "model.dsa_*",
-          "model.variable_seq_lengths", "model.freeze_mtp_model",
+          "model.freeze_mtp_model",
           "model.fused_single_qkv_rope"),
          "values within kernels that run in any case"),
 )
@@ -124,26 +137,21 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
                                          "traffic between nodes"),
     "model.moe_mlp_glu_interleave_size": (None, "the layout of experts' columns"),
     "model.use_transformer_engine_full_layer_spec": (False, _LAYER),
-    "model.high_priority_a2a_comm_stream": (False, "exchanges of tokens go before others: all run at their rates"),
-    "model.moe_permute_fusion_into_hybridep": (False, "tokens are permuted within HybridEP's exchange: counted "
-                                                      "as without it"),
-    "model.use_mamba_mem_eff_path": (True, "Mamba's convolution and scan as kernels of their own, which keep more "
-                                           "(core/ssm/mamba_mixer.py:514): the one kernel is simulated"),
-    "model.overlap_p2p_comm": (True, "sends between stages that wait: they are timed beside products"),
+    "model.use_mamba_mem_eff_path": (True, MAMBA_KERNELS),
+    "dist.high_priority_stream_groups": ([], "exchanges go before others: all run at their rates"),
+    "dist.use_sharp": (False, "sums within switches: rates are those of NCCL's own choice"),
+    "dist.nccl_communicator_config_path": (None, "ways and buffers of exchanges: rates and buffers are those of NCCL's "
+                                                 "own choice"),
     "train.empty_unused_memory_level": (0, "cached blocks are given back within a step: memory reserved and time are "
                                            "those without that"),
     "dataset.skip_getting_attention_mask_from_dataset": (True, "a mask of sequence x sequence bytes, which goes to "
                                                                "every layer: none is counted"),
-    "optimizer.muon_tp_mode": ("blockwise", "exchanges of Muon's step over tensor parallel ranks: each works on "
-                                            "its part"),
-    "optimizer.muon_fp32_matmul_prec": ("medium", "the format of Muon's products: they are timed in bf16"),
-    "optimizer.muon_use_syrk": (False, "a kernel of Muon's products that computes half of a symmetric matrix"),
-    "optimizer.muon_scalar_optimizer": ("adam", "the optimizer of what is no matrix: Adam is counted"),
-    "optimizer.muon_num_ns_steps": (5, "products of Muon's step: five iterations are counted"),
 }
 """Keys that change what is run by little unless they have this value, and how they are counted instead."""
 _MULTIPROCESSORS: Final = ("model.moe_*_num_sms*", "model.moe_hybridep_num_*")
-_SMS: Final = "multiprocessors that an exchange of tokens takes from other kernels: both run at their rates"
+_OF_MUON: Final = ("muon_tp_mode", "muon_num_ns_steps", "muon_fp32_matmul_prec", "muon_use_syrk",
+                   "muon_scalar_optimizer")
+_OF_STAGES: Final = ("comm_overlap.align_param_gather", "comm_overlap.align_grad_reduce", "ddp.align_param_gather")
 LOOKED_AT: Final[tuple[Row, ...]] = (
     limit_of_gradients("optimizer.clip_grad"),
     Unmodelled(("ddp.check_for_*", "rerun_state_machine.check_for_*"), CHECKS),
@@ -161,13 +169,54 @@ def read_small(reader: Reader, draft: Draft) -> None:
             draft.idle(one, "the default, as without it")
         else:
             draft.unmodelled(one, why)
+    _read_sends(reader, draft)
+    _read_beside(reader, draft)
     found = reader.matching(*_MULTIPROCESSORS)
     exchanges = [one for one in found if one.value is not None]
     draft.idle([one for one in found if one.value is None], "says nothing")
     if "moe_token_dispatcher_type" in draft.values.get("framework_options", {}):
-        draft.unmodelled(exchanges, _SMS)
+        draft.unmodelled(exchanges, SMS)
     else:
         draft.idle(exchanges, "no tokens are exchanged")
+
+
+def _read_beside(reader: Reader, draft: Draft) -> None:
+    """Lists keys that change something beside a setting alone, by the rows of Megatron's arguments."""
+    rows = {key: row for row in BESIDE for key in row.keys}
+    for name in _OF_MUON:
+        row = rows[f"--{name.replace('_', '-')}"]
+        leave_beside(draft, row, reader.take(f"optimizer.{name}"))
+    for key in _OF_STAGES:
+        leave_beside(draft, rows["--*align-param-gather"], reader.take(key))
+
+
+def _read_sends(reader: Reader, draft: Draft) -> None:
+    """Lists how stages send; training/comm_overlap.py:456 has interleaved ones send beside products, as is simulated.
+
+    What it says goes before the model's own keys.
+    """
+    staged, interleaved = draft.values.get("mesh", {}).get("pp", 1) > 1, is_interleaved(draft.values)
+    own, chosen = reader.flag("model.overlap_p2p_comm"), reader.flag("comm_overlap.overlap_p2p_comm")
+    batches = [one for name in ("model.batch_p2p_comm", "model.batch_p2p_sync", "comm_overlap.batch_p2p_comm")
+               if (one := reader.flag(name))]
+    shapes = reader.flag("model.variable_seq_lengths")
+    if not staged:
+        draft.idle([one for one in (own, chosen, *batches, shapes) if one], "there is one stage")
+        return
+    draft.unmodelled(shapes if shapes and shapes.value else None, "shapes that stages tell each other before they send")
+    draft.idle(shapes if shapes and not shapes.value else None, "off")
+    if chosen is not None and chosen.value and not interleaved:
+        draft.use(chosen)
+        draft.fail(chosen.where, "Non-interleaved pipeline parallelism does not support overlapping p2p communication "
+                                 "(core/pipeline_parallel/schedules.py:2183)")
+    for one in (own, chosen):
+        if one is not None and interleaved and not one.value:
+            draft.unmodelled(one, SENDS)
+        elif one is own or interleaved:
+            draft.idle(one, "as it is simulated" if interleaved else "no rank has several stages")
+        elif one is not None and not one.value:
+            draft.idle(one, "no rank has several stages")
+    draft.idle(batches, "sends of stages take as long one by one")
 
 
 @lru_cache

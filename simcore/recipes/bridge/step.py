@@ -9,6 +9,7 @@ from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.step import recompute_problem
+from simcore.recipes.megatron.without_effect import COPIES_BESIDE
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["read_formats", "read_graphs", "read_lengths", "read_loss", "read_method",
@@ -161,7 +162,7 @@ def read_states(reader: Reader, draft: Draft) -> None:
     share = reader.number("optimizer.optimizer_offload_fraction")
     copies = reader.flag("optimizer.overlap_cpu_optimizer_d2h_h2d")
     if copies is not None and copies.value and offload is not None and offload.value:
-        draft.refuse(copies, "copies to and from the host's optimizer beside its step")
+        draft.unmodelled(copies, COPIES_BESIDE)
     else:
         draft.idle(copies, "off, or the optimizer is on the device")
     if offload is not None and offload.value:

@@ -30,7 +30,7 @@ from simcore.recipes.megatron.options import write_options
 from simcore.recipes.megatron.refused import refuse_rest
 from simcore.recipes.megatron.step import write_formats, write_loss, write_optimizer, write_recompute
 from simcore.recipes.megatron.vocabulary import write_vocabulary
-from simcore.recipes.megatron.without_effect import NOT_MODELLED, OF_TESTS, WITHOUT_EFFECT
+from simcore.recipes.megatron.without_effect import OF_TESTS, left_out
 from simcore.recipes.megatron.written import WRITER
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
@@ -201,7 +201,7 @@ def _imported(draft: Draft, reader: Reader, found: Given, gpus: Answer | None, o
         draft.fail(problem.where, problem.message)
     expect_backend(draft, variables, fields.text("attention_backend").value or "auto")
     _write(Writer(draft, fields), fields, gpus)
-    for row in (*NOT_MODELLED, *WITHOUT_EFFECT):
+    for row in left_out(draft.values):
         names = [found.keys[name] for name in fields.rest()
                  if any(fnmatchcase(name, pattern) for pattern in row.keys)]
         leave_out(draft, row, reader.matching(*names))

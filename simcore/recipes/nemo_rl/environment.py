@@ -1,16 +1,38 @@
-"""Variables that a recipe sets for its workers (`env_vars`), as far as they change memory."""
+"""Variables that a recipe sets for its workers and its engine (`env_vars`), and what becomes of each.
+
+NeMo RL 7ea279ab; vLLM 0.25.1 `envs.py` for those whose names begin with VLLM.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Unmodelled, read_rows
 
-__all__ = ["read_environment"]
+__all__ = ["read_environment", "read_variables"]
 
 _ALLOCATOR: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _CUBLAS: Final = "CUBLAS_WORKSPACE_CONFIG"
+
+_VARIABLES: Final[tuple[Idle | Unmodelled, ...]] = (
+    Unmodelled(("VLLM_USE_FLASHINFER_MOE_FP16", "VLLM_USE_FLASHINFER_MOE_FP8", "VLLM_USE_DEEP_GEMM",
+                "VLLM_MOE_USE_DEEP_GEMM", "VLLM_ATTENTION_BACKEND"), "kernels of the engine are not told apart"),
+    Unmodelled(("VLLM_FLASHINFER_ALLREDUCE_BACKEND", "VLLM_ALLREDUCE_USE_SYMM_MEM"),
+               "ways and buffers of the engine's sums are those of its own choice"),
+    Idle(("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "VLLM_RAY_DP_PACK_STRATEGY"), "how the engine's ranks are started"),
+    Unmodelled(("NCCL_ALGO", "NCCL_PROTO", "NCCL_MNNVL_ENABLE"),
+               "ways and buffers of exchanges: rates and buffers are those of NCCL's own choice"),
+    Unmodelled(("NRL_REFIT_BUFFER_MEMORY_RATIO", "NRL_REFIT_NUM_BUFFERS"), "buffers through which weights go to "
+               "engines on GPUs of their own (utils/packed_tensor.py:25): two, of 2% of the device each"),
+    Unmodelled(("NVTE_FP8_BLOCK_SCALING_FP32_SCALES",), "scales of fp8 in blocks that are no powers of two (TE "
+               "docs/envvars.rst): they are of the same size"),
+    Idle(("TORCH_CUDA_ARCH_LIST",), "for which devices code is compiled, before the first step"),
+    Unmodelled(("*",), "a variable that this reader does not know"),
+)
+"""Variables that recipes set, each with what it does; the first row that names one decides."""
 
 
 def read_environment(reader: Reader, draft: Draft, block: str) -> None:
@@ -30,4 +52,10 @@ def read_environment(reader: Reader, draft: Draft, block: str) -> None:
         else:
             draft.idle(said, "the default")
     draft.put("environment.cublas_workspace_config", reader.text(f"{block}.env_vars.{_CUBLAS}"))
-    draft.unmodelled(reader.matching(f"{block}.env_vars.*"), "other variables of the workers' environment")
+    read_variables(reader, draft, block)
+
+
+def read_variables(reader: Reader, draft: Draft, block: str) -> None:
+    """Lists the variables of `block` that no key of a scenario says."""
+    read_rows(reader, draft, [replace(row, keys=tuple(f"{block}.env_vars.{name}" for name in row.keys))
+                              for row in _VARIABLES])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.nemo_rl.environment import read_variables
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -34,7 +35,7 @@ _ROWS: Final = (
     Idle((f"{_VLLM}.async_engine", f"{_VLLM}.skip_tokenizer_init", f"{_VLLM}.load_format", f"{_VLLM}.use_tqdm",
           f"{_VLLM}.logprobs_mode", f"{_VLLM}.*metrics*", f"{_VLLM}.*http*", f"{_VLLM}.*server*",
           f"{_VLLM}.reasoning_parser_plugin", f"{_VLLM}.cap_max_tokens_to_context", f"{_VLLM}.env_vars",
-          f"{_VLLM}.env_vars.*", f"{_VLLM}.reset_encoder_cache_after_weight_update", f"{_VLLM}.enforce_monotonicity",
+          f"{_VLLM}.reset_encoder_cache_after_weight_update", f"{_VLLM}.enforce_monotonicity",
           f"{_VLLM}.enable_thinking"), "how requests come to the engine"),
     Unmodelled((f"{_KWARGS}.moe_backend", f"{_KWARGS}.kernel_config.*",
                 f"{_KWARGS}.attention_backend", f"{_KWARGS}.attention_config.*", f"{_VLLM}.quantization_ignored_*",
@@ -78,6 +79,7 @@ def read_generation(reader: Reader, draft: Draft) -> int:
         draft.put("generation.max_model_len", longest)
     read_switches(reader, draft, {f"{_VLLM}.use_deep_gemm": "kernels of the engine are not told apart"})
     read_rows(reader, draft, _ROWS)
+    read_variables(reader, draft, _VLLM)
     for taken in reader.matching(f"{_KWARGS}.*"):
         draft.refuse(taken, "a setting of vLLM that is not described")
     return _read_resources(reader, draft)

@@ -10,7 +10,7 @@ from typing import Final
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
-from simcore.recipes.megatron.without_effect import limit_of_gradients
+from simcore.recipes.megatron.without_effect import COPIES_BESIDE, limit_of_gradients
 from simcore.recipes.nemo_rl.dropout import read_dropout
 from simcore.recipes.nemo_rl.environment import read_environment
 from simcore.recipes.nemo_rl.experts import read_experts
@@ -201,8 +201,7 @@ def _read_cache(reader: Reader, draft: Draft) -> None:
 def _read_states(reader: Reader, draft: Draft) -> None:
     away, share = (reader.flag(f"{_OPTIMIZER}.optimizer_cpu_offload"),
                    reader.number(f"{_OPTIMIZER}.optimizer_offload_fraction"))
-    overlap = Unmodelled((f"{_OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d",), "copies beside the update on the host: they "
-                         "are counted one after the other")
+    overlap = Unmodelled((f"{_OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d",), COPIES_BESIDE)
     if away is not None and away.value and share is not None:
         read_rows(reader, draft, [overlap])
         part = "host" if share.value == 1 else {"space": "host", "fraction": share.value}

@@ -99,9 +99,10 @@ def _read_grpo(reader: Reader, draft: Draft) -> None:
                     source="algorithms/grpo.py init_reference_model")
     ratio = reader.flag("loss_fn.force_on_policy_ratio")
     if ratio is not None and ratio.value and reader.look("grpo.seq_logprob_error_threshold") is None:
-        draft.unmodelled(ratio, "the policy's pass of log-probabilities is counted, which upstream skips")
+        draft.put("rl.on_policy_ratio", ratio)
     else:
-        draft.idle(ratio, "the pass of log-probabilities runs")
+        draft.idle(ratio, "the pass of log-probabilities runs: " + (
+            "grpo.seq_logprob_error_threshold asks for it" if ratio and ratio.value else "the default"))
     distils = reader.matching("on_policy_distillation.*")
     if any(one.path[-1] == "enabled" and one.value for one in distils):
         for one in distils:

@@ -397,3 +397,18 @@ def test_no_key_is_in_two_lists(tmp_path: Path) -> None:
     more = "peft_autocast_adapter_dtype: true\nlora_r: 8\nexpert_parallel_size: 1\nlayer_offloading: false\n"
     left = imported(tmp_path, RECIPE + more).left
     assert len({one.key for one in left}) == len(left)
+
+
+@pytest.mark.parametrize(("said", "length", "lengths"), [
+    ("pretrain_multipack_attn: true\n", 1536, "packed"), ("", 1536, "packed"),
+    ("pretrain_multipack_attn: false\n", 1536, None), ("pretrain_multipack_attn:\n", 1536, None)])
+def test_a_pack_of_streamed_samples_may_be_one_sequence(tmp_path: Path, said: str, length: int,
+                                                        lengths: str | None) -> None:
+    """axolotl 067b021c utils/data/streaming.py: without it no sample has positions of its own."""
+    text = changed(RECIPE, datasets=None, micro_batch_size=2, sample_packing=True, streaming=True, max_steps=9,
+                   pretraining_dataset=[{"path": "some/texts"}]) + said
+    found = imported(tmp_path, text)
+    training = found.document().data["training"]
+    assert (training["seq_len"], training.get("lengths")) == (length, lengths)
+    assert training["micro_batch_size"] == 1
+    assert not [one for one in found.left if one.key == "pretrain_multipack_attn"]

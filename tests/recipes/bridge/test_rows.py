@@ -12,7 +12,6 @@ from recipes.bridge.test_recipe import NANO, imported
 @pytest.mark.parametrize(("override", "told"), [
     ("model.hidden_size=1024", "another one than that of the model"), ("model.hidden_dropout=0.1", "another one than"),
     ("model.attention_dropout=0.1", "another one than"),
-    ("optimizer.overlap_cpu_optimizer_d2h_h2d=true optimizer.optimizer_cpu_offload=true", "beside its step"),
     ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("mixed_precision.fp32=true", "training in fp32"),
     ("model.deallocate_pipeline_outputs=false", "outputs of stages that stay")])
 def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, override: str, told: str) -> None:
@@ -28,6 +27,12 @@ def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, 
     ("train.empty_unused_memory_level=2", "not modelled", "cached blocks"),
     ("optimizer.overlap_cpu_optimizer_d2h_h2d=true", "no effect", "on the device"),
     ("model.use_mamba_mem_eff_path=false", "not modelled", "which keep more"),
+    ("comm_overlap.overlap_p2p_comm=false", "no effect", "there is one stage"),
+    ("model.moe_hybridep_pad_uneven_dispatch_inputs=true", "not modelled", "padded"),
+    ("model.moe_dispatch_fwd_dtype=mxfp8", "not modelled", "in 8 bits"),
+    ("model.bias_dropout_fusion=false", "not modelled", "pointwise operators"),
+    ("model.bias_dropout_fusion=true", "no effect", "the default"),
+    ("dist.high_priority_stream_groups=[ep]", "not modelled", "go before others"),
     ("env_vars.ODD=1", "not modelled", "this reader does not know"),
     ("env_vars.NCCL_ALGO=Ring", "not modelled", "repeat bit by bit"),
     ("model.calculate_per_token_loss=true", "no effect", "by what the loss is divided"),
@@ -38,3 +43,21 @@ def test_small_settings_and_variables_say_what_becomes_of_them(tmp_path: Path, o
     key = override.partition("=")[0]
     (left,) = (one for one in imported(tmp_path, f"{NANO} {override}").left if one.key.startswith(key))
     assert (left.kind, why in left.why) == (kind, True)
+
+
+@pytest.mark.parametrize(("override", "told"), [
+    ("comm_overlap.overlap_p2p_comm=false model.virtual_pipeline_model_parallel_size=2", "not modelled: sends"),
+    ("comm_overlap.overlap_p2p_comm=true model.virtual_pipeline_model_parallel_size=2",
+            "no effect: as it is simulated"),
+    ("comm_overlap.overlap_p2p_comm=false model.virtual_pipeline_model_parallel_size=null", "no effect: no rank has")])
+def test_how_stages_send_matters_where_they_are_interleaved(tmp_path: Path, override: str, told: str) -> None:
+    """Megatron-LM d98e8a64 core/pipeline_parallel/schedules.py:1576."""
+    found = imported(tmp_path, f"llama3_8b_pretrain_config model.pipeline_model_parallel_size=2 {override}")
+    (left,) = (one for one in found.left if one.key == "comm_overlap.overlap_p2p_comm")
+    assert f"{left.kind}: {left.why}".startswith(told)
+
+
+def test_copies_beside_an_update_on_the_host_are_not_modelled(tmp_path: Path) -> None:
+    found = imported(tmp_path, "qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config optimizer.optimizer_cpu_offload=true "
+                               "optimizer.overlap_cpu_optimizer_d2h_h2d=true")
+    assert [one.kind for one in found.left if one.key.endswith("d2h_h2d")] == ["not modelled"]

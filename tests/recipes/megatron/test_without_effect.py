@@ -68,3 +68,26 @@ def test_variables_of_attention_are_held_against_the_recipes_backend(tmp_path: P
 def test_counts_of_nothing_and_layers_that_no_scenario_has_are_told(tmp_path: Path, changes: dict[str, Any],
                                                                     told: str) -> None:
     assert told in messages(of(tmp_path, 8, **changes))
+
+
+_STAGED = {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 1}
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({**_STAGED, "no_overlap_p2p_communication": True}, "not modelled: sends between stages"),
+    ({"no_overlap_p2p_communication": True}, "no effect: no rank has several stages"),
+    ({"disable_mamba_mem_eff_path": True}, "not modelled: Mamba's convolution"),
+    ({"no_bias_dropout_fusion": True}, "not modelled: pointwise"),
+    ({"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True, "overlap_cpu_optimizer_d2h_h2d": True},
+     "not modelled: copies"),
+    ({"muon_num_ns_steps": 10}, "no effect: the optimizer is not Muon"), ({"openai_gelu": True}, "no effect: nothing"),
+    ({"optimizer": "dist_muon", "muon_num_ns_steps": 10}, "not modelled: products of Muon"),
+    ({"optimizer": "dist_muon", "muon_num_ns_steps": 5}, "no effect: as it"),
+    ({"high_priority_a2a_comm_stream": True}, "not modelled: exchanges go before"),
+    ({"spec": "some.file a_spec"}, "not modelled: layers by code"),
+    ({"spec": "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"},
+     "no effect: as it is simulated")])
+def test_a_reason_admits_an_effect_where_there_is_one(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    found = of(tmp_path, 8, **changes)
+    (left,) = (one for one in found.left if one.key.endswith(f"--{[*changes][-1].replace('_', '-')}"))
+    assert f"{left.kind}: {left.why}".startswith(told)

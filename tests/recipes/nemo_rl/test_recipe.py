@@ -341,6 +341,17 @@ def test_the_allocator_of_the_workers_is_taken_over(tmp_path: Path, said: str, g
     assert left["NCCL_ALGO"] == "not modelled"
 
 
+@pytest.mark.parametrize(("name", "told"), [
+    ("VLLM_USE_FLASHINFER_MOE_FP16", "not modelled: kernels of the engine"),
+    ("VLLM_ALLREDUCE_USE_SYMM_MEM", "not modelled: ways and buffers of the engine's sums"),
+    ("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "no effect: how the engine's ranks are started"),
+    ("ODD", "not modelled: a variable that this reader does not know")])
+def test_a_variable_of_the_engine_has_a_reason_of_its_own(tmp_path: Path, name: str, told: str) -> None:
+    found = imported(tmp_path, GRPO, f"policy: {{generation: {{vllm_cfg: {{env_vars: {{{name}: '0'}}}}}}}}\n")
+    (left,) = (one for one in found.left if one.key.endswith(name))
+    assert f"{left.kind}: {left.why}".startswith(told)
+
+
 @pytest.mark.parametrize(("said", "kind"), [("true", "not modelled"), ("false", "no effect")])
 def test_a_switch_is_told_as_not_modelled_only_where_it_is_on(tmp_path: Path, said: str, kind: str) -> None:
     text = f"policy: {{generation: {{vllm_cfg: {{use_deep_gemm: {said}}}}}}}\n"
@@ -516,3 +527,14 @@ policy:
                 overlap_cpu_optimizer_d2h_h2d: {value}}}
 """)
     assert [one.kind for one in found.left if "d2h" in one.key] == [kind]
+
+
+@pytest.mark.parametrize(("said", "skips", "told"), [
+    ("true", True, []), ("false", None, ["the pass of log-probabilities runs: the default"]),
+    ("true}\ngrpo: {seq_logprob_error_threshold: 2.0", None,
+     ["the pass of log-probabilities runs: grpo.seq_logprob_error_threshold asks for it"])])
+def test_a_ratio_that_is_1_leaves_out_a_pass(tmp_path: Path, said: str, skips: bool | None, told: list[str]) -> None:
+    """NeMo RL 7ea279ab algorithms/grpo.py:2490."""
+    found = imported(tmp_path, GRPO, f"loss_fn: {{force_on_policy_ratio: {said}}}\n")
+    assert found.document().data["rl"].get("on_policy_ratio") is skips
+    assert [one.why for one in found.left if one.key == "loss_fn.force_on_policy_ratio"] == told
