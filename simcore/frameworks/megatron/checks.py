@@ -83,8 +83,8 @@ def _check_exchanged_heads(job: Job, block: Attention | LatentAttention) -> None
     fewest = block.num_kv_heads if isinstance(block, Attention) else block.num_heads
     for heads in (block.num_heads, fewest):
         if (own := max(heads // job.mesh.tp, 1)) % job.mesh.cp:
-            raise job.illegal("mesh.cp", f"cp_comm_type='a2a' requires num_heads % cp_size == 0 for Q, K, V: {own} heads "
-                              f"a tp rank, cp {job.mesh.cp}", f"{_TE}/context_parallel.py:4243")
+            raise job.illegal("mesh.cp", "cp_comm_type='a2a' requires num_heads % cp_size == 0 for Q, K, V: "
+                              f"{own} heads a tp rank, cp {job.mesh.cp}", f"{_TE}/context_parallel.py:4243")
 
 
 def _check_sinks(job: Job, options: dict[str, object], exchange: str) -> None:
@@ -97,8 +97,9 @@ def _check_sinks(job: Job, options: dict[str, object], exchange: str) -> None:
         raise job.illegal("framework_options.attention_backend", "attention sinks by flash-attn alone: No dot product "
                           "attention backend is available for the provided inputs", f"{_TE}/utils.py:1028")
     if options.get("fp8_dot_product_attention") and job.compute_capability < (10, 0):
-        raise job.illegal("framework_options.fp8_dot_product_attention", "attention sinks in 8 bits before Blackwell: No "
-                          "dot product attention backend is available for the provided inputs", f"{_TE}/utils.py:1031")
+        raise job.illegal("framework_options.fp8_dot_product_attention", "attention sinks in 8 bits before Blackwell: "
+                          "No dot product attention backend is available for the provided inputs",
+                          f"{_TE}/utils.py:1031")
 
 
 def check_registered(job: Job, options: dict[str, object]) -> None:

@@ -94,15 +94,11 @@ def test_losses_of_recipes_differ_by_family() -> None:
     assert defaults(model="llama-tiny")["training.loss"] == "megatron"
 
 
-@pytest.mark.parametrize("more", [{}, {"recompute": ["moe_act"]}, {"method": "lora"}])
+@pytest.mark.parametrize("more", [
+    {}, {"recompute": ["moe_act"]}, {"method": "lora"}, {"options": {"bias_activation_fusion": False}}])
 def test_experts_with_biases_run(more: dict[str, Any]) -> None:
     report = simulate(small.scenario("megatron", {"dp_shard": 2, "ep": 2}, model="gpt-oss-20b", **more))
     assert report.status == "ok", report.problems
-
-
-def test_experts_with_biases_need_the_fused_activation() -> None:
-    refused_with("error", "experts with biases without the fused activation", model="gpt-oss-20b",
-             options={"bias_activation_fusion": False})
 
 
 @pytest.mark.parametrize("mesh", [{"dp_shard": 2, "tp": 2}, {"dp_shard": 2}, {"cp": 2}])

@@ -98,12 +98,12 @@ def test_sinks_are_kept_in_fp32_for_the_heads_of_a_rank(cp: int, kept: int) -> N
     assert with_sinks - kept_in(plain, run_of(plain, top_k=4, options=options)) == kept
 
 
-@pytest.mark.parametrize("by_tensor", [False, True])
-def test_ranks_that_swap_heads_gather_the_gradients_of_their_sinks(by_tensor: bool) -> None:  # noqa: FBT001 - a case
-    narrow = {"fp8_recipe": "tensorwise", "fp8_dot_product_attention": True} if by_tensor else {}
-    kind = replace(OSS, fp8=by_tensor)
+@pytest.mark.parametrize("options", [MegatronOptions(cp_comm_type="a2a"), MegatronOptions(
+    cp_comm_type="a2a", fp8_recipe="tensorwise", fp8_dot_product_attention=True)])
+def test_ranks_that_swap_heads_gather_the_gradients_of_their_sinks(options: MegatronOptions) -> None:
+    kind = replace(OSS, fp8=options.fp8_dot_product_attention)
     comms: dict[tuple[str, str, str], int] = {}
-    tape = record(kind, run_of(kind, top_k=4, cp=4, options=MegatronOptions(cp_comm_type="a2a", **narrow)), {}, comms)
+    tape = record(kind, run_of(kind, top_k=4, cp=4, options=options), {}, comms)
     check_closed(kind, run_of(kind, top_k=4, cp=4), tape)
     rows = [r for r in tape.backward.rows if r[0] == Op.COLLECTIVE and r[2] == comms["all_gather", "cp", "fp32"]]
     assert [r[3] for r in rows] == [4 * 64]
