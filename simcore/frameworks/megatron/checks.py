@@ -10,11 +10,12 @@ from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
-__all__ = ["check", "check_overlap", "check_registered"]
+__all__ = ["check", "check_attention", "check_overlap", "check_registered"]
 
 
 CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer", "activations"), virtual_stages=True, fixed={
     "training.precision.experts": "auto", "training.lora.dtype": "bf16"})
+_TE: Final = "TransformerEngine 2.18 attention/dot_product_attention"
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
@@ -61,6 +62,44 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
         raise job.not_yet(key, "tp_comm_overlap of other layers than attention, Mamba and dense MLPs")
     if job.scenario.training.method != "full" and any(isinstance(block, Mamba2) for block in mixers):
         raise job.not_yet(key, "tp_comm_overlap of Mamba layers with adapters")
+
+
+def check_attention(job: Job, options: dict[str, object]) -> None:
+    """Raises IllegalLayout where TransformerEngine has no kernel for the model's attention, or cannot share its heads.
+
+    TransformerEngine 2.18 `pytorch/attention/dot_product_attention/utils.py`, get_attention_backend, and
+    `context_parallel.py`.
+    """
+    cp, exchange = job.mesh.cp, str(options.get("cp_comm_type", "p2p"))
+    blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
+    for block in blocks:
+        if isinstance(block, Attention | LatentAttention) and cp > 1 and exchange == "a2a":
+            _check_exchanged_heads(job, block)
+    if any(isinstance(block, Attention) and block.sinks for block in blocks):
+        _check_sinks(job, options, "" if cp == 1 or exchange == "a2a" else exchange)
+
+
+def _check_exchanged_heads(job: Job, block: Attention | LatentAttention) -> None:
+    fewest = block.num_kv_heads if isinstance(block, Attention) else block.num_heads
+    for heads in (block.num_heads, fewest):
+        if (own := max(heads // job.mesh.tp, 1)) % job.mesh.cp:
+            raise job.illegal("mesh.cp", "cp_comm_type='a2a' requires num_heads % cp_size == 0 for Q, K, V: "
+                              f"{own} heads a tp rank, cp {job.mesh.cp}", f"{_TE}/context_parallel.py:4243")
+
+
+def _check_sinks(job: Job, options: dict[str, object], exchange: str) -> None:
+    """`exchange`: how ranks share a sequence, "" for not at all or by their heads."""
+    if exchange:
+        raise job.illegal("framework_options.cp_comm_type", f"attention sinks under context parallelism by {exchange}: "
+                          "Context parallelism only supports softmax_type='learnable' with cp_comm_type = 'a2a'",
+                          f"{_TE}/context_parallel.py:5067")
+    if options.get("attention_backend") == "flash":
+        raise job.illegal("framework_options.attention_backend", "attention sinks by flash-attn alone: No dot product "
+                          "attention backend is available for the provided inputs", f"{_TE}/utils.py:1028")
+    if options.get("fp8_dot_product_attention") and job.compute_capability < (10, 0):
+        raise job.illegal("framework_options.fp8_dot_product_attention", "attention sinks in 8 bits before Blackwell: "
+                          "No dot product attention backend is available for the provided inputs",
+                          f"{_TE}/utils.py:1031")
 
 
 def check_registered(job: Job, options: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ from simcore.frameworks.common.checkpoint_files import megatron_files
 from simcore.frameworks.common.hot_ranks import fullest_load, hot_ranks_assumption
 from simcore.frameworks.common.te_offload import activation_offload
 from simcore.frameworks.common.te_offload import assumptions as offload_assumptions
-from simcore.frameworks.megatron.checks import check, check_overlap, check_registered
+from simcore.frameworks.megatron.checks import check, check_attention, check_overlap, check_registered
 from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, narrow_layers, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
@@ -82,6 +82,7 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
     check_groups(job, made_stages)
     check(job, sequence_parallel=sequence_parallel)
     check_overlap(job, options, sequence_parallel=sequence_parallel)
+    check_attention(job, options)
     check_shared_overlap(job, options)
     training, made, fp8 = job.scenario.training, formats(job, options, sends_apart=sends_apart), fp8_of(job, options)
     check_user_buffers(job, options, fp8)

@@ -17,6 +17,7 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.offload import offloaded
+from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.operators.shared.quantizer import Producer
 from simcore.recording.kernel_shape import shape_of_heads
@@ -29,7 +30,7 @@ def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     """Output of self-attention for the residual stream `x` [local tokens, hidden], in x's shape.
 
     The norm before it is included; the caller adds the residual. Local: after sequence parallelism. Raises NotYet for
-    attention sinks in unfused attention or under context parallelism.
+    attention sinks in unfused attention.
     """
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     query, key, value, gate = _split(c, block, mixed)
@@ -50,14 +51,14 @@ def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tenso
 
     Within a window a token sees no more than so many before it.
     """
-    if c.run.cp > 1 or c.has_unfused_attention or attends_by_tensor(c):
-        raise NotYet(Problem("framework_options.attention_backend", "not yet: attention sinks in unfused attention, "
-                             "under context parallelism, or in 8 bits"))
+    if c.has_unfused_attention:
+        raise NotYet(Problem("framework_options.attention_backend", "not yet: attention sinks in unfused attention"))
     pairs = min(c.run.pairs, 2 * c.run.tokens * block.window) if block.window else c.run.pairs
     sinks = c.param("self_attention.core_attention.softmax_offset")
 
     def run() -> Tensor:
-        return _core(c, block.num_heads, parts, block.q_size // c.run.tp, plain=False, pairs=pairs, sinks=sinks)
+        made = core_8_bits if attends_by_tensor(c) else _core
+        return made(c, block.num_heads, parts, block.q_size // c.run.tp, plain=False, pairs=pairs, sinks=sinks)
 
     return c.region(run) if c.recomputes("core_attn") else run()
 
@@ -207,7 +208,10 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
 
 def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, plain: bool,
           pairs: int = 0, sinks: Param | None = None) -> Tensor:
-    """Keeps q, k, v, the output and the softmax statistics (fp32, one a head). `pairs`: that are seen, 0 for all."""
+    """Keeps q, k, v, the output and the softmax statistics (fp32, one a head), of sinks their numbers in fp32.
+
+    `pairs`: that are seen, 0 for all.
+    """
     q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
     sizes = q.shape[1] // heads, columns // heads
@@ -232,17 +236,18 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         tape.compute(kernel, flops * 5 // 2, 2 * sum(t.nbytes for t in saved), shape_of_heads(*sizes, backward=True))
         send_parts(c, moved, backward=True)
         del work
-        return [*grads, c.small_grad(sinks) if sinks else None]
+        return [*grads, grad_of_sinks(c, sinks) if sinks else None]
 
     named = ((q, "query"), (k, "key"), (v, "value"))
     made = [t if plain else _whole(c, t, n) for t, n in named]
+    own = () if sinks is None else (own_sinks(c, sinks),)
     out = c.new(rows, columns, "attention_out")
     stats = c.new(rows, heads, "softmax_stats", "fp32")
     send_parts(c, moved)
     kernel = _in_8_bits(c, rows, [s[1] for s in shapes])
     c.tape.compute(kernel, flops, 2 * q.nbytes + k.nbytes + v.nbytes, shape_of_heads(*sizes))
     send_output(c, out.nbytes)
-    c.node(out, (q, k, v, sinks), (*made, out, stats), back)
+    c.node(out, (q, k, v, sinks), (*made, out, stats, *own), back)
     return _handed_on(c, out) if (flash and c.run.batch > 1) or c.swaps_heads else out
 
 

@@ -18,9 +18,10 @@ from dataclasses import replace
 from simcore.operators.megatron.exchange_heads import send_output, send_parts
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.fp8 import quantized
+from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
 from simcore.operators.shared.quantizer import Quantized
 from simcore.recording.kernel_shape import shape_of_heads
-from simcore.recording.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["attends_by_tensor", "core_8_bits"]
 
@@ -31,16 +32,17 @@ def attends_by_tensor(c: Context) -> bool:
 
 
 def core_8_bits(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *,
-                plain: bool) -> Tensor:
+                plain: bool, pairs: int = 0, sinks: Param | None = None) -> Tensor:
     """Output [tokens, `columns`] of causal attention, in 16 bits, for `parts`: query, key and value, each [tokens, n].
 
-    It keeps [Note: attention in 8 bits]'s operands, its output and the softmax's statistics (fp32, one a head).
-    `num_heads`: heads of all tp ranks; `plain`: the parts are parts of one tensor that need not be put together.
+    It keeps [Note: attention in 8 bits]'s operands, its output, the softmax's statistics (fp32, one a head), and the
+    numbers of `sinks`. `num_heads`: heads of all tp ranks; `plain`: the parts are parts of one tensor that need not be
+    put together; `pairs`: of positions that are seen, 0 for all.
     """
     own = _own(c)
     rows, heads = parts[0].shape[0], num_heads // c.run.tp
     widths = [part.shape[1] for part in parts]
-    sizes, flops = (widths[0] // heads, columns // heads), c.run.pairs * (widths[0] + columns)
+    sizes, flops = (widths[0] // heads, columns // heads), (pairs or c.run.pairs) * (widths[0] + columns)
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         given = quantized(own, rows, columns, "grad_attention_out", backward=False)
@@ -53,10 +55,12 @@ def core_8_bits(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor]
         send_parts(c, [made.nbytes // sum(widths) * width for width in widths], backward=True)
         whole = _widened(c, made, "grad_qkv_whole")
         del made
-        return [Tensor(whole.storage, (rows, width), c.dtype) for width in widths]
+        grads: list[Tensor | None] = [Tensor(whole.storage, (rows, width), c.dtype) for width in widths]
+        return [*grads, *(() if sinks is None else (grad_of_sinks(c, sinks),))]
 
     made = _together(c, own, rows, sum(widths), plain=plain)
     send_parts(c, [rows * width for width in widths])
+    numbers = () if sinks is None else (own_sinks(c, sinks),)
     stats = c.new(rows, heads, "softmax_stats", "fp32")
     first = c.new(rows, columns, "attention_out_fp8" if _is_delayed(c) else "attention_out", _written(c))
     c.tape.compute(Kernel.FP8_ATTENTION, flops, rows * sum(widths) + first.nbytes, shape_of_heads(*sizes))
@@ -64,7 +68,7 @@ def core_8_bits(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor]
     out = _widened(c, first, "attention_out")
     if c.swaps_heads and not _is_delayed(c):
         out = c.new(rows, columns, "attention_handed_on")
-    c.node(out, parts, (*made.kept, first, stats), back)
+    c.node(out, (*parts, *(() if sinks is None else (sinks,))), (*made.kept, first, stats, *numbers), back)
     return out
 
 

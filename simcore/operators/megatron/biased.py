@@ -8,10 +8,11 @@ GEMM adds its bias itself, the second's is added by torch, expert by expert, tim
 from __future__ import annotations
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import halves
 from simcore.recording.tape import Kernel, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["clamped", "with_scaled_bias", "with_second_bias"]
+__all__ = ["clamped", "clamped_halves", "with_scaled_bias", "with_second_bias"]
 
 
 def clamped(c: Context, x: Tensor) -> Tensor:
@@ -21,23 +22,21 @@ def clamped(c: Context, x: Tensor) -> Tensor:
     """
     rows, wide = x.shape
 
-    def concatenated(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, wide, "grad_experts_halves")
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
     def narrowed(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         assert grads[0] is not None
         return [Tensor(grads[0].storage, (rows, wide // 2), c.dtype) for _ in range(2)]
 
-    halves = [Tensor(x.storage, (rows, wide // 2), x.dtype) for _ in range(2)]
-    c.node(halves[0], (x,), (), concatenated)
-    halves[1].node, halves[1].output = halves[0].node, 1
-    cut = [_clamp(c, half) for half in halves]
+    cut = clamped_halves(c, x)
     out = c.new(rows, wide, "experts.clamped")
     c.elementwise(out, 2, Kernel.COPY)
     c.node(out, cut, (), narrowed)
     return out
+
+
+def clamped_halves(c: Context, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Gate and up of `x` [rows, 2 n], each clamped in a new tensor [rows, n]; for backward it saves `x`."""
+    gate, up = halves(c, x, "grad_experts_halves")
+    return _clamp(c, gate), _clamp(c, up)
 
 
 def _clamp(c: Context, x: Tensor) -> Tensor:

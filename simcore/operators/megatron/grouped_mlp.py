@@ -5,11 +5,10 @@ megatron-core 0.16.1 `transformer/moe/experts.py`, `fusions/fused_weighted_squar
 
 from __future__ import annotations
 
-from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
-from simcore.operators.megatron.biased import clamped, with_scaled_bias, with_second_bias
+from simcore.operators.megatron.biased import clamped, clamped_halves, with_scaled_bias, with_second_bias
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.operators.megatron.ops.elementwise import act, swiglu
+from simcore.operators.megatron.ops.elementwise import act, glu, swiglu
 from simcore.operators.megatron.ops.grouped_linear import grouped
 from simcore.operators.megatron.ops.offload import offloaded
 from simcore.operators.megatron.ops.parts import biased
@@ -105,19 +104,18 @@ def expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) 
 
 
 def _biased_second(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
-    """GPT-OSS: a clamp before the fused activation, and a bias after the second GEMM.
+    """GPT-OSS: a clamp before the activation, and a bias after the second GEMM.
 
-    Each activation, made again or not, puts a number on the device (`fused_bias_geglu.py`, weighted_bias_quick_geglu_
-    impl: torch.tensor), and the host waits for the stream until it is there (torch 2.13 `native/cuda/Copy.cu`,
-    memcpy_and_sync).
+    Each fused activation, made again or not, puts a number on the device (`fused_bias_geglu.py`,
+    weighted_bias_quick_geglu_impl: torch.tensor), and the host waits for the stream until it is there (torch 2.13
+    `native/cuda/Copy.cu`, memcpy_and_sync).
     """
-    if not c.fuses_activation:
-        raise NotYet(Problem("framework_options.bias_activation_fusion", "not yet: experts with biases without the "
-                             "fused activation"))
     path = "mlp.experts.linear_fc2"
     x = biased(c, "mlp.experts.linear_fc1", x)
 
     def run() -> tuple[Tensor, ...]:
+        if not c.fuses_activation:
+            return (_unfused(c, block, x, probs),)
         cut = clamped(c, x)
         c.tape.stop()
         return _weighted(c, block, cut, probs, discard=False)[:1]
@@ -151,7 +149,10 @@ def _unfused(c: Context, block: Moe, x: Tensor, probs: Tensor) -> Tensor:
     No kernel fuses GELU with probabilities. Experts one after the other (SequentialMLP) keep the same in parts.
     """
     name = "experts.activation"
-    inner = swiglu(c, x, name) if block.gated else act(c, x, name, gated=False)
+    if block.bias:  # GPT-OSS, whose gate is a quick GELU
+        inner = glu(c, clamped_halves(c, x), name)
+    else:
+        inner = swiglu(c, x, name) if block.gated else act(c, x, name, gated=False)
     rows, columns, wide = *inner.shape, "fp32" if "fp32" in (inner.dtype, probs.dtype) else inner.dtype
     probs_dtype = probs.dtype
 

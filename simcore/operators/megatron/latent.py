@@ -27,8 +27,7 @@ _AT = "self_attention"
 def latent_attention(c: Context, block: LatentAttention, x: Tensor) -> Tensor:
     """Output of latent self-attention for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual. Local: after sequence parallelism. Raises NotYet for
-    an adapter of a projection down.
+    The norm before it is included; the caller adds the residual. Local: after sequence parallelism.
     """
     discarded = None
     if c.recomputes("layernorm") and not c.inside:

@@ -1,4 +1,4 @@
-"""Layouts that Megatron-Core refuses for gated delta nets, and those of main that are not modelled."""
+"""Layouts that Megatron-Core and TransformerEngine refuse for a layer's mixer, and those that are not modelled."""
 
 from __future__ import annotations
 
@@ -43,3 +43,20 @@ def test_what_main_has_besides_is_not_modelled_yet(mesh: dict[str, int], given: 
 def test_a_module_of_multi_token_prediction_repeats_no_delta_net(version: dict[str, Any]) -> None:
     refused_with("illegal", "Multi-Token Prediction (MTP) is not yet supported",
                  model=qwen(FULL, LINEAR, mtp_num_layers=1), **version)
+
+
+OSS = small_model("gpt-oss-20b", head_dim=32, num_local_experts=8, num_experts_per_tok=2)
+A2A = {"cp_comm_type": "a2a"}
+
+
+@pytest.mark.parametrize(("mesh", "given", "told"), [
+    ({"cp": 2}, {}, "attention sinks under context parallelism by p2p"),
+    ({"cp": 2}, {"options": {"cp_comm_type": "all_gather"}}, "attention sinks under context parallelism by all_gather"),
+    ({"cp": 8}, {"options": A2A}, "4 heads a tp rank, cp 8"),
+    ({"cp": 2}, {"options": A2A | {"attention_backend": "flash"}}, "attention sinks by flash-attn alone"),
+    ({"dp_shard": 2}, {"options": {"fp8_dot_product_attention": True}, "precision": {"compute": "fp8"}},
+     "attention sinks in 8 bits before Blackwell"),
+])
+def test_transformer_engine_has_no_kernel_for_these_sinks(mesh: dict[str, int], given: dict[str, Any],
+                                                          told: str) -> None:
+    refused_with("illegal", told, mesh, model=OSS, **given)

@@ -78,14 +78,16 @@ def test_latent_attention_runs_in_every_direction(model: dict[str, Any], mesh: d
 
 def test_what_is_refused_of_latent_attention() -> None:
     refused_with("illegal", "8 attention heads must be divisible by tp 16", {"tp": 16}, model=V2)
-    refused_with("error", "not yet: an adapter of linear_kv_down_proj", model=V2, method="lora",
-             lora={"target_modules": ["linear_kv_down_proj"]})
+    refused_with("error", "not yet: DoRA of linear_kv_down_proj over tp", {"tp": 2}, model=V2, method="lora",
+                 lora={"target_modules": ["linear_kv_down_proj"], "use_dora": True})
 
 
-def test_an_adapter_of_a_projection_to_the_experts_width_is_refused() -> None:
-    """They lie whole on every tp rank; their adapters were at rest and never in a pass."""
-    refused_with("error", "not yet: an adapter of fc1_latent_proj", model="nemotron-3-ultra-550b-a55b", method="lora",
-                 lora={"target_modules": ["fc1_latent_proj"]})
+@pytest.mark.parametrize("model", [
+    (V2, "linear_kv_down_proj"), ("nemotron-3-ultra-550b-a55b", "fc1_latent_proj")], ids=["attention", "experts"])
+def test_linears_that_lie_whole_on_every_rank_have_adapters(model: tuple[Any, str]) -> None:
+    report = simulate(small.scenario("megatron", {"dp_shard": 2}, model=model[0], method="lora",
+                                     lora={"target_modules": [model[1]]}), timed=False)
+    assert report.status == "ok", report.problems
 
 
 def test_losses_of_recipes_differ_by_family() -> None:
@@ -94,15 +96,11 @@ def test_losses_of_recipes_differ_by_family() -> None:
     assert defaults(model="llama-tiny")["training.loss"] == "megatron"
 
 
-@pytest.mark.parametrize("more", [{}, {"recompute": ["moe_act"]}, {"method": "lora"}])
+@pytest.mark.parametrize("more", [
+    {}, {"recompute": ["moe_act"]}, {"method": "lora"}, {"options": {"bias_activation_fusion": False}}])
 def test_experts_with_biases_run(more: dict[str, Any]) -> None:
     report = simulate(small.scenario("megatron", {"dp_shard": 2, "ep": 2}, model="gpt-oss-20b", **more))
     assert report.status == "ok", report.problems
-
-
-def test_experts_with_biases_need_the_fused_activation() -> None:
-    refused_with("error", "experts with biases without the fused activation", model="gpt-oss-20b",
-             options={"bias_activation_fusion": False})
 
 
 @pytest.mark.parametrize("mesh", [{"dp_shard": 2, "tp": 2}, {"dp_shard": 2}, {"cp": 2}])

@@ -22,6 +22,7 @@ from operators.megatron.kinds import (
     QWEN2,
     V3,
     T,
+    check_closed,
     kept_in,
     live_bytes,
     moved_by,
@@ -82,9 +83,32 @@ def test_a_window_costs_fewer_products() -> None:
 
 
 def test_sinks_need_a_kernel_that_has_them() -> None:
-    for options in ({"cp": 2}, {"options": MegatronOptions(attention_backend="unfused")}):
-        with pytest.raises(NotYet, match="attention sinks in unfused attention"):
-            record(OSS, run_of(OSS, top_k=4, **options), {}, {})
+    with pytest.raises(NotYet, match="attention sinks in unfused attention"):
+        record(OSS, run_of(OSS, top_k=4, options=MegatronOptions(attention_backend="unfused")), {}, {})
+
+
+@pytest.mark.parametrize(("cp", "kept"), [(1, 4 * 64), (4, 4 * 64 // 4 + 2 * 64 * 64 * T)])
+def test_sinks_are_kept_in_fp32_for_the_heads_of_a_rank(cp: int, kept: int) -> None:
+    """TE 2.18 `dot_product_attention.py:1697`, `context_parallel.py:4356`; over cp the output of 64 heads is copied."""
+    attention, experts = OSS.branches
+    assert isinstance(attention.block, Attention)
+    plain = replace(OSS, branches=(replace(attention, block=replace(attention.block, sinks=False)), experts))
+    options = MegatronOptions(cp_comm_type="a2a")
+    with_sinks = kept_in(OSS, run_of(OSS, top_k=4, cp=cp, options=options))
+    assert with_sinks - kept_in(plain, run_of(plain, top_k=4, options=options)) == kept
+
+
+@pytest.mark.parametrize("options", [MegatronOptions(cp_comm_type="a2a"), MegatronOptions(
+    cp_comm_type="a2a", fp8_recipe="tensorwise", fp8_dot_product_attention=True)])
+def test_ranks_that_swap_heads_gather_the_gradients_of_their_sinks(options: MegatronOptions) -> None:
+    kind = replace(OSS, fp8=options.fp8_dot_product_attention)
+    comms: dict[tuple[str, str, str], int] = {}
+    tape = record(kind, run_of(kind, top_k=4, cp=4, options=options), {}, comms)
+    check_closed(kind, run_of(kind, top_k=4, cp=4), tape)
+    rows = [r for r in tape.backward.rows if r[0] == Op.COLLECTIVE and r[2] == comms["all_gather", "cp", "fp32"]]
+    assert [r[3] for r in rows] == [4 * 64]
+    assert sum(r[3] for r in tape.forward.rows if r[0] == Op.COMPUTE and r[2] in (
+        Kernel.ATTENTION, Kernel.FP8_ATTENTION)) == 2 * T * 128 * 2 * 64 * 64
 
 
 @pytest.mark.parametrize(("cp", "kind", "copies"), [(2, "a2a", 1), (2, "a2a+p2p", 1), (1, "a2a", 0), (2, "p2p", 0)])

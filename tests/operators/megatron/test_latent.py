@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from operators.megatron.kinds import PLAIN, V2, V3, T, kept_in, latent_kept, moved_by, run_of
 from simcore.models.blocks import Branch, LatentAttention, LayerKind, Mlp
 from simcore.operators.megatron.implementation import record, tensors
 from simcore.operators.megatron.ops.options import MegatronOptions
-from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param
 
 
 def test_latent_attention_keeps_the_closed_form() -> None:
@@ -91,3 +95,31 @@ def test_latent_attention_counts_both_head_sizes() -> None:
     """Scores over 192, values over 128, half of the square: s^2 (192 + 128) a head."""
     rows = record(V3, run_of(V3), {}, {}).forward.rows
     assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ATTENTION) == T * T * 128 * (192 + 128)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_an_adapter_of_a_projection_down_is_cut_over_tp_and_gathers_its_output(*, sequence: bool) -> None:
+    """As two of core 0.16.1's linears with gather_output did on two processes: rank 8, 2048 columns, 576 of them made.
+
+    Both keep their input; without sequence parallelism the gradient of the adapter's input is summed too.
+    """
+    at = "self_attention.linear_kv_down_proj.adapter"
+    plain = run_of(V2, frozen=True, tp=2, sequence_parallel=sequence)
+    more = {f"{at}.linear_{end}.weight": shape for end, shape in (("in", (4, 2048)), ("out", (288, 8)))}
+    run = replace(plain, params={**plain.params, **{
+        name: Param(name, shape, "bf16", True, "", grad_exists=True) for name, shape in more.items()}})
+    rows = T // 2 if sequence else T
+    sent = [_sent_in_bf16(part) for part in (run, plain)]
+    assert sent[0][0] - sent[1][0] == Counter({("all_gather", 2 * 8 * rows): 1, ("all_gather", 2 * 576 * rows): 1})
+    assert sent[0][1] - sent[1][1] == Counter({("all_reduce", 2 * 8 * rows): 1, **(
+        {} if sequence else {("all_reduce", 2 * 2048 * rows): 1})})
+    assert kept_in(V2, run) - kept_in(V2, plain) == 2 * (2048 + 8) * rows
+
+
+def _sent_in_bf16(run: LayerWorkload) -> list[Counter[tuple[str, int]]]:
+    """Collectives over tp in forward and in backward, with their bytes."""
+    comms: dict[tuple[str, str, str], int] = {}
+    tape = record(V2, run, {}, comms)
+    names = {row: name for (name, axis, dtype), row in comms.items() if (axis, dtype) == ("tp", "bf16")}
+    return [Counter((names[r[2]], r[3]) for r in part.rows if r[0] == Op.COLLECTIVE and r[2] in names)
+            for part in (tape.forward, tape.backward)]

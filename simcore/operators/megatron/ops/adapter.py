@@ -60,12 +60,13 @@ def _widen(c: Context, x: Tensor, name: str, axis: str, size: int) -> Tensor:
 
 
 def adapted(c: Context, path: str, x: Tensor, pair: tuple[Param, Param], *, row_parallel: bool = False,
-            axis: str = "tp", size: int = 0) -> Tensor:
+            gathers: bool = False, axis: str = "tp", size: int = 0) -> Tensor:
     """Output of the LoRA adapter of a linear for `x`, in the shape of the linear's output.
 
     `ParallelLinearAdapter`: linear_in, linear_out, times a number. `path`: name of the adapted linear; `pair`: its
-    matrices (in, out). `row_parallel`: that linear is row parallel; `axis`, `size`: mesh axis that splits it and its
-    ranks (0: those of tp). For backward it saves x and the low-rank rows.
+    matrices (in, out). `row_parallel`: that linear is row parallel; `gathers`: it is cut nowhere, and all of its output
+    is needed; `axis`, `size`: mesh axis that splits the adapter and its ranks (0: those of tp). For backward it saves x
+    and the low-rank rows.
     """
     size = size or c.run.tp
     split = axis if size > 1 else ""
@@ -76,7 +77,7 @@ def adapted(c: Context, path: str, x: Tensor, pair: tuple[Param, Param], *, row_
         low = _widen(c, low, f"{path}.low_rank", axis, size)
     out = mm(c, low, pair[1], f"{path}.linear_out", split)
     del low
-    if split and row_parallel:
+    if split and (row_parallel or gathers):
         out = _widen(c, out, f"{path}.gathered", axis, size)
     if row_parallel and axis == "tp" and c.local != c.tokens:
         out = _scatter(c, out, f"{path}.scattered")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["act", "add", "add_dropped", "dropped", "identity", "swiglu"]
+__all__ = ["act", "add", "add_dropped", "dropped", "glu", "halves", "identity", "swiglu"]
 
 
 def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
@@ -110,15 +110,34 @@ def _cast(c: Context, x: Tensor, name: str, dtype: str = "") -> Tensor:
 def swiglu(c: Context, x: Tensor, name: str) -> Tensor:
     """`silu(gate) * (up + glu_linear_offset)` of `x` [rows, 2 n], unfused: a new tensor [rows, n].
 
-    Without bias_activation_fusion (`mlp.py`, glu). For backward it saves x, whose half the SiLU reads, the SiLU, and
-    the sum, which is made even where the offset is 0.
+    Without bias_activation_fusion (`mlp.py`, glu). For backward it saves x, whose half the SiLU reads, and what
+    `glu` saves besides.
     """
+    return glu(c, halves(c, x, f"grad_{name}"), name)
+
+
+def halves(c: Context, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Views of the two halves of `x` [rows, 2 n], gate and up; `name`: of the storage of x's gradient."""
     rows, half = x.shape[0], x.shape[1] // 2
 
     def concatenated(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, 2 * half, f"grad_{name}")
+        grad = c.new(rows, 2 * half, name)
         c.elementwise(grad, 2, Kernel.COPY)
         return [grad]
+
+    gate, up = (Tensor(x.storage, (rows, half), x.dtype) for _ in range(2))
+    c.node(gate, (x,), (), concatenated)
+    up.node, up.output = gate.node, 1
+    return gate, up
+
+
+def glu(c: Context, parts: tuple[Tensor, Tensor], name: str) -> Tensor:
+    """`activation(gate) * (up + glu_linear_offset)` of the `parts` gate and up, each [rows, n]: a new tensor [rows, n].
+
+    For backward it saves the gate, its activation (SiLU, or the compiled quick GELU), and the sum, which is made even
+    where the offset is 0.
+    """
+    (gate, up), (rows, half) = parts, parts[0].shape
 
     def of_product(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         to_up = c.new(rows, half, f"grad_{name}.up")
@@ -126,17 +145,14 @@ def swiglu(c: Context, x: Tensor, name: str) -> Tensor:
         c.elementwise(to_up, 6)
         return [to_gate, to_up]
 
-    def of_silu(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+    def of_activation(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, half, f"grad_{name}.gate")
         c.elementwise(grad, 3)
         return [grad]
 
-    gate, up = (Tensor(x.storage, (rows, half), x.dtype) for _ in range(2))
-    c.node(gate, (x,), (), concatenated)
-    up.node, up.output = gate.node, 1
     activated = c.new(rows, half, f"{name}.silu")
     c.elementwise(activated, 2)
-    c.node(activated, (gate,), (gate,), of_silu)
+    c.node(activated, (gate,), (gate,), of_activation)
     shifted = c.new(rows, half, f"{name}.shifted")
     c.elementwise(shifted, 2)
     c.node(shifted, (up,), (), identity)

@@ -175,12 +175,17 @@ def _row(c: Context, path: str, x: Tensor) -> Tensor:
 def whole(c: Context, path: str, x: Tensor) -> Tensor:
     """Output [rows, n] of the TE Linear at `path`, whose whole weight is on every tp rank.
 
-    parallel_mode "duplicated", over this rank's tokens. Raises NotYet for one with an adapter.
+    parallel_mode "duplicated", over this rank's tokens. Its adapter, which is included, is cut over tp all the same,
+    and no sequence is gathered before it (Bridge 0.3.1 `peft/utils.py`, base_linear_is_parallel). Raises NotYet for
+    DoRA over tp.
     """
-    if c.pair(path):
-        raise NotYet(Problem("training.lora.target_modules", f"not yet: an adapter of {path.rpartition('.')[2]}"))
     c = c.of(path)
-    return (_whole if c.scaling is None else plain_fp8)(c, path, x)
+    out, pair = (_whole if c.scaling is None else plain_fp8)(c, path, x), c.pair(path)
+    if pair is None:
+        return out
+    if c.run.tp > 1 and f"{path}.adapter.weight_magnitude" in c.run.params:
+        raise NotYet(Problem("training.lora.use_dora", f"not yet: DoRA of {path.rpartition('.')[2]} over tp"))
+    return with_adapter(c, path, out, adapted(c, path, adapter_input(c, x), pair, gathers=True))
 
 
 def _whole(c: Context, path: str, x: Tensor) -> Tensor:
