@@ -93,7 +93,7 @@ def _narrowed(question: Question, name: str, axes: tuple[str, ...]) -> Question:
 def _skipped(asked: Search, found: FreeLimit, unit: int) -> list[int]:
     """Whole hosts between the fewest GPUs and those tried below, on which the batch of a step has no layout."""
     batch = asked.space.base.training.global_batch_size
-    if asked.space.gpus or not batch or not isinstance(found.value, int) or not isinstance(found.beyond, int):
+    if len(asked.space.gpus) > 1 or not batch or not isinstance(found.value, int) or not isinstance(found.beyond, int):
         return []
     return [n for n in range(unit * (found.beyond // unit + 1), found.value, unit) if batch % n]
 

@@ -94,7 +94,7 @@ export class Search {
     const tell = () => { this.progress.textContent = `${this.doing}, ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
     const clock = setInterval(tell, 1000);
     tell();
-    document.getElementById("search").scrollIntoView({ block: "start" });
+    this.stop.closest("p").scrollIntoView({ block: "start" }); /* what the answer is about stays above it */
     this.frontier.replaceChildren();
     this.over = "";
     this.sized = [];
