@@ -174,10 +174,14 @@ def _more_gpus(scenario: Scenario) -> Iterator[_Tried]:
     if limit.peak_bytes is None or limit.headroom_bytes is None or not isinstance(limit.value, int):
         return
     least = -(-limit.value // host) * host
-    whole = range(least, least + _HOSTS * host, host) if host < limit.value != least else ()
-    rounded = (_tried(scenario, Change("GPUs", 7, keys_of(scenario, "gpus", number), loss="gpus")) for number in whole)
-    yield next((one for one in rounded if one is not None and one.fits), None) or _Tried(
-        Change("GPUs", 7, limit.keys, loss="gpus"), "fits", limit.peak_bytes, limit.headroom_bytes)
+    if limit.value in (least, *range(host)):
+        yield _Tried(Change("GPUs", 7, limit.keys, loss="gpus"), "fits", limit.peak_bytes, limit.headroom_bytes)
+        return
+    batch = scenario.training.global_batch_size
+    whole = [keys_of(scenario, "gpus", number) for number in range(least, 2 * least + host, host)]
+    whole.sort(key=lambda keys: keys.get(_BATCH) != batch)
+    rounded = (_tried(scenario, Change("GPUs", 7, keys, loss="gpus")) for keys in whole[:_HOSTS])
+    yield from itertools.islice((one for one in rounded if one is not None and one.fits), 1)
 
 
 def _effort(change: Change) -> tuple[int, int, int]:

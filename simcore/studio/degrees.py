@@ -29,6 +29,8 @@ _GPUS: Final = tuple(2**power for power in range(15))
 _FAR: Final = 32
 """Largest factor between the numbers of GPUs that are tried and that of the job."""
 _STAGES: Final = "training.pipeline"
+_BATCH: Final = "global_batch_size"
+_MICRO: Final = "micro_batch_size"
 _MOST: Final = 16
 """Values of a degree that are tried."""
 
@@ -38,13 +40,15 @@ _Mesh = Mapping[str, int | None]
 def degrees(document: Document) -> dict[str, Any]:
     """Values of the number of GPUs and of each axis, as JSON has them: the mesh that each gives, and why it is refused.
 
-    `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one without other degrees than data
-    parallelism, of as many GPUs or nearly so; None if there is none. `drops`: keys that it leaves out. InputError for a
-    mesh that no job may have. One stage has `drops` too, where the keys of a pipeline stand in its way.
+    `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one: without degrees of
+    experts, else without others than data parallelism, of as many GPUs or nearly so; None if there is none. `drops`:
+    keys that it leaves out. InputError for a mesh that no job may have. One stage has `drops` too, where the keys of a
+    pipeline stand in its way; a number of GPUs that the batch of a step cannot have has `also`: the key and the next
+    batch that it can.
     """
     mesh = _mesh(document)
     gpus = prod(mesh[axis] or 1 for axis in DEGREES)
-    tried = {"gpus": [_tried(document, n, _with_gpus(mesh, n)) for n in _numbers(gpus)]}
+    tried = {"gpus": [_of_gpus(document, n, mesh) for n in _numbers(gpus)]}
     for axis in _STEPPED:
         tried[axis] = [_tried(document, n, _with_degree(mesh, axis, n, gpus)) for n in _values(axis, mesh, gpus)]
     if tried["pp"][0]["why"]:
@@ -55,9 +59,24 @@ def degrees(document: Document) -> dict[str, Any]:
     return {"gpus": gpus, "mesh": mesh, "values": tried, "plain": plain, "drops": drops, "says": says}
 
 
+def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
+    """A number of GPUs, with a larger batch of a step where the job's is no multiple of its data-parallel ranks."""
+    tried, training = _tried(document, number, _with_gpus(mesh, number)), document.data.get("training")
+    batch, micro = (training.get(name) for name in (_BATCH, _MICRO)) if isinstance(training, dict) else (None, None)
+    if not tried["why"] or not tried["mesh"] or not isinstance(batch, int) or not isinstance(micro or 1, int):
+        return tried
+    unit = prod(tried["mesh"][axis] for axis in _RESTS) * (micro or 1)
+    other = {**training, _BATCH: -(-batch // unit) * unit}
+    again = _tried(document.with_value(("training",), other, "training"), number, iter([tried["mesh"]]))
+    return {**again, "also": {f"training.{_BATCH}": other[_BATCH]}} if not again["why"] else tried
+
+
 def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None], list[str]]]:
-    """Legal meshes of data parallelism alone, with the keys of the job that each leaves out."""
+    """Legal meshes with the keys of the job that each leaves out: its own without experts' axes, or data parallel."""
     ones: _Mesh = Mesh().model_dump()
+    without_experts: _Mesh = {**_mesh(document), "ep": 1, "etp": None}
+    if not _why(document, without_experts):
+        yield dict(without_experts), []
     for number in sorted({*_numbers(gpus), 1}, key=lambda number: abs(log(number / gpus))):
         for mesh in _with_gpus(ones, number):
             if (drops := _drops(document, mesh)) is not None:

@@ -96,12 +96,14 @@ def recipe(question: Question) -> dict[str, Any]:
 
 
 def formats(question: Question) -> dict[str, Any]:
-    """Formats of recipes in which this job can be written."""
-    scenario, found = question.scenario(), list[str]()
+    """Formats of recipes in which this job can be written, and why it cannot in the others."""
+    scenario, found, refused = question.scenario(), list[str](), dict[str, str]()
     for name in writable_formats():
         try:
             convert(scenario, name)
-        except RankscopeError:
+        except RankscopeError as error:
+            why = "; ".join(one.message for one in error.problems[:3])
+            refused[name] = re.sub(r" \(--set [^)]*\)", "", why)
             continue
         found.append(name)
-    return {"formats": found}
+    return {"formats": found, "refused": refused}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, Final
 
 from simcore.batch.advice import may_be_tried
-from simcore.batch.changes import Change, changes
+from simcore.batch.changes import FACTORS, Change, changes
 from simcore.batch.solve import keys_of
 from simcore.errors import InputError
 from simcore.inputs.loading import changed
@@ -17,9 +17,10 @@ from simcore.placement.job import topology_of
 from simcore.results.report import Advice, Report
 from simcore.simulate import check, simulate
 
-__all__ = ["faster", "on_whole_hosts", "plainer"]
+__all__ = ["faster", "further", "on_whole_hosts", "plainer"]
 
 _MOST: Final = 5
+_LENGTH: Final = "training.seq_len"
 _OF_GPUS: Final = {"mesh.dp_shard", "mesh.dp_replicate", "training.global_batch_size", "topology.num_nodes"}
 """Keys that change the number of GPUs alone."""
 _LEAST: Final = 1.01
@@ -52,6 +53,42 @@ def plainer(scenario: Scenario) -> tuple[Advice, ...]:
         return ()
     found = filter(None, (_tried(scenario, Change("layout", 1, keys)) for keys in _plainer(scenario)))
     return tuple(advice for _, advice in sorted(found, key=lambda one: -one[0])[:3])
+
+
+def further(scenario: Scenario, known: Sequence[Advice]) -> tuple[Advice, ...]:
+    """Changes of the job that surely fit where those `known` do not: base weights in 4 bits, then shorter sequences.
+
+    Each alone, then with what else comes closest.
+    """
+    training = scenario.training
+    if scenario.workload != "train" or not may_be_tried(scenario):
+        return ()
+    nearest = dict(known[0].changes) if known and known[0].verdict != "fits" else {}
+    rest = {key: value for key, value in nearest.items() if key != _LENGTH}
+    lengths = [factor for factor in FACTORS if training.seq_len % factor == 0]
+    if any(one.verdict == "fits" and _LENGTH in one.changes for one in known):
+        lengths = []
+    tries: list[Change] = []
+    for beside in ({}, rest, nearest):
+        if training.method == "lora":
+            shorter = f", {known[0].warning}" if _LENGTH in beside else ""
+            tries.append(Change("method", 1, {"training.method": "qlora", **beside},
+                                warning=f"base weights in 4 bits: other numerics{shorter}"))
+        tries += [Change("length", 1, {**beside, _LENGTH: training.seq_len // factor},
+                         warning=_shorter(scenario, factor)) for factor in lengths]
+    found: dict[str, Advice] = {}
+    for change in tries:
+        if change.kind not in found and (tried := _tried(scenario, change)):
+            found[change.kind] = tried[1]
+    return tuple(found.values())
+
+
+def _shorter(scenario: Scenario, factor: int) -> str:
+    """Words for a sequence of a fraction of its length, also of a job that packs samples into a row."""
+    length, one = scenario.training.seq_len // factor, scenario.training.packed_length
+    if one and length % one == 0:
+        return f"{length // one} packed into a row, of {length * factor // one}: whole samples stay"
+    return f"sequences of 1/{factor} of their length"
 
 
 def on_whole_hosts(scenario: Scenario, advice: Advice) -> Advice:

@@ -18,6 +18,7 @@ from simcore.frameworks.setup import configuration
 from simcore.inputs.scenario import Scenario
 from simcore.models.graph import build
 from simcore.placement.job import topology_of
+from simcore.results.found import FreeLimit
 from simcore.results.limit import Value
 from simcore.search.judge import Candidate, Sized, timed
 from simcore.search.limits import free_limit
@@ -42,7 +43,9 @@ def fewest(question: Question, say: Say) -> None:
     A row replaces the one before of its framework: `framework`; `value`: GPUs that some layout surely fits on, None if
     none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`:
     largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
-    needs; `untried`: numbers left out; `is_refused`: every layout is.
+    needs; `untried`: numbers left out; `is_refused`: every layout is; `skipped`: whole hosts between `beyond` and
+    `value` that cannot have the batch of a step in any layout; `other`: the least of them that surely fits with a
+    larger batch (`gpus`, `batch`, `layout`).
     """
     base = question.scenario()
     own = base.framework
@@ -87,6 +90,14 @@ def _narrowed(question: Question, name: str, axes: tuple[str, ...]) -> Question:
     return replace(question, rest=asked)
 
 
+def _skipped(asked: Search, found: FreeLimit, unit: int) -> list[int]:
+    """Whole hosts between the fewest GPUs and those tried below, on which the batch of a step has no layout."""
+    batch = asked.space.base.training.global_batch_size
+    if len(asked.space.gpus) > 1 or not batch or not isinstance(found.value, int) or not isinstance(found.beyond, int):
+        return []
+    return [n for n in range(unit * (found.beyond // unit + 1), found.value, unit) if batch % n]
+
+
 @dataclass(slots=True)
 class _Fewest:
     """The fewest GPUs of one framework. `say`: takes lines; `place`: how many frameworks are done; `row`: as known."""
@@ -101,18 +112,19 @@ class _Fewest:
     def __init__(self, question: Question, name: str, say: Say, place: Mapping[str, int]) -> None:
         self.question, self.name, self.say, self.place, self.said_at = question, name, say, place, 0.0
         self.row = {"framework": name, "value": None, "is_fewest": False, "is_best": False, "layout": None,
-                    "beyond": None, "why": "", "nearest_bytes": None, "untried": 0, "is_refused": False}
+                    "beyond": None, "why": "", "nearest_bytes": None, "untried": 0, "is_refused": False,
+                    "skipped": [], "other": None}
 
     def find(self) -> None:
         """Says a row for each smaller number that is found, at last the fewest."""
         self._trying()
         try:
             asked = self._search()
-            host = topology_of(asked.space.base).node
-            found = free_limit(asked, "gpus", LimitWatch(self._tried, self._holds), ranks=False,
-                               unit=int(host.gpus_per_host or host.gpus))
+            unit = topology_of(asked.space.base).gpus_per_host
+            found = free_limit(asked, "gpus", LimitWatch(self._tried, self._holds), ranks=False, unit=unit)
             self._found(value=found.value, is_fewest=True, beyond=found.beyond, why=found.why,
-                        nearest_bytes=found.nearest_bytes, untried=found.untried)
+                        nearest_bytes=found.nearest_bytes, untried=found.untried,
+                        skipped=_skipped(asked, found, unit))
         except RankscopeError as error:
             self._found(why=error.problems[0].message, is_refused=True)
 
@@ -122,6 +134,20 @@ class _Fewest:
         asked = self._search()
         best = search(replace(asked, space=replace(asked.space, gpus=(self.row["value"],)))).ranked
         self._found(is_best=True, **({"layout": best[0].model_dump()} if best else {}))
+        for number in self.row["skipped"]:
+            if other := self._with_batch(number):
+                self._found(other=other)
+                break
+
+    def _with_batch(self, number: int) -> dict[str, Any] | None:
+        """The fastest layout on a number of GPUs with the next batch that it divides; None if none surely fits."""
+        values, batch = self.question.values, self.question.scenario().training.global_batch_size or 1
+        batch = -(-batch // number) * number
+        training = {**values["training"], "global_batch_size": batch}
+        question = replace(self.question, values={**values, "training": training})
+        space = replace(space_of_question(question), gpus=(number,))
+        best = search(Search(space, (OBJECTIVES["tokens"], OBJECTIVES["peak"]), top=1)).ranked
+        return {"gpus": number, "batch": batch, "layout": best[0].model_dump()} if best else None
 
     def _search(self) -> Search:
         return Search(space_of_question(self.question), (OBJECTIVES["tokens"], OBJECTIVES["peak"]), top=1)

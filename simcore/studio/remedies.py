@@ -13,7 +13,7 @@ from simcore.errors import InputError, Problem
 from simcore.results.limit import QUANTITIES, Quantity
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from simcore.studio.faster import faster, on_whole_hosts, plainer
+from simcore.studio.faster import faster, further, on_whole_hosts, plainer
 from simcore.studio.question import Question, price_of
 from simcore.studio.views import priced
 from simcore.units import format_bytes, format_seconds
@@ -34,7 +34,7 @@ def advice(question: Question) -> dict[str, Any]:
     scenario = question.scenario()
     found = [on_whole_hosts(scenario, one) for one in advise(scenario)]
     known = [one.changes for one in found]
-    more = [one for one in plainer(scenario) if one.changes not in known]
+    more = [one for one in (*further(scenario, found), *plainer(scenario)) if one.changes not in known]
     return {"parts": {"advice": str(studio.advice_part((*found, *more)) or "")}}
 
 

@@ -20,7 +20,8 @@ def test_a_kept_job_is_told_and_the_next_stands_against_it(page: Page) -> None:
     page.click("#pin")  # the same job once more is no second one
     assert "This job is A already" in page.text("#notice")
     page.set("training.recompute", "full")
-    page.until("/Against A: .[0-9.]+ GiB, step .[0-9]+ %/.test(document.getElementById('against').innerText)")
+    against = "/Against the kept job A .fsdp2, 8 GPUs.: .[0-9.]+ GiB, step .[0-9]+ %/"
+    page.until(f"{against}.test(document.getElementById('against').innerText)")
     page.until("document.querySelector('.versus')")
     assert "llama-3.2-1b full, fsdp2, 8 GPUs" in page.text("[data-part=versus]")
 
@@ -75,3 +76,19 @@ def test_a_number_of_gpus_is_typed(page: Page) -> None:
     page.until("document.querySelector('[data-axis=gpus] .value').innerText === '16'")
     page.settled()
     assert "16 ranks" in page.run("document.querySelector('[data-part=bars]').textContent")
+
+
+def test_more_gpus_take_a_larger_batch_and_say_so(page: Page) -> None:
+    page.open(address=f"{page.address}#{packed(JOB)}")
+    page.settled()
+    page.step("gpus", 1)
+    assert page.run("document.getElementById('field-training-global_batch_size').value") == "16"
+    assert "global batch 8 \u2192 16" in page.text("#notice")
+
+
+def test_a_model_without_experts_takes_their_degree_away(page: Page) -> None:
+    page.open()
+    page.set("model", "llama-3.1-8b")
+    page.until("document.getElementById('notice').innerText.includes('degrees of the model before')")
+    page.settled()
+    assert "Fits" in page.text("[data-part=verdict]")

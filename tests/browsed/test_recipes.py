@@ -29,6 +29,60 @@ def test_an_answer_of_the_job_before_is_out_of_sight_until_the_recipe_is_the_job
     assert page.run("document.getElementById('waiting').hidden && document.getElementById('missed').hidden")
 
 
+FACTORY = """\
+model_name_or_path: Qwen/Qwen2.5-7B-Instruct
+stage: sft
+do_train: true
+finetuning_type: full
+deepspeed: examples/ds_z3_config.json
+dataset: mine
+template: qwen
+cutoff_len: 4096
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+"""
+ZERO3 = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}"""
+
+
+def test_a_file_that_a_recipe_names_completes_it(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", FACTORY.encode())
+    page.until("document.getElementById('recipe').innerText.includes('drop that file too')")
+    page.drop("ds_z3_config.json", ZERO3.encode())
+    page.until("document.querySelector('#recipe h3').innerText.includes('ds_z3_config.json')")
+    page.choose("#asked-topology", "dgx-a100-40gb")
+    if page.run("!!document.getElementById('asked-gpus')"):
+        page.choose("#asked-gpus", "8")
+    page.click("#recipe [type=submit]")
+    page.until(IS_SEEN)
+    page.settled()
+    assert page.run("document.getElementById('field-framework').value") == "zero3"
+    assert "no list price" in page.text("[data-part=time]")
+
+
+def test_a_part_of_a_recipe_says_what_it_lacks(page: Page) -> None:
+    page.open()
+    page.drop("ds_z3_config.json", ZERO3.encode())
+    page.until("document.getElementById('recipe').innerText.includes('part of a recipe')")
+    assert "model" in page.text("#recipe ul")
+    assert page.text("#notice") == ""
+
+
+def test_the_card_of_a_recipe_comes_back(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", (RECIPE + "special_tokens: {pad_token: x}\n").encode())
+    page.until("document.getElementById('asked-gpus')")
+    page.choose("#asked-gpus", "8")
+    page.click("#recipe [type=submit]")
+    page.until("document.getElementById('why-missed')")
+    page.click("#recipe > .buttons button")
+    assert page.run("document.getElementById('recipe').hidden")
+    page.click("#why-missed")
+    assert not page.run("document.getElementById('recipe').hidden")
+
+
 def test_a_recipe_that_is_closed_leaves_the_job_before(page: Page) -> None:
     page.open()
     page.drop("recipe.yaml", RECIPE.encode())

@@ -22,15 +22,27 @@ def test_data_parallel_takes_what_another_degree_leaves() -> None:
 
 
 def test_the_number_of_gpus_is_that_of_the_data_parallel_ranks() -> None:
-    assert {value: mesh["dp_shard"] for value, mesh in legal(JOB, "gpus").items()} == {1: 1, 2: 2, 4: 4, 8: 8}
+    assert {value: mesh["dp_shard"] for value, mesh in legal(JOB, "gpus").items()} == {2**n: 2**n for n in range(9)}
 
 
 def test_a_refused_value_has_its_reason() -> None:
-    (sixteen,) = [one for one in degrees(Document("mine.yaml", JOB))["values"]["gpus"] if one["value"] == 16]
-    assert sixteen["why"] == ("training.global_batch_size: expected a multiple of 16 (micro_batch_size 1 x "
-                              "dp_replicate 1 x dp_shard 16), got 8")
+    job = {**JOB, "mesh": {"dp_replicate": 2, "dp_shard": 4, "cp": 2}}
+    (two,) = [one for one in degrees(Document("mine.yaml", job))["values"]["gpus"] if one["value"] == 2]
+    assert two["why"] == "the number of GPUs is no multiple of the degrees' product"
     (experts,) = [one for one in degrees(Document("mine.yaml", JOB))["values"]["ep"] if one["value"] == 2]
     assert experts["why"]
+
+
+def test_more_gpus_than_the_batch_has_sequences_take_a_larger_one() -> None:
+    found = {one["value"]: one for one in degrees(Document("mine.yaml", JOB))["values"]["gpus"]}
+    assert found[16]["also"] == {"training.global_batch_size": 16}
+    assert "also" not in found[8]
+
+
+def test_a_model_without_experts_keeps_the_other_degrees() -> None:
+    job = {**JOB, "mesh": {"dp_replicate": 2, "dp_shard": 4, "ep": 2}}
+    assert degrees(Document("mine.yaml", job))["plain"] == {
+        "pp": 1, "dp_replicate": 2, "dp_shard": 4, "cp": 1, "tp": 1, "ep": 1, "etp": None}
 
 
 def test_a_framework_without_sharding_takes_replicas() -> None:

@@ -20,6 +20,7 @@ from simcore.results.compare import (
 )
 from simcore.results.evidence import COUNTED
 from simcore.results.report import RankReport, Report
+from simcore.units import format_bytes, format_seconds
 from viz.charts.legend import legend
 from viz.charts.memory import memory_chart
 from viz.charts.memory_legend import category_entries
@@ -72,7 +73,18 @@ def _head(mark: str, report: Report, num_gpus: int) -> Markup:
     """Returns letter, name, verdict, number of GPUs and fill of one scenario."""
     gpus = element("span", f" {num_gpus:,} GPU{'' if num_gpus == 1 else 's'}", class_="note") if num_gpus else None
     return element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", report.name, dir="auto"),
-                   element("p", verdict(report), gpus), device_fill(report))
+                   element("p", verdict(report), gpus), device_fill(report), element("p", ", ".join(_decides(report))))
+
+
+def _decides(report: Report) -> Iterator[str]:
+    """Yields what decides between scenarios: memory of the fullest rank, step, throughput, cost."""
+    if report.highest_bytes is not None:
+        yield f"{format_bytes(report.highest_bytes)} on the fullest rank"
+    if report.time is not None:
+        yield f"step {format_seconds(report.time.step_s)}"
+        yield f"{report.time.tokens_per_s_per_gpu:,.0f} tokens/s per GPU"
+        if report.time.cost and report.time.cost.per_million_tokens is not None:
+            yield f"{report.time.cost.per_million_tokens:#,.3g} USD per M tokens"
 
 
 def number_tables(both: Comparison) -> Iterator[Markup]:

@@ -73,7 +73,13 @@ def sentence(report: Report) -> Markup | None:
     ranks = join((element("span", part, class_="keep") for part in rank.ranks[:8]), ", ")
     more = f" and {len(rank.ranks) - 8:,} more ranges" if len(rank.ranks) > 8 else ""
     words = f"Needs {format_bytes(used)} at the highest moment, {used / capacity:.0%} of the {format_bytes(capacity)} "
-    return join((words, "usable on each GPU, on ranks ", ranks, f"{more}.{_unsure(report)}"))
+    where = f"usable on each GPU, on rank{'' if _is_one(rank.ranks) else 's'} "
+    return join((words, where, ranks, f"{more}.{_unsure(report)}"))
+
+
+def _is_one(ranges: Sequence[str]) -> bool:
+    """True for a single rank, such as `["0"]`."""
+    return len(ranges) == 1 and ranges[0].isdigit()
 
 
 def _unsure(report: Report) -> str:

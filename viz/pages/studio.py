@@ -131,7 +131,7 @@ def measured_part(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str
 
 def _change(advice: Advice, than_s: float | None) -> Markup:
     words = {"fits": "fits", "unsure": "unsure", "oom": "still does not fit"}
-    gpus = None if advice.num_gpus is None else f"{advice.num_gpus:,} GPUs"
+    gpus = None if advice.num_gpus is None else f"{advice.num_gpus:,} GPU{'' if advice.num_gpus == 1 else 's'}"
     time = None if advice.step_s is None else f"step {format_seconds(advice.step_s)}"
     if time and than_s and advice.step_s:
         time += f" ({advice.step_s / than_s - 1:+.0%})"
@@ -155,7 +155,9 @@ def _time(report: Report) -> Iterator[Markup]:
     rows = [("step", format_seconds(time.step_s)), ("tokens/s per GPU", f"{time.tokens_per_s_per_gpu:,.0f}"),
             ("MFU", f"{time.mfu:.1%}")]
     if time.cost and time.cost.per_million_tokens is not None:
-        rows.append(("USD per M tokens", f"{time.cost.per_million_tokens:,.3g}"))
+        rows.append(("USD per M tokens", f"{time.cost.per_million_tokens:#,.3g}".rstrip(".")))
+    else:
+        rows.append(("USD per M tokens", "no list price: give USD per GPU-hour"))
     if time.cost and time.cost.per_run is not None:
         rows.append(("USD of the run", f"{time.cost.per_run:,.4g}"))
     if time.roofline:

@@ -18,6 +18,7 @@ const LATER = ["memory", "streams", "placement"]; /* pictures that come after th
 const FIT = { kind: "advice", title: "What would make it fit", none: "No single change or pair of changes that was tried makes it fit." };
 const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change that was tried makes it faster; the search below tries every layout." } };
 const remedies = document.getElementById("remedies");
+const recipe_card = document.getElementById("recipe");
 const busy = document.getElementById("busy");
 const state = { job: {}, files: {}, missed: [], pins: [], marks: [], curve: [], price: null };
 const opened = new Set(); /* pictures that are drawn on demand */
@@ -198,7 +199,8 @@ const take = (job, files = state.files, missed = state.missed) => {
   state.missed = missed;
   wait("");
   const box = document.getElementById("missed");
-  box.textContent = `Without ${missed.join(", ")} of the recipe, which may change the answer: see the recipe's card.`;
+  box.textContent = `Without ${missed.join(", ")} of the recipe, which may change the answer. `;
+  if (recipe_card.childElementCount) box.append(make("button", { type: "button", id: "why-missed", textContent: "why" }));
   box.hidden = !missed.length;
   wanted += 1;
   const now = performance.now();
@@ -277,6 +279,10 @@ for (const [id, name] of [["full", "memory"], ["kernels", "streams"]]) {
   });
 }
 document.addEventListener("click", (event) => {
+  if (event.target.id === "why-missed") {
+    recipe_card.hidden = false;
+    recipe_card.scrollIntoView({ block: "nearest" });
+  }
   const button = event.target.closest("[data-changes], [data-limit], [data-explain]");
   if (!button) return;
   if (button.dataset.changes) apply(JSON.parse(button.dataset.changes));
@@ -303,10 +309,10 @@ const start = async () => {
       take(state.job);
     }, apply);
   versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
-  new Files(state, (...opened) => { keep(); take(...opened); }, again);
+  new Files(state, catalogue.machines, (...opened) => { keep(); take(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, apply);
   limits = new Limits(question, apply, (row) => search.every(row));
-  new Copies(state, question);
+  new Copies(state, question, (job) => versus.numbers.get(JSON.stringify(job)));
   if (found && !(found instanceof Error)) follow(found);
   else take(catalogue.start);
   if (found instanceof Error) notice(found.message);

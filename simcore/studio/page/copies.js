@@ -34,17 +34,26 @@ by_id("copy").addEventListener("click", async () => {
 const IS_HERE = /^(localhost|127\.|\[::1\])/.test(location.host);
 const link_note = () => `The whole job is in the part from # on${IS_HERE ? ". The address before it is this machine's: a colleague who runs `rankscope studio` puts the part from # on behind their own address, or opens the scenario" : "; a token of the studio is not in it"}.`;
 
-const markdown = ({ job, answer }) => {
-  const { numbers } = answer;
-  const rest = [...leaves(job)].filter((key) => !/^(name|model|framework|topology|mesh\.|training\.(method|seq_len|micro_batch_size|global_batch_size|recompute)$)/.test(key) && key !== "mesh");
+const IN_COLUMNS = /^(name|model|framework|topology|mesh|mesh\..*|training\.(method|seq_len|micro_batch_size|global_batch_size|recompute))$/;
+
+/* Names and values of a row of the table: a job, its numbers and its verdict. */
+const cells_of = (job, numbers, verdict) => {
+  const rest = [...leaves(job)].filter((key) => !IN_COLUMNS.test(key));
   const said = (key, usual) => value_of(job, key) ?? usual;
-  const cells = [["model", job.model], ["method", said("training.method", "full")], ["framework", job.framework], ["machine", job.topology], ["GPUs", numbers.num_ranks], ["degrees", Object.entries(job.mesh || {}).map(([axis, n]) => `${axis} ${n}`).join(" ")],
+  return [["model", job.model], ["method", said("training.method", "full")], ["framework", job.framework], ["machine", job.topology], ["GPUs", numbers.num_ranks], ["degrees", Object.entries(job.mesh || {}).map(([axis, n]) => `${axis} ${n}`).join(" ")],
     ["sequence", said("training.seq_len", "\u2013")], ["micro batch", said("training.micro_batch_size", 1)], ["global batch", said("training.global_batch_size", "\u2013")], ["recompute", said("training.recompute", "none")],
-    ["other keys", rest.map((key) => `${key} ${JSON.stringify(value_of(job, key))}`).join(", ") || "\u2013"], ["verdict", answer.verdict || answer.status], ["peak", `${gib(numbers.peak_bytes)} of ${gib(numbers.capacity_bytes)}`],
+    ["other keys", rest.map((key) => `${key} ${JSON.stringify(value_of(job, key))}`).join(", ") || "\u2013"], ["verdict", verdict], ["peak", `${gib(numbers.peak_bytes)} of ${gib(numbers.capacity_bytes)}`],
     ["step", numbers.step_s === null ? "\u2013" : `${numbers.step_s.toPrecision(3)} s`], ["tokens/s per GPU", numbers.tokens_per_s_per_gpu === null ? "\u2013" : Math.round(numbers.tokens_per_s_per_gpu)],
     ["USD per M tokens", numbers.usd_per_million_tokens === null ? "\u2013" : numbers.usd_per_million_tokens.toPrecision(3)]];
+};
+
+/* The job in view, after those that are kept to compare with, as rows of a table. */
+const markdown = ({ job, answer, pins }, numbers_of) => {
+  const jobs = [...pins.filter((pin) => JSON.stringify(pin) !== JSON.stringify(job)).map((pin) => [pin, numbers_of(pin)]).filter(([, known]) => known), [job, { numbers: answer.numbers, verdict: answer.verdict || answer.status }]]
+    .map(([one, known]) => cells_of(one, known.numbers, known.verdict));
   const row = (values) => `| ${values.map((value) => String(typeof value === "object" ? JSON.stringify(value) : value).replaceAll("|", "\\|").replaceAll("\n", " ")).join(" | ")} |`;
-  return `${row(cells.map(([name]) => name))}\n${row(cells.map(() => "---"))}\n${row(cells.map(([, value]) => value))}\n\n[the job in rankscope studio](${location.href})\n`;
+  const [first] = jobs;
+  return `${row(first.map(([name]) => name))}\n${row(first.map(() => "---"))}\n${jobs.map((cells) => row(cells.map(([, value]) => value))).join("\n")}\n\n[the job in rankscope studio](${location.href})\n`;
 };
 
 /* The bars as a PNG image, drawn from their SVG text. */
@@ -58,8 +67,9 @@ const picture = async (text) => {
 };
 
 export class Copies {
-  constructor(state, question) {
+  constructor(state, question, numbers_of) {
     this.state = state;
+    this.numbers_of = numbers_of; /* of a kept job: its numbers and verdict, where they are known */
     this.question = question;
     this.select = document.getElementById("copy");
     const kinds = { link: "link", scenario: "scenario", command: "command", gate: "gate for CI", markdown: "Markdown table", svg: "picture (SVG)", png: "picture (PNG)" };
@@ -77,14 +87,16 @@ export class Copies {
 
   /* The formats that can say this job are asked when the list is opened. */
   async refresh() {
-    try { this.known = (await ask("formats", this.question())).formats; } catch { return; }
-    this.select.querySelectorAll("option[value^=recipe]").forEach((option) => option.remove());
-    this.select.append(...this.known.map((name) => make("option", { value: `recipe ${name}`, textContent: `recipe of ${name}` })));
+    try { ({ formats: this.known, refused: this.refused } = await ask("formats", this.question())); } catch { return; }
+    this.select.querySelectorAll("option[value^=recipe], option[value^=why]").forEach((option) => option.remove());
+    this.select.append(...this.known.map((name) => make("option", { value: `recipe ${name}`, textContent: `recipe of ${name}` })),
+      ...Object.keys(this.refused).map((name) => make("option", { value: `why ${name}`, textContent: `why no recipe of ${name}` })));
   }
 
   async copy(kind) {
     if (kind === "link") return show("Link", link_note(), location.href, "link.txt");
-    if (kind === "markdown") return show("Markdown", "For an issue or a pull request.", markdown(this.state), "job.md");
+    if (kind === "markdown") return show("Markdown", "For an issue or a pull request.", markdown(this.state, this.numbers_of), "job.md");
+    if (kind.startsWith("why ")) return notice(`No recipe of ${kind.slice(4)} says this job: ${this.refused[kind.slice(4)]}`);
     if (kind.startsWith("recipe ")) {
       const made = await ask("convert", { ...this.question(), format: kind.slice(7) });
       const note = [made.launch && `Launch: ${made.launch}`, ...made.left.map((line) => `Not in it: ${line}`)].filter(Boolean).join("\n");

@@ -1,5 +1,6 @@
 /* Files that are dropped or opened: scenarios, recipes, a model's config.json, measured runs. */
 import { Away, Problems, ask } from "./door.js";
+import { machine_words } from "./form.js";
 import { clear, fill, make, notice, wait } from "./panels.js";
 
 const LARGEST = 45 * 2 ** 20;
@@ -18,6 +19,11 @@ const base64 = (blob) => new Promise((done, failed) => {
   reader.readAsDataURL(blob);
 });
 
+const WITH = "name it too, by --with";
+
+/* A row of packed samples in the words of its recipe. */
+const packed_words = ({ values: { training: { packed_length: one, seq_len: row } } }) => `Samples are packed into rows: ${row / one} of ${one} tokens make one row of ${row}, which the form shows as a micro batch of 1 with sequence length ${row}. A recipe with fewer samples a row has a shorter sequence length here.`;
+
 const counted = (n, one, more) => `${n} ${n === 1 ? one : more}`;
 
 const left_of = ({ key, value, why }) => [`${key} ${value}`.trim(), why];
@@ -27,8 +33,10 @@ const keys_of = (rows, title, open) => (rows.length ? [make("details", { open, c
   make("dl", {}, ...rows.flatMap(([key, words]) => [make("dt", {}, ...key.split(/(?<=[._])/).flatMap((part) => [part, make("wbr")])), make("dd", { textContent: words })])))] : []);
 
 export class Files {
-  constructor(state, open, measured) {
+  constructor(state, machines, open, measured) {
     this.state = state;
+    this.machines = machines; /* rows of the catalogue */
+    this.waiting = null; /* texts of a recipe that names another file */
     this.open = open; /* called with the keys of a job, its files, and keys of a recipe that the answer leaves out */
     this.measured = measured; /* called when marks of a measured run are there */
     this.box = document.getElementById("recipe");
@@ -65,7 +73,7 @@ export class Files {
       if (are_texts) {
         const texts = await Promise.all(list.map(async (file) => [plain_name(file.name), await file.text()]));
         if (texts.some(([, text]) => BINARY.test(text))) throw new Problems([{ message: `not a text file. Your job is unchanged.` }]);
-        await this.texts(Object.fromEntries(texts));
+        await this.more(Object.fromEntries(texts));
       }
       else if (list.length === 1) await this.run(list[0]);
       else throw new Problems([{ message: "A measured run is one file: a snapshot, a log, or the text of an error." }]);
@@ -74,6 +82,19 @@ export class Files {
       const names = list.map((file) => file.name).join(", ");
       notice((error.problems || [error]).map((one) => `${names}${/:\d+$/.test(one.where || "") ? ` line ${one.where.split(":").pop()}` : ""}: ${one.message}`).join("; "));
     }
+  }
+
+  /* Texts that are dropped while a recipe waits for a file that it names are that file, where the two go together. */
+  async more(texts) {
+    if (this.waiting && !this.box.hidden) {
+      const both = { ...this.waiting, ...texts };
+      const found = await ask("import", { files: both }).catch((error) => { if (error instanceof Problems) return null; throw error; });
+      if (found && found.kind === "recipe" && !found.problems.length) {
+        this.recipe(found, both, {});
+        return;
+      }
+    }
+    await this.texts(texts);
   }
 
   /* A scenario, a recipe or a model; a text that is none of these may be a log. */
@@ -94,8 +115,10 @@ export class Files {
     const away = make("button", { type: "button", textContent: "close" });
     away.addEventListener("click", () => { this.box.hidden = true; wait(""); });
     this.box.hidden = false;
+    this.waiting = found.problems.some((one) => one.message.includes(WITH)) ? files : null;
     this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
-      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message}` })),
+      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message.replace(WITH, "drop that file too")}` })),
+      ...(found.values.training && found.values.training.packed_length && found.values.training.seq_len !== found.values.training.packed_length ? [make("p", { className: "note", textContent: packed_words(found) })] : []),
       ...(asks ? [this.asks(found.questions, files, answers)] : []),
       ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
       ...keys_of(found.unsaid.map(left_of), (n) => `${counted(n, "default", "defaults")} of the tool, which the recipe does not say`, false),
@@ -104,7 +127,7 @@ export class Files {
     if (is_job) this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), found.missed.map((one) => one.key));
     else {
       const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent);
-      wait(asks ? `${names} is not the job yet: ${open.length ? `it does not say the ${open.join(" and the ")}` : "is this its machine?"}` : `${names} is not the job: it has ${counted(found.problems.length, "problem", "problems")}.`);
+      wait(asks ? `${names} is not the job yet: ${this.box.querySelector("form.asked") === null ? "it is a part of a recipe" : open.length ? `it does not say the ${open.join(" and the ")}` : "is this its machine?"}` : `${names} is not the job: it has ${counted(found.problems.length, "problem", "problems")}.`);
       this.box.scrollIntoView({ block: "nearest" });
       const empty = [...this.box.querySelectorAll("[data-answer]")].find((one) => !one.value) || this.box.querySelector("[data-answer]") || away;
       empty.focus();
@@ -113,13 +136,18 @@ export class Files {
 
   /* One form of what a recipe leaves open; its answers import again. */
   asks(questions, files, answers) {
-    const rows = questions.map((one) => {
+    const own = questions.filter((one) => ASKED[one.option.split(" ")[0]]);
+    const others = questions.filter((one) => !own.includes(one));
+    const rows = own.map((one) => {
       const name = ASKED[one.option.split(" ")[0]];
       const id = `asked-${name}`;
-      const input = make("input", { id, type: "text", autocomplete: "off", value: name === "topology" ? this.state.job.topology || "" : "", inputMode: name === "topology" ? "text" : "numeric", required: true });
+      const input = name === "topology" ? this.machine(id) : make("input", { id, type: "text", autocomplete: "off", inputMode: "numeric", required: true });
       input.dataset.answer = name;
       return make("p", {}, make("label", { htmlFor: id, textContent: one.text }), " ", input);
     });
+    const said = others.map((one) => make("li", { textContent: one.text }));
+    if (others.length) return make("div", {}, make("p", { className: "wrong", textContent: "This file is a part of a recipe. It does not say:" }), make("ul", {}, ...said),
+      make("p", { className: "note", textContent: "Drop it together with the files that say it: the trainer's recipe, or the script that starts the job." }));
     const form = make("form", { className: "asked" }, ...rows, make("button", { type: "submit", textContent: "use this recipe" }));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
@@ -128,6 +156,14 @@ export class Files {
       try { await this.texts(files, { ...answers, ...Object.fromEntries(given.filter(([, value]) => value)) }); } catch (error) { notice(error.message); }
     });
     return form;
+  }
+
+  /* The list of machines, at that of the job in view. */
+  machine(id) {
+    const now = typeof this.state.job.topology === "string" ? this.state.job.topology : "";
+    const list = make("select", { id, required: true }, ...this.machines.map((one) => make("option", { value: one.name, textContent: machine_words(one) })));
+    list.value = this.machines.some((one) => one.name === now) ? now : "";
+    return list;
   }
 
   async run(file) {

@@ -20,6 +20,8 @@ export const whole = (text) => {
 /* A number with decimals, which a point or a comma begins; null for anything else. */
 export const decimal = (text) => (/^\d+([.,]\d+)?$/.test(text.trim()) ? Number(text.trim().replace(",", ".")) : null);
 
+export const machine_words = ({ name, gpu }) => `${name} (${gpu.replace(/NVIDIA |GeForce | HBM.*/g, "")})`;
+
 /* A value as YAML would read it: numbers, true, false, null, JSON lists; else text. */
 export const plain_value = (text) => {
   const trimmed = text.trim();
@@ -53,7 +55,7 @@ export class Form {
       this.select("training.method", "method", METHODS, (method) => Object.fromEntries([["training.method", method], ...NOT_WITH[method].map((key) => [key, undefined])])),
       this.select("framework", "framework", frameworks.map((one) => one.name), (name) => ({
         framework: name, framework_version: undefined, framework_options: undefined, implementation: undefined })),
-      this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, `${one.name} (${one.gpu.replace(/NVIDIA |GeForce | HBM.*/g, "")})`]))));
+      this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, machine_words(one)]))));
     const degrees = make("fieldset", { className: "degrees" }, make("legend", { textContent: "GPUs and degrees" }));
     for (const axis of Object.keys(AXES)) degrees.append(this.stepper(axis));
     degrees.append(make("p", { className: "note", id: "rest" }));
@@ -103,7 +105,10 @@ export class Form {
   text(key, label, attributes) {
     const input = make("input", { type: "text", autocomplete: "off", spellcheck: false });
     Object.entries(attributes || {}).forEach(([name, value]) => input.setAttribute(name, value));
-    input.addEventListener("change", () => this.change({ [key]: input.value.trim() }));
+    input.addEventListener("change", () => {
+      this.is_other_model = key === "model"; /* until its legal values are there */
+      this.change({ [key]: input.value.trim() });
+    });
     return this.row(key, label, input);
   }
 
@@ -178,8 +183,12 @@ export class Form {
 
   step(axis, by) {
     const next = this.next(axis, by);
-    if (next && !this.is_fresh(axis)) this.put(axis, next.value); /* quicker than the answer about the change before */
-    else if (next) this.change({ mesh: short(next.mesh), ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
+    if (next && !this.is_fresh(axis)) this.put(axis, next.value, next.also); /* quicker than the answer about the change before */
+    else if (next) {
+      const words = this.also_words(next.also);
+      this.change({ mesh: short(next.mesh), ...next.also, ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
+      if (words) notice(`Also changed: ${words}, a multiple of the data-parallel ranks.`);
+    }
     else this.steppers.get(axis).row.animate([{ background: "var(--bad-wash)" }, {}], 700); /* the line below says why not */
   }
 
@@ -204,11 +213,11 @@ export class Form {
   }
 
   /* Takes a degree; the number of GPUs stays, data parallelism takes what is left. */
-  put(axis, number) {
+  put(axis, number, also = {}) {
     const gpus = axis === "gpus" ? number : this.now("gpus");
     const mesh = axis === "gpus" ? { ...this.mesh } : { ...this.mesh, [axis]: number };
     const others = ["pp", "dp_replicate", "cp", "tp"].reduce((all, one) => all * mesh[one], 1);
-    if (number !== 0 && gpus % others === 0) this.change({ mesh: short({ ...mesh, dp_shard: gpus / others }) });
+    if (number !== 0 && gpus % others === 0) this.change({ mesh: short({ ...mesh, dp_shard: gpus / others }), ...also });
     else {
       this.show_steppers();
       notice(`${AXES[axis]} ${number}: ${gpus} GPUs are no multiple of the degrees' product.`);
@@ -230,6 +239,13 @@ export class Form {
     }
     const box = document.getElementById("plain");
     box.hidden = !answer.plain;
+    if (answer.plain && this.is_other_model && !answer.is_unknown) {
+      this.is_other_model = false;
+      this.change({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
+      notice(`${this.job.model} cannot have the degrees of the model before: ${this.layout_words()} instead. "undo" goes back.`);
+      return;
+    }
+    this.is_other_model = false;
     if (answer.plain) {
       const degrees = Object.entries(short(answer.plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
       const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}${answer.drops.length ? `, without ${answer.drops.join(", ")}` : ""}` });
@@ -239,6 +255,14 @@ export class Form {
     this.show_steppers();
   }
 
+  also_words(changes = {}) {
+    return Object.entries(changes).map(([key, one]) => `${this.label(key)} ${value_of(this.job, key)} \u2192 ${one}`).join(", ");
+  }
+
+  layout_words() {
+    return Object.entries(short(this.mesh)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
+  }
+
   show_steppers() {
     for (const [axis, { down, up, value }] of this.steppers) {
       const now = this.now(axis);
@@ -246,8 +270,11 @@ export class Form {
       value.setAttribute("aria-valuetext", value.textContent);
       if (typeof now === "number") value.setAttribute("aria-valuenow", now);
       else value.removeAttribute("aria-valuenow");
-      down.disabled = !this.next(axis, -1);
-      up.disabled = !this.next(axis, 1);
+      for (const [button, by] of [[down, -1], [up, 1]]) {
+        const next = this.next(axis, by);
+        button.disabled = !next;
+        button.title = next ? this.also_words(next.also) : "";
+      }
     }
     const rest = document.getElementById("rest");
     rest.textContent = this.mesh ? `data parallel takes the rest: ${this.mesh.dp_shard} sharded${this.mesh.dp_replicate > 1 ? ` \u00d7 ${this.mesh.dp_replicate} replicas` : ""}` : "";

@@ -18,12 +18,20 @@ const USUAL = { "training.micro_batch_size": 1, "training.recompute": "none" };
 const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/.test(key)
   && JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key])).map(([key, value]) => `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
 
+/* Numbers of GPUs that the batch of a step rules out, and the one that fits with another batch. */
+const batch_words = (skipped, other, job) => {
+  if (!skipped.length) return "";
+  const batch = value_of(job, "training.global_batch_size");
+  const words = ` ${skipped.map(count).join(", ")} GPUs cannot have a global batch of ${count(batch)} in a layout that was tried`;
+  return other ? `${words}; ${count(other.gpus)} fit with ${count(other.batch)}: ${[other.layout.layout, ...beside(other.layout.keys, job)].join(", ")}: ${gib(other.layout.peak_bytes)}.` : `${words}.`;
+};
+
 /* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
-export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes }, job) => {
+export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, skipped, other }, job) => {
   if (is_refused) return ["not answered", why];
   if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
   const there = layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "";
-  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried, of several hosts whole ones"}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.`;
+  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried, of several hosts whole ones"}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${batch_words(skipped, other, job)}`;
   return [`${is_fewest ? "" : "at most "}${count(value)} GPU${value === 1 ? "" : "s"}`, `${there}${is_fewest ? ` ${fewer}` : ""}`];
 };
 
@@ -56,6 +64,9 @@ export class Limits {
       return;
     }
     kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With all other keys of this job as they are, only data parallel changed: " : ""}${words_of(found)}` }));
+    const batch = found.keys && found.keys["training.global_batch_size"];
+    const own = value_of(this.question().values, "training.global_batch_size");
+    if (quantity === "gpus" && batch && batch !== own) kept.append(make("p", { className: "note warning", textContent: `With a global batch of ${count(batch)}${own ? `, not ${count(own)}` : ""}: the job's is no multiple of its data-parallel ranks there.` }));
     if (found.value !== null) kept.append(this.button("apply", () => this.apply(found.keys)));
   }
 
@@ -109,8 +120,10 @@ export class Limits {
   }
 }
 
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 const words_of = (found) => {
-  if (found.value === null) return `${found.words}: none surely fits. ${found.problem || mostly(found.why)}`;
+  if (found.value === null) return `${found.words}: none surely fits. ${sentence(found.problem || mostly(found.why))}${found.words === "fewest GPUs" ? ". The answer above has other layouts too." : ""}`;
   const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}: ${mostly(found.why)}` : why_not(found.why);
   return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)} ${beyond}`}`;
 };

@@ -94,7 +94,7 @@ export class Search {
     const tell = () => { this.progress.textContent = `${this.doing}, ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
     const clock = setInterval(tell, 1000);
     tell();
-    document.getElementById("search").scrollIntoView({ block: "start" });
+    this.stop.closest("p").scrollIntoView({ block: "start" }); /* what the answer is about stays above it */
     this.frontier.replaceChildren();
     this.over = "";
     this.sized = [];
@@ -107,6 +107,7 @@ export class Search {
     } catch (error) {
       running.abort(); /* of an answer that cannot be read, too: the studio stops where nobody listens */
       if (this.running === running) this.progress.textContent = error.name === "AbortError" ? `stopped while ${this.doing}` : error.message;
+      if (this.running === running && error.name === "AbortError" && !this.layouts.length && this.sized.length) this.draw(true);
       this.progress.classList.toggle("wrong", error.name !== "AbortError");
     } finally {
       clearInterval(clock);
@@ -152,11 +153,14 @@ export class Search {
     }, 250);
   }
 
-  draw() {
+  /* `is_over`: the search was stopped before it timed the layouts that fit. */
+  draw(is_over = false) {
     const { layouts } = this;
     if (!layouts.length) {
       const points = this.sized.filter((one) => one.tokens_per_s_per_gpu_at_most).slice(-1500).map((one) => ({ ...one, tokens_per_s_per_gpu: one.tokens_per_s_per_gpu_at_most, is_bound: true }));
-      if (points.length) this.frontier.replaceChildren(this.picture(points), make("p", { className: "note", textContent: `${this.sized.length} layouts fit so far, drawn hollow at the most tokens/s that they can reach; times come next.` }));
+      const best = [...points].sort((a, b) => b.tokens_per_s_per_gpu - a.tokens_per_s_per_gpu).slice(0, 8);
+      const words = `${this.sized.length} layouts fit so far, drawn hollow at the most tokens/s that they can reach; ${is_over ? "the search was stopped before their times were known. Below are those that can reach most" : "times come next"}. A row or point is taken over by a click.`;
+      if (points.length) this.frontier.replaceChildren(this.picture(points), make("p", { className: "note", textContent: words }), ...(is_over ? [this.bounds(best)] : []));
       return;
     }
     const edge = layouts.filter((one) => one.is_pareto);
@@ -177,7 +181,7 @@ export class Search {
     const points = layouts.map((one) => {
       const point = svg("circle", { cx: x(one.tokens_per_s_per_gpu).toFixed(1), cy: y(one.peak_bytes / 2 ** 30).toFixed(1), r: one.is_pareto ? 6 : 4, class: `point ${one.is_bound ? "unsure" : "fits"}${one.is_pareto ? " on-edge" : ""}` });
       const title = svg("title", {});
-      title.textContent = one.is_bound ? `${Object.entries(one.keys).map(([key, value]) => `${key} ${JSON.stringify(value)}`).join(", ")}: ${gib(one.peak_bytes)}, at most ${rate(one)}` : `${one.framework} ${one.layout}: ${gib(one.peak_bytes)}, ${seconds(one.step_s)}, ${rate(one)}`;
+      title.textContent = one.is_bound ? `${layout_of(one.keys)}: ${gib(one.peak_bytes)}, at most ${rate(one)}` : `${one.framework} ${one.layout}: ${gib(one.peak_bytes)}, ${seconds(one.step_s)}, ${rate(one)}`;
       point.append(title);
       point.addEventListener("click", () => this.take(one.keys));
       return point;
@@ -199,11 +203,21 @@ export class Search {
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, number(one), ...cells(one), below(one)]]), this.take));
   }
 
+  /* Layouts whose step time is not known, with the most that they can reach. */
+  bounds(rows) {
+    const head = ["", "framework", "layout", "other keys", "GPUs", "peak", "tokens/s per GPU, at most"];
+    return sheet("Layouts that fit", head, rows.map((one) => [{ ...one, framework: one.keys.framework, layout: mesh_of(one.keys) }, [one.keys.framework || this.question().values.framework, mesh_of(one.keys), others(one.keys), String(one.num_gpus), gib(one.peak_bytes), whole(one.tokens_per_s_per_gpu)]]), this.take);
+  }
+
   table(rows) {
     const head = ["", "framework", "layout", "other keys", "GPUs", "peak", "step", "tokens/s per GPU", "USD per M"];
     return sheet("Frontier", head, rows.map((one) => [one, [one.framework, one.layout, others(one.keys), String(one.num_gpus), gib(one.peak_bytes), seconds(one.step_s), whole(one.tokens_per_s_per_gpu), money(one, this.price)]]), this.take);
   }
 }
+
+const mesh_of = (keys) => Object.entries(keys).filter(([key, n]) => key.startsWith("mesh.") && n !== null && n !== 1).map(([key, n]) => `${key.slice(5)} ${n}`).join(" ") || "one GPU";
+/* A layout whose time is not known, in words. */
+const layout_of = (keys) => [keys.framework, mesh_of(keys), others(keys)].filter(Boolean).join(", ");
 
 /* A table whose rows are layouts, with a button that takes each over. */
 const sheet = (ariaLabel, head, rows, take) => make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel }, make("table", {},

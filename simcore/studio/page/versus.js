@@ -14,7 +14,7 @@ export class Versus {
     this.state = state;
     this.take = take;
     this.write = write;
-    this.numbers = new Map(); /* of pinned jobs, by their JSON */
+    this.numbers = new Map(); /* numbers and verdict of pinned jobs, by their JSON */
     document.getElementById("pinned").addEventListener("click", () => document.getElementById("side").scrollIntoView({ block: "start" }));
     this.beside = beside; /* what a question has beside the jobs: files, a price */
     document.getElementById("pin").addEventListener("click", () => this.pin());
@@ -26,7 +26,7 @@ export class Versus {
     if (same >= 0) return notice(`This job is ${letter_of(same)} already. Change something: the difference stands at the verdict, and in full under "Side by side".`);
     if (pins.length >= MOST) return notice(`Up to ${MOST} jobs can be pinned: let one go first.`);
     pins.push(job);
-    if (answer && answer.status === "ok") this.numbers.set(JSON.stringify(job), answer.numbers);
+    if (answer && answer.status === "ok") this.numbers.set(JSON.stringify(job), { numbers: answer.numbers, verdict: answer.verdict });
     this.write();
     return this.show();
   }
@@ -35,14 +35,14 @@ export class Versus {
   against() {
     const { pins, job, answer } = this.state;
     const last = pins.length - 1;
-    const then = last >= 0 && this.numbers.get(JSON.stringify(pins[last]));
+    const { numbers: then } = (last >= 0 && this.numbers.get(JSON.stringify(pins[last]))) || {};
     const now = answer && answer.status === "ok" && answer.numbers;
     const box = document.getElementById("against");
     box.hidden = !then || !now;
     if (box.hidden) return;
     const gib = (now.peak_bytes - then.peak_bytes) / 2 ** 30;
     const share = now.step_s && then.step_s ? `, step ${signed(100 * (now.step_s / then.step_s - 1), 0)} %` : "";
-    box.textContent = JSON.stringify(pins[last]) === JSON.stringify(job) ? `Kept as ${letter_of(last)} to compare with: change something.` : `Against ${letter_of(last)}: ${signed(gib, 2)} GiB${share}`;
+    box.textContent = JSON.stringify(pins[last]) === JSON.stringify(job) ? `Kept as ${letter_of(last)} to compare with: change something.` : `Against the kept job ${letter_of(last)} (${pins[last].framework}, ${gpus_of(pins[last])} GPUs): ${signed(gib, 2)} GiB${share}`;
   }
 
   /* Draws the pins beside the job in view, by one question. */
