@@ -163,7 +163,7 @@ def test_multi_token_prediction_is_always_in_fp8() -> None:
 
 
 def test_fp8_keeps_less_and_computes_faster() -> None:
-    wide = {"config": "llama-tiny", "overrides": {**LLAMA["overrides"], "hidden_size": 4096,  # type: ignore[dict-item]
+    wide = {"config": "llama-tiny", "overrides": {**LLAMA["overrides"], "hidden_size": 4096,
                                                   "intermediate_size": 14336, "head_dim": 1024}}
     given = {"seq_len": 4096, "options": EVERY, "model": wide}
     eight = _ran(**given)
@@ -253,7 +253,7 @@ def test_options_of_fp8_need_fp8() -> None:
 
 
 def test_shapes_must_fit_8_bit_products() -> None:
-    odd = {"config": "llama-tiny", "overrides": {**LLAMA["overrides"], "intermediate_size": 520}}  # type: ignore[dict-item]
+    odd = {"config": "llama-tiny", "overrides": {**LLAMA["overrides"], "intermediate_size": 520}}
     _refused("illegal", "mlp.linear_fc2.weight is 256 x 520", EVERY, model=odd)
     _refused("illegal", "60 tokens over tp 1", EVERY, seq_len=60)
     assert _ran(None, EVERY, seq_len=72).status == "ok"
