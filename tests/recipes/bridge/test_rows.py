@@ -12,6 +12,7 @@ from recipes.bridge.test_recipe import NANO, imported
 @pytest.mark.parametrize(("override", "told"), [
     ("model.hidden_size=1024", "another one than that of the model"), ("model.hidden_dropout=0.1", "another one than"),
     ("model.attention_dropout=0.1", "another one than"),
+    ("dataset.enable_in_batch_packing=true", "packs of the samples"),
     ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("mixed_precision.fp32=true", "training in fp32"),
     ("model.deallocate_pipeline_outputs=false", "outputs of stages that stay")])
 def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, override: str, told: str) -> None:
@@ -33,6 +34,10 @@ def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, 
     ("model.bias_dropout_fusion=false", "not modelled", "pointwise operators"),
     ("model.bias_dropout_fusion=true", "no effect", "the default"),
     ("dist.high_priority_stream_groups=[ep]", "not modelled", "go before others"),
+    ("dist.disable_jit_fuser=true", "not modelled", "pointwise operators"),
+    ("rerun_state_machine.rerun_mode=report_determinism_stats", "not modelled", "run again"),
+    ("dataset.inter_document_masking=true", "not modelled", "whole rows"),
+    ("train.check_optimizer_step_success=false", "not modelled", "fixed time"),
     ("env_vars.ODD=1", "not modelled", "this reader does not know"),
     ("env_vars.NCCL_ALGO=Ring", "not modelled", "repeat bit by bit"),
     ("model.calculate_per_token_loss=true", "no effect", "by what the loss is divided"),
