@@ -66,3 +66,10 @@ def test_copies_beside_an_update_on_the_host_are_not_modelled(tmp_path: Path) ->
     found = imported(tmp_path, "qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config optimizer.optimizer_cpu_offload=true "
                                "optimizer.overlap_cpu_optimizer_d2h_h2d=true")
     assert [one.kind for one in found.left if one.key.endswith("d2h_h2d")] == ["not modelled"]
+
+
+@pytest.mark.parametrize(("share", "told"), [("0.5", "not modelled: as much of each"), ("1.0", "no effect: the m")])
+def test_the_share_of_a_head_that_is_rotated_is_the_models(tmp_path: Path, share: str, told: str) -> None:
+    found = imported(tmp_path, f"llama32_1b_pretrain_1gpu_h100_bf16_config model.rotary_percent={share}")
+    (left,) = (one for one in found.left if one.key == "model.rotary_percent")
+    assert f"{left.kind}: {left.why}".startswith(told)
