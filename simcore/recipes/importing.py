@@ -42,7 +42,8 @@ def import_files(files: Sequence[RecipeFile], answers: Answers, named: str = "",
     found = (format_named(named, f"--from {named}"[:120]), files[0]) if named else format_of(files)
     if found:
         first = found[1]
-        return _read(found[0], first, [file for file in files if file is not first], answers, loose=loose)
+        read = _read(found[0], first, [file for file in files if file is not first], answers, loose=loose)
+        return replace(read, left=(*read.left, *_set_anew(answers, files)))
     for file in files:
         _ = file.document if _may_be_values(file) else None  # its own mistakes tell more
     names = ", ".join(one.name for one in known_formats())
@@ -158,6 +159,17 @@ def _expect_named(answers: Answers, scripts: Sequence[RecipeFile]) -> None:
     for name in answers.variables:
         if not any(re.search(rf"\b{re.escape(name)}\b", file.text) for file in scripts):
             raise InputError(Problem(f"--set env.{name}"[:120], "no script of the recipe names this variable"))
+
+
+def _set_anew(answers: Answers, files: Sequence[RecipeFile]) -> Iterator[Left]:
+    """Variables of `--set env` that a script sets before it reads them, by itself."""
+    for name, value in answers.variables.items():
+        for file in files:
+            said = None if _may_be_values(file) else re.search(rf"\b{re.escape(name)}\b.*", file.text)
+            if said and re.match(rf"{re.escape(name)}=(?!.*\b{re.escape(name)}\b)", said[0]) and re.search(
+                    r"(?:^|export\s+)[ \t]*$", file.text[:said.start()].rpartition("\n")[2]):
+                line = file.text.count("\n", 0, said.start()) + 1
+                yield Left("no effect", f"--set env.{name}", f"env.{name}", value, f"{file.path}:{line} sets it anew")
 
 
 def _may_be_values(file: RecipeFile) -> bool:

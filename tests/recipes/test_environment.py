@@ -15,7 +15,9 @@ from simcore.recipes.rows import Idle, Unmodelled
     ("NCCL_NVLS_ENABLE", Unmodelled), ("NCCL_ALGO", Unmodelled), ("NCCL_BUFFSIZE", Unmodelled),
     ("NCCL_MAX_NCHANNELS", Unmodelled), ("NCCL_DEBUG", Idle), ("NCCL_SOCKET_IFNAME", Idle), ("NCCL_IB_TIMEOUT", Idle),
     ("TORCH_NCCL_AVOID_RECORD_STREAMS", Idle), ("TORCH_NCCL_HIGH_PRIORITY", Unmodelled),
-    ("CUDA_DEVICE_MAX_CONNECTIONS", Unmodelled), ("CUDA_LAUNCH_BLOCKING", Unmodelled), ("CUDA_HOME", Idle),
+    ("CUDA_DEVICE_MAX_CONNECTIONS", Unmodelled), ("CUDA_LAUNCH_BLOCKING", Unmodelled),
+    ("CUDA_MODULE_LOADING", Unmodelled), ("NCCL_PXN_DISABLE", Unmodelled), ("NCCL_IB_SL", Idle),
+    ("CUDA_SCALE_LAUNCH_QUEUES", Unmodelled), ("CUDA_HOME", Idle),
     ("NVTE_FWD_LAYERNORM_SM_MARGIN", Unmodelled), ("NVTE_FLASH_ATTN", Unmodelled), ("NVTE_DEBUG", Idle),
     ("OMP_NUM_THREADS", Unmodelled), ("MASTER_ADDR", Idle), ("WORKDIR", Idle)])
 def test_a_variable_that_changes_what_is_run_is_not_without_effect(name: str, kind: type) -> None:

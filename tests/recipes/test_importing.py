@@ -155,3 +155,15 @@ def test_a_file_of_no_format_tells_its_own_mistake(name: str, text: str, message
 def test_toml_is_read() -> None:
     Path("a.toml").write_text("[training]\nsteps = 3\n", encoding="utf-8")
     assert read_files(["a.toml"])[0].document.data == {"training": {"steps": 3}}
+
+
+@pytest.mark.parametrize(("line", "told"), [("TP=1", True), ("export TP=1", True), ("TP=${TP:-1}", False),
+                                            ("[ -z $TP ] && TP=1", False)])
+def test_a_variable_that_the_script_sets_anew_is_told(tmp_path: Path, line: str, told: bool) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"{line}\ntorchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 "
+                    "--num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 "
+                    "--tensor-model-parallel-size $TP\n", encoding="utf-8")
+    found = import_recipe([str(file)], Answers.of_options(None, None, "dgx-h100", variables={"TP": "2"}))
+    assert [(one.key, one.why.endswith(":1 sets it anew")) for one in found.left if one.key == "env.TP"] == [
+        ("env.TP", True)] * told

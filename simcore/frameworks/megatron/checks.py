@@ -18,6 +18,37 @@ CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer", "activat
 _TE: Final = "TransformerEngine 2.18 attention/dot_product_attention"
 
 
+def check_head(job: Job, options: dict[str, object]) -> None:
+    """Raises IllegalLayout or NotYet for an output head that cannot compute in 8 bits (fp8_output_proj).
+
+    main `extensions/transformer_engine.py`, TELMHeadColumnParallelLinear; `transformer_config.py`:1569.
+    """
+    name, rule = "fp8_output_proj", "Megatron-LM main core/extensions/transformer_engine.py:1816"
+    if not options.get(name):
+        return
+    key, refused = f"framework_options.{name}", "TE MXFP8 output projection does not support "
+    if not job.scenario.framework_version.startswith("main"):
+        raise job.illegal(key, "core 0.16.1 has no such option", "use framework_version: main 2026-08-22")
+    if options.get("fp8_recipe") != "mxfp8":
+        raise job.illegal(key, "fp8_output_proj requires fp8_recipe='mxfp8'", "main transformer_config.py:1569")
+    if _predicts_hybrid(job):
+        job.refuse_idle(options, name, "in a hybrid, whose head is core's own (models/hybrid/hybrid_model.py)")
+    if options.get("defer_embedding_wgrad_compute"):
+        raise job.illegal(key, f"{refused}defer_embedding_wgrad_compute", rule)
+    if options.get("tp_comm_overlap"):
+        raise job.illegal(key, "Buffer name should be set to configure communication overlap settings",
+                          "Megatron-LM main core/extensions/transformer_engine.py:1219")
+    if job.graph.has_tied_head and job.mesh.pp == 1:
+        raise job.illegal(key, "TE output projection does not support skip_weight_param_allocation", rule)
+    for asked, what in ((job.graph.has_tied_head, "that has the embedding's weight"),
+                        (job.scenario.training.method != "full", "beside adapters"),
+                        (job.scenario.framework != "megatron", f"under {job.scenario.framework}"),
+                        (bool(options.get("quant_recipe")), "beside recipes of single linears"),
+                        (bool(options.get("disable_parameter_transpose_cache")), "whose weight is cast in each pass")):
+        if asked:
+            raise job.not_yet(key, f"an output head in 8 bits {what}")
+
+
 def check(job: Job, *, sequence_parallel: bool) -> None:
     """Raises the error of the first rule that the job breaks; returns nothing for a job that is served.
 

@@ -12,7 +12,9 @@ stay allocated too (`post_all_gather_processing`). Where the layer-wise optimize
 tensor of its own; what its owner updates, in fp32, is quantised into it, sent in 16 bits, and quantised by those that
 get it (main `optimizer/layer_wise_optimizer.py`, _allgather_helper; `optimizer.py`, _multi_tensor_copy_this_to_that
 without an overflow buffer; TransformerEngine `pytorch/tensor`, QuantizedTensor, copy_). Delayed scaling keeps a history
-of maxima for the five tensors of each GEMM.
+of maxima for the five tensors of each GEMM. The output head in mxfp8 (main `models/gpt/gpt_model.py`:272, core
+`extensions/transformer_engine.py`, TELMHeadColumnParallelLinear) is built outside of fp8_model_init: its parameter
+stays in 16 bits, and it has a workspace in any case.
 
 [Note: nvfp4 weights]
 Core computes in fp8 or in fp4, not in both; a recipe of TransformerEngine does either for all linears of a layer, so
@@ -33,7 +35,7 @@ from simcore.frameworks.common.te_recipes import check_device, scaling_of, weigh
 from simcore.frameworks.megatron.rules import whole_layout
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.training import Recompute
-from simcore.models.blocks import LayerKind, Mtp
+from simcore.models.blocks import Head, LayerKind, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.megatron.ops.options import MegatronOptions
@@ -62,6 +64,7 @@ OPTIONS = {
     "fp8_wgrad": (True, False),
     "fp8_dot_product_attention": (True, False),
     "fp8_multi_head_attention": (True, False),
+    "fp8_output_proj": (True, False),
     "tp_only_amax_red": (True, False),
     "fp4_format": ("e2m1",),
     "fp4_recipe": ("nvfp4", "custom"),
@@ -95,7 +98,7 @@ class Fp8:
     fp8_amax_history_len, 0 unless the recipe is delayed. `pads_routing`: tokens of an expert are padded.
     `further_in_bf16`: modules of multi-token prediction are in bf16. `attends`: attention is in fp8. `matchers`:
     linears with another recipe, see `number_formats.matched`. `transposes_again`: each backward makes the columns of
-    frozen parameters anew.
+    frozen parameters anew. `heads`: the output head is in fp8 too, see [Note: fp8 weights].
     """
 
     scaling: Scaling
@@ -109,6 +112,7 @@ class Fp8:
     attends: bool = False
     matchers: str = ""
     transposes_again: bool = False
+    heads: bool = False
 
     @property
     def lasting(self) -> bool:
@@ -162,7 +166,7 @@ def _made(job: Draft, options: dict[str, object], recipe: str, *, params: bool, 
                int(str(options.get("fp8_amax_history_len", HISTORY))) if recipe == "delayed" else 0,
                bool(options.get("moe_router_padding_for_quantization")), bool(options.get("keep_mtp_spec_in_bf16")),
                bool(options.get("fp8_dot_product_attention")), _matchers(job, options, params=params),
-               _transposes_again(job, options, recipe, params=params))
+               _transposes_again(job, options, recipe, params=params), bool(options.get("fp8_output_proj")))
     _check_routing(job, options)
     _check_layers(job, options, made)
     _check_params(job, options, made)
@@ -294,7 +298,7 @@ def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
                           f"the product of all dimensions except the last to be {asked}", rule)
     for kind, specs in zip(graph.kinds, graph.tensors, strict=True):
         for spec in specs if kind.fp8 else ():
-            if _is_te_linear(spec):
+            if _is_te_linear(spec, kind):
                 _, *shape = local_shape(spec.copies, spec.shape, whole_layout(spec), job.mesh, 0)
                 if shape[0] % rows or shape[1] % columns:
                     raise job.illegal("training.precision.compute", f"{spec.name} is {shape[0]} x {shape[1]} on a "
@@ -310,6 +314,8 @@ def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) ->
     buckets that ranks share, see `megatron_fsdp/table.py`.
     """
     inner = narrow_layers(graph, made)
+    if made.heads:
+        inner.add(graph.head)
     parts = [(layer, replace(graph.kinds[layer.kind], fp8=layer.index in inner)) for layer in graph.layers]
     kinds = tuple(dict.fromkeys(kind for _, kind in parts))
     specs = {kind: graph.tensors[layer.kind] for layer, kind in parts}
@@ -331,6 +337,9 @@ def narrow_layers(graph: ModelGraph, made: Fp8 | None) -> set[int]:
 def _specs(kind: LayerKind, specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, cut: bool) -> tuple[
         TensorSpec, ...]:
     found: list[TensorSpec] = []
+    if isinstance(kind.block, Head):  # it is built outside of the context that makes parameters in 8 bits
+        copied = replace(made, params=False)
+        found = [copy for spec in specs if kind.fp8 for copy in _copies(spec, mesh, copied, cut=cut)]
     for spec in specs:
         name = in_model(spec.name.removesuffix(".weight"), further=isinstance(kind.block, Mtp))
         own = matched(made.matchers, name) if made.matchers else ""
@@ -344,9 +353,10 @@ def _specs(kind: LayerKind, specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8
     return tuple(found)
 
 
-def _is_te_linear(spec: TensorSpec) -> bool:
-    """The output head is core's own linear, wherever it is used."""
-    return spec.module in ("linear", "grouped") and spec.is_owned and not spec.name.endswith("output_layer.weight")
+def _is_te_linear(spec: TensorSpec, kind: LayerKind | None = None) -> bool:
+    """The output head is core's own linear, wherever it is used; in 8 bits, if `kind` is given, TransformerEngine's."""
+    is_head = spec.name.endswith("output_layer.weight") and (kind is None or not isinstance(kind.block, Head))
+    return spec.module in ("linear", "grouped") and spec.is_owned and not is_head
 
 
 def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8, *, cut: bool) -> list[TensorSpec]:

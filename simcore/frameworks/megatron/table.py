@@ -15,7 +15,7 @@ from simcore.frameworks.common.checkpoint_files import megatron_files
 from simcore.frameworks.common.hot_ranks import fullest_load, hot_ranks_assumption
 from simcore.frameworks.common.te_offload import activation_offload
 from simcore.frameworks.common.te_offload import assumptions as offload_assumptions
-from simcore.frameworks.megatron.checks import check, check_attention, check_overlap, check_registered
+from simcore.frameworks.megatron.checks import check, check_attention, check_head, check_overlap, check_registered
 from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, narrow_layers, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
@@ -62,6 +62,7 @@ def in_fp8(job: Draft) -> ModelGraph:
     made = fp8_of(job, job.options(OPTIONS))
     if made is None:
         return job.graph
+    check_head(job, job.options(OPTIONS))
     graph = quantized(job.graph, job.mesh, made)
     check_shapes(job, made, graph)
     return graph

@@ -21,6 +21,7 @@ from functools import lru_cache
 from simcore.errors import InputError, Problem
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_fsdp_files
+from simcore.frameworks.megatron.checks import check_head
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks.megatron.options import OPTIONS as MEGATRON_OPTIONS
 from simcore.frameworks.megatron.options import bucket_elements
@@ -72,6 +73,7 @@ def in_fp8(job: Draft) -> ModelGraph:
     fp8 = _fp8(job, _shared(job.options(OPTIONS)))
     if fp8 is None:
         return job.graph
+    check_head(job, job.options(OPTIONS))
     graph = quantized(job.graph, job.mesh, fp8, cut=True)
     check_shapes(job, fp8, graph)
     return graph

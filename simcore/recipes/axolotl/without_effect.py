@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.huggingface.trainer import UNUSED
+from simcore.recipes.huggingface.without_effect import ALIKE
 from simcore.recipes.rows import Idle, Row, Unmodelled
 
 __all__ = ["WITHOUT_EFFECT"]
@@ -33,7 +34,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
           "ddp_timeout", "ray_run_name", "resources_per_worker.*", "experimental_skip_move_to_device",
           "device_map", "device_map.*"),
          "which files are read, and who starts the ranks"),
-    Unmodelled(("group_by_length",), "batches of sequences that are about as long as each other"),
+    Unmodelled(("group_by_length",), ALIKE),
     Unmodelled(("ddp_find_unused_parameters",), UNUSED),
     Idle(("test_value",), "a key of an example of axolotl's, which nothing in axolotl reads"),
     Unmodelled(("cls_model_config",), "transformers' class that reads the model's configuration: it is read as its "

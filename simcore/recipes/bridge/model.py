@@ -142,6 +142,11 @@ def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[
             found[field] = one
         else:
             draft.refuse(one, "another one than that of the model by its name")
+    share = reader.number("model.rotary_percent")
+    if share is not None and share.value != config.get("partial_rotary_factor", 1):
+        draft.unmodelled(share, "as much of each head is rotated as the model by its name says")
+    else:
+        draft.idle(share, "the model's own")
     return found
 
 

@@ -18,9 +18,11 @@ from simcore.recipes.megatron.without_effect import (
     CHECKS,
     MAMBA_KERNELS,
     PARAMS_NORM,
+    RERUN,
     SENDS,
     SMS,
     TIMERS,
+    VALIDATES,
     is_interleaved,
     leave_beside,
     limit_of_gradients,
@@ -65,6 +67,9 @@ REFUSED: Final[tuple[Row, ...]] = (
     Off("dist.use_torch_fsdp2", "PyTorch's FSDP2 in place of Megatron's (models/model_provider.py:222)"),
     On("model.deallocate_pipeline_outputs", "outputs of stages that stay when they are sent"),
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
+    Off("dataset.enable_in_batch_packing", "packs of the samples of a microbatch, whose lengths the recipe does not "
+        "say"),
+    Off("dataset.hybrid_context_parallel", "sequences that differ in the ranks that share them"),
     Off("train.skip_train", "no training: there is no step"),
     Off("validation.skip_train", "no training: there is no step"),
     Off("peft.a2a_experimental", "adapters whose parts are exchanged"),
@@ -98,7 +103,10 @@ IDLE: Final[tuple[Row, ...]] = (
           "optimizer.apply_wd_to_qk_layernorm", "optimizer.bf16", "optimizer.fp16",
           "optimizer.min_lr", "mixed_precision.*loss_scale*", "mixed_precision.hysteresis"),
          "values of the optimizer's step"),
-    Idle(("train.train_iters", "train.manual_gc*", "train.exit_*", "train.eval_*", "train.check_*", "train.skip_*"),
+    Idle(("train.train_iters", "train.manual_gc*", "train.exit_*", "train.eval_*", "train.check_weight_hash_*",
+             "train.num_epochs",
+          "train.train_samples", "train.train_sync_interval", "train.gpu_sniff_test_interval",
+          "train.iterations_to_skip"),
          "length of the run and pauses"),
     Idle(("dataset.*", "tokenizer.*"), "which samples are read; their length is training.seq_len"),
     Idle(("ddp.average_in_collective", "ddp.gradient_reduce_div_fusion"), "values of gradients"),
@@ -106,7 +114,8 @@ IDLE: Final[tuple[Row, ...]] = (
           "model.fp8_margin", "model.fp8_amax_*", "model.fp8_wgrad", "model.fp8_dot_product_attention",
           "model.fp8_multi_head_attention", "model.params_dtype*", "model.autocast_dtype*",
           "model.pipeline_dtype*"), "mixed_precision says it"),
-    Idle(("model.init_method_std", "model.rotary_*", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
+    Idle(("model.init_method_std", "model.rotary_base*", "model.rotary_interleaved",
+          "model.rotary_scaling_factor", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
           "model.use_te_rng_tracker",
           "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling", "model.hf_model_revision",
           "model.is_hybrid_model",
@@ -130,6 +139,9 @@ _GATHER: Final = "the first parameters are gathered after the optimizer's step, 
 # TransformerEngine d0067d0d pytorch/module/layernorm_mlp.py:807 saves what core's two linears and activation do
 _LAYER: Final = ("a layer as one module of TransformerEngine, which keeps the tensors of core's modules, which are "
                  "simulated; what its MLP frees during backward may differ")
+_SHARP: Final = "sums within switches: rates are those of NCCL's own choice"
+_TELL: Final = ("numbers that ranks of a model tell each other after each step (training/train.py:964): they are in "
+                "the fixed time of a step")
 SMALL: Final[Mapping[str, tuple[Any, str]]] = {
     "optimizer.overlap_param_gather_with_optimizer_step": (False, _GATHER),
     "comm_overlap.overlap_param_gather_with_optimizer_step": (False, _GATHER),
@@ -139,7 +151,17 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
     "model.use_transformer_engine_full_layer_spec": (False, _LAYER),
     "model.use_mamba_mem_eff_path": (True, MAMBA_KERNELS),
     "dist.high_priority_stream_groups": ([], "exchanges go before others: all run at their rates"),
-    "dist.use_sharp": (False, "sums within switches: rates are those of NCCL's own choice"),
+    "dist.use_sharp": (False, _SHARP),
+    "dist.sharp_enabled_group": (None, _SHARP),
+    "dist.distributed_backend": ("nccl", "exchanges by another library: NCCL's are timed"),
+    "dist.disable_jit_fuser": (False, "pointwise operators of torch in place of compiled ones, which move and keep "
+                                      "more: the compiled ones are simulated"),
+    "train.check_optimizer_step_success": (True, _TELL),
+    "train.skip_sync_grad_norm_across_mp": (False, _TELL),
+    "tensor_inspect.enabled": (False, "statistics of tensors, for which kernels run and the host waits: not timed"),
+    "logger.log_l2_norm_grad_to_tensorboard": (False, "norms of single gradients, for which the host waits: not timed"),
+    "dataset.inter_document_masking": (False, "attention within documents, whose lengths the recipe does not say: it "
+                                              "is counted over whole rows"),
     "dist.nccl_communicator_config_path": (None, "ways and buffers of exchanges: rates and buffers are those of NCCL's "
                                                  "own choice"),
     "train.empty_unused_memory_level": (0, "cached blocks are given back within a step: memory reserved and time are "
@@ -151,10 +173,11 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
 _MULTIPROCESSORS: Final = ("model.moe_*_num_sms*", "model.moe_hybridep_num_*")
 _OF_MUON: Final = ("muon_tp_mode", "muon_num_ns_steps", "muon_fp32_matmul_prec", "muon_use_syrk",
                    "muon_scalar_optimizer")
-_OF_STAGES: Final = ("comm_overlap.align_param_gather", "comm_overlap.align_grad_reduce", "ddp.align_param_gather")
+_OF_STAGES: Final = ("comm_overlap.align_param_gather", "ddp.align_param_gather", "dist.align_grad_reduce")
 LOOKED_AT: Final[tuple[Row, ...]] = (
     limit_of_gradients("optimizer.clip_grad"),
     Unmodelled(("ddp.check_for_*", "rerun_state_machine.check_for_*"), CHECKS),
+    Unmodelled(("rerun_state_machine.rerun_mode",), RERUN, VALIDATES),
     Unmodelled(("logger.timing_log_level",), TIMERS, (0, -1)),
     Unmodelled(("logger.log_params_norm",), PARAMS_NORM),
 )

@@ -108,6 +108,7 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
         draft.default(f"{_OPTION}fp4_param_gather", False, f"Bridge {COMMIT}",  # noqa: FBT003 - a value
                       "training/mixed_precision.py, MixedPrecisionConfig")
     _read_single(reader, draft, on=on)
+    _read_head(reader, draft, compute)
     draft.idle(reader.flag("model.keep_mtp_spec_in_bf16"), "a field of HybridModelProvider that neither Bridge nor "
                "Megatron-LM d98e8a64 reads: multi-token prediction computes as the layers do")
     ends = reader.flag("model.first_last_layers_bf16")
@@ -122,6 +123,20 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
                   "(training/mixed_precision.py:81), which says it")
     draft.use(reader.take("mixed_precision.fp4_recipe"), why="read with mixed_precision.fp4 alone, and nvfp4 there")
     draft.use(reader.flag("ddp.reuse_grad_buf_for_mxfp8_param_ag"), why="mixed_precision says it")
+
+
+def _read_head(reader: Reader, draft: Draft, compute: str) -> None:
+    """Reads if the output head computes in 8 bits; a hybrid's does not (core/models/hybrid/hybrid_model.py)."""
+    head = reader.flag("model.fp8_output_proj")
+    if head is None or not head.value:
+        draft.idle(head, "the default, as without it")
+    elif compute != "fp8":
+        draft.use(head)
+        draft.fail(head.where, "fp8_output_proj must be used together with fp8 mode (transformer_config.py:1571)")
+    elif reader.has("model.hybrid_layer_pattern"):
+        draft.idle(head, "a hybrid's head is core's own")
+    else:
+        draft.put(f"{_OPTION}fp8_output_proj", head)
 
 
 def _read_single(reader: Reader, draft: Draft, *, on: bool) -> None:

@@ -118,6 +118,7 @@ def _formats(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
             value = outline.value(f"{_OPTION}{name}")
             if value is not None:
                 yield f"mixed_precision.{name}", value, None
+        yield "model.fp8_output_proj", outline.value(f"{_OPTION}fp8_output_proj") is True, False
 
 
 def _states(outline: Outline) -> Iterator[Wanted]:

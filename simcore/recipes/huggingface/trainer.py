@@ -20,6 +20,7 @@ from simcore.recipes.huggingface.deepspeed import (
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.without_effect import ALIKE
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 
@@ -58,7 +59,7 @@ SWITCHES: Final[tuple[Row, ...]] = (
       for name in ("backend", "mode")),
     *ACCELERATOR,
     Unmodelled(("full_determinism",), "deterministic kernels are not told apart from others"),
-    Unmodelled(("group_by_length",), "batches of sequences that are about as long as each other"),
+    Unmodelled(("group_by_length",), ALIKE),
     Idle(("average_tokens_*",), "the loss is scaled by one number, which ranks add up"),
     Unmodelled(("torch_empty_cache_steps",), "the allocator's cache, which is emptied every so many steps"),
 )

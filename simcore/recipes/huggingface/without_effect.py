@@ -6,7 +6,9 @@ from typing import Final
 
 from simcore.recipes.rows import Idle, Row, Says, Unmodelled
 
-__all__ = ["TRAINER"]
+__all__ = ["ALIKE", "TRAINER"]
+
+ALIKE: Final = "batches of sequences that are about as long as each other"
 
 TRAINER: Final[tuple[Row, ...]] = (
     Idle(("local_rank",), "how ranks are started"),
@@ -16,8 +18,9 @@ TRAINER: Final[tuple[Row, ...]] = (
                "the host waits: not timed", ("no",)),
     Idle(("logging_*", "log_*", "report_to", "run_name", "project", "trackio_*", "include_*"),
          "logging and measuring"),
-    Idle(("dataloader_*", "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name",
+    Idle(("dataloader_*", "remove_unused_columns", "label_names", "length_column_name",
           "ignore_data_skip"), "which samples are read"),
+    Unmodelled(("train_sampling_strategy",), ALIKE, ("random", "sequential")),
     Idle(("learning_rate", "lr_*", "warmup_*", "weight_decay", "adam_*", "seed", "data_seed"),
          "numbers of the update"),
     Idle(("num_train_epochs", "max_steps", "save_*", "output_dir", "overwrite_output_dir", "resume_from_checkpoint",

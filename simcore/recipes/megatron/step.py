@@ -59,6 +59,7 @@ def _write_fp8(writer: Writer, kind: Setting[Any], *, is_on: bool) -> None:
         "fp8_wgrad")
     history, reuses = fields.integer("fp8_amax_history_len"), fields.flag("reuse_grad_buf_for_mxfp8_param_ag")
     pads = (fields.flag("moe_router_padding_for_quantization"), fields.flag("moe_router_padding_for_fp8"))
+    _write_head(writer, is_on=is_on)
     if not is_on:
         precise = fields.flag("use_precision_aware_optimizer").value
         if precise and recipe.value == "delayed":
@@ -80,6 +81,21 @@ def _write_fp8(writer: Writer, kind: Setting[Any], *, is_on: bool) -> None:
     writer.write_other(f"{_OPTION}reuse_grad_buf_for_mxfp8_param_ag", reuses.value, False, reuses)  # noqa: FBT003
     writer.write_other(f"{_OPTION}moe_router_padding_for_quantization", any(one.value for one in pads),
                        False, *pads)  # noqa: FBT003
+
+
+def _write_head(writer: Writer, *, is_on: bool) -> None:
+    """Reads if the output head computes in 8 bits; a hybrid's does not (core/models/hybrid/hybrid_model.py)."""
+    head = writer.fields.flag("fp8_output_proj")
+    if not head.value:
+        writer.idle("the default, as without it", head)
+    elif not is_on:
+        writer.use(head)
+        writer.draft.fail(head.taken[0].where, "fp8_output_proj must be used together with fp8 mode "
+                                               "(transformer_config.py:1571)")
+    elif writer.fields.text("hybrid_layer_pattern").value or writer.fields.text("hybrid_override_pattern").value:
+        writer.idle("a hybrid's head is core's own", head)
+    else:
+        writer.write(f"{_OPTION}fp8_output_proj", True, head)  # noqa: FBT003
 
 
 def _write_fp4(writer: Writer, kind: Setting[Any], *, is_on: bool) -> None:

@@ -18,9 +18,11 @@ __all__ = [
     "NOT_MODELLED",
     "OF_TESTS",
     "PARAMS_NORM",
+    "RERUN",
     "SENDS",
     "SMS",
     "TIMERS",
+    "VALIDATES",
     "WITHOUT_EFFECT",
     "Beside",
     "is_interleaved",
@@ -115,9 +117,10 @@ WITHOUT_EFFECT: Final = (
     Idle(("--*fp8-wgrad",), "nothing computes in fp8"),
     Idle(("--ddp-average-in-collective",), "gradients are divided within the reduction, as it is timed"),
     Idle(("--mamba-*", "--mtp-hybrid-override-pattern", "--mtp-use-repeated-layer"), "the model has no such layers"),
-    Idle(("--dsa-*", "--no-dsa-*", "--disable-dsa-*", "--linear-*", "--mhc-*", "--kitchen-*", "--gdp-*", "--gtp-*",
+    Idle(("--dsa-*", "--no-dsa-*", "--disable-dsa-*", "--linear-conv-*", "--linear-key-*", "--linear-num-*",
+             "--linear-scaler-*", "--linear-value-*", "--mhc-*", "--kitchen-*", "--gdp-*", "--gtp-*",
          "--hybrid-attention-ratio",
-         "--hybrid-mlp-ratio", "--moe-paged-stash-*", "--moe-ncclep-*", "--logits-*", "--qad-*", "--use-kitchen-*",
+         "--hybrid-mlp-ratio", "--moe-paged-stash-*", "--moe-ncclep-*", "--logits-*", "--qad-*",
          "--freeze-*", "--packing-*", "--export-*", "--torch-fsdp2-*"), "settings of what is refused where it is on"),
     Idle(("--batch-size", "--checkpoint-activations", "--model-parallel-size"), "old words, which Megatron refuses"),
     Idle(("--biencoder-*", "--bert-*", "--block-data-path", "--embedding-path", "--evidence-data-path",
@@ -133,6 +136,9 @@ TIMERS: Final = "timers before which the host waits for all kernels, and for the
 CHECKS: Final = "losses, or gradients bucket by bucket, are looked at, for which the host waits: not timed"
 MAMBA_KERNELS: Final = ("Mamba's convolution and scan as kernels of their own, which keep more (core/ssm/"
                         "mamba_mixer.py:514): the one kernel is simulated")
+RERUN: Final = "steps that are run again to compare them"
+VALIDATES: Final = ("disabled", "validate_results")
+"""Modes in which a step is run again only where its result is doubtful."""
 SENDS: Final = ("sends between stages that wait for each other (core/pipeline_parallel/schedules.py:1576): they are "
                 "timed beside products")
 COPIES_BESIDE: Final = ("copies to and from the host beside its step (core/optimizer/cpu_offloading/"
@@ -150,7 +156,7 @@ NOT_MODELLED: Final = (
     Unmodelled(("--log-max-attention-logit",), "the largest logit of every head is one more result of attention, which "
                "FlashAttention does not have: time and kernel are those without it"),
     Unmodelled(("--check-for-*",), CHECKS),
-    Unmodelled(("--rerun-mode",), "steps that are run again to compare them", ("disabled", "validate_results")),
+    Unmodelled(("--rerun-mode",), RERUN, VALIDATES),
     Unmodelled(("--use-checkpoint-args", "--use-mp-args-from-checkpoint-args"),
                "sizes, and degrees, that a checkpoint has go before those of the command (checkpointing.py:2250): the "
                "command's are simulated"),

@@ -65,7 +65,8 @@ def _write_narrow(puts: ArgumentPuts) -> None:
             puts.put("fp8_amax_history_len", outline.value(f"{_OPTION}fp8_amax_history_len"),
                      f"{_OPTION}fp8_amax_history_len")
         puts.say("fp8_wgrad", f"{_OPTION}fp8_wgrad", True)  # noqa: FBT003
-        for name in ("reuse_grad_buf_for_mxfp8_param_ag", "moe_router_padding_for_quantization"):
+        for name in ("reuse_grad_buf_for_mxfp8_param_ag", "moe_router_padding_for_quantization",
+                     "fp8_output_proj"):
             puts.say(name, f"{_OPTION}{name}", False)  # noqa: FBT003
     ends = outline.value(f"{_OPTION}first_last_layers_bf16")
     puts.put("first_last_layers_bf16", bool(ends), f"{_OPTION}first_last_layers_bf16")

@@ -14,7 +14,7 @@ from simcore.placement.plan import Placed, place
 from simcore.results.report import Report
 from simcore.simulate import simulate
 
-LLAMA = {"config": "llama-tiny", "overrides": {
+LLAMA: dict[str, Any] = {"config": "llama-tiny", "overrides": {
     "hidden_size": 256, "vocab_size": 1024, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": False}}
 LAYER = 256 * (3 * 256) + 256 * 256 + 256 * (2 * 512) + 512 * 256
@@ -163,7 +163,7 @@ def test_multi_token_prediction_is_always_in_fp8() -> None:
 
 
 def test_fp8_keeps_less_and_computes_faster() -> None:
-    wide = {"config": "llama-tiny", "overrides": {**LLAMA["overrides"], "hidden_size": 4096,  # type: ignore[dict-item]
+    wide = {"config": "llama-tiny", "overrides": {**LLAMA["overrides"], "hidden_size": 4096,
                                                   "intermediate_size": 14336, "head_dim": 1024}}
     given = {"seq_len": 4096, "options": EVERY, "model": wide}
     eight = _ran(**given)
@@ -253,7 +253,7 @@ def test_options_of_fp8_need_fp8() -> None:
 
 
 def test_shapes_must_fit_8_bit_products() -> None:
-    odd = {"config": "llama-tiny", "overrides": {**LLAMA["overrides"], "intermediate_size": 520}}  # type: ignore[dict-item]
+    odd = {"config": "llama-tiny", "overrides": {**LLAMA["overrides"], "intermediate_size": 520}}
     _refused("illegal", "mlp.linear_fc2.weight is 256 x 520", EVERY, model=odd)
     _refused("illegal", "60 tokens over tp 1", EVERY, seq_len=60)
     assert _ran(None, EVERY, seq_len=72).status == "ok"
@@ -364,3 +364,44 @@ def test_weights_of_linears_in_16_bits_have_no_copies() -> None:
 def test_recipes_of_linears_that_are_refused(told: str, given: dict[str, Any]) -> None:
     report = simulate(_fp4(**given))
     assert told in report.problems[0].message
+
+
+# ---- the output head -------------------------------------------------------------------------------------------------
+HEAD: dict[str, Any] = EVERY | {"fp8_recipe": "mxfp8", "fp8_output_proj": True}
+BLACKWELL: dict[str, Any] = {"topology": "gb200-nvl72", "version": "main 2026-08-22"}
+
+
+def _head(options: dict[str, Any], mesh: dict[str, int] | None = None) -> dict[str, Placed]:
+    return _layer(6, mesh, options, **BLACKWELL)
+
+
+@pytest.mark.parametrize("params", [True, False])
+def test_the_heads_parameter_stays_in_16_bits_beside_copies_in_8(params: bool) -> None:
+    """Megatron-LM d98e8a64 core/models/gpt/gpt_model.py:272: it is built outside of fp8_model_init."""
+    placed = _head(HEAD | {"fp8_param_gather": params})
+    name, size = "output_layer.weight", 1024 * 256
+    assert placed[name].rest_bytes == 2 * size
+    kept = {"fp8": size + size // 32, "fp8_columns": size + size // 32}
+    if params:
+        kept["param_buffer"] = size
+    assert _buffers(placed) == {f"{name}.{kind}": count for kind, count in kept.items()}
+    assert {one for one in _buffers(_head(HEAD | {"fp8_output_proj": False})) if ".fp8" in one} == set()
+
+
+@pytest.mark.parametrize(("told", "status", "options", "given"), [
+    ("requires fp8_recipe='mxfp8'", "illegal", HEAD | {"fp8_recipe": "tensorwise"}, {}),
+    ("core 0.16.1 has no such option", "illegal", HEAD, {"version": "core 0.16.1 + bridge 0.3.1"}),
+    ("whose weight is cast in each pass", "error", HEAD | {"disable_parameter_transpose_cache": True}, {}),
+    ("beside adapters", "error", HEAD, {"method": "lora", "lora": {"rank": 8}}),
+    ("skip_weight_param_allocation", "illegal", HEAD, {"model": LLAMA | {"overrides": LLAMA["overrides"] | {
+        "tie_word_embeddings": True}}})])
+def test_heads_that_cannot_be_in_8_bits(told: str, status: str, options: dict[str, Any], given: dict[str, Any]) -> None:
+    _refused(status, told, options, **{**BLACKWELL, **given})
+
+
+def test_a_head_in_8_bits_takes_less_time_for_more_bytes() -> None:
+    """Three products of 256 x 1,024 in 8 bits; the weight twice, less what the bf16 input was kept with."""
+    sixteen, eight = (_ran({"tp": 2}, HEAD | {"fp8_output_proj": on}, **BLACKWELL) for on in (False, True))
+    assert (sixteen.status, eight.status) == ("ok", "ok")
+    held = [report.ranks[0].peak.by_category["buffer"] for report in (sixteen, eight) if report.ranks[0].peak]
+    assert held[1] - held[0] == 2 * (1024 * 256 // 2) * 33 // 32

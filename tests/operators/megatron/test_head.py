@@ -61,3 +61,18 @@ def test_native_losses_pass_over_an_fp32_softmax(loss: str, passes: tuple[int, i
             if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE]
     assert [r[5] for r in rows] == [T * V * (4 * count + 2) for count in passes]
     assert [int(shapes_in(np.array([r[4]]))[0]) for r in rows] == operators
+
+
+def test_a_head_in_8_bits_is_a_column_parallel_linear_of_transformer_engine() -> None:
+    """Its three products read 8 bits, its input is kept in 8 bits, its gradient is cast (Megatron-LM d98e8a64)."""
+    eight = replace(HEAD, fp8=True)
+    options = MegatronOptions(fp8_recipe="mxfp8", fp8_transposes=True, keeps_fp8_weights=True)
+    run = replace(run_of(HEAD), options=options)
+    tapes = [record(kind, run, {}, {}) for kind in (HEAD, eight)]
+    products = [[row[2] for tape in (found.forward, found.backward) for row in tape.rows
+                 if row[0] == Op.COMPUTE and row[2] in (Kernel.GEMM, Kernel.FP8_GEMM)] for found in tapes]
+    assert products == [3 * [Kernel.GEMM], 3 * [Kernel.FP8_GEMM]]
+    size = T * HEAD.hidden
+    assert kept_in(HEAD, run) - kept_in(eight, run) in (0, 2 * size - size * 33 // 32)
+    peaks = [live_bytes((found.backward,))[1] for found in tapes]
+    assert peaks[1] - peaks[0] == 2 * T * V * 33 // 32

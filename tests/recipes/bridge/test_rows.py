@@ -12,6 +12,7 @@ from recipes.bridge.test_recipe import NANO, imported
 @pytest.mark.parametrize(("override", "told"), [
     ("model.hidden_size=1024", "another one than that of the model"), ("model.hidden_dropout=0.1", "another one than"),
     ("model.attention_dropout=0.1", "another one than"),
+    ("dataset.enable_in_batch_packing=true", "packs of the samples"),
     ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("mixed_precision.fp32=true", "training in fp32"),
     ("model.deallocate_pipeline_outputs=false", "outputs of stages that stay")])
 def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, override: str, told: str) -> None:
@@ -33,6 +34,10 @@ def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, 
     ("model.bias_dropout_fusion=false", "not modelled", "pointwise operators"),
     ("model.bias_dropout_fusion=true", "no effect", "the default"),
     ("dist.high_priority_stream_groups=[ep]", "not modelled", "go before others"),
+    ("dist.disable_jit_fuser=true", "not modelled", "pointwise operators"),
+    ("rerun_state_machine.rerun_mode=report_determinism_stats", "not modelled", "run again"),
+    ("dataset.inter_document_masking=true", "not modelled", "whole rows"),
+    ("train.check_optimizer_step_success=false", "not modelled", "fixed time"),
     ("env_vars.ODD=1", "not modelled", "this reader does not know"),
     ("env_vars.NCCL_ALGO=Ring", "not modelled", "repeat bit by bit"),
     ("model.calculate_per_token_loss=true", "no effect", "by what the loss is divided"),
@@ -61,3 +66,10 @@ def test_copies_beside_an_update_on_the_host_are_not_modelled(tmp_path: Path) ->
     found = imported(tmp_path, "qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config optimizer.optimizer_cpu_offload=true "
                                "optimizer.overlap_cpu_optimizer_d2h_h2d=true")
     assert [one.kind for one in found.left if one.key.endswith("d2h_h2d")] == ["not modelled"]
+
+
+@pytest.mark.parametrize(("share", "told"), [("0.5", "not modelled: as much of each"), ("1.0", "no effect: the m")])
+def test_the_share_of_a_head_that_is_rotated_is_the_models(tmp_path: Path, share: str, told: str) -> None:
+    found = imported(tmp_path, f"llama32_1b_pretrain_1gpu_h100_bf16_config model.rotary_percent={share}")
+    (left,) = (one for one in found.left if one.key == "model.rotary_percent")
+    assert f"{left.kind}: {left.why}".startswith(told)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from recipes.bridge.test_recipe import imported
 from recipes.looked_into import messages, value
 
@@ -28,3 +30,11 @@ def test_layers_that_no_recipe_of_fp8_keeps_in_bf16_are_not(tmp_path: Path) -> N
     assert value(found, "framework_options.first_last_layers_bf16") is False
     narrow = imported(tmp_path, "deepseek_v3_pretrain_256gpu_b200_nvfp4_config")
     assert value(narrow, "framework_options.fp4_param_gather") is False
+
+
+@pytest.mark.parametrize(("name", "on"), [
+    ("deepseek_v3_pretrain_256gpu_b300_fp8mx_config", True),
+    ("deepseek_v3_pretrain_256gpu_b300_fp8mx_config model.fp8_output_proj=false", None)])
+def test_a_head_in_8_bits_is_an_option(tmp_path: Path, name: str, on: bool | None) -> None:
+    """Megatron-Bridge 067f987d perf_recipes/deepseek/b300/deepseek_v3.py:154."""
+    assert value(imported(tmp_path, name), "framework_options.fp8_output_proj") is on

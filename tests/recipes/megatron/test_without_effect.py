@@ -91,3 +91,9 @@ def test_a_reason_admits_an_effect_where_there_is_one(tmp_path: Path, changes: d
     found = of(tmp_path, 8, **changes)
     (left,) = (one for one in found.left if one.key.endswith(f"--{[*changes][-1].replace('_', '-')}"))
     assert f"{left.kind}: {left.why}".startswith(told)
+
+
+def test_a_head_in_8_bits_is_an_option(tmp_path: Path) -> None:
+    eight = {"fp8_format": "e4m3", "fp8_recipe": "mxfp8", "fp8_output_proj": True}
+    assert value(of(tmp_path, 8, **eight), "framework_options.fp8_output_proj") is True
+    assert "together with fp8 mode" in messages(of(tmp_path, 8, fp8_output_proj=True))

@@ -12,7 +12,7 @@ the output is quantised along both, and lives until the function returns. Where 
 the bf16 input is kept, because another operator keeps it anyway or will make it again, and is quantised in backward.
 Weights: a copy made by the first microbatch and kept for good, or made by each forward and kept until its backward
 (disable_parameter_transpose_cache), or the parameter itself (fp8_param_gather); the lasting ones are buffers.
-Attention's core, embedding, output head, router and norms stay in 16 bits.
+Attention's core, embedding, router and norms stay in 16 bits, and the output head unless fp8_output_proj is on.
 
 In nvfp4 all three products of a linear are so: [Note: nvfp4] in `operators/shared/quantizer.py`; there too is who
 casts a tensor, [Note: fused casts].
