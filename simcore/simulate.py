@@ -14,10 +14,11 @@ from simcore.simulation.afterwards import refuse_afterwards
 from simcore.simulation.random_lengths import at_length, drawn_lengths, is_drawn, with_lengths
 from simcore.simulation.report import guarded, report
 from simcore.simulation.simulation import legal_simulation, placed_by_rank
-from simcore.simulation.step import Asked, Request, check_step, training_step
+from simcore.simulation.step import Asked, Request, training_step
+from simcore.simulation.step import check_step as check_written
 from simcore.simulation.step import first_num_rows as rows_of
 
-__all__ = ["answered", "check", "place", "rows_of", "simulate"]
+__all__ = ["answered", "check", "check_step", "place", "rows_of", "simulate"]
 
 _LAYERS: Final = "the operations of a step, which `run` simulates"
 
@@ -66,6 +67,13 @@ def check(scenario: Scenario, *, rules_only: bool = False) -> Report:
     return guarded(scenario, partial(_checked, scenario, rules_only=rules_only))
 
 
+def check_step(scenario: Scenario) -> None:
+    """Raises what a training step raises before it is timed; of drawn lengths the longest is asked, which is first."""
+    if is_drawn(scenario):
+        scenario = at_length(scenario, drawn_lengths(scenario, prepare(scenario)[1].padding)[1].max)
+    check_written(legal_simulation(scenario))
+
+
 def _checked(scenario: Scenario, *, rules_only: bool) -> Report:
     if scenario.workload != "train":
         refuse_afterwards(scenario)
@@ -75,24 +83,17 @@ def _checked(scenario: Scenario, *, rules_only: bool) -> Report:
         from simcore.rl.workload import legal
 
         legal(scenario)
-    legal = legal_simulation(scenario)
+    asked = legal_simulation(scenario)
     if scenario.workload == "train" and not rules_only:
-        _check_step(scenario)
-    return report(legal, series=False)
-
-
-def _check_step(scenario: Scenario) -> None:
-    """Raises what a training step raises before it is timed; of drawn lengths the longest is asked, which is first."""
-    if is_drawn(scenario):
-        scenario = at_length(scenario, drawn_lengths(scenario, prepare(scenario)[1].padding)[1].max)
-    check_step(legal_simulation(scenario))
+        check_step(scenario)
+    return report(asked, series=False)
 
 
 def _placed(scenario: Scenario, rank: int | None) -> Report:
     found = report(placed_by_rank(scenario, rank), series=False)
     try:
         if scenario.workload == "train":
-            _check_step(scenario)
+            check_step(scenario)
     except RankscopeError as error:
         told = Assumption(what=NO_STEP, value=error.problems[0].message, kind="derived", source=_LAYERS)
         return found.model_copy(update={"assumptions": (*found.assumptions, told)})

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
-from simcore.simulation.simulation import legal_simulation
-from simcore.simulation.step import check_step
+from simcore.simulate import check_step
 
 __all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "scenario_of"]
 
@@ -36,11 +36,12 @@ def asked(keys: dict[str, Any]) -> str:
     "yes" is what `run` simulates: the operations of a step are written out by `check_step`, as for `check`.
     """
     try:
-        legal = legal_simulation(scenario_of(keys))
+        scenario = scenario_of(keys)
+        prepare(scenario)
     except RankscopeError as error:
         return _WORDS.get(type(error), "-")
     try:
-        check_step(legal)
+        check_step(scenario)
     except RankscopeError as error:
         return PLACED if isinstance(error, NotYet) else _WORDS.get(type(error), "-")
     return "yes"

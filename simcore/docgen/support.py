@@ -82,7 +82,7 @@ def support() -> str:
 
 
 def _matrix() -> str:
-    """How many cells have which answer, and a table of models by frameworks with the methods that run."""
+    """Line that counts the cells of each answer, and a table of models by frameworks with the methods that run."""
     every = Counter(word for entry in served().values() for words in entry["answers"].values()
                     for word in words.values())
     told = ", ".join(f"{word} {every[word]:,}" for word in ANSWERS if every[word])
