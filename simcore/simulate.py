@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Unpack
+from typing import Final, Unpack
 
-from simcore.errors import NotYet, Problem
+from simcore.errors import NotYet, Problem, RankscopeError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
-from simcore.results.report import Report
+from simcore.results.report import NO_STEP, Assumption, Report
 from simcore.simulation.afterwards import refuse_afterwards
-from simcore.simulation.random_lengths import is_drawn, with_lengths
+from simcore.simulation.random_lengths import at_length, drawn_lengths, is_drawn, with_lengths
 from simcore.simulation.report import guarded, report
 from simcore.simulation.simulation import legal_simulation, placed_by_rank
 from simcore.simulation.step import Asked, Request, training_step
+from simcore.simulation.step import check_step as check_written
 from simcore.simulation.step import first_num_rows as rows_of
 
-__all__ = ["check", "place", "rows_of", "simulate"]
+__all__ = ["answered", "check", "check_step", "place", "rows_of", "simulate"]
+
+_LAYERS: Final = "the operations of a step, which `run` simulates"
 
 
 def simulate(scenario: Scenario, **asked: Unpack[Asked]) -> Report:
@@ -27,29 +30,12 @@ def simulate(scenario: Scenario, **asked: Unpack[Asked]) -> Report:
     memory, traffic and time. Any RankscopeError (refused layout, wrong input, not modelled) comes back as a report with
     its problems.
     """
-    return guarded(scenario, partial(_simulated, scenario, Request(**asked)))
+    return guarded(scenario, partial(answered, scenario, **asked))
 
 
-def place(scenario: Scenario, *, rank: int | None = None) -> Report:
-    """Report of the bytes of parameters, gradients and optimizer states at rest, for each class of equal ranks.
-
-    Without a peak and without times; for the workload `serve` the engine's whole report. `rank`: only this rank; None:
-    all. A RankscopeError, such as a refused layout, comes back as a report with its problems.
-    """
-    if scenario.workload == "serve":
-        return guarded(scenario, partial(_served, scenario))
-    return guarded(scenario, lambda: report(placed_by_rank(scenario, rank), series=False))
-
-
-def check(scenario: Scenario) -> Report:
-    """Report that says if the framework accepts the scenario's layout, by its rules and the engine's own.
-
-    Nothing is placed or simulated: no ranks and no time. A refusal or wrong input is in its `status` and `problems`.
-    """
-    return guarded(scenario, partial(_checked, scenario))
-
-
-def _simulated(scenario: Scenario, request: Request) -> Report:
+def answered(scenario: Scenario, **asked: Unpack[Asked]) -> Report:
+    """Report of `simulate` on a scenario that is not refused; raises the RankscopeError that says why it is."""
+    request = Request(**asked)
     if scenario.workload != "train":
         return _other_workload(scenario, request)
     if not is_drawn(scenario):
@@ -59,7 +45,36 @@ def _simulated(scenario: Scenario, request: Request) -> Report:
                         partial(training_step, request=request))
 
 
-def _checked(scenario: Scenario) -> Report:
+def place(scenario: Scenario, *, rank: int | None = None) -> Report:
+    """Report of the bytes of parameters, gradients and optimizer states at rest, for each class of equal ranks.
+
+    Without a peak and without times; for the workload `serve` the engine's whole report. `rank`: only this rank; None:
+    all. An assumption named `NO_STEP` says why the step is not simulated, where only the placement is served. A
+    RankscopeError, such as a refused layout, comes back as a report with its problems.
+    """
+    if scenario.workload == "serve":
+        return guarded(scenario, partial(_served, scenario))
+    return guarded(scenario, partial(_placed, scenario, rank))
+
+
+def check(scenario: Scenario, *, rules_only: bool = False) -> Report:
+    """Report that says if `simulate` answers: the framework accepts the layout, and its operators are modelled.
+
+    Operations of a step are written out (`simulation/step.py`, `check_step`) and dropped: the report has no ranks, no
+    memory and no time. A refusal or wrong input is in its `status` and `problems`, as `simulate` has them.
+    `rules_only`: only the rules are asked, a few times faster; a training step may still lack operators.
+    """
+    return guarded(scenario, partial(_checked, scenario, rules_only=rules_only))
+
+
+def check_step(scenario: Scenario) -> None:
+    """Raises what a training step raises before it is timed; of drawn lengths the longest is asked, which is first."""
+    if is_drawn(scenario):
+        scenario = at_length(scenario, drawn_lengths(scenario, prepare(scenario)[1].padding)[1].max)
+    check_written(legal_simulation(scenario))
+
+
+def _checked(scenario: Scenario, *, rules_only: bool) -> Report:
     if scenario.workload != "train":
         refuse_afterwards(scenario)
     if scenario.workload == "serve":
@@ -68,7 +83,21 @@ def _checked(scenario: Scenario) -> Report:
         from simcore.rl.workload import legal
 
         legal(scenario)
-    return report(legal_simulation(scenario), series=False)
+    asked = legal_simulation(scenario)
+    if scenario.workload == "train" and not rules_only:
+        check_step(scenario)
+    return report(asked, series=False)
+
+
+def _placed(scenario: Scenario, rank: int | None) -> Report:
+    found = report(placed_by_rank(scenario, rank), series=False)
+    try:
+        if scenario.workload == "train":
+            check_step(scenario)
+    except RankscopeError as error:
+        told = Assumption(what=NO_STEP, value=error.problems[0].message, kind="derived", source=_LAYERS)
+        return found.model_copy(update={"assumptions": (*found.assumptions, told)})
+    return found
 
 
 # other workloads are imported where one is asked for: most runs have none of them

@@ -4,6 +4,7 @@
     refused     the framework refuses what a sweep made: an answer            exit code 0
     adapters    LoRA targets without a match, adapters without a gradient     exit code 0
     idle        blocks that have no effect on a training step                 exit code 0
+    no step     only the placement is served, not a step                      exit code 0
     crash       a bug of ours                                                 exit code 3
     oom         more than the device has                                      exit code 1
     unsure      measured errors reach across the device's limit               exit code 0 or 1, as `unsure` says
@@ -25,7 +26,7 @@ from xml.etree import ElementTree
 from simcore.batch.run import Outcome
 from simcore.batch.stored import read_results
 from simcore.errors import InputError, Problem
-from simcore.results.report import BESIDE_STEPS, Peak, Report
+from simcore.results.report import BESIDE_STEPS, NO_STEP, Peak, Report
 from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
@@ -41,8 +42,8 @@ IN_TABLES = frozenset({"oom", "unsure", "host", "phase"})
 class Finding:
     """One fault or notice that a gate (a check of one result) found in a scenario.
 
-    `name`: the scenario; `where`: its place, `file:line`; `kind`: problem, refused, adapters, idle, crash, oom, unsure,
-    host, phase, fill or regression; `code`: exit code that it asks for, 0 for a notice.
+    `name`: the scenario; `where`: its place, `file:line`; `kind`: problem, refused, adapters, idle, no step,
+    crash, oom, unsure, host, phase, fill or regression; `code`: exit code that it asks for, 0 for a notice.
     """
 
     name: str
@@ -77,13 +78,13 @@ Decided = Literal["fits", "oom"]
 def gates(max_fill: str | None = None, baseline: Path | None = None, *, unsure: Decided = "fits") -> list[Gate]:
     """Checks to run on each outcome: functions that take one `Outcome` and give its findings.
 
-    Always: problems, LoRA without effect, blocks without effect, device and host memory; an unsure verdict counts as
-    `unsure` says. With `max_fill`, a share of
-    the device's capacity (`92%` or `0.92`): a peak above it that still fits. With `baseline`, the path of earlier
-    results (`read_results`): a worse status or verdict than the scenario of that name has there, or a peak or step time
-    more than 1% higher. InputError if an argument is wrong.
+    Always: problems, LoRA without effect, blocks without effect, steps that are not simulated, device and host memory;
+    an unsure verdict counts as `unsure` says. With `max_fill`, a share of the device's capacity (`92%` or `0.92`): a
+    peak above it that still fits. With `baseline`, the path of earlier results (`read_results`): a worse status or
+    verdict than the scenario of that name has there, or a peak or step time more than 1% higher. InputError if an
+    argument is wrong.
     """
-    chosen: list[Gate] = [_problems, _adapters, _idle, _oom, partial(_unsure, counts_as=unsure), _hosts]
+    chosen: list[Gate] = [_problems, _adapters, _idle, _no_step, _oom, partial(_unsure, counts_as=unsure), _hosts]
     if max_fill is not None:
         chosen.append(partial(_over_fill, max_fill=_share(max_fill)))
     if baseline is not None:
@@ -147,6 +148,13 @@ def _idle(outcome: Outcome) -> Iterator[Finding]:
         cache = f"; kv_dtype {kv} neither: there is no KV cache in it" if kv != "auto" else ""
         yield Finding(outcome.report.name, outcome.where, "idle", f"{name}: changes nothing in a training step{cache}",
                       0)
+
+
+def _no_step(outcome: Outcome) -> Iterator[Finding]:
+    """Reason why a step of what was placed is not simulated."""
+    for row in outcome.report.assumptions:
+        if row.what == NO_STEP:
+            yield Finding(outcome.report.name, outcome.where, "no step", f"a step is not simulated: {row.value}", 0)
 
 
 def _oom(outcome: Outcome) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.results.limit import Limit
 from simcore.results.report import Report
-from simcore.simulate import check, simulate
+from simcore.simulate import simulate
 
 __all__ = ["by_size", "machine_of"]
 
@@ -81,8 +81,7 @@ def _tried(scenario: Scenario, name: str) -> _Tried:
         other = changed(scenario, {"topology": name})
     except InputError as error:
         return _Tried(name, None, error.problems[0].message)
-    report = check(other)
-    report = simulate(other, timed=False) if report.status == "ok" else report
+    report = simulate(other, timed=False)
     if report.verdict is None:
         return _Tried(name, None, report.problems[0].message if report.problems else "no memory is simulated")
     return _Tried(name, report)

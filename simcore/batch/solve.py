@@ -21,7 +21,7 @@ from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.results.limit import Limit, Quantity
 from simcore.results.report import Report
-from simcore.simulate import check, simulate
+from simcore.simulate import simulate
 
 __all__ = ["keys_of", "limit_of"]
 
@@ -64,8 +64,7 @@ class _Tried:
         except InputError as error:
             self.refusal, self.refused[value] = str(error.problems[0]), error.problems[0].message
             return None
-        report = check(other)
-        report = simulate(other, timed=False) if report.status == "ok" else report
+        report = simulate(other, timed=False)
         if report.problems:
             self.refusal = "; ".join(problem.message for problem in report.problems)
             self.refused[value] = report.problems[0].message

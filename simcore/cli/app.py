@@ -161,8 +161,9 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
           seq_len: SeqLen = None, topology: Topology = "", beside: FilesBeside = None) -> None:
     """Show what lies on every rank at rest, component by component: weights, gradients, optimizer states.
 
-    A table for each class of ranks with equal memory, then the summary; no step is simulated. SCENARIO may hold a
-    sweep. Exit code 0; 1: an inference engine does not start; 2: wrong input or a refused layout (0 in a sweep).
+    A table for each class of ranks with equal memory, then the summary; no step is simulated, and a notice says so if
+    none could be. SCENARIO may hold a sweep. Exit code 0; 1: an inference engine does not start; 2: wrong input or a
+    refused layout (0 in a sweep).
     """
     from simcore.cli.output import print_shown
     from simcore.cli.session import run_entries
@@ -179,10 +180,10 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
 @app.command()
 def check(paths: Paths, *, json: Json = False, overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None,
           topology: Topology = "", beside: FilesBeside = None) -> None:
-    """Parse scenarios and ask the frameworks' rules whether their layouts are legal.
+    """Parse scenarios and say whether `run` answers: layouts are legal, and a step's operators are modelled.
 
-    Nothing is simulated. Exit code 0; 1: an inference engine does not start; 2: wrong input or an illegal layout (0 in
-    a sweep).
+    Neither memory nor time is simulated. Exit code 0; 1: an inference engine does not start; 2: wrong input, an illegal
+    layout (0 in a sweep), or one that is not modelled yet.
     """
     from simcore.cli.session import run_entries
     from simcore.cli.shown import show

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -103,14 +103,22 @@ def _show(found: Sequence[Record], lines: Iterable[str], *, json: bool) -> None:
 def _models(found: Sequence[Record]) -> Iterator[str]:
     numbered = dict(enumerate(found[0]["methods"], 1))
     yield from textwrap.wrap(
-        "Methods that run, with the layers that a framework takes by default: F full, L LoRA, Q QLoRA. Columns: "
+        "Methods that run, with the layers that a framework takes by default: F full, L LoRA, Q QLoRA; in small "
+        "letters those that are placed only (`rankscope place`). Columns: "
         + ", ".join(f"{number} {framework}" for number, framework in numbered.items()) + ".", _WIDTH)
-    rows = [(r["name"], _size(r["parameters"]), *("".join(m[0].upper() for m in methods) or "-"
-                                                  for methods in r["methods"].values())) for r in found]
+    rows = [(r["name"], _size(r["parameters"]), *map(_letters, r["answers"].values())) for r in found]
     head, *lines = _table(("model", "size", *map(str, numbered)), rows, right=(1,))
     yield from ("", head)
     for record, line in zip(found, lines, strict=True):
         yield from (line, f"    {record['repository'] or 'not published'}, {record['family']}")
+
+
+def _letters(answers: Mapping[str, str]) -> str:
+    """Initials of the methods that run, small ones of those that are only placed; "-" for none."""
+    from simcore.docgen.asking import PLACED
+
+    kept = {"yes": str.upper, PLACED: str.lower}
+    return "".join(kept[word](method[0]) for method, word in answers.items() if word in kept) or "-"
 
 
 def _one_model(record: Record) -> Iterator[str]:
@@ -118,8 +126,10 @@ def _one_model(record: Record) -> Iterator[str]:
     yield from _wrapped(f"config.json: {record['repository'] or 'made up, or assumed'}")
     if record["other_names"]:
         yield from _wrapped(f"also: {', '.join(record['other_names'])}")
-    for framework, methods in record["methods"].items():
-        yield f"    {framework}: {', '.join(methods) or 'not yet'}"
+    for framework, answers in record["answers"].items():
+        alike = {word: [method for method, one in answers.items() if one == word] for word in answers.values()}
+        yield f"    {framework}: " + "; ".join(", ".join(methods) if word == "yes" else f"{word}: {', '.join(methods)}"
+                                            for word, methods in alike.items())
 
 
 def _option(record: Record, every: Sequence[str]) -> Iterator[str]:

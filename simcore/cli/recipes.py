@@ -44,7 +44,7 @@ def import_(
 
     Printed as YAML: beside each key the line of the recipe, the release's default, the answer or the rule; below, the
     recipe's keys that change nothing. Exit code 2 if the recipe leaves something open or has a key that is not known,
-    and, behind the scenario, if it does not run: its model is not known, or its layout is not legal.
+    and, behind the scenario, if it does not run: its model is not known, its layout not legal, or a step not modelled.
     """
     from simcore.inputs.loading import settings_of
     from simcore.inputs.named_files import named_from

@@ -1,16 +1,18 @@
-"""Small scenarios that are put to a framework's table, which answers, refuses, or does not model them yet."""
+"""Small scenarios that are put to the engine: a step of them runs, is refused, or is not modelled yet."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Final
 
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.simulate import check_step
 
-__all__ = ["METHODS", "asked", "scenario_of"]
+__all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "scenario_of"]
 
 METHODS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "full": ({"training": {"method": "full"}},),
@@ -21,16 +23,38 @@ METHODS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
                "framework_options": {"use_orig_params": True, "bnb_4bit_quant_storage": "bfloat16"}}),
 }
 """Training methods, each with the ways to ask for it; one that is served is enough."""
+PLACED: Final = "placement only"
+"""Answer where tensors are placed, and a step is not simulated: operators of the layers are missing."""
+ANSWERS: Final = ("yes", PLACED, "not yet", "refused", "-")
+"""Answers of `asked`, the best first."""
 _WORDS: Final = {NotYet: "not yet", IllegalLayout: "refused"}
 
 
 def asked(keys: dict[str, Any]) -> str:
-    """Answer to a small scenario with these keys: yes, not yet, refused, or - for one that cannot be asked."""
+    """Answer of the engine to a small scenario with these keys, one of `ANSWERS`; "-" for one that cannot be asked.
+
+    "yes" is what `run` simulates: the operations of a step are written out by `check_step`, as for `check`.
+    """
     try:
-        prepare(scenario_of(keys))
+        scenario = scenario_of(keys)
+        prepare(scenario)
     except RankscopeError as error:
         return _WORDS.get(type(error), "-")
+    try:
+        check_step(scenario)
+    except RankscopeError as error:
+        return PLACED if isinstance(error, NotYet) else _WORDS.get(type(error), "-")
     return "yes"
+
+
+def best(answers: Iterable[str]) -> str:
+    """The best of several answers, of which those behind a "yes" are not asked for; "-" for none."""
+    found = {"-"}
+    for answer in answers:
+        found.add(answer)
+        if answer == ANSWERS[0]:
+            break
+    return min(found, key=ANSWERS.index)
 
 
 def scenario_of(keys: dict[str, Any]) -> Scenario:

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from simcore.docgen.served import NAMES, served
+from simcore.docgen.served import NAMES, served, those_with
 from simcore.docgen.support import defaults_of
 from simcore.frameworks.registry import framework_adapter, known_frameworks, named_adapter
 from simcore.hardware.topology import load_topology, topology_names
@@ -30,7 +30,8 @@ _QUESTION: Final = "**Question.** "
 def models() -> list[Record]:
     """Built-in models by name: family, parameters, layers, repository, other names, and the methods that run.
 
-    `methods`: framework -> methods, with the framework's default layers and version.
+    `methods`: framework -> methods whose step is simulated, with the framework's default layers and version. `answers`:
+    framework -> method -> the engine's answer (`asking.ANSWERS`), such as "placement only".
     """
     return [_model(name) for name in known_presets()]
 
@@ -39,7 +40,7 @@ def _model(name: str) -> Record:
     told = served()[name]
     return {"name": name, "family": model_config(name, None, name)["model_type"], "parameters": told["parameters"],
             "layers": told["layers"], "repository": next(iter(ids_of(name)), None),
-            "other_names": list(names_of(name)[2:]), "methods": told["methods"]}
+            "other_names": list(names_of(name)[2:]), "methods": those_with("yes", told), "answers": told["answers"]}
 
 
 def machines() -> list[Record]:
@@ -61,10 +62,10 @@ def frameworks() -> list[Record]:
 
 
 def _framework(name: str) -> Record:
-    adapter, told = framework_adapter(name), [entry["methods"][name] for entry in served().values()]
+    adapter, told = framework_adapter(name), [entry["answers"][name] for entry in served().values()]
     return {"name": name, "versions": list(adapter.versions), "layers": list(adapter.implementations),
-            "methods": [method for method in NAMES if any(method in methods for methods in told)],
-            "models": sum("full" in methods for methods in told)}
+            "methods": [method for method in NAMES if any(words[method] == "yes" for words in told)],
+            "models": sum(words["full"] == "yes" for words in told)}
 
 
 def options(framework: str) -> list[Record]:

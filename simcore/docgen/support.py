@@ -1,4 +1,4 @@
-"""Page of what each framework serves: every cell is asked of the framework's own table.
+"""Page of what each framework serves: every cell is asked of the engine, which writes out a step.
 
     python -m simcore.docgen.support > docs/support.md
 """
@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
-from simcore.docgen.asking import METHODS, asked, scenario_of
+from simcore.docgen.asking import ANSWERS, METHODS, PLACED, asked, best, scenario_of
 from simcore.docgen.glossary import table
-from simcore.docgen.served import NAMES, served
+from simcore.docgen.served import NAMES, served, those_with
 from simcore.errors import RankscopeError
 from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.frameworks.setup import prepare
@@ -21,13 +22,20 @@ __all__ = ["defaults_of", "support"]
 
 _HEAD: Final = """# What is supported
 
-Made by `python -m simcore.docgen.support`: each cell is a small scenario that was put to the framework's table.
-`yes`: answered for at least one of the models that were asked. `refused`: the framework itself refuses it for all of
-them; `rankscope check` says by which rule. `not yet`: the framework may have it, this version does not model it.
-Models: """
-_MATRIX: Final = """Methods that run with the layers and the version that a framework takes by default, on data-parallel
-ranks: small scenarios for each cell, by `python -m simcore.docgen.served`. Other layers may run more: see above."""
-_MODELS: Final = ("llama-tiny", "nemotron-3-tiny", "mixtral-8x7b", "deepseek-v2-lite", "mpt-7b")
+Made by `python -m simcore.docgen.support`: each cell is a small scenario whose step was written out.
+`yes`: simulated for at least one of the models that were asked. `placement only`: `rankscope place` answers, `run` and
+`check` say which operators are missing. `refused`: the framework itself refuses it for all of them; `rankscope check`
+says by which rule. `not yet`: the framework may have it, this version does not model it. Models, the large ones with
+fewer layers: """
+_MATRIX: Final = """Methods whose step is simulated with the layers and the version that a framework takes by default,
+on data-parallel ranks: small scenarios for each cell, by `python -m simcore.docgen.served`. Other layers may run more:
+see above. In a cell without one: `placement only`, `refused` or `not yet`, the best answer of its methods."""
+_LAYERS: Final = 8
+_MODELS: Final[dict[str, str | dict[str, Any]]] = {
+    "llama-tiny": "llama-tiny", "nemotron-3-tiny": "nemotron-3-tiny",
+    **{name: {"config": name, "overrides": {field: _LAYERS}} for name, field in (
+        ("mixtral-8x7b", "num_hidden_layers"), ("deepseek-v2-lite", "num_hidden_layers"), ("mpt-7b", "n_layers"))}}
+"""Models that each cell is asked of, by name: the large ones with few layers, which have all kinds of layers."""
 _MESHES: Final[dict[str, dict[str, int]]] = {
     "dp_replicate": {"dp_replicate": 2}, "dp_shard": {"dp_shard": 2}, "HSDP": {"dp_replicate": 2, "dp_shard": 2},
     "tp": {"tp": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}, "ep": {"ep": 2},
@@ -62,7 +70,7 @@ _OPTION: Final = "framework_options."
 def support() -> str:
     """Markdown text of `docs/support.md`: tables of what each framework serves, with each layer implementation.
 
-    A cell is `yes` (for at least one of a few models), `not yet`, `refused` or `-` (none of the models can be asked).
+    A cell is the best answer (`asking.ANSWERS`) of a few models.
     """
     rows = [(framework, implementation) for framework in known_frameworks()
             for implementation in framework_adapter(framework).implementations]
@@ -74,10 +82,15 @@ def support() -> str:
 
 
 def _matrix() -> str:
-    """Table of models by frameworks; each cell has the methods that run."""
-    return table(("model", *(f"`{name}`" for name in known_frameworks())), (
-        (f"`{model}`", *(", ".join(NAMES[method] for method in methods) or "not yet"
-                         for methods in entry["methods"].values())) for model, entry in served().items()))
+    """Line that counts the cells of each answer, and a table of models by frameworks with the methods that run."""
+    every = Counter(word for entry in served().values() for words in entry["answers"].values()
+                    for word in words.values())
+    told = ", ".join(f"{word} {every[word]:,}" for word in ANSWERS if every[word])
+    rows = ((f"`{model}`", *(", ".join(NAMES[method] for method in run) or best(entry["answers"][framework].values())
+                             for framework, run in those_with("yes", entry).items()))
+            for model, entry in served().items())
+    return (f"Of {every.total():,} cells, one for each model, framework and method: {told}.\n\n"
+            + table(("model", *(f"`{name}`" for name in known_frameworks())), rows))
 
 
 def _meshes(framework: str, implementation: str) -> Iterator[str]:
@@ -94,14 +107,10 @@ def _features(framework: str, implementation: str) -> Iterator[str]:
 
 
 def _answer(framework: str, implementation: str, ways: list[dict[str, Any]]) -> str:
-    """The best answer over ways to ask and models: yes, then not yet, then refused."""
-    words = {"-"}
-    for way in ways:
-        for model in _runnable(framework, implementation):
-            words.add(word := asked({**_named(framework, implementation), "model": model, **way}))
-            if word == "yes":
-                return word
-    return next(word for word in ("not yet", "refused", "-") if word in words)
+    """The best answer over ways to ask and models."""
+    named = _named(framework, implementation)
+    return best(asked({**named, "model": _MODELS[name], **way}) for way in ways
+                for name in _runnable(framework, implementation))
 
 
 @lru_cache
@@ -120,8 +129,11 @@ def _named(framework: str, implementation: str) -> dict[str, Any]:
 
 
 def _models(base: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(model for model in _MODELS if any(asked({**base, "model": model, "mesh": mesh}) == "yes"
-                                                   for mesh in ({"dp_shard": 2}, {"dp_replicate": 2})))
+    """The models with the best answer, of those that are answered."""
+    answers = {name: best(asked({**base, "model": model, "mesh": mesh}) for mesh in _DATA)
+               for name, model in _MODELS.items()}
+    most = best(answers.values())
+    return tuple(name for name, answer in answers.items() if answer == most and answer in ("yes", PLACED))
 
 
 def defaults_of(framework: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from simcore.units import format_bytes, format_seconds
 __all__ = [
     "ASKED_PHASES",
     "BESIDE_STEPS",
+    "NO_STEP",
     "REPORTS",
     "SCHEMA_VERSION",
     "Advice",
@@ -174,6 +175,8 @@ class HostPhase(_Frozen):
 
 ASKED_PHASES = ("evaluation", "generate", "merge", "export")
 """Phases that a job has only if its scenario asks for them."""
+NO_STEP = "no step"
+"""Name of the assumption of a report that is placed only: its value says why its step is not simulated."""
 BESIDE_STEPS = ("load", "save", *ASKED_PHASES)
 """Phases beside the steps of a training, in which it runs out of memory as well as in a step."""
 

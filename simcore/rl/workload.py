@@ -37,8 +37,8 @@ from simcore.rl.traffic import (
     of_steps,
     rows,
 )
-from simcore.simulation.simulation import Simulation, placed_simulation
-from simcore.simulation.step import Request, training_step
+from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
+from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
 from simcore.vllm.engine import Engine
 from simcore.vllm.parallel import calls
@@ -61,15 +61,12 @@ def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report
 
 
 def legal(scenario: Scenario) -> None:
-    """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses.
-
-    The check of the training step alone, which is separate, is not repeated.
-    """
+    """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses."""
     if scenario.workload == "grpo":
-        rl, engine = _asked(scenario)
-        _num_steps(scenario, rl.prompts * rl.generations)
-        _num_engines(scenario, engine)
+        _num_engines(scenario, _asked(scenario)[1])
+    trained = _trained(scenario)
     _passes_of(scenario, _training(scenario))
+    check_step(legal_simulation(trained))
 
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------
@@ -77,6 +74,27 @@ def _training(scenario: Scenario, **changed: Any) -> Scenario:
     """Scenario of the training step only, with other batch sizes."""
     training = scenario.training.model_copy(update=changed)
     return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training})
+
+
+def _trained(scenario: Scenario) -> Scenario:
+    """Scenario of the training step inside: of pairs, counted twice (dpo), or of a part of what is generated (grpo)."""
+    if scenario.workload == "dpo":
+        return _training(scenario, **_of_pairs(scenario))
+    rl, _ = _asked(scenario)
+    sequences = rl.prompts * rl.generations
+    return _training(scenario, global_batch_size=sequences // _num_steps(scenario, sequences))
+
+
+def _of_pairs(scenario: Scenario) -> dict[str, int | None]:
+    """Batch sizes of DPO in sequences; InputError for a block `generation`."""
+    if scenario.generation is not None:
+        raise InputError(Problem(scenario.where("generation"), "generation: nothing is generated in dpo"))
+    if scenario.rl is not None:
+        raise InputError(Problem(scenario.where("rl"), "rl: changes nothing in dpo (the workload grpo reads it)"))
+    training = scenario.training
+    batch = training.global_batch_size
+    return {"micro_batch_size": _PAIR * training.micro_batch_size,
+            "global_batch_size": None if batch is None else _PAIR * batch}
 
 
 def _passes_of(scenario: Scenario, passing: Scenario) -> Simulation:
@@ -156,17 +174,9 @@ def _batch(passing: Scenario, per_sample: int, steps: int = 1) -> Batch:
 
 # ---- DPO -------------------------------------------------------------------------------------------------------------
 def _dpo(scenario: Scenario, request: Request) -> Report:
-    if scenario.generation is not None:
-        raise InputError(Problem(scenario.where("generation"), "generation: nothing is generated in dpo"))
-    if scenario.rl is not None:
-        raise InputError(Problem(scenario.where("rl"), "rl: changes nothing in dpo (the workload grpo reads it)"))
-    training = scenario.training
-    batch = training.global_batch_size
-    doubled = {"micro_batch_size": _PAIR * training.micro_batch_size,
-               "global_batch_size": None if batch is None else _PAIR * batch}
-    passing = _training(scenario, **doubled, recompute="none")
+    passing = _training(scenario, **_of_pairs(scenario), recompute="none")
     simulation = _passes_of(scenario, passing)
-    trained = training_step(_training(scenario, **doubled), request)
+    trained = training_step(_trained(scenario), request)
     forward = passes(simulation, timed=request.timed)
     policies = _policies(scenario, trained, forward, simulation, 1)
     journals = [dpo_step(policy, simulation.topology) for policy in policies]
@@ -194,7 +204,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     passing = _training(scenario, micro_batch_size=rl.logprob_batch_size, global_batch_size=sequences,
                         recompute="none")
     simulation = _passes_of(scenario, passing)
-    trained = training_step(_training(scenario, global_batch_size=sequences // steps), request)
+    trained = training_step(_trained(scenario), request)
     forward = passes(simulation, timed=request.timed)
     policies = _policies(scenario, trained, forward, simulation, steps)
     weights, rounds = gathered(_stages(simulation), simulation.routes), _rounds(engine, -(-sequences // engines))

@@ -18,7 +18,7 @@ from simcore.results.evidence import EvidenceKind
 from simcore.results.report import Report
 from simcore.results.verdict import Verdict
 from simcore.search.known import Known
-from simcore.simulate import simulate
+from simcore.simulate import answered, simulate
 from simcore.simulation.bounds import is_too_large_at_rest, least_step_ns
 from simcore.simulation.paging import paged_bytes
 from simcore.simulation.random_lengths import is_drawn
@@ -34,6 +34,7 @@ Candidate = Mapping[str, Any]
 """Values of dotted keys that make a layout out of the scenario of a search."""
 
 _NUMBER: Final = re.compile(r"\d+")
+_NO_MEMORY: Final = "no memory is simulated"
 _TOO_LARGE: Final = "the sizes of this model and batch pass what 64 bits can count"
 
 
@@ -102,7 +103,7 @@ def _judged(base: Scenario, candidate: Candidate) -> Judged:
     try:
         scenario = changed(base, candidate)
         if scenario.workload != "train" or is_drawn(scenario):
-            return _sized(scenario, simulate(scenario, timed=False), 0.0)
+            return _sized(scenario, answered(scenario, timed=False), 0.0)
         return _known_memory(legal_simulation(scenario))
     except RankscopeError as error:
         return _refused(error)
@@ -141,11 +142,8 @@ def _sized_step(simulation: Simulation) -> Sized:
 
 
 def _sized(scenario: Scenario, report: Report, least_s: float) -> Judged:
-    if report.status != "ok" or report.verdict is None or report.highest_bytes is None:
-        row = report.problems[0] if report.problems else None
-        message = row.message if row else "no memory is simulated"
-        return Refused("illegal" if report.status == "illegal" else "wrong",
-                       (row.rule if row else "") or _NUMBER.sub("#", message), message)
+    if report.verdict is None or report.highest_bytes is None:
+        return Refused("wrong", _NO_MEMORY, _NO_MEMORY)
     price = topology_of(scenario).price_per_gpu_hour
     verdict = report.job_verdict or report.verdict
     return Sized(verdict, report.highest_bytes, report.headroom_bytes or 0, scenario.world_size, _tokens(scenario),

@@ -23,12 +23,13 @@ from simcore.simulation.detail import with_detail, with_streams
 from simcore.simulation.hosts import hosted
 from simcore.simulation.random_routing import drawn
 from simcore.simulation.report import report
-from simcore.simulation.simulation import Simulation, placed_simulation
+from simcore.simulation.simulation import Simulation, placed, placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows, unlike
+from simcore.simulation.step_memory import is_plain
 from simcore.timing.step import StepLength, time_step
 
-__all__ = ["Asked", "Request", "first_num_rows", "program_of", "step_of", "training_step", "tried_numbers",
-           "written_out"]
+__all__ = ["Asked", "Request", "check_step", "first_num_rows", "program_of", "step_of", "training_step",
+           "tried_numbers", "written_out"]
 
 
 class Asked(TypedDict, total=False):
@@ -100,6 +101,26 @@ def step_of(simulation: Simulation, request: Request) -> Report:
         return unlike(simulation, answer)
     finally:
         settle()
+
+
+def check_step(legal: Simulation) -> None:
+    """Raises what simulating a step of a legal layout (`legal_simulation`) raises before anything is timed.
+
+    That is NotYet for layers whose operators are missing, and InputError for a step that is too long. Operations of a
+    plain training (`is_plain`) are written out for one rank of each pipeline stage: its other ranks run the same
+    layers. Of any other one memory is simulated too, since evaluation and drawn routing have refusals of their own.
+    """
+    simulation = placed(legal)
+    if not is_plain(simulation.job.scenario):
+        step_of(simulation, Request(timed=False))
+        return
+    simulation.num_written = num_lowered(simulation)
+    check_rows(simulation)
+    first = {rank_class.stage: (rank_class, plan) for rank_class, plan
+             in zip(reversed(simulation.classes), reversed(simulation.plans), strict=True)}
+    classes, plans = zip(*first.values(), strict=True)
+    with written_out(replace(simulation, classes=classes, plans=plans, programs={}), timed=False):
+        pass
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Values of each degree of parallelism that a job may have, and for the others why not.
 
 The number of GPUs stays when a degree changes: the data-parallel axis takes what is left. Each value is asked of the
-framework (`simcore.simulate.check`), nothing is simulated.
+framework's rules (`simcore.simulate.check`); the job's own mesh, and one in its place, also for operators that a step
+would lack.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def degrees(document: Document) -> dict[str, Any]:
         tried[axis] = [_tried(document, n, _with_degree(mesh, axis, n, gpus)) for n in _values(axis, mesh, gpus)]
     if tried["pp"][0]["why"]:
         tried["pp"][0] = next((one for one in _one_stage(document, _with_degree(mesh, "pp", 1, gpus))), tried["pp"][0])
-    plain, drops = next(_plain(document, gpus), (None, [])) if _why(document, mesh) else (None, [])
+    plain, drops = next(_plain(document, gpus), (None, [])) if _why(document, mesh, whole=True) else (None, [])
     says = {name: field.description for name, field in Mesh.model_fields.items()}
     says["gpus"] = "Number of ranks of the job"
     return {"gpus": gpus, "mesh": mesh, "values": tried, "plain": plain, "drops": drops, "says": says}
@@ -79,7 +80,7 @@ def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None
         yield dict(without_experts), []
     for number in sorted({*_numbers(gpus), 1}, key=lambda number: abs(log(number / gpus))):
         for mesh in _with_gpus(ones, number):
-            if (drops := _drops(document, mesh)) is not None:
+            if (drops := _drops(document, mesh, whole=True)) is not None:
                 yield dict(mesh), drops
 
 
@@ -90,15 +91,15 @@ def _one_stage(document: Document, meshes: Iterator[_Mesh]) -> Iterator[dict[str
             yield {"value": 1, "mesh": dict(mesh), "why": "", "drops": drops}
 
 
-def _drops(document: Document, mesh: _Mesh) -> list[str] | None:
+def _drops(document: Document, mesh: _Mesh, *, whole: bool = False) -> list[str] | None:
     """Keys of stages without which a mesh of one stage is legal; None if it is not without them either."""
-    if not _why(document, mesh):
+    if not _why(document, mesh, whole=whole):
         return []
     dropped: list[str] = []
     for key in _of_stages(document):
         dropped.append(key)
         document = _without(document, key)
-        if not _why(document, mesh):
+        if not _why(document, mesh, whole=whole):
             return dropped
     return None
 
@@ -181,11 +182,10 @@ def _tried(document: Document, value: int | None, meshes: Iterator[_Mesh]) -> di
     return refused or {"value": value, "mesh": None, "why": "the number of GPUs is no multiple of the degrees' product"}
 
 
-def _why(document: Document, mesh: _Mesh) -> str:
-    """Reason why a job with this mesh is refused; "" if it is not."""
-    return "; ".join(f"{p.message} [{p.rule}]" if p.rule else p.message for p in _problems(document, mesh)[:2])
-
-
-def _problems(document: Document, mesh: _Mesh) -> Sequence[Problem | ProblemRow]:
+def _why(document: Document, mesh: _Mesh, *, whole: bool = False) -> str:
+    """Reason why a job with this mesh is refused; "" if it is not. `whole`: a step's operators are asked for too."""
     entry = entry_of(document.with_value(("mesh",), dict(mesh), "mesh"))
-    return entry.problems if entry.scenario is None else check(entry.scenario).problems
+    problems: Sequence[Problem | ProblemRow] = entry.problems
+    if entry.scenario is not None:
+        problems = check(entry.scenario, rules_only=not whole).problems
+    return "; ".join(f"{p.message} [{p.rule}]" if p.rule else p.message for p in problems[:2])

@@ -39,7 +39,7 @@ def test_a_model_has_a_row_with_size_methods_and_repository(ran: Run) -> None:
 def test_one_model_is_told_by_any_of_its_names(ran: Run, name: str) -> None:
     told = ran("models", name).out
     assert told.startswith("llama-3.1-70b: 70,553,706,496 parameters, 80 layers, llama\n")
-    assert "    megatron: full, lora\n" in told
+    assert "    megatron: full, lora; refused: qlora\n" in told
     [record] = json.loads(ran("models", name, "--json").out)
     assert record["name"] == "llama-3.1-70b"
 
