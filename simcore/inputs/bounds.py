@@ -1,7 +1,7 @@
 """Largest values that a file may ask for, each far above any published one, and bounds on the work of a scenario.
 
 They keep a typing error, or a hostile file, from exhausting the machine: within them any answer or refusal takes
-seconds and less than a GiB of memory. Each limit is documented with the published value that it exceeds.
+seconds and less than a GiB of memory, near `ALL_ROWS` up to a minute and 2 GiB. Each limit is documented with the published value that it exceeds.
 """
 
 from __future__ import annotations
@@ -139,10 +139,16 @@ QUANTITIES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType({
 
 # ---- work ----------------------------------------------------------------------------------------------------------
 ROWS: Final = 4_500_000
-"""Rows of all programs of a step, as they are first lowered: about 200 bytes and two microseconds each.
+"""Rows of a step's program on one class of ranks, as it is first lowered: about 200 bytes and two microseconds each.
 
-A step of Llama 3.1 405B on 16 stages of 8 virtual ones has 1.5 million, one of 64 stages of two 6 million; one of Kimi
-K2 on 16 stages, whose ranks dist_muon gives different parameters, 4.4 million.
+More microbatches are written out, until they take the same time, while all classes together have no more. A step of
+Llama 3.1 405B on 16 stages of 8 virtual ones has 1.5 million rows, one of 64 stages of two 6 million.
+"""
+ALL_ROWS: Final = 16_000_000
+"""Rows of all classes of ranks: their programs are made one by one, and are put together from the same parts.
+
+A step of Kimi K2 on 16 stages of two, whose ranks dist_muon gives different parameters, has 10 million on 96 classes in
+16 bits, 15 million in 8, which take 10 seconds and a GiB.
 """
 ADVISED_ROWS: Final = 300_000
 """Rows of a step for which advice tries changes, which takes dozens of simulations."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.errors import InputError, Problem
-from simcore.inputs.bounds import ROWS
+from simcore.inputs.bounds import ALL_ROWS, ROWS
 from simcore.placement.plan import Plan
 from simcore.program.record_layers import keys_of, record_layers
 from simcore.results.report import Assumption, Report
@@ -30,10 +30,15 @@ _GLANCES: Final = 4
 def num_rows(simulation: Simulation) -> int:
     """Estimated number of operations in the programs of all classes of ranks, one step each.
 
-    A lower bound where that is already more than `bounds.ROWS`.
+    A lower bound where that is already more than `bounds.ALL_ROWS`.
     """
-    least = _LEAST * simulation.num_written * sum(len(plan.layers) for plan in simulation.plans)
-    return least if least > ROWS else sum(_of_plan(simulation, plan) for plan in simulation.plans)
+    return sum(_rows_of(simulation))
+
+
+def _rows_of(simulation: Simulation) -> list[int]:
+    """Rows of each class."""
+    least = [_LEAST * simulation.num_written * len(plan.layers) for plan in simulation.plans]
+    return least if sum(least) > ALL_ROWS else [_of_plan(simulation, plan) for plan in simulation.plans]
 
 
 def _of_plan(simulation: Simulation, plan: Plan) -> int:
@@ -63,17 +68,21 @@ def _looked_at(plan: Plan) -> int:
 
 
 def check_rows(simulation: Simulation) -> None:
-    """Raises InputError if the step has more than `bounds.ROWS` operations, with the keys that make it so."""
-    rows, scenario = num_rows(simulation), simulation.job.scenario
-    if rows <= ROWS:
+    """Raises InputError if the step has too many operations, with the keys that make it so.
+
+    More than `bounds.ROWS` on one class of ranks, or `bounds.ALL_ROWS` on all of them.
+    """
+    rows, scenario = _rows_of(simulation), simulation.job.scenario
+    longest, kinds = max(rows), f"{len(rows):,} kinds of ranks (mesh)"
+    most, found, told = (ROWS, longest, f"one of {kinds}") if longest > ROWS else (ALL_ROWS, sum(rows), kinds)
+    if found <= most:
         return
     layers, count = len(simulation.job.graph.layers), scenario.num_microbatches
     key = ("training", "global_batch_size") if simulation.num_written > layers else ("model",)
-    told = (f"{layers:,} layers (model) x {simulation.num_written:,} of {count:,} microbatches "
-            f"(training.global_batch_size, training.pipeline, mesh.pp) on {len(simulation.plans):,} kinds of ranks "
-            "(mesh)")
-    raise InputError(Problem(scenario.where(*key), f"expected a step of at most {ROWS:,} operations where it is "
-                             f"written out, got about {rows:,}: {told}"))
+    raise InputError(Problem(scenario.where(*key), f"expected a step of at most {most:,} operations where it is "
+                             f"written out, got about {found:,}: {layers:,} layers (model) x "
+                             f"{simulation.num_written:,} of {count:,} microbatches (training.global_batch_size, "
+                             f"training.pipeline, mesh.pp) on {told}"))
 
 
 def unlike(simulation: Simulation, report: Report) -> Report:

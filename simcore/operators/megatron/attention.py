@@ -208,10 +208,7 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
 
 def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, plain: bool,
           pairs: int = 0, sinks: Param | None = None) -> Tensor:
-    """Keeps q, k, v, the output and the softmax statistics (fp32, one a head), of sinks their numbers in fp32.
-
-    `pairs`: that are seen, 0 for all.
-    """
+    """Keeps q, k, v, the output, the softmax statistics and sinks (fp32, one a head). `pairs`: seen, 0 for all."""
     q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
     sizes = q.shape[1] // heads, columns // heads
