@@ -1,8 +1,9 @@
 """Log-probabilities in chunks: what NeMo RL's own function, behind Megatron-Core's own head, allocates and frees.
 
-    python tests/truth/probe_logprobs.py MODEL_UTILS > tests/truth/losses/logprobs-nemo-rl-7ea279ab.json
+    python tests/truth/probe_logprobs.py MODEL_UTILS TRAIN > tests/truth/losses/logprobs-nemo-rl-7ea279ab.json
 
-MODEL_UTILS: `nemo_rl/distributed/model_utils.py` of NVIDIA-NeMo/RL 7ea279ab; its functions are run from there. One CPU
+MODEL_UTILS, TRAIN: `nemo_rl/distributed/model_utils.py` and `nemo_rl/models/automodel/train.py` of NVIDIA-NeMo/RL
+7ea279ab; functions are run from there ("local": those of DTensor's workers, over fp32 logits that are there). One CPU
 runs a pass without gradients and a training pass; torch's profiler gives allocations. Kept are those with as many
 elements as the logits, or a chunk of them, has, as signed bytes: those of bf16, fp32 or int64. Products of a CPU in
 bf16 go through fp32 buffers of all logits, which are left out (a GPU has none, and no chunk is as long).
@@ -14,6 +15,7 @@ import ast
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import torch
@@ -25,16 +27,29 @@ from torch.profiler import ProfilerActivity, profile
 
 VOCAB, HIDDEN = 512, 5
 CASES = ((1, 10, 4), (2, 10, 4), (1, 8, 8), (1, 6, 16))
-NAMES = ("_compute_distributed_log_softmax_with_grad", "_compute_distributed_log_softmax", "ChunkedDistributedLogprob")
+NAMES = ("_compute_distributed_log_softmax_with_grad", "_compute_distributed_log_softmax", "ChunkedDistributedLogprob",
+         "_compute_local_logprobs")
 
 
 def functions(path):
-    """Definitions of NeMo RL's file that are asked for."""
+    """Definitions of one of NeMo RL's files that are asked for, by name."""
     tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if getattr(node, "name", "") in NAMES]
-    found = {"torch": torch, "Any": Any, "Optional": Optional}
+    tree.body = [node for node in ast.walk(tree) if getattr(node, "name", "") in NAMES]
+    found = {"torch": torch, "Any": Any, "Optional": Optional,
+             "apply_top_k_top_p_filtering_for_local_logits": lambda logits, sampling: logits}
     exec(compile(tree, path, "exec"), found)  # noqa: S102
-    return found["ChunkedDistributedLogprob"]
+    return found
+
+
+def local(function, batch, seq, chunk):
+    """Signed bytes of tensors as large as a position's logits or larger, of one sequence or more."""
+    logits, ids = torch.randn(batch, seq, VOCAB), torch.randint(0, VOCAB, (batch, seq))
+    worker = SimpleNamespace(logprob_chunk_size=chunk, sampling_params=None)
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function(worker, logits, ids)
+    found = sorted((event.start_ns(), event.nbytes()) for event in profiler.profiler.kineto_results.events()
+                   if event.name() == "[memory]" and abs(event.nbytes()) >= 4 * VOCAB)
+    return {"batch": batch, "seq": seq, "chunk": chunk, "vocab": VOCAB, "pass": [size for _, size in found]}
 
 
 def events(run, sizes):
@@ -86,14 +101,15 @@ def case(function, head, batch, seq, chunk):
             "backward": backward, "reduced": sent, "reduced_backward": reduced(again.backward)[1]}
 
 
-def main(path):
+def main(utils, train):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     config = ModelParallelConfig(params_dtype=torch.bfloat16, use_cpu_initialization=True)
     head = ColumnParallelLinear(HIDDEN, VOCAB, config=config, init_method=torch.nn.init.normal_, bias=False)
-    found = [case(functions(path), head, *one) for one in CASES]
-    print(json.dumps({"torch": torch.__version__, "cases": found}).replace('{"batch"', '\n {"batch"'))
+    found = [case(functions(utils)["ChunkedDistributedLogprob"], head, *one) for one in CASES]
+    whole = [local(functions(train)["_compute_local_logprobs"], *one) for one in (*CASES, (1, 10, None), (2, 10, None))]
+    print(json.dumps({"torch": torch.__version__, "cases": found, "local": whole}).replace('{"batch"', '\n {"batch"'))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
