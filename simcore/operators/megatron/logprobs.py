@@ -73,7 +73,8 @@ def _batch_first(c: Context, given: list[Tensor]) -> Tensor:
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         return [grads[0]]
 
-    copy = c.new(*logits.shape, "logits_batch_first")
+    rows, vocab = logits.shape
+    copy = c.new(rows, vocab, "logits_batch_first")
     c.tape.compute(Kernel.COPY, 0, 2 * copy.nbytes, 1)
     c.node(copy, (logits,), (), back)
     c.locals.append(copy)
