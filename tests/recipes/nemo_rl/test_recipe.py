@@ -289,6 +289,12 @@ def test_workers_of_dtensor_have_chunks_in_passes_alone(tmp_path: Path, base: st
     assert found.values["training"].get("logprob_chunk_size") == written
 
 
+def test_mamba_keeps_no_states_for_prefixes_by_default(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: none}}}\n")
+    assert not found.refused
+    assert any(one.key == "policy.generation.vllm_kwargs.mamba_cache_mode" for one in found.left)
+
+
 def test_a_chunk_has_a_token(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "policy: {logprob_chunk_size: 0}\n")
     assert "policy.logprob_chunk_size: expected 1 or more, got 0" in str(found.wrong[0])
@@ -416,6 +422,7 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
     (GRPO, "policy: {generation: {backend: sglang}}", "generation by sglang"),
     (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
     (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
+    (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: align}}}", "Mamba's states for prefixes: align"),
     (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
     (GRPO, "data: {default: {env_name: reward_model}}", "rewards by a model that takes GPUs of the cluster"),
     (SFT, "policy: {dtensor_cfg: {_v2: false}}", "the older worker of DTensor"),
