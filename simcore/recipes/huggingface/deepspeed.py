@@ -29,7 +29,7 @@ _SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_t
 _WHOLE: Final = (": DeepSpeed's own optimizer, with a flat fp32 master of all 16-bit parameters on every rank, and "
                  "gradients that are reduced after backward, in flat copies of 500,000,000 elements or more (deepspeed "
                  "0.19.6 runtime/fp16/fused_optimizer.py, runtime/engine.py allreduce_no_retain)")
-"""What a rank does at stage 0, which framework ddp does otherwise."""
+"""Work of a rank at stage 0, which framework ddp does otherwise."""
 _FILLED: Final = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Sizes that transformers fills in where they are `auto`."""
 _STAGE_3: Final = "stage3_"
