@@ -231,6 +231,8 @@ def _grpos(framework: str) -> Iterator[Tree]:
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"max_loras": 2}}
     yield {"model": HYBRID, "mesh": {"dp_shard": 8, "ep": 8}, "rl": rl, "generation": generation | {"tp": 4}}
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"quantization": "fp8"}}
+    if framework in ("automodel", "fsdp2"):  # logits are the most of a pass
+        yield {"model": DENSE, "mesh": mesh, "rl": rl | {"logprob_batch_size": 4}, "generation": generation}
 
 
 def _serves(framework: str) -> Iterator[Tree]:

@@ -96,5 +96,7 @@ def _why_unknown(name: str) -> tuple[str, ...]:
         return (f"there is no stage {stage} of ZeRO: stage 3 cuts parameters too, and nothing is left to cut (what "
                 "stays lies on the host with training.offload)", rule)
     if stage == 0:
-        return "stage 0 of ZeRO cuts nothing: it is framework ddp", rule
+        return ("stage 0 of ZeRO is not modelled: as framework ddp it cuts nothing, but it steps on a flat fp32 master "
+                "of all 16-bit parameters, and reduces flat copies of the gradients after backward",
+                f"{rule}; runtime/engine.py _configure_fp16_optimizer, allreduce_no_retain")
     return f"stage {stage} of ZeRO is framework zero{stage}", rule

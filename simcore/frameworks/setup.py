@@ -57,6 +57,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _check_rotation(job)
     _check_positions(job)
     _check_base(job, adapter)
+    _check_logprobs(job, adapter)
     _check_host(job)
     framework = adapter.table(job, defaults)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
@@ -111,6 +112,15 @@ def _check_base(job: Job, adapter: FrameworkAdapter) -> None:
         raise job.illegal(at, *adapter.qlora_refusal)
     if not adapter.serves_qlora:
         raise job.not_yet(at, f"qlora under {job.scenario.framework}")
+
+
+def _check_logprobs(job: Job, adapter: FrameworkAdapter) -> None:
+    """A training step alone has log-probabilities in chunks only as the loss of NeMo RL's Megatron workers."""
+    key, scenario = "training.logprob_chunk_size", job.scenario
+    if scenario.training.logprob_chunk_size is not None and scenario.workload == "train" and not adapter.chunks_loss:
+        raise job.illegal(key, f"no loss of a training step under {scenario.framework} is made in chunks (that of NeMo "
+                          "RL's Megatron workers is, and passes of grpo and dpo)", "NeMo RL 7ea279ab models/automodel/"
+                          "train.py LossPostProcessor: prepare_loss_input is given no chunk_size")
 
 
 def _in_format(job: Job, adapter: FrameworkAdapter) -> tuple[Job, Defaults]:

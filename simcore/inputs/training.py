@@ -266,6 +266,10 @@ class Training(Block):
     pipeline: Pipeline = Field(default=Pipeline(), description="Pipeline schedule and stages")
     loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "masked", "liger",
                   "cut", "chunked", "causal"] = Field(default="auto", description="Whose loss code runs")  # fmt: skip
+    logprob_chunk_size: Length | None = Field(
+        default=None, description="Tokens of a chunk in which NeMo RL's workers compute log-probabilities; left out: "
+        "all at once"
+    )
     routing: Routing = Field(default="auto", description="How tokens fall on experts; auto: balanced, or as a "
                              "framework's own untrained router was measured")
     precision: Precision = Field(default=Precision(), description="Formats")

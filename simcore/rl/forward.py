@@ -8,7 +8,9 @@ NeMo RL main of 2026-08-22 (7ea279ab) `models/automodel/train.py` LogprobsPostPr
 in fp32 (the root's `output_dtype`, `models/automodel/setup.py:485`, casts them), a copy of all but the last position
 where several sequences make the slice not contiguous, log_softmax in fp32. Megatron's policies, of a rank's part of the
 vocabulary (`distributed/model_utils.py` _compute_distributed_log_softmax): logits in fp32, less their maximum, and
-their exponentials. `logprob_chunk_size` is not modelled (None).
+their exponentials. In chunks (`logprob_chunk_size`) the cast to fp32 stays one of all logits for DTensor's workers, and
+all but the last position are cut into chunks: a copy where there are several sequences, and log_softmax. Megatron's
+policies cast chunk by chunk, which is recorded as their loss is (`operators/megatron/logprobs.py`).
 """
 
 from __future__ import annotations
@@ -73,17 +75,17 @@ class Passes:
         return [tuple(row for row in rows if row.calls) for rows in found]
 
 
-def passes(simulation: Simulation, *, timed: bool = True) -> Passes:
+def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = True) -> Passes:
     """Memory, by class of ranks, and time of forward passes, one microbatch each: the first, and each further one.
 
-    They are of the simulated model with all tensors frozen; their micro-batch size is that of `simulation`. `timed`
-    False: durations are 0.
+    They are of the simulated model with all tensors frozen; their micro-batch size is that of `simulation`. `chunk`:
+    tokens of a sequence whose log-probabilities are made at once, None for all. `timed` False: durations are 0.
     """
     frozen = simulation.job.graph.with_tensors(_frozen)
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
     programs = [_program(simulation, plan, _WRITTEN) for plan in plans]
     rest = tuple(resting(program) for program in programs)
-    above = tuple(_above(program, own, simulation) for program, own in zip(programs, rest, strict=True))
+    above = tuple(_above(program, own, simulation, chunk) for program, own in zip(programs, rest, strict=True))
     return Passes(rest, above, tuple(programs), _durations(simulation, plans, programs) if timed else (0, 0))
 
 
@@ -121,23 +123,24 @@ def _held(program: Program, rows: int) -> dict[str, int]:
     return {category: size for category, size in sizes.items() if size}
 
 
-def _above(program: Program, rest: dict[str, int], simulation: Simulation) -> dict[str, int]:
+def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk: int | None) -> dict[str, int]:
     """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities.
 
     Only the last pipeline stage has logits.
     """
     losses = np.flatnonzero(program.phase == Phase.LOSS)
-    if not len(losses):
+    if not len(losses) or simulation.job.scenario.training.logprob_chunk_size is not None:
         return _beside(_held(program, int(np.argmax(running(program))) + 1), rest)
     first_loss = int(losses[0])
     highest = int(np.argmax(running(program)[:first_loss]))
     inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
     training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)
     cut = simulation.job.mesh.cp * (1 if _is_whole(simulation) else simulation.job.mesh.tp)
-    logits = training.micro_batch_size * training.seq_len * simulation.job.graph.architecture.vocab // cut
+    position = training.micro_batch_size * simulation.job.graph.architecture.vocab
+    logits, copies = training.seq_len * position // cut, 2 - (_is_whole(simulation) and training.micro_batch_size == 1)
     # the cast to fp32 keeps the model's logits until it ends; they are freed before log_softmax begins
-    wide = max(own + _FP32, _FP32 * (2 if _is_whole(simulation) and training.micro_batch_size == 1 else 3))
-    after["activation"] = after.get("activation", 0) + (wide - own) * logits
+    most = _FP32 * copies * (logits if chunk is None else min(chunk, training.seq_len - 1) * position)
+    after["activation"] = after.get("activation", 0) + max(_FP32 * logits, (_FP32 - own) * logits + most)
     return max(inside, after, key=lambda sizes: sum(sizes.values()))
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
@@ -71,7 +72,12 @@ def legal(scenario: Scenario) -> None:
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------
 def _training(scenario: Scenario, **changed: Any) -> Scenario:
-    """Scenario of the training step only, with other batch sizes."""
+    """Scenario of the training step only, with other batch sizes; also of passes.
+
+    Workers whose loss takes all tokens at once read logprob_chunk_size in passes alone, which are told it apart.
+    """
+    if not asked_adapter(scenario).chunks_loss:
+        changed["logprob_chunk_size"] = None
     training = scenario.training.model_copy(update=changed)
     return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training})
 
@@ -120,6 +126,10 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
         raise IllegalLayout(Problem(scenario.where("generation", "kv_dtype"), "kv_dtype: fp8 without quantization: fp8",
                                     "NeMo RL 7ea279ab algorithms/grpo.py:1325: FP8 KV cache can only be used together "
                                     "with FP8 model weights"))
+    mesh = scenario.mesh
+    if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
+        raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
+                             f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
     if scenario.training.method == "qlora":
         at = scenario.where("training", "method")
         raise NotYet(Problem(at, f"not yet: {workload} over a base in few bits (NeMo RL 7ea279ab has no setting for "
@@ -177,7 +187,7 @@ def _dpo(scenario: Scenario, request: Request) -> Report:
     passing = _training(scenario, **_of_pairs(scenario), recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
-    forward = passes(simulation, timed=request.timed)
+    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed)
     policies = _policies(scenario, trained, forward, simulation, 1)
     journals = [dpo_step(policy, simulation.topology) for policy in policies]
     sent = [(*of_steps(rank.traffic, 1), *of_passes(passed, "reference"), *of_copies(journal, simulation.topology))
@@ -186,7 +196,7 @@ def _dpo(scenario: Scenario, request: Request) -> Report:
     further = [Assumption(what="training.micro_batch_size, global_batch_size", value="counted in pairs, doubled to "
                        "sequences", kind="derived", source="NeMo RL 7ea279ab algorithms/dpo.py:602"),
             Assumption(what="reference policy", value="on the host, swapped in for its pass", kind="derived",
-                       source="NeMo RL 7ea279ab dtensor_policy_worker_v2.py use_reference_model"), _LOSS]
+                       source="NeMo RL 7ea279ab dtensor_policy_worker_v2.py use_reference_model"), *_loss(simulation)]
     return phase_report(Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, _PAIR)),
                         further)
 
@@ -194,6 +204,11 @@ def _dpo(scenario: Scenario, request: Request) -> Report:
 _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for the loss of log-probabilities",
                    kind="assumed", source="NeMo RL 7ea279ab distributed/model_utils.py get_next_token_logprobs_from_"
                    "logits: log_softmax over fp32 logits too, and a gather in the place of nll_loss")
+
+
+def _loss(simulation: Simulation) -> tuple[Assumption, ...]:
+    """Nothing stands in for the loss where it is made of log-probabilities in chunks."""
+    return () if simulation.job.scenario.training.logprob_chunk_size is not None else (_LOSS,)
 
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------
@@ -205,7 +220,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                         recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
-    forward = passes(simulation, timed=request.timed)
+    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed)
     policies = _policies(scenario, trained, forward, simulation, steps)
     weights, rounds = gathered(_stages(simulation), simulation.routes), _rounds(engine, -(-sequences // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
@@ -225,7 +240,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     batch = _batch(passing, rl.generations, steps)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
                 engines * engine.tp if beside else 0, engine_rows)
-    further = [*assumptions(engine), *_told(rl, engine, step), _LOSS]
+    further = [*assumptions(engine), *_told(rl, engine, step), *_loss(simulation)]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})

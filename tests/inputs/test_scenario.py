@@ -30,7 +30,7 @@ FULL: dict[str, Any] = {
         "method": "qlora", "seq_len": 2048, "micro_batch_size": 2, "global_batch_size": 16, "num_tokens": 10**12,
         "num_samples": None, "num_epochs": None, "dataset_size": None,
         "lengths": {"mean": 900, "max": 2048, "seed": 0, "draws": 1000, "distribution": "lognormal", "sigma": 1.0},
-        "packed_length": None, "sequence_parallel": False,
+        "packed_length": None, "logprob_chunk_size": None, "sequence_parallel": False,
         "recompute": {"mode": "block", "num_layers": 2, "modules": ["moe"]},
         "pipeline": {"schedule": "1f1b", "virtual_stages": 2, "layers": [6, 6]}, "loss": "te_inplace",
         "routing": {"seed": 0, "draws": 1000, "concentration": 1.0},

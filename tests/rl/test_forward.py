@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.rl.forward import passes
@@ -63,3 +65,26 @@ def test_a_megatron_rank_has_its_part_of_the_logits() -> None:
     made = parts("megatron", mesh={"dp_shard": 4, "tp": 2, "etp": 1}, seq_len=16384)
     above = passes(made).above[0]
     assert above["activation"] >= 16384 * made.job.graph.architecture.vocab // 2 * 12
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_chunks_of_dtensor_workers_lie_beside_all_logits_in_fp32(batch: int) -> None:
+    """A copy where there are several sequences, and log_softmax; the cast of all logits is more than small chunks."""
+    truth = json.loads((ROOT / "tests/truth/losses/logprobs-nemo-rl-7ea279ab.json").read_text(encoding="utf-8"))
+    one = next(case for case in truth["local"] if (case["batch"], case["chunk"]) == (batch, 4))
+    each = max(accumulate(one["pass"])) // (one["chunk"] * one["vocab"])
+    assert each == 4 * batch * batch
+    made = parts(seq_len=16384, micro_batch_size=batch)
+    small, less, more = (passes(made, chunk, timed=False).above[0]["activation"] for chunk in (512, 10240, 12288))
+    assert more - less == 2048 * each * made.job.graph.architecture.vocab
+    assert small == passes(made, 1024, timed=False).above[0]["activation"] < less
+
+
+def test_chunks_of_megatron_are_cast_one_by_one() -> None:
+    """Logits in bf16, and 12 bytes of a chunk: fp32 logits, less their maximum, and their exponentials."""
+    mesh = {"dp_shard": 4, "tp": 2, "etp": 1}
+    whole, most = (parts("megatron", mesh=mesh, seq_len=16384, logprob_chunk_size=size) for size in (16384, 12288))
+    entries = whole.job.graph.architecture.vocab // 2
+    above, less = (passes(made, timed=False).above[0]["activation"] for made in (whole, most))
+    assert above >= (2 + 12) * 16384 * entries
+    assert above - less == pytest.approx(12 * 4096 * entries, abs=8 * 16384)  # log-probabilities themselves

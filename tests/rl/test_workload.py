@@ -163,11 +163,35 @@ def test_a_preference_is_two_sequences() -> None:
     ({"model": "llama-tiny", "framework": "megatron", "framework_options": {"cpu_offloading_num_layers": 1},
       "training": {"seq_len": 256, "global_batch_size": 16, "offload": {"activations": "host"}}}, "error",
      "not yet: grpo with what layers or modules save on the host"),
+    ({"framework": "automodel", "model": "llama-tiny", "mesh": {"dp_shard": 4, "cp": 2}, "training": {
+        "seq_len": 256, "global_batch_size": 16, "logprob_chunk_size": 64}}, "error",
+     "not yet: log-probabilities in chunks of DTensors, with tp 1 and cp 2"),
     ({"framework": "nonsense"}, "error", "unknown framework")])
 def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> None:
     for found in (report(**changed), check(asked(**changed))):
         assert found.status == status, found.problems
         assert any(told in row.message for row in found.problems), found.problems
+
+
+@pytest.mark.parametrize(("framework", "training", "status", "told"), [
+    ("fsdp2", {}, "illegal", "no loss of a training step under fsdp2 is made in chunks"),
+    ("megatron", {"loss": "te"}, "illegal", "it is of a cross entropy"),
+    ("megatron", {"lengths": "packed"}, "error", "not yet: log-probabilities in chunks of packs")])
+def test_a_training_step_in_chunks_is_that_of_megatron_workers(framework: str, training: dict[str, Any], status: str,
+                                                               told: str) -> None:
+    given = {"seq_len": 256, "logprob_chunk_size": 64} | training
+    found = check(asked(workload="train", rl=None, generation=None, model="llama-tiny", framework=framework,
+                        training=given))
+    assert found.status == status
+    assert told in found.problems[0].message
+
+
+def test_nothing_stands_in_for_a_loss_in_chunks() -> None:
+    chunked, whole = (report(framework="megatron", model="llama-tiny", training={
+        "seq_len": 256, "global_batch_size": 16, "logprob_chunk_size": size}) for size in (64, None))
+    losses = [{row.value for row in found.assumptions if row.what == "training.loss"} for found in (chunked, whole)]
+    assert losses[0] == {"log-probabilities in chunks"}
+    assert "a cross entropy stands in for the loss of log-probabilities" in losses[1]
 
 
 @pytest.mark.parametrize("framework", ["automodel", "fsdp2"])

@@ -10,7 +10,7 @@ from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
-__all__ = ["check", "check_attention", "check_overlap", "check_registered"]
+__all__ = ["CHUNKED", "check", "check_attention", "check_chunked_loss", "check_head", "check_overlap", "check_registered"]
 
 
 CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer", "activations"), virtual_stages=True, fixed={
@@ -307,6 +307,26 @@ def _check_adapters_of_mtp(job: Job) -> None:
 
 def _predicts_hybrid(job: Job) -> bool:
     return job.graph.architecture.family == "nemotron_h"
+
+
+CHUNKED: Final = "NeMo RL 7ea279ab models/megatron/train.py LossPostProcessor"
+"""Source of a loss of log-probabilities in chunks (training.logprob_chunk_size)."""
+
+
+def check_chunked_loss(job: Job, options: dict[str, object]) -> None:
+    """Refuses settings that a loss of log-probabilities in chunks does not read, or beside which it is not modelled."""
+    key, training = "training.logprob_chunk_size", job.scenario.training
+    for name, given in (("training.loss", training.loss != "auto"),
+                        ("framework_options.cross_entropy_loss_fusion", "cross_entropy_loss_fusion" in options)):
+        if given:
+            raise job.illegal(name, f"it is of a cross entropy, and with {key} the loss is made of log-probabilities",
+                              CHUNKED)
+    if training.lengths != "fixed":
+        raise job.not_yet(key, "log-probabilities in chunks of packs or drawn lengths")
+    if job.graph.branches:
+        raise job.not_yet(key, "log-probabilities in chunks with multi-token prediction")
+    if options.get("defer_embedding_wgrad_compute"):
+        raise job.not_yet(key, "log-probabilities in chunks with defer_embedding_wgrad_compute")
 
 
 def _divides(job: Job, axis: str, size: int, what: str, rule: str) -> None:

@@ -129,7 +129,8 @@ def implementation_options(job: Draft, options: dict[str, object], grads: str) -
             "deepep", "core 0.16.1 transformer_config.py:682")
     made: dict[str, Any] = {
         "dispatcher": "alltoall" if dispatcher == "auto" else dispatcher,
-        "moe_flex_dispatcher_backend": backend, "main_grad_bytes": dtype_bytes(grads), **stash_options(job, options)}
+        "moe_flex_dispatcher_backend": backend, "main_grad_bytes": dtype_bytes(grads), **stash_options(job, options),
+        "logprob_chunk_size": job.scenario.training.logprob_chunk_size or 0}
     return _core_options(job, options, made | _layer_options(job, options))
 
 

@@ -15,7 +15,15 @@ from simcore.frameworks.common.checkpoint_files import megatron_files
 from simcore.frameworks.common.hot_ranks import fullest_load, hot_ranks_assumption
 from simcore.frameworks.common.te_offload import activation_offload
 from simcore.frameworks.common.te_offload import assumptions as offload_assumptions
-from simcore.frameworks.megatron.checks import check, check_attention, check_head, check_overlap, check_registered
+from simcore.frameworks.megatron.checks import (
+    CHUNKED,
+    check,
+    check_attention,
+    check_chunked_loss,
+    check_head,
+    check_overlap,
+    check_registered,
+)
 from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, narrow_layers, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
@@ -156,6 +164,9 @@ def _by_parts(job: Draft, options: dict[str, object]) -> bool:
 def _loss(job: Draft, options: dict[str, object]) -> str:
     """The cross entropy of Bridge's recipes for the model's family; without fusion, core's own in single kernels."""
     given = job.scenario.training.loss
+    if job.scenario.training.logprob_chunk_size is not None:
+        check_chunked_loss(job, options)
+        return job.auto("training.loss", "auto", "log-probabilities in chunks", CHUNKED)
     if options.get("cross_entropy_loss_fusion") is False:
         if given not in ("auto", "megatron"):
             raise job.illegal("framework_options.cross_entropy_loss_fusion", f"without fusion the loss is megatron's "

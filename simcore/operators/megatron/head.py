@@ -213,15 +213,20 @@ def head(c: Context, block: Head, x: Tensor) -> Tensor:
     def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         if weight.trainable and gathered:
             c.tape.collective("all_gather", "tp", saved[0].nbytes * c.sp, c.dtype)
+        rows = _rows_again(c, weight)
         grad = c.new(c.tokens, block.hidden, "grad_hidden_total" if gathered else "grad_final_norm")
         c.gemm(c.tokens, block.hidden, weight.shape[0])
+        del rows
+        again = _rows_again(c, weight) if weight.trainable else None
         if gathered:
             full, grad = grad, c.new(c.local, block.hidden, "grad_final_norm")
             c.send("reduce_scatter", "tp", full)
             del full
         elif c.run.tp > 1:
             c.send("all_reduce", "tp", grad)
-        return [grad, c.wgrad(weight, c.tokens, opens=False)]
+        made = c.wgrad(weight, c.tokens, opens=False)
+        del again
+        return [grad, made]
 
     x = c.after_gradients(x)
     total = all_gather(c, x, "output_layer.input") if gathered and not weight.trainable else None
@@ -232,6 +237,18 @@ def head(c: Context, block: Head, x: Tensor) -> Tensor:
     del total
     c.node(out, (x, weight), (x,) if weight.trainable else (), back)
     return _with_adapter(c, x, out, c.pair("output_layer"))
+
+
+def _rows_again(c: Context, weight: Param) -> Tensor | None:
+    """Copy of the gradient of logits that came with the batch first, for each of the products (`logprobs.py`).
+
+    Of one sequence, and of a cross entropy's, the rows are as the products take them.
+    """
+    if c.run.batch == 1 or not c.options.logprob_chunk_size:
+        return None
+    rows = c.new(c.tokens, weight.shape[0], "grad_logits_rows")
+    c.tape.compute(Kernel.COPY, 0, 2 * rows.nbytes, 1)
+    return rows
 
 
 def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] | None) -> Tensor:

@@ -35,6 +35,7 @@ from simcore.operators.implementation import Implementation
 from simcore.operators.megatron.attention import attention, mlp
 from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
 from simcore.operators.megatron.latent import latent_attention
+from simcore.operators.megatron.logprobs import log_probabilities
 from simcore.operators.megatron.moe import moe
 from simcore.operators.megatron.mtp import heads, predict
 from simcore.operators.megatron.ops.context import Context, fuses_wgrad
@@ -204,7 +205,7 @@ def _forward(c: Context, x: list[Tensor]) -> Tensor:
         return predict(c, block, x[0], _branches)
     if isinstance(block, Head):
         return heads(c, block, x.pop()) if block.shared else head(c, block, x[0])
-    return loss(c, x[0])
+    return log_probabilities(c, x) if c.options.logprob_chunk_size else loss(c, x[0])
 
 
 def _branches(c: Context, x: list[Tensor]) -> Tensor:

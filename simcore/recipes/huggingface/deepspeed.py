@@ -26,6 +26,10 @@ _AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
 _SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
                       "stage3_max_reuse_distance", "sub_group_size")
+_WHOLE: Final = (": DeepSpeed's own optimizer, with a flat fp32 master of all 16-bit parameters on every rank, and "
+                 "gradients that are reduced after backward, in flat copies of 500,000,000 elements or more (deepspeed "
+                 "0.19.6 runtime/fp16/fused_optimizer.py, runtime/engine.py allreduce_no_retain)")
+"""Work of a rank at stage 0, which framework ddp does otherwise."""
 _FILLED: Final = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Sizes that transformers fills in where they are `auto`."""
 _STAGE_3: Final = "stage3_"
@@ -69,7 +73,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
         if stage is None:
             draft.fail(reader.document.path, f"{zero}stage is missing, and without it nothing is sharded")
         else:
-            draft.refuse(stage, f"stage {stage.value} of ZeRO", always=True)
+            draft.refuse(stage, f"stage {stage.value} of ZeRO{_WHOLE if stage.value == 0 else ''}", always=True)
         draft.idle(reader.matching(*([f"{at}*"] if at else ["*"])), "of a configuration that is refused")
         return Zero(Shards.NONE)
     draft.infer("framework", f"zero{stage.value}", "stage of ZeRO", stage)

@@ -43,6 +43,8 @@ _ROWS: Final = (
     Says(f"{_KWARGS}.max_num_seqs", "generation.max_num_seqs"),
     Says(f"{_KWARGS}.max_num_batched_tokens", "generation.max_num_batched_tokens"),
     Says(f"{_KWARGS}.mamba_ssm_cache_dtype", "generation.ssm_dtype", "text", _DTYPES, what="Mamba's state in"),
+    Says(f"{_KWARGS}.mamba_cache_mode", "", "text", idle={"none": "the default (vllm/config/cache.py CacheConfig)"},
+         words={None: None}, what="Mamba's states for prefixes:"),
     Idle((f"{_KWARGS}.tokenizer", f"{_KWARGS}.mm_processor_cache_gb", f"{_KWARGS}.skip_mm_profiling",
           f"{_KWARGS}.allowed_local_media_path", f"{_KWARGS}.language_model_only", f"{_KWARGS}.limit_mm_per_prompt.*",
           f"{_VLLM}.limit_mm_per_prompt.*", f"{_VLLM}.video.*"), "inputs of other kinds than text"),

@@ -14,12 +14,11 @@ from simcore.recipes.megatron.without_effect import COPIES_BESIDE, limit_of_grad
 from simcore.recipes.nemo_rl.dropout import read_dropout
 from simcore.recipes.nemo_rl.environment import read_environment
 from simcore.recipes.nemo_rl.experts import read_experts
-from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["read_loss", "read_megatron"]
+__all__ = ["read_megatron"]
 
 _AT: Final = "policy.megatron_cfg"
 _DDP: Final = f"{_AT}.distributed_data_parallel_config"
@@ -60,7 +59,6 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("policy.max_grad_norm",), "workers of Megatron read optimizer.clip_grad"),
     Idle((f"{_OPTIMIZER}.bf16", f"{_OPTIMIZER}.fp16", f"{_OPTIMIZER}.params_dtype"), "policy.precision decides"),
 )
-_SWITCHES: Final = {f"{_AT}.defer_fp32_logits": "logits are counted as the loss of Megatron takes them"}
 _STATES: Final = (
     Says(f"{_OPTIMIZER}.optimizer", "training.optimizer.name", "text", {"adam": "adamw", "sgd": "sgd"},
          what="optimizer"),
@@ -109,40 +107,9 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
     read_environment(reader, draft, _AT)
     for taken in reader.matching(f"{_AT}.model_overrides.*", f"{_AT}.freeze_config.*"):
         draft.refuse(taken, "fields of Bridge's model, or parts that are frozen")
-    read_switches(reader, draft, _SWITCHES)
     read_rows(reader, draft, _ROWS)
     draft.idle(reader.matching("policy.dtensor_cfg.*", "policy.optimizer.*", "policy.optimizer"),
                "of the other kind of workers")
-
-
-def read_loss(reader: Reader, draft: Draft, kind: str) -> None:
-    """Loss of log-probabilities; the workloads dpo and grpo say themselves that a cross entropy stands in for it.
-
-    NeMo RL 7ea279ab distributed/model_utils.py, DistributedLogprob: logits in fp32, less their maximum, and their
-    exponentials are there at once, 12 bytes a token and row of the vocabulary, where Megatron's cross entropy has 4.
-    Without the key nothing is fused (algorithms/grpo.py:661, dpo.py:292).
-    """
-    key = f"{_AT}.use_fused_linear_logprobs"
-    fused = reader.flag(key)
-    if fused is not None and fused.value:
-        draft.refuse(fused, "log-probabilities that are fused with the head")
-    elif kind == "sft":
-        told = f"log-probabilities are counted as Megatron's cross entropy over tp ranks: {_more(draft)}"
-        if fused is None:
-            draft.unmodelled_default(key, False, told)  # noqa: FBT003 - a value
-        else:
-            draft.unmodelled(fused, told)
-    else:
-        draft.idle(fused, "the default")
-
-
-def _more(draft: Draft) -> str:
-    """Memory of log-probabilities beside that of a cross entropy."""
-    training, tp = draft.values.get("training", {}), draft.values.get("mesh", {}).get("tp", 1)
-    tokens = training.get("seq_len"), training.get("micro_batch_size", 1)
-    count = f"{tokens[0] * tokens[1]:,} tokens" if all(isinstance(one, int) for one in tokens) else "tokens"
-    rows = f"rows of the vocabulary / {tp}" if tp > 1 else "rows of the vocabulary"
-    return f"while they are computed they take 8 bytes x {count} x {rows} more than is counted"
 
 
 def _read_stages(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:

@@ -17,7 +17,8 @@ from simcore.recipes.inheritance.references import ARITHMETIC, resolved
 from simcore.recipes.nemo_rl.cluster import read_cluster
 from simcore.recipes.nemo_rl.dtensor import read_dtensor
 from simcore.recipes.nemo_rl.generation import read_generation
-from simcore.recipes.nemo_rl.megatron import read_loss, read_megatron
+from simcore.recipes.nemo_rl.logprobs import read_logprobs
+from simcore.recipes.nemo_rl.megatron import read_megatron
 from simcore.recipes.nemo_rl.policy import read_batches, read_model
 from simcore.recipes.nemo_rl.step import read_step
 from simcore.recipes.nemo_rl.switches import read_switches
@@ -117,8 +118,7 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     else:
         read_dtensor(reader, draft, gpus)
     read_batches(reader, draft, kind)
-    if is_megatron:
-        read_loss(reader, draft, kind)
+    read_logprobs(reader, draft, kind, by_megatron=is_megatron)
     read_step(reader, draft, kind, validates=not is_megatron)
     if kind != "grpo":
         draft.idle(reader.matching("policy.generation", "policy.generation.*", "loss_fn.*"), f"of grpo, not of {kind}")

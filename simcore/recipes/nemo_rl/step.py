@@ -44,7 +44,7 @@ _DPO: Final = (
 
 
 def read_step(reader: Reader, draft: Draft, kind: str, *, validates: bool) -> None:
-    """Reads the block of the algorithm `kind`, the loss, and what a pass of log-probabilities does.
+    """Reads the block of the algorithm `kind`, and the block of its loss.
 
     `validates`: the validation of SFT is simulated with the recipe's worker.
     """
@@ -58,12 +58,6 @@ def read_step(reader: Reader, draft: Draft, kind: str, *, validates: bool) -> No
         draft.refuse(away, "optimizer states that leave the device for passes of log-probabilities")
     else:
         draft.idle(away, "only GRPO with an engine on GPUs of its own asks for it (algorithms/grpo.py prepare_for_lp)")
-    chunk = reader.integer("policy.logprob_chunk_size")
-    if chunk is not None and kind == "grpo":
-        draft.refuse(chunk, "log-probabilities in chunks of tokens")
-    else:
-        draft.unmodelled(chunk, "the loss computes log-probabilities in chunks of tokens "
-                                "(models/megatron/train.py:508), which take less than is counted")
     if kind == "dpo":
         read_rows(reader, draft, _DPO)
     if kind == "grpo":

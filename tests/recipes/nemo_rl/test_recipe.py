@@ -256,14 +256,48 @@ def test_the_version_of_megatron_that_the_release_pins_is_told(tmp_path: Path) -
 def test_the_size_of_log_probabilities_that_are_not_fused_is_told(tmp_path: Path) -> None:
     """NeMo RL 7ea279ab distributed/model_utils.py, DistributedLogprob: 12 bytes a token and row in place of 4."""
     found = imported(tmp_path, SFT, "policy: {dtensor_cfg: {enabled: false}, train_micro_batch_size: 2, "
-                     "max_total_sequence_length: 2048, logprob_chunk_size: 1024, "
+                     "max_total_sequence_length: 2048, "
                      "megatron_cfg: {enabled: true, tensor_model_parallel_size: 2}}\n"
                      "cluster: {gpus_per_node: 8}\n")
     left = {one.key: (one.kind, one.why) for one in found.left}
     kind, why = left["policy.megatron_cfg.use_fused_linear_logprobs"]
     assert kind == "not modelled"
     assert "8 bytes x 4,096 tokens x rows of the vocabulary / 2 more than is counted" in why
-    assert left["policy.logprob_chunk_size"][0] == "not modelled"
+
+
+_BY_MEGATRON = "dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true, defer_fp32_logits: true}"
+
+
+@pytest.mark.parametrize("base", [GRPO, SFT])
+def test_chunks_of_log_probabilities_are_those_of_passes_and_of_the_loss_by_megatron(tmp_path: Path, base: str) -> None:
+    found = imported(tmp_path, base, f"policy: {{logprob_chunk_size: 1024, {_BY_MEGATRON}}}\n")
+    assert found.values["training"]["logprob_chunk_size"] == 1024
+    left = {one.key for one in found.left if one.kind == "not modelled"}
+    assert not left & {f"policy.megatron_cfg.{name}" for name in ("defer_fp32_logits", "use_fused_linear_logprobs")}
+
+
+def test_chunks_ask_for_logits_that_are_not_cast_as_a_whole(tmp_path: Path) -> None:
+    cast = _BY_MEGATRON.replace("true}", "false}")
+    found = imported(tmp_path, GRPO, f"policy: {{logprob_chunk_size: 1024, {cast}}}\n")
+    assert "defer_fp32_logits must be True if logprob_chunk_size is set" in str(found.wrong[0])
+
+
+@pytest.mark.parametrize(("base", "written"), [(GRPO, 1024), (SFT, None)])
+def test_workers_of_dtensor_have_chunks_in_passes_alone(tmp_path: Path, base: str, written: int | None) -> None:
+    found = imported(tmp_path, base, "policy: {logprob_chunk_size: 1024}\n")
+    assert not found.refused
+    assert found.values["training"].get("logprob_chunk_size") == written
+
+
+def test_mamba_keeps_no_states_for_prefixes_by_default(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: none}}}\n")
+    assert not found.refused
+    assert any(one.key == "policy.generation.vllm_kwargs.mamba_cache_mode" for one in found.left)
+
+
+def test_a_chunk_has_a_token(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "policy: {logprob_chunk_size: 0}\n")
+    assert "policy.logprob_chunk_size: expected 1 or more, got 0" in str(found.wrong[0])
 
 
 def test_packs_are_sequences_of_full_length_and_read_by_flash_attention(tmp_path: Path) -> None:
@@ -399,9 +433,9 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
     (GRPO, "policy: {generation: {backend: sglang}}", "generation by sglang"),
     (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
     (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
+    (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: align}}}", "Mamba's states for prefixes: align"),
     (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
     (GRPO, "data: {default: {env_name: reward_model}}", "rewards by a model that takes GPUs of the cluster"),
-    (GRPO, "policy: {logprob_chunk_size: 1024}", "log-probabilities in chunks of tokens"),
     (SFT, "policy: {dtensor_cfg: {_v2: false}}", "the older worker of DTensor"),
     (SFT, "policy: {dtensor_cfg: {custom_parallel_plan: true}}", "a plan of tensor parallelism of one's own"),
     (SFT, "policy: {optimizer: {name: some.FusedAdam}}", "optimizer some.FusedAdam"),

@@ -31,7 +31,8 @@ class MegatronOptions(ImplementationOptions):
     fp4: `fp8_transposes`: columns of quantised weights are kept beside the rows; `keeps_fp8_weights`: quantised weights
     outlast a pass; `transposes_weights_again`: but not their columns, which each backward makes; `quant_recipe`:
     recipes of single linears, as patterns. `moe_expert_rank_capacity_factor`: 0 where it is not set, see [Note: paged
-    stash] in `operators/megatron/stash.py`, as are the options of the stash.
+    stash] in `operators/megatron/stash.py`, as are the options of the stash. `logprob_chunk_size`: tokens of a chunk of
+    NeMo RL's log-probabilities, which then are the loss; 0: they are not.
     """
 
     dispatcher: Dispatcher = "alltoall"
@@ -69,6 +70,7 @@ class MegatronOptions(ImplementationOptions):
     moe_paged_stash_page_size: int = 64
     moe_paged_stash_buffer_size_factor_cuda: float = 1.1
     moe_paged_stash_buffer_size_factor_cpu: float = 0.0
+    logprob_chunk_size: int = 0
 
     @property
     def loads_attention_mask(self) -> bool:
