@@ -153,3 +153,13 @@ def test_frameworks_without_a_layout_come_last(page: Page) -> None:
         return [none('a'), some('b', 8, 1), none('c'), some('d', 8, 2), some('e', 4, 1)].sort(by_fewest)
           .map(one => one.framework).join(' '); })""")
     assert order == "e d b a c"
+
+
+def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
+    job = {**JOB, "framework": "automodel", "training": {**JOB["training"], "sequence_parallel": True}}
+    page.open(address=f"{page.address}#{packed(job)}")
+    page.settled()
+    assert "not yet" in page.text("[data-part=problems]")
+    page.click("[data-part=problems] span button + button")
+    page.settled()
+    assert "Fits" in page.text("[data-part=verdict]")

@@ -117,7 +117,10 @@ const told_at = (others, all) => {
   document.querySelector("[data-part=problems]").replaceChildren(make("p", { className: "note" }, "Told at its field: ", ...[...form.told].map((name) => {
     const there = make("button", { type: "button", textContent: form.label(name) });
     there.addEventListener("click", () => form.focus(name));
-    return there;
+    const why = (all.find((one) => one.where.split(" ")[0] === name) || all[0]).message;
+    const out = make("button", { type: "button", textContent: "leave it out" });
+    out.addEventListener("click", () => apply({ [name]: undefined }));
+    return make("span", {}, there, `: ${why} `, ...(form.is_added(name) && why.includes("not yet") ? [out] : []));
   })));
   fill({ parts: { problems: null } });
 };

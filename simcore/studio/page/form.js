@@ -333,7 +333,7 @@ export class Form {
       row.remove();
       this.change({ [key]: undefined });
     });
-    row.append(away);
+    input.after(away);
     this.added.append(row);
     this.show_value(key);
   }
@@ -410,6 +410,12 @@ export class Form {
       }
       return !field;
     });
+  }
+
+  /* True for a key that has a field only because the job says it. */
+  is_added(key) {
+    const field = this.fields.get(key);
+    return Boolean(field && this.added.contains(field.row));
   }
 
   /* Puts the cursor into the field of a key. */
