@@ -79,8 +79,10 @@ def explain_peak(report: Report, rank: RankReport, detail: ClassDetail) -> Step:
     blocks = peak.device_bytes - peak.allocated_bytes - sum(peak.outside.values())
     beside = [_beside(report, name, size) for name, size in peak.outside.items() if size]
     if blocks:
-        beside.append(Step(words="blocks that do not fit together", amount=format_bytes(blocks), how=_value(
-            report, "reserved_bytes"), source=_source(report, "reserved_bytes")))
+        held = _value(report, "reserved_bytes")
+        how = f"{blocks / peak.allocated_bytes:.1%} of what is allocated; torch holds {held}"
+        beside.append(Step(words="blocks that do not fit together", amount=format_bytes(blocks), how=how,
+                           source=_source(report, "reserved_bytes")))
     told = "the highest running sum of what the program allocates and frees, in issue order"
     whole = Step(words="allocated", amount=format_bytes(peak.allocated_bytes), how=told,
                  source="simcore/memory/ledger.py",

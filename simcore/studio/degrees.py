@@ -63,13 +63,18 @@ def degrees(document: Document) -> dict[str, Any]:
 def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
     """A number of GPUs, with a larger batch of a step where the job's is no multiple of its data-parallel ranks."""
     tried, training = _tried(document, number, _with_gpus(mesh, number)), document.data.get("training")
-    batch, micro = (training.get(name) for name in (_BATCH, _MICRO)) if isinstance(training, dict) else (None, None)
-    if not tried["why"] or not tried["mesh"] or not isinstance(batch, int) or not isinstance(micro or 1, int):
+    if not tried["why"] or not tried["mesh"] or not isinstance(training, dict):
         return tried
-    unit = prod(tried["mesh"][axis] for axis in _RESTS) * (micro or 1)
-    other = {**training, _BATCH: -(-batch // unit) * unit}
-    again = _tried(document.with_value(("training",), other, "training"), number, iter([tried["mesh"]]))
-    return {**again, "also": {f"training.{_BATCH}": other[_BATCH]}} if not again["why"] else tried
+    batch, micro = training.get(_BATCH), training.get(_MICRO)
+    if not isinstance(batch, int) or not isinstance(micro or 1, int):
+        return tried
+    for one in _with_gpus(mesh, number):
+        unit = prod(one[axis] or 1 for axis in _RESTS) * (micro or 1)
+        larger = -(-batch // unit) * unit
+        other = document.with_value(("training",), {**training, _BATCH: larger}, "training")
+        if larger != batch and not _why(other, one):
+            return {"value": number, "mesh": dict(one), "why": "", "also": {f"training.{_BATCH}": larger}}
+    return tried
 
 
 def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None], list[str]]]:

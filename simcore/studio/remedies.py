@@ -17,7 +17,7 @@ from simcore.studio.faster import faster, further, on_whole_hosts, plainer
 from simcore.studio.question import Question, price_of
 from simcore.studio.views import priced
 from simcore.units import format_bytes, format_seconds
-from simcore.validation.side_by_side import SideBySide
+from simcore.validation.side_by_side import Beside, SideBySide
 from viz.pages import studio
 
 __all__ = ["advice", "beside", "compared", "limit", "quicker"]
@@ -25,6 +25,7 @@ __all__ = ["advice", "beside", "compared", "limit", "quicker"]
 _MOST: Final = 5
 """Jobs side by side: four pins and the job in view."""
 _MOST_MARKS: Final = 3
+_BOUNDS: Final = ("allocated, and asked for", "needed, at least")
 _TOTALS: Final = ("peak", "needed", "allocated")
 """Words in the names of quantities that say how full a device was."""
 
@@ -89,9 +90,17 @@ def beside(question: Question) -> dict[str, Any]:
 
 
 def _table(run: SideBySide) -> str:
-    rows = [[row.what, _text(row.measured, row.unit), _text(row.simulated, row.unit),
-             "" if row.error is None else f"{row.error:+.1%}", row.told] for row in run.quantities]
-    return studio.measured_part(f"{run.source} {run.measured}", rows, run.notes, run.advice)
+    rows = [[row.what, _text(row.measured, row.unit), _text(row.simulated, row.unit), _difference(run, row), row.told]
+            for row in run.quantities]
+    asked = (f"asked for, of that size in the simulated step: {one.owner}, {one.category} {format_bytes(one.num_bytes)}"
+             f"{f' ({one.shape})' if one.shape else ''}" for one in run.asked[:_MOST_MARKS])
+    return studio.measured_part(f"{run.source} {run.measured}", rows, (*asked, *run.notes), run.advice)
+
+
+def _difference(run: SideBySide, row: Beside) -> str:
+    """Share by which a simulated quantity is off; what a run had reached when it failed is a lower bound."""
+    is_bound = run.failure is not None and row.what in _BOUNDS and (row.error or 0) > 0
+    return "it ended there" if is_bound else "" if row.error is None else f"{row.error:+.1%}"
 
 
 def _text(value: float | None, unit: str) -> str:

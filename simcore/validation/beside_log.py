@@ -16,6 +16,7 @@ from simcore.errors import InputError, Problem
 from simcore.results.phases import PhaseName
 from simcore.results.report import Peak, RankReport, Report
 from simcore.results.time import StepTime
+from simcore.units import format_bytes
 from simcore.validation.logs.reading import Log, Reading
 from simcore.validation.side_by_side import Beside, SideBySide, Unit, band, beside, of_rank
 
@@ -74,7 +75,7 @@ def beside_log(name: str, log: Log, report: Report, rank: int | None) -> SideByS
                         _told(reading, peak, report)) for reading in _highest(rank_readings))
     return SideBySide(measured=name, source=f"log of {log.trainer}", scenario=report.name, ranks=rank_class.ranks,
                       verdict=report.verdict or "", quantities=(*rows, *_derived(log, rank_readings, report)),
-                      notes=(*log.notes, *_of_batch(log, report)))
+                      notes=(*log.notes, *_of_batch(log, report), *_of_device(rank_readings, report)))
 
 
 def _of_phases(name: str, log: Log, report: Report) -> SideBySide:
@@ -153,6 +154,14 @@ def _derived(log: Log, readings: list[Reading], report: Report) -> Iterator[Besi
     if (took := read.get("step_s")) and not rate:
         yield beside("tokens a second and GPU", "per second", tokens / took, time.tokens_per_s_per_gpu,
                      "from the step's time, of the scenario's batch")
+
+
+def _of_device(readings: list[Reading], report: Report) -> Iterator[str]:
+    """Says that a run held more than a GPU of the scenario has."""
+    held = max((one.value for one in readings if _WORDS[one.of][1] == "bytes"), default=0.0)
+    if report.capacity_bytes is not None and held > report.capacity_bytes:
+        yield (f"the run held {format_bytes(held)}, and a GPU of the scenario has "
+               f"{format_bytes(report.capacity_bytes)}: another machine was run")
 
 
 def _of_batch(log: Log, report: Report) -> Iterator[str]:

@@ -51,6 +51,7 @@ def mended(page: Page) -> Iterator[tuple[str, bytes]]:
     page.open(WIDTH)
     page.drop("recipe.yaml", recipe().encode())
     page.until("!document.getElementById('recipe').hidden")
+    page.choose("#asked-topology", "dgx-h100")
     page.choose("#asked-gpus", "8")
     page.click("#recipe .asked button")
     page.until("document.getElementById('field-model').value.includes('wen3-8')")

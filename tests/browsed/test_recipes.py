@@ -17,8 +17,10 @@ def test_an_answer_of_the_job_before_is_out_of_sight_until_the_recipe_is_the_job
     page.drop("recipe.yaml", RECIPE.encode())
     page.until("!document.getElementById('recipe').hidden")
     assert not page.run(IS_SEEN)
-    assert "recipe.yaml is not the job yet: it does not say the number of GPUs" in page.text("#waiting")
-    assert page.run("document.activeElement.id") == "asked-gpus"
+    assert "recipe.yaml is not the job yet: it does not say the machine and the number of GPUs" in page.text("#waiting")
+    assert page.run("document.activeElement.id") == "asked-topology"
+    page.choose("#asked-topology", "dgx-h100")
+    page.run("document.getElementById('asked-gpus').focus()")
     page.tab.picture(page.shots / "recipe-asks.png")
     page.tab.press("8")
     page.tab.press("Enter")
@@ -74,6 +76,7 @@ def test_the_card_of_a_recipe_comes_back(page: Page) -> None:
     page.open()
     page.drop("recipe.yaml", (RECIPE + "special_tokens: {pad_token: x}\n").encode())
     page.until("document.getElementById('asked-gpus')")
+    page.choose("#asked-topology", "dgx-h100")
     page.choose("#asked-gpus", "8")
     page.click("#recipe [type=submit]")
     page.until("document.getElementById('why-missed')")
@@ -97,6 +100,7 @@ def test_keys_that_the_answer_leaves_out_stand_beside_the_verdict(page: Page) ->
     text = f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_modules_to_save: [lm_head]\n"
     page.drop("recipe.yaml", text.encode())
     page.until("!document.getElementById('recipe').hidden")
+    page.choose("#asked-topology", "dgx-h100")
     page.choose("#asked-gpus", "8")
     page.click("#recipe .asked button")
     page.until("!document.getElementById('missed').hidden")
@@ -114,6 +118,7 @@ def test_the_way_back_of_the_browser_undoes_a_recipe_and_a_change(page: Page) ->
     page.settled()
     page.drop("recipe.yaml", RECIPE.encode())
     page.until("!document.getElementById('recipe').hidden")
+    page.choose("#asked-topology", "dgx-h100")
     page.choose("#asked-gpus", "8")
     page.click("#recipe .asked button")
     page.until("/Out of memory/.test(document.querySelector('[data-part=verdict]').innerText)")
@@ -148,3 +153,13 @@ def test_frameworks_without_a_layout_come_last(page: Page) -> None:
         return [none('a'), some('b', 8, 1), none('c'), some('d', 8, 2), some('e', 4, 1)].sort(by_fewest)
           .map(one => one.framework).join(' '); })""")
     assert order == "e d b a c"
+
+
+def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
+    job = {**JOB, "framework": "automodel", "training": {**JOB["training"], "sequence_parallel": True}}
+    page.open(address=f"{page.address}#{packed(job)}")
+    page.settled()
+    assert "not yet" in page.text("[data-part=problems]")
+    page.click("[data-part=problems] span button + button")
+    page.settled()
+    assert "Fits" in page.text("[data-part=verdict]")

@@ -37,6 +37,9 @@ def test_more_gpus_than_the_batch_has_sequences_take_a_larger_one() -> None:
     found = {one["value"]: one for one in degrees(Document("mine.yaml", JOB))["values"]["gpus"]}
     assert found[16]["also"] == {"training.global_batch_size": 16}
     assert "also" not in found[8]
+    copied = {**JOB, "framework": "ddp", "mesh": {"dp_replicate": 8}}
+    found = {one["value"]: one for one in degrees(Document("mine.yaml", copied))["values"]["gpus"]}
+    assert found[16]["also"] == {"training.global_batch_size": 16}
 
 
 def test_a_model_without_experts_keeps_the_other_degrees() -> None:
@@ -47,7 +50,8 @@ def test_a_model_without_experts_keeps_the_other_degrees() -> None:
 
 def test_a_framework_without_sharding_takes_replicas() -> None:
     job = {**JOB, "framework": "ddp", "mesh": {"dp_replicate": 2}}
-    assert {value: mesh["dp_replicate"] for value, mesh in legal(job, "gpus").items()} == {1: 1, 2: 2, 4: 4, 8: 8}
+    assert {value: mesh["dp_replicate"] for value, mesh in legal(job, "gpus").items()} == {
+        2**n: 2**n for n in range(7)}
 
 
 def test_a_refused_job_gets_a_plain_layout() -> None:

@@ -52,8 +52,8 @@ def memory_chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, ide
         _bands(bands, scale),
         _names(bands, scale),
         x_axis(scale, clock),
-        capacity_line(scale, scale.share(peak_index(series))),
-        _peak(series, rank.peak, scale), measured_lines(measured, scale),
+        measured_lines(measured, scale), capacity_line(scale, scale.share(peak_index(series))),
+        _peak(series, rank.peak, scale),
         class_="chart", role="img", width="100%", height=HEIGHT,
         aria_labelledby=f"{identity}-title", aria_describedby=f"{identity}-desc")
 

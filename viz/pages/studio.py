@@ -132,7 +132,7 @@ def measured_part(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str
 def _change(advice: Advice, than_s: float | None) -> Markup:
     words = {"fits": "fits", "unsure": "unsure", "oom": "still does not fit"}
     gpus = None if advice.num_gpus is None else f"{advice.num_gpus:,} GPU{'' if advice.num_gpus == 1 else 's'}"
-    time = None if advice.step_s is None else f"step {format_seconds(advice.step_s)}"
+    time = None if advice.step_s is None else f"step {_seconds(advice.step_s)}"
     if time and than_s and advice.step_s:
         time += f" ({advice.step_s / than_s - 1:+.0%})"
     effect = ", ".join(filter(None, (words[advice.verdict], format_bytes(advice.peak_bytes),
@@ -147,12 +147,18 @@ def _left(num_bytes: int) -> str:
     return f"{format_bytes(abs(num_bytes))} {'left' if num_bytes >= 0 else 'too much'}"
 
 
+def _seconds(seconds: float) -> str:
+    """Text of a time with three digits, zeros at its end too, such as `11.0 s`."""
+    number, unit = format_seconds(seconds).split()
+    return f"{float(number):#.3g}".rstrip(".") + f" {unit}"
+
+
 def _time(report: Report) -> Iterator[Markup]:
     """Yields rows of a list: step, throughput, MFU, cost."""
     time = report.time
     if time is None:
         return
-    rows = [("step", format_seconds(time.step_s)), ("tokens/s per GPU", f"{time.tokens_per_s_per_gpu:,.0f}"),
+    rows = [("step", _seconds(time.step_s)), ("tokens/s per GPU", f"{time.tokens_per_s_per_gpu:,.0f}"),
             ("MFU", f"{time.mfu:.1%}")]
     if time.cost and time.cost.per_million_tokens is not None:
         rows.append(("USD per M tokens", f"{time.cost.per_million_tokens:#,.3g}".rstrip(".")))

@@ -12,13 +12,18 @@ from simcore.frameworks.fsdp2.checks import RULE
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import Wrapping
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["strategy", "wrapping"]
 
+_SYNC = {
+    "last": "the trainer turns set_requires_gradient_sync off but for the last microbatch (its no_sync), so "
+            "that whole gradients stay between microbatches",
+    "every": "the trainer never turns set_requires_gradient_sync off: each backward pass reduces"}
 
-def strategy(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Strategy:
+
+def strategy(job: Draft, options: dict[str, Any], given: Defaults) -> Fsdp2Strategy:
     """Returns the settings of FSDP2's hooks (prefetch, times of reduction, resharding) as one `Fsdp2Strategy`.
 
     `options`: the framework options that the scenario sets, by name; `given`: the trainer's values for the others.
@@ -30,7 +35,10 @@ def strategy(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Strateg
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
         return Fsdp2Strategy(prefetch, prefetch, "end", reshard_after_backward=False)
-    return Fsdp2Strategy(prefetch, prefetch, options.get("sync_gradients", given.sync),
+    sync = options.get("sync_gradients", given.sync)
+    if "sync_gradients" not in options and job.scenario.num_microbatches > 1:
+        job.note("framework_options.sync_gradients", sync, _SYNC[sync])
+    return Fsdp2Strategy(prefetch, prefetch, sync,
                        finish=options.get("set_is_last_backward", "every"))
 
 

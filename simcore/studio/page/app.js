@@ -27,6 +27,7 @@ let form;
 let versus;
 let search;
 let limits;
+let copies;
 let wanted = 0;
 let is_asking = false;
 let is_apart = true;
@@ -116,7 +117,10 @@ const told_at = (others, all) => {
   document.querySelector("[data-part=problems]").replaceChildren(make("p", { className: "note" }, "Told at its field: ", ...[...form.told].map((name) => {
     const there = make("button", { type: "button", textContent: form.label(name) });
     there.addEventListener("click", () => form.focus(name));
-    return there;
+    const why = (all.find((one) => one.where.split(" ")[0] === name) || all[0]).message;
+    const out = make("button", { type: "button", textContent: "leave it out" });
+    out.addEventListener("click", () => apply({ [name]: undefined }));
+    return make("span", {}, there, `: ${why} `, ...(form.is_added(name) && why.includes("not yet") ? [out] : []));
   })));
   fill({ parts: { problems: null } });
 };
@@ -148,6 +152,7 @@ const later = async (number) => {
   await when(asks("pictures", { opened: [...opened], ...measured() }), drawn("all pictures"), "streams");
   if (state.pins.length && number === wanted) versus.show().catch(told);
   await new Promise((done) => { setTimeout(done, IDLE_MS); }); /* dozens of simulations: only for a job that stays */
+  if (number === wanted) copies.refresh(); /* the list of formats is there when it is opened */
   const help = HELPS[state.answer.verdict];
   if (help) when(asks(help.kind), (answer) => {
     fill(answer);
@@ -198,6 +203,7 @@ const take = (job, files = state.files, missed = state.missed) => {
   state.files = files;
   state.missed = missed;
   wait("");
+  document.getElementById("example").hidden = JSON.stringify(job) !== JSON.stringify(catalogue.start);
   const box = document.getElementById("missed");
   box.textContent = `Without ${missed.join(", ")} of the recipe, which may change the answer. `;
   if (recipe_card.childElementCount) box.append(make("button", { type: "button", id: "why-missed", textContent: "why" }));
@@ -289,6 +295,7 @@ document.addEventListener("click", (event) => {
   else if (button.dataset.limit) limits.ask(button.dataset.limit);
   else explain(button.dataset.explain);
 });
+document.getElementById("open-mine").addEventListener("click", () => document.getElementById("file").click());
 document.getElementById("to-search").addEventListener("click", () => document.getElementById("search").scrollIntoView({ block: "start" }));
 document.getElementById("undo").addEventListener("click", () => history.back());
 addEventListener("hashchange", async () => {
@@ -312,7 +319,7 @@ const start = async () => {
   new Files(state, catalogue.machines, (...opened) => { keep(); take(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, apply);
   limits = new Limits(question, apply, (row) => search.every(row));
-  new Copies(state, question, (job) => versus.numbers.get(JSON.stringify(job)));
+  copies = new Copies(state, question, (job) => versus.numbers.get(JSON.stringify(job)));
   if (found && !(found instanceof Error)) follow(found);
   else take(catalogue.start);
   if (found instanceof Error) notice(found.message);

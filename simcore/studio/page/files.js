@@ -158,12 +158,10 @@ export class Files {
     return form;
   }
 
-  /* The list of machines, at that of the job in view. */
+  /* The list of machines; that of the job before is no answer about another recipe. */
   machine(id) {
-    const now = typeof this.state.job.topology === "string" ? this.state.job.topology : "";
-    const list = make("select", { id, required: true }, ...this.machines.map((one) => make("option", { value: one.name, textContent: machine_words(one) })));
-    list.value = this.machines.some((one) => one.name === now) ? now : "";
-    return list;
+    return make("select", { id, required: true }, make("option", { value: "", textContent: "choose \u2026" }),
+      ...this.machines.map((one) => make("option", { value: one.name, textContent: machine_words(one) })));
   }
 
   async run(file) {

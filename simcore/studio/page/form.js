@@ -20,7 +20,10 @@ export const whole = (text) => {
 /* A number with decimals, which a point or a comma begins; null for anything else. */
 export const decimal = (text) => (/^\d+([.,]\d+)?$/.test(text.trim()) ? Number(text.trim().replace(",", ".")) : null);
 
-export const machine_words = ({ name, gpu }) => `${name} (${gpu.replace(/NVIDIA |GeForce | HBM.*/g, "")})`;
+export const machine_words = ({ name, gpu, usable_gib: usable }) => {
+  const short = gpu.replace(/NVIDIA |GeForce | HBM.*/g, "");
+  return `${name} (${short}${/\d ?GB/.test(short) ? "" : `, ${usable.toFixed(1)} GiB`})`;
+};
 
 /* A value as YAML would read it: numbers, true, false, null, JSON lists; else text. */
 export const plain_value = (text) => {
@@ -277,7 +280,9 @@ export class Form {
       }
     }
     const rest = document.getElementById("rest");
-    rest.textContent = this.mesh ? `data parallel takes the rest: ${this.mesh.dp_shard} sharded${this.mesh.dp_replicate > 1 ? ` \u00d7 ${this.mesh.dp_replicate} replicas` : ""}` : "";
+    const { dp_shard: shards = 1, dp_replicate: copies = 1 } = this.mesh || {};
+    const ranks = [shards > 1 && `${shards} sharded`, copies > 1 && `${copies} replicas`].filter(Boolean).join(" \u00d7 ") || "one rank";
+    rest.textContent = this.mesh ? `data parallel takes the rest: ${ranks}` : "";
   }
 
   others() {
@@ -328,7 +333,7 @@ export class Form {
       row.remove();
       this.change({ [key]: undefined });
     });
-    row.append(away);
+    input.after(away);
     this.added.append(row);
     this.show_value(key);
   }
@@ -405,6 +410,12 @@ export class Form {
       }
       return !field;
     });
+  }
+
+  /* True for a key that has a field only because the job says it. */
+  is_added(key) {
+    const field = this.fields.get(key);
+    return Boolean(field && this.added.contains(field.row));
   }
 
   /* Puts the cursor into the field of a key. */

@@ -19,7 +19,7 @@ const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(
   && JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key])).map(([key, value]) => `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
 
 /* Numbers of GPUs that the batch of a step rules out, and the one that fits with another batch. */
-const batch_words = (skipped, other, job) => {
+export const batch_words = (skipped, other, job) => {
   if (!skipped.length) return "";
   const batch = value_of(job, "training.global_batch_size");
   const words = ` ${skipped.map(count).join(", ")} GPUs cannot have a global batch of ${count(batch)} in a layout that was tried`;
