@@ -1,7 +1,8 @@
 """Largest values that a file may ask for, each far above any published one, and bounds on the work of a scenario.
 
 They keep a typing error, or a hostile file, from exhausting the machine: within them any answer or refusal takes
-seconds and less than a GiB of memory, near `ALL_ROWS` up to a minute and 2 GiB. Each limit is documented with the published value that it exceeds.
+seconds and less than a GiB of memory, near `ALL_ROWS` up to a minute and 2 GiB. Each limit is documented with the
+published value that it exceeds.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
-__all__ = ["CHUNKED", "check", "check_attention", "check_chunked_loss", "check_head", "check_overlap", "check_registered"]
+__all__ = ["CHUNKED", "check", "check_attention", "check_chunked_loss", "check_head", "check_overlap",
+           "check_registered"]
 
 
 CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer", "activations"), virtual_stages=True, fixed={
