@@ -13,7 +13,7 @@ from simcore.inputs.document import Document
 from simcore.recipes.imported import Decided, Imported, Left, Origin, overruled
 from simcore.recipes.rows import Idle, Unmodelled
 
-__all__ = ["SETTINGS", "row_of", "with_environment"]
+__all__ = ["EMPTY", "SETTINGS", "row_of", "with_environment"]
 
 SETTINGS: Final[tuple[Idle | Unmodelled, ...]] = (
     Unmodelled(("CUDA_DEVICE_MAX_CONNECTIONS",), "queues that streams share, by which an exchange may wait for a "
@@ -76,6 +76,7 @@ _VARIABLES: Final[tuple[Idle | Unmodelled, ...]] = (
           "IBV_*", "MLX5_*"), "how ranks find each other, and libraries"),
 )
 """Variables of the environment that no key of a scenario says; the first row that names one decides."""
+EMPTY: Final = Idle(("*",), "set to nothing, as without it")
 _OTHER: Final = Idle(("*",), "nothing that is simulated reads it")
 _OF_LAUNCHERS: Final = frozenset({"NNODES", "NPROC_PER_NODE", "FORCE_TORCHRUN", "OPTIM_TORCH", "CUDA_VISIBLE_DEVICES"})
 """Variables by which llamafactory-cli starts ranks."""
@@ -131,7 +132,7 @@ def _with_other(imported: Imported, name: str, value: str, where: str) -> Import
     if name == "COMMAND" and _PROGRAM.search(value):
         one = Decided(where, name, value, why="the command that NeMo RL's ray.sub starts")
         return replace(imported, decides=(*imported.decides, one))
-    row = row_of(name)
+    row = row_of(name) if value else EMPTY
     kind: Literal["no effect", "not modelled"] = "not modelled" if isinstance(row, Unmodelled) else "no effect"
     return replace(imported, left=(*imported.left, Left(kind, where, name, value, row.why)))
 

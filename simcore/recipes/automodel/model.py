@@ -37,9 +37,16 @@ BACKEND_ROWS: Final = (
     Says("model.backend.rope", "framework_options.backend.rope", "text", {"quack": "quack"}, {"torch": "the default"},
          "rope by"),
     Off("model.backend.compile_attn", "attention by torch.compile"),
-    Unmodelled(("model.backend.rope_fusion", "model.backend.gate_precision", "model.backend.dispatcher_num_sms",
-                "model.backend.dispatcher_share_token_dispatcher", "model.backend.dispatcher_async_dispatch"),
-               "not told apart"),
+    Idle(("model.backend.rope_fusion",), "BackendConfig switches it off for all models (0.7.0 components/models/common/"
+         "utils.py:603)"),
+    Unmodelled(("model.backend.gate_precision",), "the router's products in a format of their own: they are counted in "
+               "that of the layer"),
+    Unmodelled(("model.backend.dispatcher_num_sms",), "multiprocessors that an exchange of tokens takes from other "
+               "kernels: both run at their rates"),
+    Unmodelled(("model.backend.dispatcher_share_token_dispatcher",), "buffers of exchanges that layers share, or have "
+               "each: they are counted once"),
+    Unmodelled(("model.backend.dispatcher_async_dispatch",), "exchanges of tokens on a stream of their own: products "
+               "wait for them"),
     Idle(("model.backend.enable_hf_state_dict_adapter",), _FILES),
     Idle(("model.backend.mok.*",), "settings of the dispatcher mok alone"),
 )

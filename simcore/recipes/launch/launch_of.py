@@ -179,6 +179,8 @@ def environment_of(script: Script, text: str, path: str) -> tuple[tuple[str, str
     found: list[tuple[str, str, str]] = []
     for name in script.exported:
         words = script.variables[name]
+        if not words and name not in MEMORY and _OF_LIBRARIES.match(name):
+            found.append((name, "", f"{path}:{_line_of(text, name)}"))
         if not words or (re.search(rf"\$\{{?{name}\b", text) and not _OF_LIBRARIES.match(name)):
             continue
         open_word = next((word for word in words if word.unknown), None)
@@ -187,6 +189,12 @@ def environment_of(script: Script, text: str, path: str) -> tuple[tuple[str, str
             raise InputError(Problem(f"{path}:{open_word.line}", told))
         found.append((name, " ".join(word.text for word in words), f"{path}:{words[0].line}"))
     return tuple(found)
+
+
+def _line_of(text: str, name: str) -> int:
+    """Line that sets a variable to nothing."""
+    said = re.search(rf"\b{re.escape(name)}=", text)
+    return text.count("\n", 0, said.start()) + 1 if said else 1
 
 
 def _further(starter: Starter, path: str) -> tuple[str, str]:

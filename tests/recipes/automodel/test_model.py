@@ -60,3 +60,11 @@ def test_uccl_is_counted_as_deepep_and_says_so() -> None:
     found = imported(RECIPE, **ANSWERS)
     assert found.values["framework_options"]["dispatcher"] == "deepep"
     assert "its transport is not told apart" in str(found.origins["framework_options", "dispatcher"])
+
+
+@pytest.mark.parametrize(("said", "kind"), [
+    ("rope_fusion: true", "no effect"), ("gate_precision: fp32", "not modelled")])
+def test_what_the_backend_config_switches_off_has_no_effect(said: str, kind: str) -> None:
+    """Automodel 0.7.0 components/models/common/utils.py:603: rope_fusion is off for all models."""
+    found = imported(RECIPE.replace("dispatcher: uccl_ep", said), **ANSWERS)
+    assert [one.kind for one in found.left if one.key == f"model.backend.{said.partition(':')[0]}"] == [kind]

@@ -392,3 +392,8 @@ def test_axolotl_sets_the_precision_that_accelerates_launcher_gave(tmp_path: Pat
 def test_an_unknown_option_of_accelerate_is_an_error(tmp_path: Path) -> None:
     found = started(tmp_path, "accelerate launch --num_processes 4 --use_fsdp --fsdp_versoin 2 sft.py")
     assert any("fsdp_versoin" in one.message for one in found.unknown)
+
+
+def test_a_variable_that_is_set_to_nothing_is_told() -> None:
+    found = read("\nexport NCCL_DEBUG= OWN=\ntorchrun --nproc-per-node 2 -m axolotl.cli.train mine.yaml").environment
+    assert [(name, value, where.rpartition(":")[2]) for name, value, where in found] == [("NCCL_DEBUG", "", "2")]
