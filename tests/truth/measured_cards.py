@@ -109,6 +109,9 @@ def _as_of_its_commit(run, made):
     made["training"]["loss"] = losses.meaning(kind) if fused else "megatron"
     if not fused:
         made["framework_options"]["cross_entropy_loss_fusion"] = False
+    made["framework_options"] |= {key: recipe[f"model.{key}"] for key, used in (
+        ("cp_comm_type", made["mesh"].get("cp", 1) > 1), ("bias_activation_fusion", True))
+        if used and recipe.get(f"model.{key}") is not None}
     return {key: value for key, value in made.items() if key != "environment"} | (
         measured_bridge.allocator(run["config"]["recipe"]) if sets_variables else {})
 
