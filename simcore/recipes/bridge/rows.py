@@ -67,8 +67,6 @@ REFUSED: Final[tuple[Row, ...]] = (
     Off("dist.use_torch_fsdp2", "PyTorch's FSDP2 in place of Megatron's (models/model_provider.py:222)"),
     On("model.deallocate_pipeline_outputs", "outputs of stages that stay when they are sent"),
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
-    Off("dataset.enable_in_batch_packing", "packs of the samples of a microbatch, whose lengths the recipe does not "
-        "say"),
     Off("dataset.hybrid_context_parallel", "sequences that differ in the ranks that share them"),
     Off("train.skip_train", "no training: there is no step"),
     Off("validation.skip_train", "no training: there is no step"),
@@ -160,6 +158,8 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
     "train.skip_sync_grad_norm_across_mp": (False, _TELL),
     "tensor_inspect.enabled": (False, "statistics of tensors, for which kernels run and the host waits: not timed"),
     "logger.log_l2_norm_grad_to_tensorboard": (False, "norms of single gradients, for which the host waits: not timed"),
+    "dataset.enable_in_batch_packing": (False, "samples of a microbatch in one row, whose lengths the recipe does not "
+                                               "say: each is counted as a row of training.seq_len"),
     "dataset.inter_document_masking": (False, "attention within documents, whose lengths the recipe does not say: it "
                                               "is counted over whole rows"),
     "dist.nccl_communicator_config_path": (None, "ways and buffers of exchanges: rates and buffers are those of NCCL's "

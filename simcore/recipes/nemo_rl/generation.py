@@ -36,7 +36,8 @@ _ROWS: Final = (
           f"{_VLLM}.logprobs_mode", f"{_VLLM}.*metrics*", f"{_VLLM}.*http*", f"{_VLLM}.*server*",
           f"{_VLLM}.reasoning_parser_plugin", f"{_VLLM}.cap_max_tokens_to_context", f"{_VLLM}.env_vars",
           f"{_VLLM}.reset_encoder_cache_after_weight_update", f"{_VLLM}.enforce_monotonicity",
-          f"{_VLLM}.enable_thinking"), "how requests come to the engine"),
+          f"{_VLLM}.enable_thinking", f"{_AT}.port_range_*"),
+         "how requests come to the engine, and ports of its servers"),
     Unmodelled((f"{_KWARGS}.moe_backend", f"{_KWARGS}.kernel_config.*",
                 f"{_KWARGS}.attention_backend", f"{_KWARGS}.attention_config.*", f"{_VLLM}.quantization_ignored_*",
                 f"{_KWARGS}.disable_custom_all_reduce"), "kernels of the engine are not told apart"),
@@ -50,7 +51,7 @@ _ROWS: Final = (
           f"{_VLLM}.limit_mm_per_prompt.*", f"{_VLLM}.video.*"), "inputs of other kinds than text"),
     Idle((_KWARGS,), "no further settings"),
     Idle(tuple(f"{_AT}.{name}" for name in ("temperature", "top_p", "top_k", "val_*", "stop_*", "bad_words",
-                                            "max_new_tokens", "port_range_*", "use_async_rollouts")),
+                                            "use_async_rollouts")),
          "which tokens are drawn; every sequence is decoded to max_model_len"),
     Idle((f"{_AT}.refit_cfg.*", f"{_AT}.real_quant_export_cpu_offload"), "settings of other ways to send weights"),
     Idle((f"{_AT}.mcore_generation_config.*", f"{_AT}.sglang_cfg.*", f"{_AT}.trtllm_cfg.*", f"{_AT}.trtllm_kwargs.*",
@@ -79,6 +80,12 @@ def read_generation(reader: Reader, draft: Draft) -> int:
         draft.idle(longest, f"{answer.where} says how long sequences are")
     else:
         draft.put("generation.max_model_len", longest)
+    most = reader.integer(f"{_AT}.max_new_tokens")
+    if most is not None and longest is not None and most.value < longest.value:
+        draft.unmodelled(most, "answers end by then (models/generation/vllm/vllm_worker.py:71): every sequence is "
+                               "decoded to max_model_len")
+    else:
+        draft.idle(most, "every sequence is decoded to max_model_len")
     read_switches(reader, draft, {f"{_VLLM}.use_deep_gemm": "kernels of the engine are not told apart"})
     read_rows(reader, draft, _ROWS)
     read_variables(reader, draft, _VLLM)

@@ -12,7 +12,6 @@ from recipes.bridge.test_recipe import NANO, imported
 @pytest.mark.parametrize(("override", "told"), [
     ("model.hidden_size=1024", "another one than that of the model"), ("model.hidden_dropout=0.1", "another one than"),
     ("model.attention_dropout=0.1", "another one than"),
-    ("dataset.enable_in_batch_packing=true", "packs of the samples"),
     ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("mixed_precision.fp32=true", "training in fp32"),
     ("model.deallocate_pipeline_outputs=false", "outputs of stages that stay")])
 def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, override: str, told: str) -> None:
@@ -36,6 +35,7 @@ def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, 
     ("dist.high_priority_stream_groups=[ep]", "not modelled", "go before others"),
     ("dist.disable_jit_fuser=true", "not modelled", "pointwise operators"),
     ("rerun_state_machine.rerun_mode=report_determinism_stats", "not modelled", "run again"),
+    ("dataset.enable_in_batch_packing=true", "not modelled", "each is counted as a row"),
     ("dataset.inter_document_masking=true", "not modelled", "whole rows"),
     ("train.check_optimizer_step_success=false", "not modelled", "fixed time"),
     ("env_vars.ODD=1", "not modelled", "this reader does not know"),

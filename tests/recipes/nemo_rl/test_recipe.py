@@ -572,3 +572,13 @@ def test_a_ratio_that_is_1_leaves_out_a_pass(tmp_path: Path, said: str, skips: b
     found = imported(tmp_path, GRPO, f"loss_fn: {{force_on_policy_ratio: {said}}}\n")
     assert found.document().data["rl"].get("on_policy_ratio") is skips
     assert [one.why for one in found.left if one.key == "loss_fn.force_on_policy_ratio"] == told
+
+
+@pytest.mark.parametrize(("most", "kind"), [(128, "not modelled"), (512, "no effect")])
+def test_answers_that_end_early_are_told(tmp_path: Path, most: int, kind: str) -> None:
+    """NeMo RL 7ea279ab models/generation/vllm/vllm_worker.py:71."""
+    found = imported(tmp_path, GRPO, f"policy: {{generation: {{max_new_tokens: {most}, port_range_low: 3000, "
+                     "vllm_cfg: {max_model_len: 512}}}\n")
+    left = {one.key.rpartition(".")[2]: f"{one.kind}: {one.why}" for one in found.left}
+    assert left["max_new_tokens"].startswith(kind)
+    assert "ports of its servers" in left["port_range_low"]
