@@ -188,7 +188,8 @@ def _head(space: Space) -> dict[str, Any]:
     """First line of a search's journal: digests of the scenario, its files and the engine, and the space."""
     base = space.base
     asked = {"gpus": space.gpus, "frameworks": space.frameworks, "topologies": space.topologies,
-             "free": [*space.degrees, *(["options"] if space.options else [])], "values": dict(space.axes),
+             "free": [*space.degrees, *(["options"] if space.options else []),
+                      *(["leaner"] if space.leaner else [])], "values": dict(space.axes),
              "degrees": dict(space.given), "where": [one.text for one in space.conditions]}
     made_by = fingerprint([Entry(base.name, base.name, base)], judged)
     return {**made_by, "space": json.loads(json.dumps(asked))}

@@ -32,6 +32,12 @@ FREE: Final = ("mesh", "training.micro_batch_size", "training.recompute", "optio
 _MESH: Final = (*DEGREES, "ep", "etp")
 _MICRO_BATCHES: Final = (1, 2, 4, 8)
 _RECOMPUTE: Final = ("none", "full")
+_LEANER: Final[tuple[Mapping[str, Any], ...]] = (
+    {"training.optimizer.implementation": "fused"},
+    {"training.offload.optimizer": "host"},
+    {f"training.offload.{part}": "host" for part in ("params", "gradients", "optimizer")},
+)
+"""What `leaner` frees: a step of the optimizer without copies of its own, and states on the host."""
 ALLOWED: Final[Mapping[str, tuple[str, Any]]] = {
     "bf16-params": ("training.precision.params", "bf16"),
     "bf16-grads": ("training.precision.grad_reduce", "bf16"),
@@ -45,7 +51,8 @@ class Space:
     """The candidates of a search.
 
     `gpus`, `frameworks`, `topologies`: tried each; `degrees`: free axes of the mesh; `axes`: other free keys with their
-    values; `conditions`: what a candidate's keys must satisfy; `options`: memory options of frameworks are free.
+    values; `conditions`: what a candidate's keys must satisfy; `options`: memory options of frameworks are free;
+    `leaner`: a fused optimizer and states on the host are, too.
     """
 
     base: Scenario
@@ -57,6 +64,7 @@ class Space:
     given: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     options: bool = True
     conditions: tuple[Condition, ...] = ()
+    leaner: bool = False
 
 
 def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[str] = (),
@@ -72,7 +80,7 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
     axes: dict[str, tuple[Any, ...]] = {}
     given: dict[str, tuple[Any, ...]] = {}
     for key, values in asked.items():
-        if key in ("mesh", "options"):
+        if key in ("mesh", "options", "leaner"):
             continue
         if key.removeprefix("mesh.") in _MESH and key.startswith("mesh."):
             given |= {key.removeprefix("mesh."): values} if values else {}
@@ -88,7 +96,7 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
         key, value = ALLOWED[name]
         axes[key] = _distinct((*axes.get(key, (_value(base, key),)), value))
     space = Space(base, tuple(gpus) or (base.world_size,), tuple(frameworks) or (base.framework,), tuple(topologies),
-                  degrees, axes, given, "options" in asked, tuple(conditions))
+                  degrees, axes, given, "options" in asked, tuple(conditions), "leaner" in asked)
     _check(space)
     return space
 
@@ -101,7 +109,8 @@ def _without_values(base: Scenario, key: str) -> Sequence[Problem]:
     except InputError as error:
         if unknown := [problem for problem in error.problems if "unknown key" in problem.message]:
             return unknown
-    return [Problem(place, f"expected values, such as {key}=1,2, or one of {', '.join((*FREE, 'mesh.<axis>'))}")]
+    usual = ", ".join((*FREE, "leaner", "mesh.<axis>"))
+    return [Problem(place, f"expected values, such as {key}=1,2, or one of {usual}")]
 
 
 def place_of(base: Scenario, option: str, value: str) -> str:
@@ -228,8 +237,10 @@ def _widths(space: Space, framework: str, base: Mesh, degrees: Mapping[str, int]
 
 
 def _options(space: Space, framework: str) -> Iterator[dict[str, Any]]:
-    """No memory option of the framework, then each alone."""
+    """No memory option of the framework, then each alone; at last what `leaner` frees, each alone."""
     yield {}
     if space.options:
         yield from (dict(option.keys) for option in framework_adapter(framework).memory_options
                     if option.kind != "formats")
+    if space.leaner:
+        yield from (dict(keys) for keys in _LEANER)

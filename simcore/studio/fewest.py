@@ -82,11 +82,13 @@ def _order(axes: tuple[str, ...]) -> tuple[bool, int]:
 
 
 def _narrowed(question: Question, name: str, axes: tuple[str, ...]) -> Question:
-    """The question about one framework; free degrees are those that it may have."""
+    """The question about one framework; free degrees are those that it may have, memory options all there are."""
     asked, free = {**question.rest, "frameworks": [name]}, question.rest.get("free") or {}
     if "mesh" in free:
         degrees = {f"mesh.{axis}": [] if axis in axes else [1] for axis in _AXES}
-        asked["free"] = {**{key: values for key, values in free.items() if key != "mesh"}, "mesh.etp": [], **degrees}
+        leaner = {"leaner": []} if "options" in free else {}
+        kept = {key: values for key, values in free.items() if key != "mesh"}
+        asked["free"] = {**kept, "mesh.etp": [], **degrees, **leaner}
     return replace(question, rest=asked)
 
 

@@ -42,6 +42,16 @@ def test_options_stay_with_their_framework() -> None:
     assert not any("tp_comm_overlap" in one.framework_options for one in made if one.framework == "fsdp2")
 
 
+def test_leaner_optimizers_and_states_on_the_host_are_each_tried_alone() -> None:
+    free: dict[str, tuple[Any, ...]] = {"training.recompute": ("full",)}
+    (plain,) = candidates(space_of(BASE, free=free))
+    first, *leaner = candidates(space_of(BASE, free={**free, "leaner": ()}))
+    assert first == plain
+    assert [{key: value for key, value in one.items() if key not in plain} for one in leaner] == [
+        {"training.optimizer.implementation": "fused"}, {"training.offload.optimizer": "host"},
+        dict.fromkeys(("training.offload.params", "training.offload.gradients", "training.offload.optimizer"), "host")]
+
+
 def test_what_is_said_of_stages_is_not_set_where_there_are_none() -> None:
     base = changed(BASE, {"training.pipeline": {"virtual_stages": 3}, "mesh": {"pp": 2}})
     made = [changed(base, one) for one in candidates(space_of(base, gpus=(2,)))]

@@ -80,3 +80,12 @@ def test_no_layout_on_fewer_gpus_fits(framework: str) -> None:
                                                "gpus": [number]}))
         answers = judged(space.base, list(candidates(space)))
         assert not [one for one in answers if one and not isinstance(one, Refused) and one.verdict == "fits"]
+
+
+def test_states_on_the_host_are_among_the_memory_options() -> None:
+    """Without them the same job needs more GPUs."""
+    job = {**JOB, "framework": "megatron", "limits": {"usable_memory": "12 GiB"}}
+    free: dict[str, Any] = {"mesh": [], "training.recompute": ["full"]}
+    fewest_of = [rows(said(job, free=one, frameworks=["megatron"]))["megatron"][-1]["value"]
+                 for one in (free, {**free, "options": []})]
+    assert fewest_of[1] < fewest_of[0]
