@@ -31,7 +31,7 @@ def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(loading)["settings_of"] = lambda overrides: {}
     vars(simulate).update(
         simulate=work, place=lambda scenario, *, rank=None: report(scenario.name, None),
-        check=lambda scenario: report(scenario.name, None, ranks=(), time=None))
+        check=lambda scenario: report(scenario.name, None, ranks=(), time=None), check_step=lambda scenario: None)
     vars(starter)["starter_text"] = lambda name, model, framework, topology: f"name: {name}\nmodel: {model}\n"
     vars(starter)["expect_readable"] = lambda text, path: None
     vars(advice)["work"] = lambda num_scenarios, *, asked, drawn, shown: partial(work, advise=asked)
