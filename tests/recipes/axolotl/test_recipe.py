@@ -165,8 +165,9 @@ def test_gradients_are_reduced_once_a_step(tmp_path: Path) -> None:
 def test_options_of_fsdp_1_that_the_schema_drops_have_no_effect(tmp_path: Path) -> None:
     """axolotl's `utils/schemas/fsdp.py` has neither, and passes on what it has (`utils/trainer.py` setup_fsdp_envs)."""
     first = RECIPE + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_backward_prefetch: BACKWARD_PRE, " \
-                     "sharding_strategy: NO_SHARD}\n"
+                     "sharding_strategy: NO_SHARD, mixed_precision_policy: fp32}\n"
     found = imported(tmp_path, first)
+    found.expect_complete()
     assert found.values["framework_options"]["backward_prefetch"] == "NO_PREFETCH"
     assert "sharding_strategy" not in found.values["framework_options"]
 

@@ -582,3 +582,13 @@ def test_answers_that_end_early_are_told(tmp_path: Path, most: int, kind: str) -
     left = {one.key.rpartition(".")[2]: f"{one.kind}: {one.why}" for one in found.left}
     assert left["max_new_tokens"].startswith(kind)
     assert "ports of its servers" in left["port_range_low"]
+
+
+def test_a_loss_of_a_whole_pack_is_not_about_which_sequences_share_it(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab models/megatron/train.py:518."""
+    workers = "{megatron_cfg: {enabled: true}, dtensor_cfg: {enabled: false}, sequence_packing: {fuse_loss: true}}"
+    for by_megatron, kind in ((workers, "not modelled"), ("{sequence_packing: {fuse_loss: true}}", "no effect")):
+        found = imported(tmp_path, GRPO, f"policy: {by_megatron}\n")
+        told = [(one.kind, one.why) for one in found.left if one.key == "policy.sequence_packing.fuse_loss"]
+        assert told[0][0] == kind
+        assert told[0][1].startswith("log-probabilities")
