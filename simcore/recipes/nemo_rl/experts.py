@@ -29,7 +29,8 @@ _VALUES: Final = ("moe_router_bias_update_rate", "moe_aux_loss_coeff", "moe_rout
 def read_experts(reader: Reader, draft: Draft, at: str) -> None:
     """Writes what the recipe says of experts under `at`; nothing for a model that has none."""
     if not _has_experts(draft):
-        draft.idle(reader.matching(*(f"{at}.{name}" for name in (*_KEYS, *_VALUES, *_GROUPS))), "the model has no experts")
+        names = (*_KEYS, *_VALUES, *_GROUPS)
+        draft.idle(reader.matching(*(f"{at}.{name}" for name in names)), "the model has no experts")
         return
     draft.idle(reader.matching(*(f"{at}.{name}" for name in _VALUES)), "values, not tensors")
     draft.idle(reader.matching(f"{at}.moe_hybridep_*"), "the share of a GPU that it takes")

@@ -17,8 +17,8 @@ _VLLM: Final = f"{_AT}.vllm_cfg"
 _KWARGS: Final = f"{_AT}.vllm_kwargs"
 _DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _ONE: Final = {1: "one"}
-_FILTERED: Final = "the policy's logits are sorted and masked as well (algorithms/logits_sampling_utils.py:254): neither " \
-                   "memory nor time of it is counted"
+_FILTERED: Final = "the policy's logits are sorted and masked as well (algorithms/logits_sampling_utils.py:254): " \
+                   "neither memory nor time of it is counted"
 _ROWS: Final = (
     Says(f"{_VLLM}.tensor_parallel_size", "generation.tp"),
     Says(f"{_VLLM}.pipeline_parallel_size", "", idle=_ONE, words={None: None}, what="an engine over stages:"),
@@ -34,7 +34,8 @@ _ROWS: Final = (
     Off(f"{_VLLM}.is_mx", "an engine in mxfp8"),
     Says(f"{_VLLM}.num_last_layers_in_bf16", "", idle={0: "none"}, words={None: None}, what="last layers in bf16:"),
     Says(f"{_VLLM}.num_first_layers_in_bf16", "", idle={0: "none"}, words={None: None}, what="first layers in bf16:"),
-    Idle((f"{_VLLM}.http_refit_*", f"{_VLLM}.zmq_refit_*", f"{_AT}.refit_cfg.*", f"{_AT}.real_quant_export_cpu_offload"),
+    Idle((f"{_VLLM}.http_refit_*", f"{_VLLM}.zmq_refit_*", f"{_AT}.refit_cfg.*",
+          f"{_AT}.real_quant_export_cpu_offload"),
          "settings of other ways to send weights"),
     Idle((f"{_VLLM}.async_engine", f"{_VLLM}.skip_tokenizer_init", f"{_VLLM}.expose_http_server",
           f"{_VLLM}.http_server_*", f"{_VLLM}.reasoning_parser_plugin", f"{_VLLM}.tool_parser_plugin",

@@ -612,6 +612,6 @@ def test_a_pattern_gives_no_key_the_reason_of_another(tmp_path: Path) -> None:
 def test_stages_that_send_another_format_are_told(tmp_path: Path) -> None:
     workers = "{enabled: true, pipeline_model_parallel_size: %d, pipeline_dtype: float32}"
     for stages, kind in ((1, "no effect"), (2, "not modelled")):
-        found = imported(tmp_path, GRPO, f"policy: {{megatron_cfg: {workers % stages}, dtensor_cfg: {{enabled: false}}}}\n",
-                         gpus=2)
+        text = f"policy: {{megatron_cfg: {workers % stages}, dtensor_cfg: {{enabled: false}}}}\n"
+        found = imported(tmp_path, GRPO, text, gpus=2)
         assert [one.kind for one in found.left if one.key == "policy.megatron_cfg.pipeline_dtype"] == [kind]
