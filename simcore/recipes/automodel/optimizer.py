@@ -21,7 +21,10 @@ OPTIMIZER_ROWS: Final = (
     Off("optimizer.amsgrad", "a third moment"),
     Idle(tuple(f"optimizer.{name}" for name in (
         "lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening", "nesterov",
-        "maximize")), "values, not tensors"),
+        "maximize", "decoupled_weight_decay")), "values, not tensors"),
+    Off("optimizer.differentiable", "an optimizer through which gradients flow"),
+    Unmodelled(("optimizer.capturable",), "counts of steps that stay on the device: a few bytes"),
+    Unmodelled(("optimizer.param_group_overrides.*",), "parameters are updated as one group"),
 )
 _LOSS_ROWS: Final = (
     Says("loss_fn.chunk_len", "", idle={512: "the default"}, words={None: None}, what="chunks of another length:"),
