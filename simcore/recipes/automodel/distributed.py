@@ -33,9 +33,13 @@ STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     Says(PARAM_DTYPE, "training.precision.compute", "text", DTYPES, what="products in"),
     Says("distributed.mp_policy.reduce_dtype", "training.precision.grad_reduce", "text", DTYPES, what="reductions in"),
     Off("distributed.enable_async_tensor_parallel", "asynchronous tensor parallelism"),
+    Says("distributed.activation_checkpointing_scope", "", "text", idle={"all": "the default"}, words={None: None},
+         what="checkpoints of some parts alone:"),
     Off("distributed.enable_compile", "layers by torch.compile"),
     Unmodelled(("distributed.mp_policy.output_dtype",), "outputs keep the format of the products"),
-    Idle(("distributed.mp_policy.*",), "inputs are token ids"),
+    Idle(("distributed.mp_policy._target_",), "the class of the block"),
+    Idle(("distributed.mp_policy.cast_forward_inputs",), "inputs are token ids"),
+    Idle(("distributed.multimodal", "distributed.multimodal.*"), "towers beside text"),
     Idle(("distributed.patch_is_packed_sequence",), "how masks of packs are made"),
 )
 _BESIDE_FP8: Final = (Says(PARAM_DTYPE, "", "text", {None: None}, dict.fromkeys(
@@ -49,7 +53,8 @@ EXPERT_ROWS: Final = (
 PIPELINE_ROWS: Final = (
     Says("distributed.pipeline.pp_recv_buffer_pool", "framework_options.pp_recv_buffer_pool", "flag"),
     Says("distributed.pipeline.pp_recv_buffer_pool_slack", "framework_options.pp_recv_buffer_pool_slack"),
-    Idle(("distributed.pipeline.pp_seq_len", "distributed.pipeline.dtype"), "shapes are those of the batch"),
+    Idle(("distributed.pipeline.pp_seq_len",), "shapes are those of the batch"),
+    Idle(("distributed.pipeline.dtype",), "what stages send has the format in which layers compute"),
     Idle(("distributed.pipeline.scale_grads_in_schedule", "distributed.pipeline.patch_*",
           "distributed.pipeline._target_"), "how stages are made and gradients scaled"),
 )
@@ -71,6 +76,9 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     read_rows(reader, draft, [row for row in STRATEGY_ROWS if not (narrow and getattr(row, "key", "") == PARAM_DTYPE)])
     read_rows(reader, draft, _BESIDE_FP8 if narrow else ())
     draft.refuse(reader.take("distributed.offload_policy"), "offload of Automodel's recipes")
+    draft.refuse(reader.take("distributed.autocast_dtype"), "products under torch.autocast")
+    draft.refuse(reader.take("distributed.pipeline.module_fqns_per_model_part"), "modules of stages of one's own")
+    draft.refuse(reader.take("distributed.pipeline.pp_schedule_csv"), "a schedule of one's own")
     draft.refuse(reader.take("distributed.tp_plan"), "a plan of tensor parallelism of one's own")
     sequences = reader.flag("distributed.sequence_parallel")
     if sizes["tp"] is not None and sizes["tp"].value > 1:

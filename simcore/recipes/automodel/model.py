@@ -37,6 +37,9 @@ BACKEND_ROWS: Final = (
     Says("model.backend.rope", "framework_options.backend.rope", "text", {"quack": "quack"}, {"torch": "the default"},
          "rope by"),
     Off("model.backend.compile_attn", "attention by torch.compile"),
+    Off("model.backend.cuda_graph", "layers in CUDA graphs"),
+    Off("model.backend.enable_deepep", "the older name of dispatcher deepep"),
+    Unmodelled(("model.backend.fake_gate_noise",), "noise of a gate that is balanced: tokens are spread evenly", (0,)),
     Idle(("model.backend.rope_fusion",), "BackendConfig switches it off for all models (0.7.0 components/models/common/"
          "utils.py:603)"),
     Unmodelled(("model.backend.gate_precision",), "the router's products in a format of their own: they are counted in "
@@ -55,7 +58,9 @@ REST_ROWS: Final = (
          {"auto": "the checkpoint's format, as by default"}, "parameters in"),
     Says("model.use_liger_kernel", "framework_options.use_liger_kernel", "flag"),
     Idle(("model.trust_remote_code", "model.load_base_model", "model.use_sdpa_patching",
-          *(f"model.config.{name}" for name in _NO_FIELDS)), _FILES),
+          "model.config.trust_remote_code", "model.config.dtype", "model.config.torch_dtype",
+          "model.config.architectures"), _FILES),
+    Idle(tuple(f"model.config.{name}" for name in _NO_FIELDS), "no layer of training depends on it"),
     Idle(("model.output_hidden_states",), "the loss reads the last of them, which is there in any case"),
     Unmodelled(("model.mtp_*",), "a head of multi-token prediction, which is trained where the checkpoint has one "
                                  "(models/nemotron_v3/mtp.py), is not counted"),

@@ -7,7 +7,7 @@ from typing import Final
 from simcore.recipes.automodel.model import BY_BACKEND
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, On, Says, read_rows
+from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 
 __all__ = ["LOSSES", "OPTIMIZERS", "OPTIMIZER_ROWS", "read_implementation", "read_loss",
            "read_optimizer"]
@@ -21,12 +21,19 @@ OPTIMIZER_ROWS: Final = (
     Off("optimizer.amsgrad", "a third moment"),
     Idle(tuple(f"optimizer.{name}" for name in (
         "lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening", "nesterov",
-        "maximize")), "values, not tensors"),
+        "maximize", "decoupled_weight_decay")), "values, not tensors"),
+    Off("optimizer.differentiable", "an optimizer through which gradients flow"),
+    Unmodelled(("optimizer.capturable",), "counts of steps that stay on the device: a few bytes"),
+    Unmodelled(("optimizer.param_group_overrides.*",), "parameters are updated as one group"),
 )
 _LOSS_ROWS: Final = (
     Says("loss_fn.chunk_len", "", idle={512: "the default"}, words={None: None}, what="chunks of another length:"),
+    Says("loss_fn.impl", "", "text", idle={"cce": "the default (0.7.0)"}, words={None: None},
+         what="cut cross entropy by"),
     On("loss_fn.compile", "chunks that are not compiled"),
     Idle(("loss_fn.ignore_index", "loss_fn.reduction"), "which tokens count"),
+    Unmodelled(("loss_fn.logit_softcapping",), "logits that a tanh bounds within the kernel (components/loss/"
+               "linear_ce.py:247): its time is not counted", (0,)),
 )
 
 

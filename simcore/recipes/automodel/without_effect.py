@@ -27,10 +27,10 @@ _FILES: Final = _keys("checkpoint", """
     model_state_dict_keys wait_for_staging cpu_offload restore_from allow_legacy_pickle_restore staging_dir
     dequantize_base_checkpoint original_model_root_dir skip_task_head_prefixes_for_base_model diffusers_compatible
     single_rank_consolidation best_metric_key legacy_paramwrapper_layout consolidation_timeout_minutes
-    max_recent_checkpoints""")
+    max_recent_checkpoints v4_compatible""")
 _LENGTH: Final = _keys("step_scheduler", """
     _target_ num_epochs max_steps ckpt_every_steps save_checkpoint_every_epoch validate_on_checkpoint val_every_steps
-    log_remote_every_steps loss_average_window_steps gc_every_steps start_step start_epoch preemption_signal dp_size""")
+    log_remote_every_steps loss_average_window_steps start_step start_epoch preemption_signal dp_size""")
 _LOADER: Final = _keys("dataloader", """
     _target_ shuffle shuffle_buffer_size num_workers pin_memory persistent_workers prefetch_factor drop_last
     dataloader_type""")
@@ -49,6 +49,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(_FILES, "reading and writing files: not part of a step"),
     Idle(("validation_*", "_validation_*", "tool_call_eval.*"), "validation: not part of a step"),
     Idle(_LENGTH, "length of the run: not part of a step"),
+    Idle(("step_scheduler.gc_every_steps",), "the host's garbage, which is collected between steps"),
     Idle(("tokenizer.*", "_*_chat_template"), "which tokens a text becomes"),
     Idle(("dataset.*",), "which samples are read; their length is training.seq_len"),
     Unmodelled(("dataloader.group_by_length",), "batches of sequences that are about as long as each other"),

@@ -39,6 +39,14 @@ _WHAT: Final[Mapping[str, str]] = {
     "sequence_parallel_degree": "samples that are cut over ranks",
     "qlora_sharded_model_loading": "a packed base that is read in shards",
     "overrides_of_model_config": "fields of the model that the recipe changes",
+    "overrides_of_model_kwargs": "arguments of the model that the recipe changes",
+    "optim_target_modules": "an optimizer of some modules alone",
+    "trainer_cls": "a trainer of one's own",
+    "mora": "adapters by MoRA",
+    "liger_swiglu": "the older name of liger_glu_activation",
+    "noisy_embedding_alpha": "the older name of neftune_noise_alpha",
+    "max_packed_sequence_len": "a key of old releases, which axolotl refuses",
+    "rpo_alpha": "a key of old releases, which axolotl refuses",
     "rope_scaling": "a key of old releases, which axolotl refuses",
 }
 """Keys, each with what is refused where it is on."""

@@ -22,7 +22,8 @@ _DEGREES: Final = ("tensor_parallel_size", "context_parallel_size", "expert_para
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args, to which axolotl hands the block",
                         ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch",
-                         "limit_all_gathers"), "axolotl's utils/schemas/fsdp.py")
+                         "limit_all_gathers", "mixed_precision_policy"),
+                        "axolotl's utils/schemas/fsdp.py, utils/trainer.py setup_fsdp_envs")
 _ROWS: Final = (Idle(("expert_parallel_*",), "one rank"), *ACCELERATOR)
 
 

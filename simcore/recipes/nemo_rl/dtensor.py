@@ -36,7 +36,9 @@ _ROWS: Final = (
     Says(f"{_AT}.activation_checkpointing", "training.recompute", "flag", {True: "full", False: "none"}),
     Says(f"{_AT}.moe_parallelizer.reshard_after_forward", f"{_OPTION}moe.reshard_after_forward", "flag"),
     Off(f"{_AT}.custom_parallel_plan", "a plan of tensor parallelism of one's own"),
-    Idle((f"{_AT}.enabled", f"{_AT}._v2", f"{_AT}.env_vars"), "which worker runs"),
+    Idle((f"{_AT}.enabled", f"{_AT}._v2"), "which worker runs"),
+    Idle((f"{_AT}.env_vars",), "no variable is set"),
+    Idle((f"{_AT}.moe_parallelizer.wrap_outer_model",), "the outer model has no parameter of its own"),
     Idle((f"{_AT}.defer_fsdp_grad_sync",), "its loop over microbatches sets no gradients to wait"),
     Idle((f"{_AT}.clear_cache_every_n_steps",), "no line of the release reads it"),
     Unmodelled((f"{_AT}.moe_parallelizer.ignore_router_for_ac",), "a checkpoint keeps the router's product and top-k"),
@@ -90,6 +92,7 @@ def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
         share_out(draft, gpus, {"context_parallel_size": sizes["cp"], "tensor_parallel_size": sizes["tp"],
                                 "dp_replicate_size": copies}, "mesh.dp_shard", "GPUs over the other degrees",
                   f"{_SETUP} setup_distributed")
+    draft.refuse(reader.take(f"{_AT}.moe_parallelizer.lm_head_precision"), "a head in another format than the model")
     _read_layers(reader, draft, sizes["ep"])
     _read_sequences(reader, draft, sizes["tp"])
     _read_offload(reader, draft)

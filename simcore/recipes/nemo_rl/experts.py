@@ -21,6 +21,7 @@ _FLAGS: Final = ("moe_permute_fusion", "moe_grouped_gemm", "moe_shared_expert_ov
 _BALANCING: Final = "moe_router_load_balancing_type"
 _KEYS: Final = (*_FLAGS, _BALANCING, "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep",
                 "moe_router_dtype", "freeze_moe_router", "moe_hybridep_*", "hybridep_*")
+_GROUPS: Final = ("moe_router_num_groups", "moe_router_group_topk")
 _VALUES: Final = ("moe_router_bias_update_rate", "moe_aux_loss_coeff", "moe_router_enable_expert_bias")
 """Keys of the router that no tensor's size depends on."""
 
@@ -28,10 +29,14 @@ _VALUES: Final = ("moe_router_bias_update_rate", "moe_aux_loss_coeff", "moe_rout
 def read_experts(reader: Reader, draft: Draft, at: str) -> None:
     """Writes what the recipe says of experts under `at`; nothing for a model that has none."""
     if not _has_experts(draft):
-        draft.idle(reader.matching(*(f"{at}.{name}" for name in (*_KEYS, *_VALUES))), "the model has no experts")
+        names = (*_KEYS, *_VALUES, *_GROUPS)
+        draft.idle(reader.matching(*(f"{at}.{name}" for name in names)), "the model has no experts")
         return
     draft.idle(reader.matching(*(f"{at}.{name}" for name in _VALUES)), "values, not tensors")
-    draft.idle(reader.matching(f"{at}.moe_hybridep_*", f"{at}.hybridep_*"), "the share of a GPU that it takes")
+    draft.idle(reader.matching(f"{at}.moe_hybridep_*"), "the share of a GPU that it takes")
+    draft.idle(reader.matching(f"{at}.hybridep_*"), "ranks of an NVLink domain: those of the topology")
+    draft.unmodelled(reader.matching(*(f"{at}.{name}" for name in _GROUPS)),
+                     "groups within which a token chooses its experts are those of the model's configuration")
     for name in _FLAGS:
         draft.put(f"{_OPTION}{name}", reader.flag(f"{at}.{name}"))
     _read_dispatcher(reader, draft, at)

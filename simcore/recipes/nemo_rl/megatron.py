@@ -45,10 +45,13 @@ _ROWS: Final[tuple[Row, ...]] = (
     Says(f"{_AT}.mtp_num_layers", "", idle={0: "none"}, words={None: None}, what="layers of multi-token prediction:"),
     Idle((f"{_AT}.fused_linear_logprobs_chunk_size", f"{_AT}.offload_modules", f"{_AT}.cuda_graph_*", f"{_AT}.mtp_*"),
          "settings of what is switched off"),
-    Idle((f"{_AT}.enabled", f"{_AT}.env_vars", f"{_AT}.converter_type", f"{_AT}.force_reconvert_from_hf",
-          f"{_AT}.checkpoint.*", f"{_AT}.use_gloo_process_groups", f"{_AT}.train_iters", f"{_AT}.scheduler.*",
-          f"{_AT}.moe_per_layer_logging", f"{_AT}.track_moe_metrics", f"{_AT}.pipeline_dtype",
-          f"{_AT}.model_overrides", f"{_AT}.clear_memory_caches_before_refit"), "not part of a step"),
+    Idle((f"{_AT}.enabled", f"{_AT}.converter_type", f"{_AT}.force_reconvert_from_hf", f"{_AT}.checkpoint.*",
+          f"{_AT}.use_gloo_process_groups", f"{_AT}.train_iters"), "not part of a step"),
+    Idle((f"{_AT}.scheduler.*",), "values of the learning rate"),
+    Idle((f"{_AT}.moe_per_layer_logging", f"{_AT}.track_moe_metrics"), "what is logged"),
+    Idle((f"{_AT}.model_overrides", f"{_AT}.freeze_config", f"{_AT}.env_vars"), "nothing is set"),
+    Idle((f"{_AT}.clear_memory_caches_before_refit",), "tables of positions, which are counted for one length"),
+    Idle((f"{_AT}.inference_*", f"{_AT}.moe_pad_experts_for_cuda_graph_inference"), "of Megatron's engine alone"),
     Idle((f"{_AT}.first_last_layers_bf16", f"{_AT}.num_layers_at_start_in_bf16", f"{_AT}.num_layers_at_end_in_bf16"),
          "no line of the release reads it"),
     Idle((f"{_AT}.moe_router_bias_update_rate", f"{_AT}.moe_aux_loss_coeff", f"{_AT}.moe_router_enable_expert_bias",
@@ -107,6 +110,11 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
     read_environment(reader, draft, _AT)
     for taken in reader.matching(f"{_AT}.model_overrides.*", f"{_AT}.freeze_config.*"):
         draft.refuse(taken, "fields of Bridge's model, or parts that are frozen")
+    sent = reader.text(f"{_AT}.pipeline_dtype")
+    if sent is not None and sent.value != reader.look("policy.precision") and draft.values["mesh"].get("pp", 1) > 1:
+        draft.unmodelled(sent, "what stages send is counted in policy.precision")
+    else:
+        draft.idle(sent, "the policy's own format, or one stage")
     read_rows(reader, draft, _ROWS)
     draft.idle(reader.matching("policy.dtensor_cfg.*", "policy.optimizer.*", "policy.optimizer"),
                "of the other kind of workers")
@@ -136,6 +144,7 @@ def _read_formats(reader: Reader, draft: Draft) -> None:
     draft.put(f"{_OPTION}fp8_format", reader.text(f"{_FP8}.fp8"))
     draft.put(f"{_OPTION}fp8_recipe", reader.text(f"{_FP8}.fp8_recipe"))
     draft.put(f"{_OPTION}fp8_param_gather", reader.flag(f"{_FP8}.fp8_param"))
+    draft.idle(reader.matching(f"{_FP8}.force_clear_fp8_caches"), "before weights go to the engine")
 
 
 def _read_recompute(reader: Reader, draft: Draft) -> None:

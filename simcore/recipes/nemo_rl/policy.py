@@ -78,6 +78,12 @@ def read_batches(reader: Reader, draft: Draft, kind: str) -> None:
     else:
         draft.idle(reader.matching("policy.logprob_batch_size", "policy.*.logprob_mb_tokens"),
                    "there is no pass of log-probabilities with batches of its own")
+    fused = reader.flag("policy.sequence_packing.fuse_loss")
+    if fused is not None and fused.value and reader.look("policy.megatron_cfg.enabled") is True:
+        draft.unmodelled(fused, "log-probabilities of a whole pack at once (algorithms/loss/wrapper.py:151): the loss "
+                                "is counted over all tokens of a microbatch in any case")
+    else:
+        draft.idle(fused, "log-probabilities sequence by sequence, or workers of DTensor, which do not read it")
     for mode in _KINDS:
         draft.idle(reader.matching(f"policy.{mode}.*"), "how sequences come together")
 

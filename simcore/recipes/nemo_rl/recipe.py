@@ -121,7 +121,8 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     read_logprobs(reader, draft, kind, by_megatron=is_megatron)
     read_step(reader, draft, kind, validates=not is_megatron)
     if kind != "grpo":
-        draft.idle(reader.matching("policy.generation", "policy.generation.*", "loss_fn.*"), f"of grpo, not of {kind}")
+        draft.idle(reader.matching("policy.generation", "policy.generation.*", "loss_fn.*", "on_policy_distillation*",
+                                   "policy.refit_buffer_size_gb"), f"of grpo, not of {kind}")
     read_switches(reader, draft, {"data_plane.enabled": "batches on their way between workers are not counted on the "
                                                         "host"})
     read_rows(reader, draft, WITHOUT_EFFECT)

@@ -24,8 +24,9 @@ _GRPO: Final = (
     Idle(("grpo.reward_*", "grpo.adv_estimator.*", "grpo.normalize_rewards", "grpo.use_leave_one_out_baseline",
           "grpo.advantage_clip_*", "grpo.overlong_filtering", "grpo.invalid_tool_call_*", "grpo.malformed_*",
           "grpo.penalize_*", "grpo.calculate_advantages_on_gpu", "grpo.zero_variance_prompt_filtering",
-          "grpo.seq_logprob_error_threshold", "grpo.deduplicate_multimodal_data", "grpo.debug_payload_metrics"),
-         "a number for each sequence or token"),
+          "grpo.seq_logprob_error_threshold"), "a number for each sequence or token"),
+    Idle(("grpo.deduplicate_multimodal_data",), "inputs of other kinds than text"),
+    Idle(("grpo.debug_payload_metrics",), "what is logged"),
     Idle(("grpo.skip_reference_policy_logprobs_calculation",), "loss_fn.reference_policy_kl_penalty decides"),
     Idle(("loss_fn.*",), "which loss of log-probabilities"),
     Idle(("on_policy_distillation",), "off"),
@@ -138,5 +139,7 @@ def _refuse_rewards(reader: Reader, draft: Draft) -> None:
     """Refuses rewards by a model: it takes GPUs of the cluster (algorithms/grpo.py setup, rm_env_enabled)."""
     for one in reader.all():
         names = one.value if isinstance(one.value, list) else [one.value]
+        if one.key == "env.nemo_gym.num_gpu_nodes" and one.value:
+            draft.refuse(reader.take(one.key), "judges that take GPUs of the cluster")
         if one.path[0] == "data" and one.path[-1] == "env_name" and "reward_model" in names:
             draft.refuse(reader.take(one.key), "rewards by a model that takes GPUs of the cluster")

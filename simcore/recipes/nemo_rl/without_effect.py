@@ -18,6 +18,7 @@ WITHOUT_EFFECT: Final = (
     Idle(("data.*",), "which samples are read; their length is training.seq_len"),
     Idle(("env.*", "reward_penalties.*"), "environments and rewards: on the host"),
     Idle(("data_plane", "data_plane.*"), "settings of what `enabled` switches"),
+    Idle(("policy.tokenizer.audio*", "policy.tokenizer.video*"), "inputs of other kinds than text"),
     Idle(("policy.tokenizer.*",), "which tokens a text becomes"),
     Idle(("policy.generation_batch_size",), "of the engine of transformers alone"),
     Idle(("policy.scheduler.*", "policy.scheduler"), "values of the learning rate"),

@@ -191,3 +191,24 @@ def test_a_block_that_is_null_is_off(block: str) -> None:
     found = imported(f"{text}{block}: null\n")
     found.expect_complete()
     assert found.values["training"].get("method", "full") == ("full" if block == "peft" else "lora")
+
+
+@pytest.mark.parametrize(("cap", "kind"), [("0.0", "no effect"), ("30.0", "not modelled")])
+def test_logits_that_a_loss_bounds_are_told(cap: str, kind: str) -> None:
+    """Automodel 36044ad3 components/loss/linear_ce.py:133."""
+    found = imported(changed("masked_ce.MaskedCrossEntropy, fp32_upcast: false",
+                             f"linear_ce.FusedLinearCrossEntropy, logit_softcapping: {cap}"))
+    found.expect_complete()
+    assert [one.kind for one in found.left if one.key == "loss_fn.logit_softcapping"] == [kind]
+
+
+@pytest.mark.parametrize(("key", "told"), [
+    ("cuda_graph: true", "layers in CUDA graphs"), ("fake_gate_noise: 0.1", "not modelled"),
+    ("enable_deepep: true", "the older name of dispatcher deepep"), ("fake_gate_noise: 0.0", "no effect")])
+def test_fields_of_a_backend_are_not_called_misspelt(key: str, told: str) -> None:
+    """Automodel 36044ad3 components/models/common/utils.py BackendConfig."""
+    found = imported(changed("pretrained_model_name_or_path: qwen3-8b",
+                             f"pretrained_model_name_or_path: qwen3-30b-a3b\n  backend: {{{key}}}"))
+    name = f"model.backend.{key.partition(':')[0]}"
+    assert [str(one) for one in found.refused if told in str(one)] or \
+        [one.kind for one in found.left if one.key == name] == [told]

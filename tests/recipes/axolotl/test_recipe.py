@@ -165,8 +165,9 @@ def test_gradients_are_reduced_once_a_step(tmp_path: Path) -> None:
 def test_options_of_fsdp_1_that_the_schema_drops_have_no_effect(tmp_path: Path) -> None:
     """axolotl's `utils/schemas/fsdp.py` has neither, and passes on what it has (`utils/trainer.py` setup_fsdp_envs)."""
     first = RECIPE + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_backward_prefetch: BACKWARD_PRE, " \
-                     "sharding_strategy: NO_SHARD}\n"
+                     "sharding_strategy: NO_SHARD, mixed_precision_policy: fp32}\n"
     found = imported(tmp_path, first)
+    found.expect_complete()
     assert found.values["framework_options"]["backward_prefetch"] == "NO_PREFETCH"
     assert "sharding_strategy" not in found.values["framework_options"]
 
@@ -412,3 +413,15 @@ def test_a_pack_of_streamed_samples_may_be_one_sequence(tmp_path: Path, said: st
     assert (training["seq_len"], training.get("lengths")) == (length, lengths)
     assert training["micro_batch_size"] == 1
     assert not [one for one in found.left if one.key == "pretrain_multipack_attn"]
+
+
+def test_keys_of_the_schema_are_not_called_misspelt(tmp_path: Path) -> None:
+    """axolotl 067b021c utils/schemas/config.py, integrations/*/args.py."""
+    found = imported(tmp_path, changed(RECIPE, simpo_gamma=0.5, kd_alpha=0.9, image_size=224, pad_to_multiple_of=64,
+                                       quantization={"group_size": 32}, hf_mlflow_log_artifacts=True))
+    found.expect_complete()
+    kinds = {one.key: one.kind for one in found.left}
+    assert {kinds[key] for key in ("simpo_gamma", "kd_alpha", "image_size", "quantization.group_size")} == {"no effect"}
+    assert kinds["pad_to_multiple_of"] == "not modelled"
+    refused = imported(tmp_path, changed(RECIPE, trainer_cls="a.Trainer"))
+    assert "not yet: trainer_cls: a trainer of one's own" in str(refused.refused[0])

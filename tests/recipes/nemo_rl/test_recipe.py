@@ -582,3 +582,36 @@ def test_answers_that_end_early_are_told(tmp_path: Path, most: int, kind: str) -
     left = {one.key.rpartition(".")[2]: f"{one.kind}: {one.why}" for one in found.left}
     assert left["max_new_tokens"].startswith(kind)
     assert "ports of its servers" in left["port_range_low"]
+
+
+def test_a_loss_of_a_whole_pack_is_not_about_which_sequences_share_it(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab models/megatron/train.py:518."""
+    workers = "{megatron_cfg: {enabled: true}, dtensor_cfg: {enabled: false}, sequence_packing: {fuse_loss: true}}"
+    for by_megatron, kind in ((workers, "not modelled"), ("{sequence_packing: {fuse_loss: true}}", "no effect")):
+        found = imported(tmp_path, GRPO, f"policy: {by_megatron}\n")
+        told = [(one.kind, one.why) for one in found.left if one.key == "policy.sequence_packing.fuse_loss"]
+        assert told[0][0] == kind
+        assert told[0][1].startswith("log-probabilities")
+
+
+def test_a_pattern_gives_no_key_the_reason_of_another(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab algorithms/logits_sampling_utils.py:254, models/megatron/setup.py:928 and 1063."""
+    found = imported(tmp_path, GRPO, "policy: {generation: {top_k: 50, top_p: 1.0, model_name: null, _pad_token_id: 0, "
+                     "vllm_cfg: {load_format: dummy, http_refit_server_port: 1, tool_parser_plugin: a.py}}, "
+                     "tokenizer: {video: {num_frames: 4}}}\ngrpo: {debug_payload_metrics: true}\n")
+    found.expect_complete()
+    told = {one.key.removeprefix("policy."): f"{one.kind}: {one.why}" for one in found.left}
+    assert told["generation.top_k"].startswith("not modelled: the policy's logits are sorted")
+    assert told["generation.top_p"] == "no effect: as it is simulated"
+    assert "ways to send weights" in told["generation.vllm_cfg.http_refit_server_port"]
+    assert told["generation.vllm_cfg.load_format"] == "no effect: weights come from the policy before the first step"
+    assert told["tokenizer.video.num_frames"] == "no effect: inputs of other kinds than text"
+    assert told["grpo.debug_payload_metrics"] == "no effect: what is logged"
+
+
+def test_stages_that_send_another_format_are_told(tmp_path: Path) -> None:
+    workers = "{enabled: true, pipeline_model_parallel_size: %d, pipeline_dtype: float32}"
+    for stages, kind in ((1, "no effect"), (2, "not modelled")):
+        text = f"policy: {{megatron_cfg: {workers % stages}, dtensor_cfg: {{enabled: false}}}}\n"
+        found = imported(tmp_path, GRPO, text, gpus=2)
+        assert [one.kind for one in found.left if one.key == "policy.megatron_cfg.pipeline_dtype"] == [kind]
