@@ -1,6 +1,6 @@
 /* Search: free keys, the frontier as it fills in, and a point taken over into the form. */
 import { stream } from "./door.js";
-import { FREE as FEWEST, batch_words, why_not } from "./limits.js";
+import { FREE as FEWEST, NOT_TRIED, TRIED, batch_words, why_not } from "./limits.js";
 import { make } from "./panels.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
@@ -60,7 +60,7 @@ export class Search {
       make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks, every),
       make("p", { className: "buttons" }, make("span", { className: "together" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus),
         make("span", { className: "together" }, make("label", { htmlFor: "search-by", textContent: "best by " }), by), this.start, this.stop),
-      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout and memory option; whole hosts beyond one, unless numbers are given, all frameworks unless some are chosen" })));
+      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: `over ${TRIED}; whole hosts beyond one, unless numbers are given, all frameworks unless some are chosen. ${NOT_TRIED}` })));
     const chosen = (name) => [...root.querySelectorAll(`[name=${name}]:checked`)].map((input) => input.value);
     const free = () => Object.fromEntries(chosen("free").map((key) => [key, []]));
     const numbers = () => (gpus.value.match(/\d+/g) || []).map(Number);
@@ -197,7 +197,7 @@ export class Search {
   count() {
     const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
     const cells = (one) => (one.layout ? [`${one.layout.layout}${one.is_best ? "" : " (first that fits)"}`, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
-    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one.skipped || [], one.other, this.question().values).replace(/^ /, "; ")}`;
+    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one, this.question().values).replace(/^ /, "; ")}`;
     const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
     const rows = [...this.counted].sort(by_fewest);
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, number(one), ...cells(one), below(one)]]), this.take));
