@@ -8,7 +8,7 @@ fastest layout there comes last, when all frameworks have their number.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,6 +32,8 @@ from simcore.studio.space import names_of, space_of_question
 __all__ = ["fewest"]
 
 _AXES: Final = (*DEGREES, "ep")
+_OTHERS: Final = 3
+"""Numbers of GPUs that are tried at most with another batch, the largest first."""
 _PAUSE_S: Final = 0.2
 """Seconds between two lines about progress."""
 Say = Callable[[Mapping[str, Any]], None]
@@ -43,9 +45,9 @@ def fewest(question: Question, say: Say) -> None:
     A row replaces the one before of its framework: `framework`; `value`: GPUs that some layout surely fits on, None if
     none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`:
     largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
-    needs; `untried`: numbers left out; `is_refused`: every layout is; `skipped`: whole hosts between `beyond` and
-    `value` that cannot have the batch of a step in any layout; `other`: the least of them that surely fits with a
-    larger batch (`gpus`, `batch`, `layout`).
+    needs; `untried`: numbers left out; `is_refused`: every layout is; `skipped`: numbers below `value` that the batch
+    of a step is no multiple of, so that few layouts have it or none; `other`: the least of the largest that surely fits
+    with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest of them does not.
     """
     base = question.scenario()
     own = base.framework
@@ -93,11 +95,12 @@ def _narrowed(question: Question, name: str, axes: tuple[str, ...]) -> Question:
 
 
 def _skipped(asked: Search, found: FreeLimit, unit: int) -> list[int]:
-    """Whole hosts between the fewest GPUs and those tried below, on which the batch of a step has no layout."""
+    """Numbers below the fewest GPUs that do not divide the batch of a step: from half of them on, and all untried."""
     batch = asked.space.base.training.global_batch_size
     if len(asked.space.gpus) > 1 or not batch or not isinstance(found.value, int) or not isinstance(found.beyond, int):
         return []
-    return [n for n in range(unit * (found.beyond // unit + 1), found.value, unit) if batch % n]
+    numbers = range(min(found.beyond, found.value // 2) + 1, found.value)
+    return [n for n in numbers if batch % n and (n <= unit or n % unit == 0)]
 
 
 @dataclass(slots=True)
@@ -115,7 +118,7 @@ class _Fewest:
         self.question, self.name, self.say, self.place, self.said_at = question, name, say, place, 0.0
         self.row = {"framework": name, "value": None, "is_fewest": False, "is_best": False, "layout": None,
                     "beyond": None, "why": "", "nearest_bytes": None, "untried": 0, "is_refused": False,
-                    "skipped": [], "other": None}
+                    "skipped": [], "other": None, "failed": None}
 
     def find(self) -> None:
         """Says a row for each smaller number that is found, at last the fewest."""
@@ -131,25 +134,34 @@ class _Fewest:
             self._found(why=error.problems[0].message, is_refused=True)
 
     def rank(self) -> None:
-        """Says the row once more with the fastest layout on the fewest GPUs."""
+        """Says the row with fewer GPUs that fit with another batch, then with the fastest layout on the fewest."""
         self.say({"trying": self.name, "ranks": True, **self.place})
+        if self.row["skipped"] and any(key.startswith("mesh") for key in self.question.rest.get("free") or {}):
+            self._try_other_batches(self.row["skipped"][:-_OTHERS - 1:-1])
         asked = self._search()
         best = search(replace(asked, space=replace(asked.space, gpus=(self.row["value"],)))).ranked
         self._found(is_best=True, **({"layout": best[0].model_dump()} if best else {}))
-        for number in self.row["skipped"]:
-            if other := self._with_batch(number):
-                self._found(other=other)
-                break
 
-    def _with_batch(self, number: int) -> dict[str, Any] | None:
-        """The fastest layout on a number of GPUs with the next batch that it divides; None if none surely fits."""
-        values, batch = self.question.values, self.question.scenario().training.global_batch_size or 1
-        batch = -(-batch // number) * number
+    def _try_other_batches(self, numbers: Sequence[int]) -> None:
+        """Says the row with each number, descending, on which some layout surely fits with a larger batch."""
+        training = self.question.scenario().training
+        for number in numbers:
+            step = number * training.micro_batch_size
+            batch = -(-(training.global_batch_size or 1) // step) * step
+            best = self._with_batch(number, batch)
+            if best is None:
+                self._found(failed=None if self.row["other"] else batch)
+                return
+            self._found(other={"gpus": number, "batch": batch, "layout": best})
+
+    def _with_batch(self, number: int, batch: int) -> dict[str, Any] | None:
+        """The fastest layout on a number of GPUs with another batch of a step; None if none surely fits."""
+        values = self.question.values
         training = {**values["training"], "global_batch_size": batch}
-        question = replace(self.question, values={**values, "training": training})
+        question = replace(self.question, values={**values, "mesh": {}, "training": training})
         space = replace(space_of_question(question), gpus=(number,))
         best = search(Search(space, (OBJECTIVES["tokens"], OBJECTIVES["peak"]), top=1)).ranked
-        return {"gpus": number, "batch": batch, "layout": best[0].model_dump()} if best else None
+        return best[0].model_dump() if best else None
 
     def _search(self) -> Search:
         return Search(space_of_question(self.question), (OBJECTIVES["tokens"], OBJECTIVES["peak"]), top=1)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from simcore.inputs.loading import changed
 from simcore.search.judge import Refused, judged
 from simcore.search.space import candidates
+from simcore.simulate import simulate
 from simcore.studio.fewest import fewest
 from simcore.studio.question import Question
 from simcore.studio.space import space_of_question
@@ -89,3 +91,20 @@ def test_states_on_the_host_are_among_the_memory_options() -> None:
     fewest_of = [rows(said(job, free=one, frameworks=["megatron"]))["megatron"][-1]["value"]
                  for one in (free, {**free, "options": []})]
     assert fewest_of[1] < fewest_of[0]
+
+
+@pytest.mark.parametrize(("usable", "fits"), [("10 GiB", True), ("8 GiB", False)])
+def test_numbers_that_the_batch_is_no_multiple_of_are_tried_with_one_that_is(usable: str, fits: bool) -> None:
+    job = {**JOB, "limits": {"usable_memory": usable}}
+    free: dict[str, Any] = {"mesh": [], "training.recompute": ["full"]}
+    row = rows(said(job, free=free, frameworks=["fsdp2"]))["fsdp2"][-1]
+    assert (row["value"], row["skipped"]) == (8, [5, 6, 7])
+    found = (7, 14, None) if fits else (None, None, 14)
+    other = row["other"] or {"gpus": None, "batch": None}
+    assert (other["gpus"], other["batch"], row["failed"]) == found
+    if fits:
+        keys = {**other["layout"]["keys"], "training.global_batch_size": 14}
+        base = Question.of({"values": job}).scenario()
+        job_of_7 = changed(base, keys)
+        assert job_of_7.world_size == 7
+        assert simulate(job_of_7, timed=False).verdict == "fits"

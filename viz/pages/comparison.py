@@ -40,6 +40,10 @@ _FACTOR: Final = 400
 _BAR: Final = 8
 """Height of one result's bar in pixels, with the gap below it."""
 
+_RESERVED: Final = (
+    "Reserved is what torch's allocator holds, with cache that it gives back before it fails: above needed by that "
+    "cache, below it where more lies outside the allocator.")
+"""Why the two rows of a device differ in either direction."""
 _GAINED: Final = ("left", "capacity", "tokens/s per GPU", "MFU", "model TFLOP/s per GPU", "tokens in the cache",
                   "full-length sequences", "decoded tokens/s")
 """Quantities of which more is better; of all others less is."""
@@ -103,6 +107,8 @@ def number_tables(both: Comparison) -> Iterator[Markup]:
     for name, rows, unit in groups:
         if shown := [row for row in rows if any(row.values)]:
             yield _table(name, shown, unit, marks(len(both.names)))
+            if any(row.what.startswith("reserved") for row in shown):
+                yield element("p", _RESERVED, class_="note")
 
 
 def evidence_table(both: Comparison) -> Markup | None:

@@ -107,6 +107,8 @@ const shown = (answer, number) => {
   document.querySelector("[data-part=advice]").replaceChildren(); /* also words that no answer brought */
   if (answer.status !== "ok") {
     clear(...LATER);
+    if (state.pins.length) document.querySelector("[data-part=versus]").replaceChildren(make("p", { className: "note", textContent: "The job in view has no answer: there is nothing to compare until it has one." }));
+    fill({ parts: { versus: null } });
   }
   measure("first picture", number);
 };

@@ -18,21 +18,30 @@ const USUAL = { "training.micro_batch_size": 1, "training.recompute": "none" };
 const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/.test(key)
   && JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key])).map(([key, value]) => `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
 
-/* Numbers of GPUs that the batch of a step rules out, and the one that fits with another batch. */
-export const batch_words = (skipped, other, job) => {
+/* Numbers of GPUs that do not divide the batch of a step, and what is known of them with another batch. */
+export const batch_words = ({ skipped = [], other, failed }, job) => {
   if (!skipped.length) return "";
-  const batch = value_of(job, "training.global_batch_size");
-  const words = ` ${skipped.map(count).join(", ")} GPUs cannot have a global batch of ${count(batch)} in a layout that was tried`;
-  return other ? `${words}; ${count(other.gpus)} fit with ${count(other.batch)}: ${[other.layout.layout, ...beside(other.layout.keys, job)].join(", ")}: ${gib(other.layout.peak_bytes)}.` : `${words}.`;
+  const own = value_of(job, "training.global_batch_size");
+  const most = skipped[skipped.length - 1];
+  const words = ` A global batch of ${count(own)} is no multiple of ${skipped.map(count).join(", ")} GPUs, so that few layouts there have it, or none`;
+  if (other) return `${words}; ${count(other.gpus)} fit with ${count(other.batch)}: ${[other.layout.layout, ...beside(other.layout.keys, job)].join(", ")}: ${gib(other.layout.peak_bytes)}.`;
+  return `${words}; ${failed ? `with ${count(failed)}, ${count(most)} do not surely fit either` : "another batch has not been tried yet"}.`;
 };
 
+/* What the fewest GPUs are looked for among, and what is not among it. */
+export const TRIED = "degrees, micro batch, recompute, and one of the framework's own memory options, a fused optimizer, or states on the host";
+export const NOT_TRIED = "Not tried: several of these options at once, activations on the host, optimizers in 8 bits, other formats.";
+
 /* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
-export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, skipped, other }, job) => {
+export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, ...more }, job) => {
   if (is_refused) return ["not answered", why];
   if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
   const there = layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "";
-  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : "Every layout on fewer was tried, of several hosts whole ones"}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${batch_words(skipped, other, job)}`;
-  return [`${is_fewest ? "" : "at most "}${count(value)} GPU${value === 1 ? "" : "s"}`, `${there}${is_fewest ? ` ${fewer}` : ""}`];
+  const batch = value_of(job, "training.global_batch_size");
+  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}, of several hosts whole ones`}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${batch_words(more, job)} ${NOT_TRIED}`;
+  const number = `${count(value)} GPU${value === 1 ? "" : "s"}`;
+  const head = more.other ? `${number} with this batch, ${count(more.other.gpus)} with ${count(more.other.batch)}` : number;
+  return [`${is_fewest ? "" : "at most "}${head}`, `${there}${is_fewest ? ` ${fewer}` : ""}`];
 };
 
 export class Limits {
@@ -76,7 +85,7 @@ export class Limits {
     const begun = Date.now();
     const number = make("b", { textContent: "looking \u2026" });
     const known = make("p", { className: "note" });
-    const words = make("p", { className: "found" }, `Fewest with any layout and memory option of ${framework}: `, number);
+    const words = make("p", { className: "found" }, `Fewest of ${framework}, over ${TRIED}: `, number);
     const doing = make("p", { className: "note", role: "status" });
     const buttons = make("p", { className: "buttons" });
     box.replaceChildren(words, buttons, doing, known);
@@ -84,20 +93,28 @@ export class Limits {
     const all = this.button("ask every framework", () => this.everywhere(row));
     const take = this.button("apply", () => {});
     take.disabled = true;
-    buttons.append(take, stop, all);
+    const fewer = this.button("", () => {});
+    fewer.hidden = true;
+    buttons.append(take, fewer, stop, all);
     let trying = "";
     let row = null;
     const tell = () => { doing.textContent = `trying ${trying} ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
     const clock = setInterval(tell, 1000);
     const show = (line) => {
       if (line.gpus) trying = `layouts on ${count(line.gpus)} GPUs: ${count(line.layouts)} so far,`;
-      if (line.ranks) trying = "which layout there is the fastest,";
+      if (line.ranks) trying = "other batches on fewer, and which layout is the fastest,";
       if (line.fewest) {
         row = line.fewest;
         [number.textContent, known.textContent] = fewest_words(line.fewest, this.question().values);
-        const { layout } = line.fewest;
+        const { layout, other } = line.fewest;
         take.disabled = !layout;
         take.onclick = () => this.apply(layout.keys);
+        fewer.hidden = !other;
+        if (other) {
+          take.textContent = `apply ${count(line.fewest.value)}`;
+          fewer.textContent = `apply ${count(other.gpus)} with a global batch of ${count(other.batch)}`;
+          fewer.onclick = () => this.apply({ ...other.layout.keys, "training.global_batch_size": other.batch });
+        }
       }
       tell();
     };

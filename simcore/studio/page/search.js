@@ -1,6 +1,6 @@
 /* Search: free keys, the frontier as it fills in, and a point taken over into the form. */
 import { stream } from "./door.js";
-import { FREE as FEWEST, batch_words, why_not } from "./limits.js";
+import { FREE as FEWEST, NOT_TRIED, TRIED, batch_words, why_not } from "./limits.js";
 import { make } from "./panels.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
@@ -14,6 +14,8 @@ const money = (one, { own, listed }) => {
   return (usd === null || !listed ? own * 1e6 / 3600 / one.tokens_per_s_per_gpu : usd * own / listed).toPrecision(3);
 };
 const seconds = (s) => (s >= 1 ? `${s.toFixed(2)} s` : `${(1000 * s).toFixed(0)} ms`);
+/* Of frameworks in the picture, apart on light and dark paper and to most eyes. */
+const HUES = ["#0077bb", "#ee7733", "#009988", "#cc3311", "#aa4499", "#999933", "#33aaee", "#888888", "#bb8800"];
 const HEIGHT = 320;
 const [LEFT, RIGHT, TOP, BOTTOM] = [48, 20, 28, 44];
 
@@ -60,7 +62,7 @@ export class Search {
       make("fieldset", {}, make("legend", { textContent: "frameworks (none: that of the job)" }), ...frameworks, every),
       make("p", { className: "buttons" }, make("span", { className: "together" }, make("label", { htmlFor: "search-gpus", textContent: "GPUs " }), gpus),
         make("span", { className: "together" }, make("label", { htmlFor: "search-by", textContent: "best by " }), by), this.start, this.stop),
-      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: "over every layout and memory option; whole hosts beyond one, unless numbers are given, all frameworks unless some are chosen" })));
+      make("p", { className: "buttons" }, this.fewest, make("span", { className: "note", textContent: `over ${TRIED}; whole hosts beyond one, unless numbers are given, all frameworks unless some are chosen. ${NOT_TRIED}` })));
     const chosen = (name) => [...root.querySelectorAll(`[name=${name}]:checked`)].map((input) => input.value);
     const free = () => Object.fromEntries(chosen("free").map((key) => [key, []]));
     const numbers = () => (gpus.value.match(/\d+/g) || []).map(Number);
@@ -171,33 +173,58 @@ export class Search {
       this.table(rows));
   }
 
+  /* What "best by" asks for, across; peak memory upwards. `of`: the quantity of a layout; null: not known of it. */
+  across(layouts) {
+    const by = document.getElementById("search-by").value;
+    const is_known = layouts.every((one) => !one.is_bound && (by !== "cost" || Number.isFinite(Number(money(one, this.price)))));
+    if (by === "gpus") return { of: (one) => one.num_gpus, words: "GPUs" };
+    if (by === "step" && is_known) return { of: (one) => one.step_s, words: "step, s" };
+    if (by === "cost" && is_known) return { of: (one) => Number(money(one, this.price)), words: "USD per M tokens" };
+    return { of: (one) => one.tokens_per_s_per_gpu, words: layouts.some((one) => one.is_bound) ? "tokens/s per GPU, at most" : "tokens/s per GPU" };
+  }
+
   picture(layouts) {
     const width = Math.max(280, Math.min(860, this.frontier.clientWidth || 720));
+    const { of, words } = this.across(layouts);
     const most = 1.05 * Math.max(...layouts.map((one) => one.peak_bytes)) / 2 ** 30;
-    const fastest = 1.05 * Math.max(...layouts.map((one) => one.tokens_per_s_per_gpu));
-    const x = (rate) => LEFT + (width - LEFT - RIGHT) * rate / fastest;
+    const fastest = 1.05 * Math.max(...layouts.map(of));
+    const x = (value) => LEFT + (width - LEFT - RIGHT) * value / fastest;
     const y = (size) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * size / most;
-    const text = (words, at) => { const made = svg("text", at); made.textContent = words; return made; };
+    const text = (shown, at) => { const made = svg("text", at); made.textContent = shown; return made; };
+    const named = (one) => one.framework || one.keys.framework || this.question().values.framework;
+    const names = [...new Set(layouts.map(named))].sort();
+    const color = (point, name, is_bound) => {
+      const hue = HUES[names.indexOf(name) % HUES.length];
+      Object.assign(point.style, is_bound ? { stroke: hue, fill: "none" } : { fill: hue });
+      return point;
+    };
     const points = layouts.map((one) => {
-      const point = svg("circle", { cx: x(one.tokens_per_s_per_gpu).toFixed(1), cy: y(one.peak_bytes / 2 ** 30).toFixed(1), r: one.is_pareto ? 6 : 4, class: `point ${one.is_bound ? "unsure" : "fits"}${one.is_pareto ? " on-edge" : ""}` });
+      const point = svg("circle", { cx: x(of(one)).toFixed(1), cy: y(one.peak_bytes / 2 ** 30).toFixed(1), r: one.is_pareto ? 6 : 4, class: `point ${one.is_bound ? "unsure" : "fits"}${one.is_pareto ? " on-edge" : ""}` });
+      color(point, named(one), one.is_bound);
       const title = svg("title", {});
-      title.textContent = one.is_bound ? `${layout_of(one.keys)}: ${gib(one.peak_bytes)}, at most ${rate(one)}` : `${one.framework} ${one.layout}: ${gib(one.peak_bytes)}, ${seconds(one.step_s)}, ${rate(one)}`;
+      const what = one.is_bound ? `${layout_of({ ...one.keys, framework: named(one) })}` : [one.framework, one.layout, others(one.keys)].filter(Boolean).join(", ");
+      title.textContent = `${what.replaceAll("_", " ")}, ${one.num_gpus} GPU${one.num_gpus === 1 ? "" : "s"}: ${gib(one.peak_bytes)}, ${one.is_bound ? "at most " : `${seconds(one.step_s)}, `}${rate(one)}; a click takes it over`;
       point.append(title);
       point.addEventListener("click", () => this.take(one.keys));
       return point;
     });
-    return svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `Peak memory against throughput of ${layouts.length} layouts; the table below has the frontier` },
+    const chart = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `Peak memory against ${words} of ${layouts.length} layouts; the table below has the frontier` },
       ...ticks(most, 5).flatMap((size) => [svg("line", { x1: LEFT, x2: width - RIGHT, y1: y(size), y2: y(size), class: size ? "grid" : "base" }), text(String(size), { x: LEFT - 8, y: y(size) + 4, "text-anchor": "end", class: "tick" })]),
-      ...ticks(fastest, width / 110).map((one) => text(one.toLocaleString("en"), { x: x(one), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle", class: "tick" })),
-      text("peak memory, GiB", { x: 4, y: 14, class: "tick" }), text("tokens/s per GPU", { x: width - RIGHT, y: HEIGHT - 8, "text-anchor": "end", class: "tick" }),
+      ...ticks(fastest, width / 110).map((one) => text(Number(one.toPrecision(6)).toLocaleString("en"), { x: x(one), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle", class: "tick" })),
+      text("peak memory, GiB", { x: 4, y: 14, class: "tick" }), text(words, { x: width - RIGHT, y: HEIGHT - 8, "text-anchor": "end", class: "tick" }),
       ...points);
+    const legend = make("p", { className: "note", id: "search-legend" }, ...names.map((name) => {
+      const key = svg("svg", { width: 14, height: 12, "aria-hidden": "true" }, color(svg("circle", { cx: 6, cy: 6, r: 5 }), name, false));
+      return make("span", { className: "together" }, key, `${name}  `);
+    }));
+    return make("div", {}, legend, chart);
   }
 
   /* Fewest GPUs of each framework, as they are found. */
   count() {
     const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
     const cells = (one) => (one.layout ? [`${one.layout.layout}${one.is_best ? "" : " (first that fits)"}`, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
-    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one.skipped || [], one.other, this.question().values).replace(/^ /, "; ")}`;
+    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one, this.question().values).replace(/^ /, "; ")}`;
     const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
     const rows = [...this.counted].sort(by_fewest);
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, number(one), ...cells(one), below(one)]]), this.take));
