@@ -37,7 +37,7 @@ _LEANER: Final[tuple[Mapping[str, Any], ...]] = (
     {"training.offload.optimizer": "host"},
     {f"training.offload.{part}": "host" for part in ("params", "gradients", "optimizer")},
 )
-"""What `leaner` frees: a step of the optimizer without copies of its own, and states on the host."""
+"""Keys that `leaner` frees: a step of the optimizer without copies of its own, and states on the host."""
 ALLOWED: Final[Mapping[str, tuple[str, Any]]] = {
     "bf16-params": ("training.precision.params", "bf16"),
     "bf16-grads": ("training.precision.grad_reduce", "bf16"),
