@@ -38,7 +38,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("rope_scaling",), "angles of the rotary embedding"),
     Idle(("model_revision", "cache_dir", "hf_hub_token", "ms_hub_token", "om_hub_token",
           "low_cpu_mem_usage", "use_fast_tokenizer", "split_special_tokens", "init_special_tokens", "offload_folder",
-          "print_param_status", "infer_dtype", "use_kv_cache"), "which files are read, and how"),
+          "print_param_status"), "which files are read, and how"),
     Idle(("asft_alpha", "eaft_alpha"), "of losses that are not asked for"),
 )
 

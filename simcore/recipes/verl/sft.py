@@ -19,7 +19,7 @@ from simcore.recipes.huggingface.modules import LINEARS, family_of
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["SFT", "read_sft"]
@@ -39,13 +39,15 @@ _ROWS: Final = (
     Off("model.lora_adapter_path", "adapters that are read from files"),
     Idle(("hydra.*",), "the trainer, and its groups of defaults"),
     Idle(("optim.clip_grad",), "the norm is taken and gradients are multiplied whatever it says: neither is timed"),
+    Unmodelled(("optim.override_optimizer_config", "optim.override_optimizer_config.*"),
+               "arguments of the optimizer are those of torch's defaults", (None,)),
     Idle(("optim.*",), "values, not tensors"),
     Idle(("trainer.*",), "the run around the steps; validation has the same batches without gradients"),
     Idle(("data.train_*", "data.val_*", "data.prompt_*", "data.response_*", "data.multiturn.*", "data.custom_cls.*",
           "data.use_shm", "data.apply_chat_template_kwargs", "data.chat_template", "data.truncation",
           "data.balance_dp_token", "data.micro_batch_size"), "which samples are read, of length training.seq_len"),
-    Idle(("model.external_lib", "model.use_shm", "model.fsdp_config.offload_params"),
-         "which files are read, and by which code"),
+    Idle(("model.external_lib", "model.use_shm"), "which files are read, and by which code"),
+    Idle(("model.fsdp_config.offload_params",), "read beside cpu_offload alone (fsdp_sft_trainer.py)"),
     Idle(("use_remove_padding",), "without Ulysses the trainer pads in any case"),
     Idle(("ulysses_sequence_parallel_size",), "1"),
 )

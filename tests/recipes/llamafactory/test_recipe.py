@@ -298,3 +298,9 @@ def test_a_hostile_value_is_told_at_its_line(hostile: dict[str, Any]) -> None:
 ])
 def test_what_cannot_be_followed_is_refused_by_name(values: tuple[dict[str, Any], ...], told: str) -> None:
     assert told in refusal(*values)
+
+
+def test_keys_of_inference_are_not_told_as_files() -> None:
+    """LLaMA-Factory ff6d4d12 hparams/model_args.py."""
+    told = {one.key: one.why for one in imported({**FULL, "use_kv_cache": True, "infer_dtype": "auto"}).left}
+    assert told["use_kv_cache"] == told["infer_dtype"] == "inference and export: not part of a step"

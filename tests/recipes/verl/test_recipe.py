@@ -178,3 +178,10 @@ def test_a_yaml_of_reinforcement_learning_is_refused_by_name(tmp_path: Path) -> 
 def test_other_trainers_are_named(tmp_path: Path) -> None:
     found = imported(tmp_path, "python -m verl.trainer.main_generation model.path=x\n")
     assert "the trainer verl.trainer.main_generation" in str(found.refused[0])
+
+
+def test_offload_that_nothing_reads_is_told_as_such(tmp_path: Path) -> None:
+    """verl b178a3cd trainer/fsdp_sft_trainer.py:305."""
+    found = imported(tmp_path, ADAPTERS.rstrip() + " model.fsdp_config.offload_params=True\n")
+    told = [one.why for one in found.left if one.key == "model.fsdp_config.offload_params"]
+    assert told == ["read beside cpu_offload alone (fsdp_sft_trainer.py)"]
