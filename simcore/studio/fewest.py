@@ -88,7 +88,7 @@ def _narrowed(question: Question, name: str, axes: tuple[str, ...]) -> Question:
     asked, free = {**question.rest, "frameworks": [name]}, question.rest.get("free") or {}
     if "mesh" in free:
         degrees = {f"mesh.{axis}": [] if axis in axes else [1] for axis in _AXES}
-        leaner = {"leaner": []} if "options" in free else {}
+        leaner: dict[str, list[Any]] = {"leaner": []} if "options" in free else {}
         kept = {key: values for key, values in free.items() if key != "mesh"}
         asked["free"] = {**kept, "mesh.etp": [], **degrees, **leaner}
     return replace(question, rest=asked)
