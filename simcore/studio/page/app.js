@@ -192,6 +192,12 @@ const apply = (changes) => {
   place.scrollIntoView({ block: "nearest" });
 };
 
+/* Sets the keys of a layout that a search found, and shows what became of the job. */
+const taken_over = (keys) => {
+  apply(keys);
+  scrollTo({ top: 0 });
+};
+
 /* Asks for the same job once more. */
 const again = () => {
   wanted += 1;
@@ -307,7 +313,10 @@ addEventListener("hashchange", async () => {
   if (found instanceof Error) notice(found.message);
   else if (found) follow(found);
 });
-addEventListener("unhandledrejection", (event) => told(event.reason));
+addEventListener("unhandledrejection", (event) => {
+  if (event.reason instanceof Superseded) event.preventDefault(); /* a newer question has taken its place: no error */
+  told(event.reason);
+});
 
 const start = async () => {
   catalogue = await ask("catalogue", {});
@@ -319,7 +328,7 @@ const start = async () => {
     }, apply);
   versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
   new Files(state, catalogue.machines, (...opened) => { keep(); take(...opened); }, again);
-  search = new Search(document.getElementById("searching"), catalogue, question, apply);
+  search = new Search(document.getElementById("searching"), catalogue, question, taken_over);
   limits = new Limits(question, apply, (row) => search.every(row));
   copies = new Copies(state, question, (job) => versus.numbers.get(JSON.stringify(job)));
   if (found && !(found instanceof Error)) follow(found);

@@ -87,7 +87,9 @@ export class Copies {
 
   /* The formats that can say this job are asked when the list is opened. */
   async refresh() {
+    if (!this.known) this.select.append(make("option", { value: "", disabled: true, className: "asking", textContent: "recipes: asking \u2026" }));
     try { ({ formats: this.known, refused: this.refused } = await ask("formats", this.question())); } catch { return; }
+    finally { this.select.querySelectorAll(".asking").forEach((option) => option.remove()); }
     this.select.querySelectorAll("option[value^=recipe], option[value^=why]").forEach((option) => option.remove());
     this.select.append(...this.known.map((name) => make("option", { value: `recipe ${name}`, textContent: `recipe of ${name}` })),
       ...Object.keys(this.refused).map((name) => make("option", { value: `why ${name}`, textContent: `why no recipe of ${name}` })));

@@ -166,7 +166,16 @@ export class Files {
 
   async run(file) {
     const fields = { values: this.state.job, files: this.state.files, name: plain_name(file.name), content: await base64(file) };
-    const found = await ask("measured", fields);
+    const panel = document.querySelector("[data-part=measured]");
+    const reading = make("p", { className: "note", textContent: `reading ${plain_name(file.name)} \u2026` });
+    const was_empty = panel.classList.contains("empty");
+    panel.classList.remove("empty");
+    panel.prepend(reading);
+    let found;
+    try { found = await ask("measured", fields); } finally {
+      reading.remove();
+      panel.classList.toggle("empty", was_empty);
+    }
     Object.assign(this.state, { marks: found.marks, curve: found.curve });
     const away = make("button", { type: "button", textContent: "put the run away" });
     fill(found);

@@ -251,7 +251,8 @@ export class Form {
     this.is_other_model = false;
     if (answer.plain) {
       const degrees = Object.entries(short(answer.plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
-      const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}${answer.drops.length ? `, without ${answer.drops.join(", ")}` : ""}` });
+      const gone = Object.entries(this.job.mesh || {}).filter(([axis, n]) => n > 1 && !(axis in short(answer.plain))).map(([axis, n]) => `, ${axis} ${n} \u2192 1`).join("");
+      const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}${gone}${answer.drops.length ? `, without ${answer.drops.join(", ")}` : ""}` });
       button.addEventListener("click", () => this.apply({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }));
       box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []), button);
     }
