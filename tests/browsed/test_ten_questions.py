@@ -72,7 +72,7 @@ def test_2_the_fewest_gpus(page: Page) -> None:
         page.until("/frameworks: /.test(document.getElementById('progress').innerText)", LONG_S)
         rows = json.loads(page.run("""JSON.stringify([...document.querySelectorAll('#frontier tbody tr')]
             .map(row => [row.cells[1].innerText, row.cells[2].innerText]))"""))
-        assert dict(rows) == {"automodel": "8", "megatron": "8", "fsdp2": "16"}
+        assert dict(rows) == {"automodel": "8", "megatron": "4", "fsdp2": "4"}  # two of them with states on the host
         page.click("#frontier tbody tr:nth-child(2) button")
         page.settled()
         assert "Fits" in page.text("[data-part=verdict]")

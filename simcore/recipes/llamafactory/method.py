@@ -26,6 +26,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Says("use_dora", "training.lora.use_dora", "flag"),
     Off("create_new_adapter", "adapters beside others that are merged"),
     Off("use_llama_pro", "layers that are added (LLaMA Pro)"),
+    Idle(("pissa_convert",), "files of the adapter, before the first step and after the last"),
     Idle(("pissa_*",), "first values of adapters"),
     Idle(("loraplus_*",), "learning rates of adapters: the same states"),
     Idle(("freeze_*", "oft_*", "module_dropout"), "of another method, or about images"),

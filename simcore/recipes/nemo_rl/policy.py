@@ -56,7 +56,8 @@ def read_model(reader: Reader, draft: Draft) -> None:
         draft.put("model.config" if fields else "model", name)
         for field in fields:
             draft.put(f"model.overrides.{field}", reader.take(f"{_OVERRIDES}.{field}"))
-    read_rows(reader, draft, (*_ROWS, Idle((f"{_OVERRIDES}.*", _OVERRIDES), "frequencies, and terms of the loss")))
+    read_rows(reader, draft, (*_ROWS, Idle((f"{_OVERRIDES}.*",), "frequencies, and terms of the loss"),
+                              Idle((_OVERRIDES,), "nothing is overridden")))
 
 
 def read_batches(reader: Reader, draft: Draft, kind: str) -> None:
