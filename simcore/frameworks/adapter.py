@@ -135,6 +135,7 @@ class FrameworkAdapter:
     embedding. `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host
     by owner beyond tensors; with `rounded`, pinned blocks count as rounded up. `memory_options`: settings of the
     framework that advice tries where a job does not fit.
+    `implied`: keys of the scenario, with the value that they have where it leaves them out.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
     `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), so that a
@@ -161,6 +162,7 @@ class FrameworkAdapter:
     freezes: tuple[str, ...] = ()
     chunks_loss: bool = False
     memory_options: tuple[MemoryOption, ...] = ()
+    implied: Mapping[str, object] = field(default_factory=dict, compare=False)
     of_stages: tuple[str, ...] = ()
     axes: Callable[[ModelGraph], tuple[str, ...]] = open_axes
     dispatchers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)

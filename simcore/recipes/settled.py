@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from simcore.errors import InputError
+from simcore.frameworks.registry import asked_adapter
 from simcore.frameworks.setup import configuration, prepare
 from simcore.inputs.document import Document, parse_value
 from simcore.inputs.scenario import Scenario
@@ -34,8 +35,6 @@ NOT_RUN: Final[Mapping[str, str]] = {
 _OPEN: Final = (None, "auto")
 _OF_EXPERTS: Final = ("framework_options.moe_", "framework_options.moe.", "mesh.etp")
 _ROTATION: Final = "framework_options.apply_rope_fusion"
-_IMPLIED: Final = {"framework_options.use_fused_weighted_squared_relu": True}
-"""Options of Megatron that are on without a word (`frameworks/megatron/options.py`)."""
 _BY_FAMILY: Final = ("deepseek_v2", "gpt_oss", "nemotron_h")
 """Families that Megatron's operators ask for (`operators/megatron`: router, attention, mtp)."""
 
@@ -90,8 +89,7 @@ def settled(scenario: Scenario) -> Settled:
     implied = {"framework_version": framework.version, "implementation": job.graph.implementation,
                "mesh.etp": job.mesh.etp, "training.sequence_parallel": framework.sequence_parallel,
                "training.global_batch_size": training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard}
-    if job.graph.implementation == "megatron":
-        implied |= _IMPLIED
+    implied |= asked_adapter(scenario).implied
     implied = {key: value for key, value in implied.items() if values.get(key) in _OPEN}
     values |= {**chosen, **implied}
     idle = {key: why for key in values if key not in _FACTORS

@@ -54,7 +54,7 @@ def differences(given, imported):
 
 
 def answered_alike(given, imported):
-    """Whether memory of every rank, traffic and step time are the same."""
+    """True if memory of every rank, traffic and step time are the same."""
     first, second = (simulate(scenario) for scenario in (given, imported))
     return (first.ranks, first.time, first.verdict) == (second.ranks, second.time, second.verdict)
 

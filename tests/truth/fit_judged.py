@@ -26,7 +26,7 @@ TIMED = "step time, "
 
 
 def judged(found: Mapping[str, Any], kept_out: Iterable[str], left: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page tells of `found`. `kept_out`: ids of rows that no fit saw; `left`: `left_out.json`."""
+    """Lines of the page about `found`. `kept_out`: ids of rows that no fit saw; `left`: `left_out.json`."""
     aside = set(kept_out)
     timed = found["time"]["timed"]
     tuned = [one for one in timed if one["kind"] == "tuned" and one["stable"] and aside.isdisjoint(one["rows"])]

@@ -43,7 +43,7 @@ def restated(run, rule):
 
 
 def kept_out(layout):
-    """What says that a run is kept out of every fit of times: a third of the layouts, by a hash of their names.
+    """Mark of a run that is kept out of every fit of times: a third of the layouts, by a hash of their names.
 
     A layout is model, GPU, degrees (tp, pp, virtual stages, cp, ep), micro batch and precision, so that no equal run of
     another site, round or size is on the other side. A run without such a name (None) is of before the rule: it is not.

@@ -6,7 +6,7 @@ from simcore.frameworks.adapter import AtRest, FrameworkAdapter, MemoryOption
 from simcore.frameworks.megatron.flat_parameters import buffer_padding, exact_at_rest, registered_pools
 from simcore.frameworks.megatron.hooks import MEGATRON_HOOKS
 from simcore.frameworks.megatron.lora import adapters, bridge_dropout
-from simcore.frameworks.megatron.options import DISPATCHERS, OPTIONS, VERSIONS
+from simcore.frameworks.megatron.options import DISPATCHERS, IMPLIED, OPTIONS, VERSIONS
 from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp, in_fp8, table
 
 __all__ = ["ADAPTERS"]
@@ -20,7 +20,7 @@ ADAPTERS = {"megatron": FrameworkAdapter(
     options=lambda implementation: OPTIONS,
     at_rest=AtRest(exact=exact_at_rest, padding=buffer_padding, pools=registered_pools),
     quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
-    dispatchers=DISPATCHERS, chunks_loss=True,
+    dispatchers=DISPATCHERS, chunks_loss=True, implied=IMPLIED,
     copies_tied_head=True,  # the last stage's copy of the embedding: core 0.16.1 language_module.py:167
     memory_options=(
         MemoryOption("formats", {PRECISE: True}),

@@ -21,8 +21,8 @@ from simcore.operators.megatron.ops.options import (
 from simcore.placement.job import Draft, Job
 from simcore.units import dtype_bytes
 
-__all__ = ["DISPATCHERS", "OPTIONS", "VERSIONS", "bucket_elements", "fuses_experts", "implementation_options",
-           "version_of"]
+__all__ = ["DISPATCHERS", "IMPLIED", "OPTIONS", "VERSIONS", "bucket_elements", "fuses_experts",
+           "implementation_options", "version_of"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
 OPTIONS = {
@@ -71,6 +71,8 @@ OPTIONS = {
     **FP8_OPTIONS,
     **OFFLOAD_OPTIONS,
 }
+IMPLIED = {"framework_options.use_fused_weighted_squared_relu": True}
+"""Keys that are on where a scenario leaves them out, as this module reads them."""
 DISPATCHERS = {
     "alltoall": {"moe_token_dispatcher_type": "alltoall"},
     "allgather": {"moe_token_dispatcher_type": "allgather"},

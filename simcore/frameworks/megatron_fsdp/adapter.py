@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter, open_axes
 from simcore.frameworks.megatron.lora import adapters, bridge_dropout
+from simcore.frameworks.megatron.options import IMPLIED
 from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp
 from simcore.frameworks.megatron_fsdp.buckets import bucket_padding_bytes, exact_in_buckets, registered_pool
 from simcore.frameworks.megatron_fsdp.hooks import MegatronFsdpHooks
@@ -19,6 +20,6 @@ ADAPTERS = {"megatron_fsdp": FrameworkAdapter(
     options=lambda implementation: OPTIONS,
     at_rest=AtRest(exact=exact_in_buckets, padding=bucket_padding_bytes, pools=registered_pool),
     quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
-    dispatchers={"alltoall": {}},
+    dispatchers={"alltoall": {}}, implied=IMPLIED,
     axes=lambda graph: open_axes(graph, tuple(axis for axis in ALL_AXES if axis != "pp")),
 )}

@@ -28,7 +28,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Embedding, Head, Mtp
 from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved, fuses_wgrad
-from simcore.operators.megatron.ops.elementwise import dropped
+from simcore.operators.megatron.ops.elementwise import dropped, reordered
 from simcore.operators.megatron.ops.fp8 import column_fp8
 from simcore.operators.megatron.ops.linear import gather_backward
 from simcore.operators.megatron.ops.parts import all_gather
@@ -182,19 +182,7 @@ def _split_sequence(c: Context, x: Tensor) -> Tensor:
 
 def _sequence_first(c: Context, x: Tensor) -> Tensor:
     """`transpose(0, 1).contiguous()`: a copy only where there are several sequences."""
-    if c.run.batch == 1:
-        return x
-    rows, columns = x.shape
-
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, columns, "grad_embedding_copy")
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
-    out = c.new(rows, columns, "hidden_states")
-    c.elementwise(out, 2, Kernel.COPY)
-    c.node(out, (x,), (), back)
-    return out
+    return x if c.run.batch == 1 else reordered(c, x, "hidden_states", "grad_embedding_copy")
 
 
 def head(c: Context, block: Head, x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from dataclasses import replace
 from simcore.models.blocks import Embedding, Head, Mtp
 from simcore.operators.megatron.head import Backward, embedding, head, loss
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import copied_gradient
 from simcore.operators.megatron.ops.linear import column
 from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.ops.parts import all_gather
@@ -123,18 +124,12 @@ def _whole_columns(c: Context, x: Tensor, columns: int) -> Tensor:
     if c.run.tp == 1:
         return x
     rows, own = x.shape
-
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, own, "grad_eh_proj")
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
     gathered = c.new(rows * c.run.tp, own, "eh_proj.gathered")
     c.send("all_gather", "tp", gathered)
     out = c.new(rows, columns, "projected")
     c.elementwise(out, 2, Kernel.COPY)
     del gathered
-    c.node(out, (x,), (), back)
+    c.node(out, (x,), (), copied_gradient(c, x, "grad_eh_proj"))
     return out
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.operators.megatron.ops.elementwise import dropped
+from simcore.operators.megatron.ops.elementwise import dropped, reordered
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["unfused_core"]
@@ -40,7 +40,7 @@ def unfused_core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor
     if dropout:
         probs = dropped(c, probs, "attention_probs")
     mixed = _weighted(c, probs, links[2], columns)
-    return _sequence_first(c, mixed)
+    return reordered(c, mixed, "attention_out", "grad_heads_first")
 
 
 def _joined(c: Context, parts: list[Tensor]) -> list[Tensor]:
@@ -139,19 +139,4 @@ def _weighted(c: Context, probs: Tensor, v: Tensor, columns: int) -> Tensor:
     out = c.new(rows, columns, "attention_heads_first")
     c.tape.compute(Kernel.GEMM, flops, probs.nbytes)
     c.node(out, (probs, v), (probs, v), back)
-    return out
-
-
-def _sequence_first(c: Context, x: Tensor) -> Tensor:
-    """`permute(2, 0, 1, 3).contiguous()`: a copy."""
-    rows, columns = x.shape
-
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, columns, "grad_heads_first")
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
-    out = c.new(rows, columns, "attention_out")
-    c.elementwise(out, 2, Kernel.COPY)
-    c.node(out, (x,), (), back)
     return out

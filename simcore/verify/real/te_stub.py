@@ -217,7 +217,7 @@ def _mamba():
 
 
 def _flash_linear_attention():
-    """Of flash-linear-attention, what Megatron's gated delta net asks for before it is built."""
+    """Stand-ins for the modules of flash-linear-attention that Megatron's gated delta net needs before it is built."""
     for n in ("fla", "fla.modules", "fla.ops"):
         _module(n, __version__="0.6.0")
     _module("fla.modules.convolution", causal_conv1d=MagicMock(), causal_conv1d_update=MagicMock())

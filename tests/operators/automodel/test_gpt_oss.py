@@ -81,6 +81,19 @@ def block_and_params(**overrides: Any) -> tuple[Moe, dict[str, Param]]:
     return block, {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in tensors(kind)}
 
 
+def expect_equal(tape: Tape, held: list[Tensor], row: dict[str, Any]) -> None:
+    """The tape's changes of memory, forward and backward of the one tensor in `held`, are those of a stored row."""
+    out = held.pop()
+    forward, node = tape.cut(), out.node
+    assert node is not None
+    node.grads[0] = tape.external(out.shape, "bf16", tape.slot("grad", "backward_temp"), 0)
+    del out
+    tape.cut()
+    tape.backward()
+    assert grouped(large(changes(forward))) == grouped(large(row["forward"]))
+    assert grouped(large(changes(tape.cut()))) == grouped(large(row["backward"]))
+
+
 def test_the_gate_allocates_what_automodel_s_does() -> None:
     row = STORED["gates"]["gate"]
     block, params = block_and_params()
@@ -90,14 +103,9 @@ def test_the_gate_allocates_what_automodel_s_does() -> None:
     x = Tensor(None, (192, SHAPE["hidden_size"]), "bf16", start)
     weights, indices = chosen_softmax_gate(env, x, block, "mlp.gate")
     del indices
-    forward, node = tape.cut(), weights.node
-    assert node is not None
-    node.grads[0] = tape.external(weights.shape, "bf16", tape.slot("grad", "backward_temp"), 0)
+    held = [weights]
     del weights
-    tape.cut()
-    tape.backward()
-    assert grouped(large(changes(forward))) == grouped(large(row["forward"]))
-    assert grouped(large(changes(tape.cut()))) == grouped(large(row["backward"]))
+    expect_equal(tape, held, row)
 
 
 @pytest.mark.parametrize("name", STORED["experts"])
@@ -112,14 +120,9 @@ def test_experts_with_biases_allocate_what_automodel_s_do(name: str) -> None:
     held = [tape.external((rows, SHAPE["hidden_size"]), "bf16", tape.slot("x", "activation"), 0)]
     held[0].node = start
     out = expert_mlp(env, held.pop(), Tensor(None, (rows, 1), "fp32", weighs), "mlp.experts")
-    forward, node = tape.cut(), out.node
-    assert node is not None
-    node.grads[0] = tape.external(out.shape, "bf16", tape.slot("grad", "backward_temp"), 0)
+    held.append(out)
     del out
-    tape.cut()
-    tape.backward()
-    assert grouped(large(changes(forward))) == grouped(large(row["forward"]))
-    assert grouped(large(changes(tape.cut()))) == grouped(large(row["backward"]))
+    expect_equal(tape, held, row)
 
 
 def test_chunks_of_experts_inside_a_checkpoint_are_not_modelled() -> None:

@@ -7,14 +7,36 @@ Sources: megatron-core 0.16.1 `fusions/fused_bias_swiglu.py`, `fusions/fused_bia
 from __future__ import annotations
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.recording.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.tape import Backward, Kernel, Param, Tape, Tensor
 
-__all__ = ["act", "add", "add_dropped", "dropped", "glu", "halves", "identity", "swiglu"]
+__all__ = ["act", "add", "add_dropped", "copied_gradient", "dropped", "glu", "halves", "identity", "reordered",
+           "swiglu"]
 
 
 def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
     """Backward function that returns the gradients unchanged, for views."""
     return grads
+
+
+def copied_gradient(c: Context, x: Tensor, name: str) -> Backward:
+    """Backward function of views and copies of `x` [rows, columns] whose gradient is copied into the order of `x`."""
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, name)
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    return back
+
+
+def reordered(c: Context, x: Tensor, name: str, grad_name: str) -> Tensor:
+    """Copy of `x` [rows, columns] in another order of dimensions, `transpose(...).contiguous()`; so its gradient."""
+    rows, columns = x.shape
+    out = c.new(rows, columns, name)
+    c.elementwise(out, 2, Kernel.COPY)
+    c.node(out, (x,), (), copied_gradient(c, x, grad_name))
+    return out
 
 
 def add(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import GatedDeltaNet
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.operators.megatron.ops.elementwise import identity
+from simcore.operators.megatron.ops.elementwise import copied_gradient, identity, reordered
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.recurrent.convolutions import channels_first, in_place
@@ -202,30 +202,11 @@ def _batch_first(c: Context, x: Tensor) -> Tensor:
     """A view, `transpose(0, 1)`, whose gradient the projection copies into its own order where the batch is above 1."""
     if c.run.batch == 1:
         return x
-    rows, columns = x.shape
-
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, columns, "grad_delta.projected")
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
     out = Tensor(x.storage, x.shape, x.dtype)
-    c.node(out, (x,), (), back)
+    c.node(out, (x,), (), copied_gradient(c, x, "grad_delta.projected"))
     return out
 
 
 def _sequence_first(c: Context, x: Tensor) -> Tensor:
     """`transpose(0, 1).contiguous()`: nothing at batch 1, a copy, and one of its gradient, at more."""
-    if c.run.batch == 1:
-        return x
-    rows, columns = x.shape
-
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, columns, "grad_delta.gated_copy")
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
-    out = c.new(rows, columns, "delta.gated_copy")
-    c.elementwise(out, 2, Kernel.COPY)
-    c.node(out, (x,), (), back)
-    return out
+    return x if c.run.batch == 1 else reordered(c, x, "delta.gated_copy", "grad_delta.gated_copy")

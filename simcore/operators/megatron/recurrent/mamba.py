@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 from simcore.models.blocks import Mamba2
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import reordered
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.recording.host_operators import GATED_NORM, MAMBA_MIXER, MAMBA_SCAN
 from simcore.recording.tape import Kernel, Tape, Tensor
@@ -154,19 +155,7 @@ def _scattered(c: Context, grads: Grads, rows: int, columns: int, name: str) -> 
 
 def _batch_first(c: Context, x: Tensor, name: str) -> Tensor:
     """`rearrange(...).contiguous()`: nothing at batch 1, a copy (and one of its gradient) at more."""
-    if c.run.batch == 1:
-        return x
-    rows, columns = x.shape
-
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, columns, f"grad_{name}")
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
-    out = c.new(rows, columns, name)
-    c.elementwise(out, 2, Kernel.COPY)
-    c.node(out, (x,), (), back)
-    return out
+    return x if c.run.batch == 1 else reordered(c, x, name, f"grad_{name}")
 
 
 def _sequence_numbers(c: Context) -> tuple[Tensor, ...]:
