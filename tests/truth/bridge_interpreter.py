@@ -17,8 +17,11 @@ VERSION = "067f987df03b8355b03192d88d70f1709fedf51a"
 ROOT = "src/megatron/bridge/"
 ROOMS = ("recipes/", "perf_recipes/", "training/", "utils/", "peft/", "models/")
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16", "uint8": "fp8", "float8_e4m3fn": "fp8"}
-OF_MODELS = ("to_megatron_provider", "get_model_config", "to_megatron_model", "finalize", "__post_init__")
+OF_MODELS = ("to_megatron_provider", "get_model_config", "to_megatron_model", "to_text_provider", "finalize",
+             "__post_init__")
 """Methods of a model that give the model itself."""
+DEGREES = frozenset({"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"})
+"""Fields of a model that are 1 where nothing sets them (Megatron-LM d98e8a64 core/model_parallel_config.py)."""
 BUDGET = 200_000
 """Statements of one recipe."""
 
@@ -129,7 +132,7 @@ class Run:
                 raise RuntimeError("too many statements")
             self.statement(module, scope, node)
 
-    def statement(self, module, scope, node):  # noqa: C901 - one branch a kind
+    def statement(self, module, scope, node):
         if isinstance(node, ast.Return):
             raise Returned(self.value(module, scope, node.value) if node.value else None)
         if isinstance(node, ast.Assign):
@@ -141,9 +144,7 @@ class Run:
         elif isinstance(node, ast.Expr):
             self.value(module, scope, node.value)
         elif isinstance(node, ast.If):
-            test = self.value(module, scope, node.test)
-            if test is not UNKNOWN:
-                self.statements(module, scope, node.body if test else node.orelse)
+            self.choose(module, scope, node, self.value(module, scope, node.test))
         elif isinstance(node, ast.For):
             items = self.value(module, scope, node.iter)
             for one in items if isinstance(items, list | tuple) else ():
@@ -157,11 +158,24 @@ class Run:
         elif isinstance(node, ast.Try | ast.With):
             self.statements(module, scope, node.body)
 
+    def choose(self, module, scope, node, test):
+        """Statements of a condition. What is set behind one that is not known is not known, unless it was so before."""
+        if test is not UNKNOWN:
+            self.statements(module, scope, node.body if test else node.orelse)
+            return
+        if any(isinstance(one, ast.Return | ast.Raise) for one in ast.walk(node)):
+            return
+        for one in ast.walk(node):
+            for target in one.targets if isinstance(one, ast.Assign) else ():
+                value = self.value(module, scope, one.value)
+                if isinstance(target, ast.Attribute) and self.value(module, scope, target) != value:
+                    self.assign(module, scope, target, UNKNOWN)
+
     def assign(self, module, scope, target, value):
         if isinstance(target, ast.Name):
             scope[target.id] = value
         elif isinstance(target, ast.Attribute):
-            held = self.value(module, scope, target.value)
+            held = self._block(module, scope, target.value)
             if isinstance(held, Thing):
                 held.values[target.attr] = value
         elif isinstance(target, ast.Subscript):
@@ -171,6 +185,22 @@ class Run:
         elif isinstance(target, ast.Tuple) and isinstance(value, list | tuple):
             for one, part in zip(target.elts, value, strict=False):
                 self.assign(module, scope, one, part)
+
+    def _block(self, module, scope, node):
+        """Object of which something is set; one of a run's blocks that the recipe did not give is made by default.
+
+        Megatron-Bridge training/config.py, ConfigContainer: `rerun_state_machine` and others have a default_factory.
+        """
+        held = self.value(module, scope, node)
+        above = self.value(module, scope, node.value) if isinstance(node, ast.Attribute) else None
+        if held is not UNKNOWN or not (isinstance(above, Thing) and above.values["_target_"] == "ConfigContainer"):
+            return held
+        _, whole = self.package.find("megatron.bridge.training.config", "ConfigContainer")
+        made = [one.value.keywords[0].value for one in whole.body if isinstance(one, ast.AnnAssign)
+                and one.target.id == node.attr and isinstance(one.value, ast.Call) and one.value.keywords]
+        if node.attr not in above.values and made:
+            above.values[node.attr] = Thing(made[0].id, {})
+        return above.values.get(node.attr, UNKNOWN)
 
     def value(self, module, scope, node):
         try:
@@ -204,7 +234,7 @@ class Run:
         if isinstance(held, Thing) and node.attr in OF_MODELS and node.attr not in held.values:
             return Method(held, node.attr)
         if isinstance(held, Thing):
-            return held.values.get(node.attr, UNKNOWN)
+            return held.values.get(node.attr, 1 if node.attr in DEGREES else UNKNOWN)
         if isinstance(held, Name | Found | str | list | dict):
             return Method(held, node.attr)
         return UNKNOWN
@@ -275,13 +305,15 @@ class Run:
 
     def _listcomp(self, module, scope, node):
         items = self.value(module, scope, node.generators[0].iter)
-        if not isinstance(items, list | tuple) or node.generators[0].ifs:
+        if not isinstance(items, list | tuple | str) or node.generators[0].ifs:
             return UNKNOWN
         found = []
         for one in items:
             self.assign(module, scope, node.generators[0].target, one)
             found.append(self.value(module, scope, node.elt))
         return found
+
+    _setcomp = _listcomp
 
     def _starred(self, module, scope, node):
         return self.value(module, scope, node.value)
@@ -421,7 +453,7 @@ def _get(thing, name, default=UNKNOWN):
 def _is(value, kind):
     if isinstance(kind, Name) and kind.name in ("str", "list", "tuple", "dict", "int"):
         return isinstance(value, {"str": str, "list": list, "tuple": list, "dict": dict, "int": int}[kind.name])
-    return UNKNOWN
+    return False if isinstance(kind, Found) and isinstance(value, str | int | list | dict | None) else UNKNOWN
 
 
 def _set(thing, name, value):

@@ -5,9 +5,9 @@
 Comes in: a git directory of Megatron-Bridge. Goes out: `simcore/recipes/bridge/recipes.json`: every value that some
 recipe's function sets, a line each (`values`, dotted key and value), and one recipe a line: its name, and the numbers
 of its values (`has`); of an older name the present one (`name`, where a benchmark has that). `benchmark`: Bridge's
-launcher changes it (`launched`), and scales its batch. A small interpreter (`bridge_interpreter.py`) follows
-assignments, calls of functions of the package itself, and conditions whose values it knows; classes become mappings of
-what they are given, with `_target_`. A value that it does not know is named in `?`.
+launchers change it (`simcore/recipes/bridge/launched.py`), and scale its batch. A small interpreter
+(`bridge_interpreter.py`) follows assignments, calls of functions of the package itself, and conditions whose values it
+knows; classes become mappings of what they are given, with `_target_`. A value that it does not know is named in `?`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,9 @@ from pathlib import Path
 from bridge_interpreter import UNKNOWN, Found, Name, Package, Run, Thing, Unknown
 
 TARGET = Path(__file__).resolve().parents[2] / "simcore" / "recipes" / "bridge" / "recipes.json"
-BENCHMARK = re.compile(r"_(?P<task>pretrain|sft|peft)_[1-9][0-9]*gpu_[a-z0-9]+_"
-                       r"(?P<precision>bf16|fp8cs|fp8ds|fp8mx|fp8sc|nvfp4)(?:_[a-z0-9_]+)?_config$")
 GPU = re.compile(r"_\d+gpu_([a-z]+\d+)")
 OF_ROWS = ("?", "name", "benchmark")
 """Keys of a row that are no values of its recipe."""
-OTHER_STEPS = ("qwen3_vl_", "qwen35_vl_", "wan_", "kimi_k25_vl_")
-"""Names of benchmarks that train no texts."""
 
 
 def flat(thing, prefix=""):
@@ -70,25 +66,6 @@ def recipes(package):
                     yield name, module.name, dict(flat(made))
 
 
-def launched(name, values):
-    """Values of a benchmark's recipe as Bridge's launchers leave them; other names as they are.
-
-    Bridge scripts/training/run_recipe.py, _apply_benchmark_runtime_defaults and _apply_benchmark_dataset_defaults (and
-    scripts/performance/run_script.py): Adam in bf16 is the precision-aware one; fine-tuning of texts reads mock samples
-    of the model's length, which are no packs. recipe_metadata.py, BENCHMARK_RECIPE_PATTERN.
-    """
-    found = BENCHMARK.search(name)
-    if found is None:
-        return values
-    changed = dict(values)
-    if found["precision"] == "bf16" and values.get("optimizer.optimizer") == "adam":
-        changed["optimizer.use_precision_aware_optimizer"] = True
-    if found["task"] != "pretrain" and not name.startswith(OTHER_STEPS):
-        changed = {key: value for key, value in changed.items() if not key.startswith("dataset.")}
-        changed["dataset.seq_length"] = values.get("model.seq_length", 4096)
-    return changed
-
-
 def aliases(package, known):
     """(older name, name) of every recipe that a module imports under another name."""
     for module in package.modules.values():
@@ -127,7 +104,7 @@ def main(git):
     library, benchmarks = {}, {}
     for name, module, values in recipes(package):
         if module.startswith("megatron.bridge.perf_recipes."):
-            benchmarks[name] = kept(launched(name, values)) | {"benchmark": True}
+            benchmarks[name] = kept(values) | {"benchmark": True}
         else:
             library[name] = kept(values)
     found = library | benchmarks

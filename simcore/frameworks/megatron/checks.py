@@ -43,7 +43,6 @@ def check_head(job: Job, options: dict[str, object]) -> None:
         raise job.illegal(key, "TE output projection does not support skip_weight_param_allocation", rule)
     for asked, what in ((job.graph.has_tied_head, "that has the embedding's weight"),
                         (job.scenario.training.method != "full", "beside adapters"),
-                        (job.scenario.framework != "megatron", f"under {job.scenario.framework}"),
                         (bool(options.get("quant_recipe")), "beside recipes of single linears"),
                         (bool(options.get("disable_parameter_transpose_cache")), "whose weight is cast in each pass")):
         if asked:

@@ -339,7 +339,7 @@ def _specs(kind: LayerKind, specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8
     found: list[TensorSpec] = []
     if isinstance(kind.block, Head):  # it is built outside of the context that makes parameters in 8 bits
         copied = replace(made, params=False)
-        found = [copy for spec in specs if kind.fp8 for copy in _copies(spec, mesh, copied, cut=cut)]
+        found = [copy for spec in specs if kind.fp8 for copy in _copies(spec, mesh, copied, cut=False)]
     for spec in specs:
         name = in_model(spec.name.removesuffix(".weight"), further=isinstance(kind.block, Mtp))
         own = matched(made.matchers, name) if made.matchers else ""

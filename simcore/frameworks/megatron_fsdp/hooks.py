@@ -102,7 +102,7 @@ class MegatronFsdpHooks(UnrepeatedHooks):
     def _of_tensor(self, placed: Placed) -> list[Posting]:
         name, policy = placed.spec.name, placed.policy
         if placed.spec.is_buffer:
-            return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(policy.at_rest.dtype))]
+            return [(name, "buffer", placed.local * dtype_bytes(policy.at_rest.dtype))]
         grads = placed.local * dtype_bytes(self.strategy.grad_dtype) if placed.trainable else 0
         states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
                   for state, size in placed.states]

@@ -309,7 +309,7 @@ def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
 def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
     unsharded, dtypes = whole_layout(spec), choice.made
     if spec.is_buffer:
-        layout = TensorLayout((), spec.stored or dtypes.params)
+        layout = TensorLayout(unsharded, spec.stored or dtypes.params)
         return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
     expert = spec.component == "routed_experts" or spec.copies > 1
     axis = choice.axes[expert]

@@ -14,8 +14,16 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer
+from simcore.recipes.bridge.launched import (
+    REPLACES,
+    aligned,
+    changed,
+    data_owns,
+    launched,
+    reads_mock_samples,
+    without_data,
+)
 from simcore.recipes.bridge.layouts import BUILDER, laid_out
-from simcore.recipes.bridge.lengths import aligned, data_owns
 from simcore.recipes.bridge.options import Launcher
 from simcore.recipes.bridge.selection import selected
 from simcore.recipes.bridge.vocabulary import without_computed
@@ -28,7 +36,7 @@ from simcore.recipes.megatron.launch import agreed, gpus_of
 from simcore.recipes.shell.pieces import Word
 from simcore.recipes.shell.script import Script, Started
 
-__all__ = ["COMMIT", "Launch", "has_mock_samples", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
+__all__ = ["COMMIT", "Launch", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
 
 COMMIT: Final = "067f987d"
 _NAME: Final = re.compile(r"\b[a-z][a-z0-9_]+_config(?:_[a-z0-9_]+)?\b")
@@ -42,10 +50,17 @@ def _table() -> Mapping[str, Any]:
 
 @lru_cache
 def recipes() -> Mapping[str, Mapping[str, Any]]:
-    """Values of every recipe by its name: a value by dotted key; "?" names keys whose values are not known.
+    """Values of every recipe by its name, as Bridge's launchers change those of benchmarks (`launched`)."""
+    return MappingProxyType({name: MappingProxyType(launched(name, values)) if is_benchmark(name) else values
+                             for name, values in _own().items()})
 
-    Those of benchmarks are as Bridge's launchers change them; of a name that is a benchmark's and the library's too it
-    is the benchmark (scripts/training/recipe_metadata.py, BENCHMARK_RECIPE_PRECEDENCE_COLLISIONS).
+
+@lru_cache
+def _own() -> Mapping[str, Mapping[str, Any]]:
+    """Values that every recipe sets: a value by dotted key; "?" names keys whose values are not known.
+
+    Of a name that is a benchmark's and the library's too it is the benchmark (scripts/training/recipe_metadata.py,
+    BENCHMARK_RECIPE_PRECEDENCE_COLLISIONS).
     """
     values = _table()["values"]
     found = {name: {**dict(values[number] for number in row["has"]), **({"?": row["?"]} if "?" in row else {})}
@@ -66,12 +81,6 @@ def is_benchmark(name: str) -> bool:
     return not isinstance(row, str) and bool(row.get("benchmark"))
 
 
-def has_mock_samples(name: str) -> bool:
-    """True for a fine-tuning benchmark, whose data set Bridge's launchers replace; the table has its length alone."""
-    data = [key for key in recipes()[name] if key.startswith("dataset.")]
-    return is_benchmark(name) and data == ["dataset.seq_length"]
-
-
 def _rows() -> Mapping[str, Any]:
     """Rows of the table by name: numbers of values (`has`), or, of an older name, the present one."""
     rows: Mapping[str, Any] = _table()["recipes"]
@@ -89,17 +98,18 @@ class Launch:
     `gpus`: processes that torchrun, srun or mpirun starts, None where none is there; `environment`: variables of the
     script that change memory, with their places; `left`: options, and keys, of the launch that give nothing;
     `unknown`: problems of values that are not known, by their keys; `job`: options of `#SBATCH` lines; `launcher`:
-    the one of Bridge's that it names, "" for none.
+    the one of Bridge's that it names, "" for none; `mocks`: place of Bridge's launcher that replaces its data set, "".
     """
 
     def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
                  environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str],
                  left: tuple[Left, ...] = (), unknown: Mapping[str, Problem] | None = None,
                  job: tuple[JobOption, ...] = (), *,
-                 launcher: Launcher = "") -> None:
+                 launcher: Launcher = "", mocks: str = "") -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
         self.gpus, self.environment, self._overridden, self.left = gpus, environment, overridden, left
         self.launcher: Launcher = launcher
+        self.mocks = mocks
         self.unknown, self.job = unknown or {}, job
 
     @property
@@ -126,24 +136,39 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     script = read_job(text, path, variables, beside)
     command, (name, number) = _command(script, path)
     words = list(command.words)
-    place = f"{path}:{words[number].line} {name}"
-    values = recipes()[name]
-    document = Document(path, {}, places={(): place}).with_values(
-        (tuple(key.split(".")), value, place) for key, value in values.items() if key != "?")
+    place, values, is_timed = f"{path}:{words[number].line} {name}", _own()[name], is_benchmark(name)
     start = program_of(words, number)
     asked = asked_of(words, start, path, name, values)
+    mocks = is_timed and reads_mock_samples(name, asked.launcher)
+    overrides, replaced = without_data(asked.overrides) if mocks and asked.launcher == "performance" else (
+        asked.overrides, [])
+    replaces = f"{path}: Bridge's launcher ({REPLACES[asked.launcher == 'performance']})"
+    document = _document(path, place, values, replaces if mocks else "")
     document = document.with_values((tuple(key.split(".")), value, where)
-                                    for key, value, where in (*asked.base, *asked.overrides))
+                                    for key, value, where in (*asked.base, *overrides))
     open_keys = tuple(key for key in values.get("?", ()) if key not in {one for one, _, _ in asked.overrides})
     given = frozenset(key for key, _, _ in asked.overrides)
     document = laid_out(document, name, asked.launcher, given, computed=BUILDER in open_keys)
-    document, left = aligned(document, asked.launcher, given, benchmark=is_benchmark(name))
+    document, after = changed(document, name, asked.launcher, given, benchmark=is_timed)
+    document, left = aligned(document, asked.launcher, given, benchmark=is_timed)
     document, of_model, open_keys = without_computed(document, open_keys)
     return Launch(name, document, open_keys, agreed(asked.gpus, gpus_of(command, script, path)),
                   (*environment_of(script, text, path), *asked.environment), given,
-                  (*asked.left, *left, *of_model), asked.unknown,
+                  (*asked.left, *replaced, *after, *left, *of_model), asked.unknown,
                   (*job_of(script.sbatch, path), *options_of_launchers(starters_of([*command.around, *words]), path)),
-                  launcher=asked.launcher)
+                  launcher=asked.launcher, mocks=REPLACES[asked.launcher == "performance"] if mocks else "")
+
+
+def _document(path: str, place: str, values: Mapping[str, Any], mocks: str) -> Document:
+    """Document of a recipe's own values; `mocks`: place at which its data set is replaced by mock samples, "" for none.
+
+    `place`: that of the recipe's name.
+    """
+    document = Document(path, {}, places={(): place}).with_values(
+        (tuple(key.split(".")), value, place) for key, value in values.items()
+        if key != "?" and not (mocks and key.startswith("dataset.")))
+    length = values.get("model.seq_length", 4096)
+    return document.with_value(("dataset", "seq_length"), length, mocks) if mocks else document
 
 
 def _command(script: Script, path: str) -> tuple[Started, tuple[str, int]]:

@@ -8,6 +8,7 @@ of its arguments, scripts/performance/utils/overrides.py set_user_overrides. Nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -15,7 +16,7 @@ from typing import Any, Final, Literal
 from simcore.errors import InputError, Problem
 
 __all__ = ["FLAGS", "IDLE", "KEYS", "MANY", "NOT_MODELLED", "REFUSED", "SWITCHES", "TEXTS", "VARIABLES", "Launcher",
-           "launcher_of", "switched"]  # fmt: skip
+           "launcher_of", "switched", "variables_of"]  # fmt: skip
 
 Launcher = Literal["run_recipe", "experiment", "performance", ""]
 
@@ -165,6 +166,42 @@ def switched(given: Mapping[str, tuple[str, str]], values: Mapping[str, Any], gp
     rest = [(option, "as the recipe has it", where) for option, (_, where) in given.items()
             if f"{where} {option}" not in used and option not in used]
     return work.found, [*work.idle, *rest]
+
+
+_TP, _PP, _CP, _EP = (f"model.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context",
+                                                                "expert_model"))
+_OVERLAP: Final = "comm_overlap.overlap_moe_expert_parallel_comm"
+_BLACKWELL: Final = ("b200", "b300", "gb200", "gb300", "vr200")
+_PIECES: Final = re.compile(r"(?:llama3_70b|llama31_405b)_pretrain_|llama\w*_sft_")
+"""Recipes whose stages send in larger pieces."""
+
+
+def variables_of(asked: Mapping[str, str], values: Mapping[str, Any], base: Mapping[str, Any], name: str,
+                 gpu: str) -> list[Set]:
+    """Variables of the environment that options of the performance launcher change.
+
+    scripts/performance/utils/overrides.py:208 (_apply_flat_cli_environment_compatibility). `asked`: place of each
+    option by the key that it sets, or its name; `values`: all that is set; `base`: the recipe's own.
+    """
+    found = list[Set]()
+    degree = {key: values.get(key) or 1 for key in (_TP, _PP, _CP, _EP)}
+    backend = base.get("model.moe_flex_dispatcher_backend")
+    where = next((asked[key] for key in (_TP, _CP, "--moe_a2a_overlap") if key in asked), "")
+    if where:
+        overlaps = values.get(_OVERLAP) if "--moe_a2a_overlap" in asked else base.get(_OVERLAP)
+        queues = 32 if backend in ("deepep", "hybridep") or gpu in _BLACKWELL else 8
+        if gpu not in _BLACKWELL and max(degree[_TP], degree[_CP]) > 1 and not overlaps:
+            queues = 1
+        found.append(("env_vars.CUDA_DEVICE_MAX_CONNECTIONS", queues, where))
+    if _EP in asked and backend == "hybridep":
+        ranks = degree[_EP] if gpu in _GRACE else min(degree[_EP], 8)
+        found.append(("env_vars.NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", ranks, asked[_EP]))
+    if _PP in asked:
+        pieces = 2097152 if degree[_PP] > 1 and _PIECES.match(name) else None
+        found.append(("env_vars.NCCL_P2P_NET_CHUNKSIZE", pieces, asked[_PP]))
+    if "--nccl_ub" in asked and values.get("ddp.nccl_ub"):
+        found += [(f"env_vars.NCCL_{one}", 1, asked["--nccl_ub"]) for one in ("NVLS_ENABLE", "CTA_POLICY")]
+    return found
 
 
 @dataclass

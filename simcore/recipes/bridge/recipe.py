@@ -10,7 +10,7 @@ from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.bridge.experts import read_experts
 from simcore.recipes.bridge.framework import read_framework
 from simcore.recipes.bridge.model import read_model
-from simcore.recipes.bridge.named import COMMIT, Launch, has_mock_samples, launch_of, names_in, present_name
+from simcore.recipes.bridge.named import COMMIT, Launch, launch_of, names_in, present_name
 from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
@@ -41,8 +41,7 @@ from simcore.recipes.rows import read_rows
 
 __all__ = ["FORMAT"]
 
-_MOCK: Final = ("mock samples of the model's length, no packs, stand for it under Bridge's launchers "
-                "(scripts/training/run_recipe.py:401)")
+_MOCK: Final = "mock samples of the model's length, no packs, stand for it under Bridge's launchers"
 _BLOCKS: Final = frozenset({"model", "train", "ddp", "optimizer"})
 
 
@@ -79,8 +78,9 @@ def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answ
         expect_fields(draft, document, launch.given)
         for key in launch.open_keys:
             _leave_open(draft, key, document.where(()))
-        if has_mock_samples(name):
-            draft.left.append(Left("no effect", document.where(()), "dataset.*", "the recipe's", _MOCK))
+        if launch.mocks:
+            draft.left.append(Left("no effect", document.where(()), "dataset.*", "the recipe's",
+                                   f"{_MOCK} ({launch.mocks})"))
     draft.infer("name", name, "the recipe's name" if document is not file.mapping() else "the file's name")
     for other in files[1:]:
         draft.fail(other.path, "a recipe of Bridge is one file")

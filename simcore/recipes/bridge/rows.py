@@ -173,6 +173,7 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
 _MULTIPROCESSORS: Final = ("model.moe_*_num_sms*", "model.moe_hybridep_num_*")
 _OF_MUON: Final = ("muon_tp_mode", "muon_num_ns_steps", "muon_fp32_matmul_prec", "muon_use_syrk",
                    "muon_scalar_optimizer")
+_LOSSES: Final = "rerun_state_machine.check_for_nan_in_loss"
 _OF_STAGES: Final = ("comm_overlap.align_param_gather", "ddp.align_param_gather", "dist.align_grad_reduce")
 LOOKED_AT: Final[tuple[Row, ...]] = (
     limit_of_gradients("optimizer.clip_grad"),
@@ -194,6 +195,7 @@ def read_small(reader: Reader, draft: Draft) -> None:
             draft.unmodelled(one, why)
     _read_sends(reader, draft)
     _read_beside(reader, draft)
+    _read_losses(reader, draft)
     found = reader.matching(*_MULTIPROCESSORS)
     exchanges = [one for one in found if one.value is not None]
     draft.idle([one for one in found if one.value is None], "says nothing")
@@ -211,6 +213,25 @@ def _read_beside(reader: Reader, draft: Draft) -> None:
         leave_beside(draft, row, reader.take(f"optimizer.{name}"))
     for key in _OF_STAGES:
         leave_beside(draft, rows["--*align-param-gather"], reader.take(key))
+
+
+def _read_losses(reader: Reader, draft: Draft) -> None:
+    """Lists whether losses are looked at, as they are by default; refuses it in a captured iteration, as Bridge does.
+
+    Megatron-Bridge 067f987d training/losses.py:72; training/config.py:1509.
+    """
+    said = reader.flag(_LOSSES)
+    options: Mapping[str, Any] = draft.values.get("framework_options", {})
+    whole = "full_iteration" in (options.get("cuda_graph_impl"), *(options.get("cuda_graph_scope") or ()))
+    if whole and (said is None or said.value):
+        draft.fail(said.where if said else draft.path, "check_for_nan_in_loss must be disabled when using "
+                   f"full_iteration CUDA graph: give {_LOSSES}=false (Bridge training/config.py:1510)")
+    if said is None:
+        draft.unmodelled_default(_LOSSES, value=True, why=CHECKS)
+    elif said.value:
+        draft.unmodelled(said, CHECKS)
+    else:
+        draft.idle(said, "off: no loss is looked at, as it is simulated")
 
 
 def _read_sends(reader: Reader, draft: Draft) -> None:

@@ -27,6 +27,7 @@ from simcore.recipes.bridge.options import (
     Launcher,
     launcher_of,
     switched,
+    variables_of,
 )
 from simcore.recipes.bridge.rows import ROWS
 from simcore.recipes.bridge.selection import TASKS
@@ -126,20 +127,29 @@ class _Words:
                 self._refuse_word(word, where)
             number += 1
         if self.asked.launcher == "performance":  # Hydra's before argparse's (scripts/performance/run_script.py)
-            trailing += self._switched(trailing)
+            given, gpu = {key for key, _, _ in trailing}, self._gpu()
+            trailing += self._switched(trailing, gpu)
             self.asked.overrides = [*trailing, *self.options]
+            values = {**self.values, **{key: value for key, value, _ in self.asked.overrides}}
+            asked = {name: f"{where} {name}" for name, (_, where) in self.switches.items()}
+            asked |= {key: where for key, _, where in self.options}
+            self.asked.overrides += [one for one in variables_of(asked, values, self.values, self.name, gpu)
+                                     if one[0] not in given and one[1] != self.values.get(one[0])]
         else:
             self.asked.overrides = [*self.options, *trailing]
         self._leave_overridden()
         return self.asked
 
-    def _switched(self, before: Sequence[Override]) -> list[Override]:
+    def _gpu(self) -> str:
+        """GPU that the launch names, in small letters; "" for none."""
+        return next((two.text if two and one.text in ("-g", "--gpu") else one.text.partition("=")[2]
+                     for one, two in zip_longest(self.words, self.words[1:])
+                     if one.text in ("-g", "--gpu") or one.text.startswith(("-g=", "--gpu="))), "").lower()
+
+    def _switched(self, before: Sequence[Override], gpu: str) -> list[Override]:
         """Keys that switches of the performance launcher set, on the recipe's values and the overrides before them."""
         values = {**self.values, **{key: value for key, value, _ in before}}
-        gpu = next((two.text if two and one.text in ("-g", "--gpu") else one.text.partition("=")[2]
-                    for one, two in zip_longest(self.words, self.words[1:])
-                    if one.text in ("-g", "--gpu") or one.text.startswith(("-g=", "--gpu="))), "")
-        found, idle = switched(self.switches, values, gpu.lower())
+        found, idle = switched(self.switches, values, gpu)
         self.asked.left += [Left("no effect", where, option, self.switches[option][0], str(why))
                             for option, why, where in idle]
         return found

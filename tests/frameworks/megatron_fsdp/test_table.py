@@ -166,6 +166,49 @@ def test_weights_in_fp8_are_buckets_of_their_own() -> None:
     assert wide_held - held == wide_scales - scales + rows
 
 
+def test_scales_of_experts_lie_where_their_experts_are() -> None:
+    """Each rank has the scales of its own experts, whole: a fourth of them with ep 4."""
+    held = {}
+    for ep in (1, 4):
+        mesh = {"dp_shard": 4, "ep": ep}
+        given = {"options": {"fp8_recipe": "mxfp8", "first_last_layers_bf16": False}, "version": MAIN,
+                 "model": "qwen3-30b-a3b", "precision": {"compute": "fp8"}, "topology": "gb200-nvl72"}
+        plan = small.plan_of("megatron_fsdp", mesh, **given)
+        held[ep] = sum(p.rest_bytes for p in plan.of_layer(plan.layers[1]) if ".experts." in p.spec.name
+                       and p.spec.is_buffer)
+        report = simulate(small.scenario("megatron_fsdp", mesh, **given))
+        assert report.ranks[0].peak is not None
+        columns = sum(b.shard for b in rank_buckets(plan) if b.dtype == "fp8")
+        whole = sum(p.rest_bytes for layer in plan.layers for p in plan.of_layer(layer) if p.spec.is_buffer)
+        assert 0 <= report.ranks[0].peak.by_category["buffer"] - whole - columns < 4096, "but for rounded blocks"
+    numel = 128 * 3 * 2048 * 768
+    assert held == {1: 2 * numel // 32, 4: 2 * numel // 32 // 4}
+
+
+def test_a_head_in_8_bits_has_whole_copies_beside_its_bucket_in_16() -> None:
+    """Core d98e8a64 models/gpt/gpt_model.py:272 builds it outside of fp8_model_init, so no bucket of fp8 has it.
+
+    TransformerEngine's workspace (module.is_first_microbatch, of a MegatronModule that wraps all) is no parameter.
+    """
+    options = {"fp8_recipe": "mxfp8", "first_last_layers_bf16": False, "fp8_output_proj": True}
+    sizes = FP8["model"]["overrides"] | {"vocab_size": 1024}
+    given = FP8 | {"version": MAIN, "model": {"config": "llama-tiny", "overrides": sizes}}
+    both = [small.plan_of("megatron_fsdp", {"dp_shard": 4}, options=options | {"fp8_output_proj": on}, **given)
+            for on in (False, True)]
+    of_head = {p.spec.name: p for p in both[1].of_layer(both[1].layers[-2]) if "output_layer" in p.spec.name}
+    rows, columns = of_head["output_layer.weight"].spec.shape
+    kept = rows * columns * 33 // 32
+    assert {name: p.spec.numel for name, p in of_head.items() if p.spec.is_buffer} == {
+        "output_layer.weight.fp8": kept, "output_layer.weight.fp8_columns": kept}
+    sixteen, eight = ([(b.dtype, b.shard, len(b.members)) for b in rank_buckets(plan)] for plan in both)
+    assert sixteen == eight, "no bucket changes"
+    told = [simulate(small.scenario("megatron_fsdp", {"dp_shard": 4}, options=options | {"fp8_output_proj": on},
+                                    **given)) for on in (False, True)]
+    held = [report.ranks[0].peak.by_category["buffer"] for report in told if report.ranks[0].peak]
+    assert [report.status for report in told] == ["ok", "ok"]
+    assert held[1] - held[0] == 2 * kept
+
+
 @pytest.mark.parametrize(("given", "told"), [
     ({"options": {"fp8_param_gather": False}}, "weights in bf16 that compute in fp8"),
     ({"options": {"fp8_recipe": "blockwise", "fp8_param_gather": True}}, "fp8_recipe blockwise under megatron_fsdp"),
