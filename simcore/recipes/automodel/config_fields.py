@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.errors import InputError
-from simcore.models.graph import model_config
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.config_fields import is_listed, known_fields, without_sizes
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Says
 
@@ -35,13 +34,7 @@ _AT: Final = "model.config."
 _INTO: Final = "0.7.0 _transformers/model_init.py:1256"
 _DROPPED: Final = ("without _target_ it reaches Automodel's own layers and packed bases: transformers' from_pretrained "
                    "gets the name alone (0.7.0 _transformers/model_init.py __init_model)")
-_MESSAGES: Final = ("trust_remote_code", "use_cache", "architectures", "transformers_version",
-                    "attn_implementation_new", "_attn_implementation", "bos_token_id", "eos_token_id",
-                    "pad_token_id", "pretraining_tp", "auto_map")
-_VALUES: Final = ("rope_theta", "rope_scaling", "rope_parameters", "rms_norm_eps", "layer_norm_eps",
-                  "layer_norm_epsilon", "initializer_range", "routed_scaling_factor")
-_DROPOUT: Final = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-_BALANCE: Final = ("router_aux_loss_coef", "output_router_logits", "aux_loss_alpha")
+_BALANCED: Final = "the balancing loss is counted as in the published models"
 
 
 def changed_fields(reader: Reader, draft: Draft, reference: str, *, beside_alone: bool = False) -> list[Taken[Any]]:
@@ -49,31 +42,13 @@ def changed_fields(reader: Reader, draft: Draft, reference: str, *, beside_alone
 
     `beside_alone`: those of a mapping are told already.
     """
-    known = _known(reference)
+    known = known_fields(reference) - {"num_nextn_predict_layers", *_FIELDS}
     inside = [name for name in (() if beside_alone else reader.names("model.config"))
               if name not in (*NAMES, "_target_", *_FIELDS)]
-    beside = [name for name in reader.names("model") if name in known or name in (*_VALUES, *_DROPOUT, *_BALANCE)]
+    beside = [name for name in reader.names("model") if name in known or without_sizes(name)]
     keys = [*(f"{_AT}{name}" for name in inside), *(f"model.{name}" for name in beside)]
     found = [one for key in keys if (one := reader.take(key)) is not None]
-    return [one for one in found if not _is_listed(draft, one)]
-
-
-def _is_listed(draft: Draft, field: Taken[Any]) -> bool:
-    """True for a field that no size depends on, which is then listed, or refused."""
-    name = field.path[-1]
-    if name in _MESSAGES:
-        draft.idle(field, "no layer of training depends on it")
-    elif name in _VALUES:
-        draft.idle(field, "values, not sizes")
-    elif name in _BALANCE:
-        draft.unmodelled(field, "the balancing loss is counted as in the published models")
-    elif name in _DROPOUT and field.value:
-        draft.refuse(field, f"{'attention' if 'att' in name else 'layers'} with dropout")
-    elif name in _DROPOUT:
-        draft.idle(field, "off")
-    else:
-        return False
-    return True
+    return [one for one in found if not is_listed(draft, one, _BALANCED, counted=True)]
 
 
 def drop_fields(reader: Reader, draft: Draft, *, stock: bool) -> bool:
@@ -123,12 +98,3 @@ def read_format(reader: Reader, draft: Draft, *, own: bool) -> None:
         for one in fields[:1]:
             draft.put(FORMAT_ROW.scenario, one, _OF_CONFIGS.get(one.value))
         draft.idle(fields[1:], f"{_AT}{_FIELDS[0]} is the same field")
-
-
-def _known(reference: str) -> frozenset[str]:
-    """Fields of the configuration of a model, but for those that other readers ask for; none for an unknown model."""
-    try:
-        return frozenset(model_config(reference, None, "")) - {
-            "model_type", "num_nextn_predict_layers", *_FIELDS, *_MESSAGES}
-    except InputError:
-        return frozenset()
