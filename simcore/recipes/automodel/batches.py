@@ -22,6 +22,7 @@ from typing import Any, Final
 from simcore.recipes.data_sets import ask_for_longest
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Off, read_rows
 
 __all__ = ["read_batches", "read_lengths"]
 
@@ -35,6 +36,8 @@ _MOCK: Final = ("MockIterableDataset", "MockIterableDatasetConfig")
 _SAMPLED: Final = ("MegatronPretraining",)
 """Data sets with a sampler of whole batches of local_batch_size."""
 _LOADER: Final = "dataloader.batch_size"
+_COLLATER: Final = ("nothing reads it: the packer's own collater takes its place (0.7.0 components/datasets/"
+                    "loader.py:698)")
 _UNCUT: Final = (None, False, "do_not_truncate")
 _FORMATTING: Final = "components/datasets/llm/formatting_utils.py"
 _GLOBAL: Final = 32
@@ -78,6 +81,8 @@ def _read_packing(reader: Reader, draft: Draft) -> None:
         draft.refuse(strategy, f"packs by {strategy.value}")
     else:
         draft.idle(strategy, "the default")
+    read_rows(reader, draft, [Off("packed_sequence.prepacked", "packs that the data set brings, of its own length")])
+    draft.idle(reader.matching("dataloader.collate_fn", "dataloader.collate_fn.*"), _COLLATER)
     draft.idle(reader.matching("packed_sequence.*", "dataset.seq_length", *_SHAPES), "which samples come into a pack")
 
 

@@ -11,8 +11,8 @@ from simcore.models.config import Config
 from simcore.models.graph import model_config
 from simcore.models.registry import family_of
 from simcore.recipes.answers import Answer
+from simcore.recipes.automodel.config_fields import DTYPES
 from simcore.recipes.automodel.float8 import asks_float8
-from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.automodel.te_fp8 import is_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken

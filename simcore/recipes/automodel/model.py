@@ -5,26 +5,23 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.errors import InputError
+from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import model_config
+from simcore.recipes.automodel.config_fields import NAMES, changed_fields, drop_fields, read_format
 from simcore.recipes.automodel.te_fp8 import read_te_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
-__all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "DTYPES", "REST_ROWS", "read_model"]
+__all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "REST_ROWS", "read_model"]
 
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config")
-_FORMATS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "fp16": "fp16",
-                   "float16": "fp16", "half": "fp16"}
-DTYPES: Final = _FORMATS | {f"torch.{word}": value for word, value in _FORMATS.items()}
-"""Formats by the words of `torch_dtype` and of `mp_policy` (`shared/utils.py`, dtype_from_str)."""
-_NAMES: Final = ("pretrained_model_name_or_path", "name_or_path")
-_NO_FIELDS: Final = ("trust_remote_code", "use_cache", "_attn_implementation", "attn_implementation_new", "dtype",
-                     "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "architectures")
 BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3", "gpt_oss")
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
                             {name: name for name in ("te", "sdpa", "flex")}, what="attention by")
+_OF_FILES: Final = ("revision", "code_revision", "cache_dir", "token", "use_auth_token", "local_files_only",
+                    "subfolder", "force_download")
 _FILES: Final = "which files are read, and by which code: not part of a step"
 _ALIKE: Final = "kernels are not told apart: memory is counted as torch's"
 _DISPATCHER: Final = "model.backend.dispatcher"
@@ -54,13 +51,9 @@ BACKEND_ROWS: Final = (
     Idle(("model.backend.mok.*",), "settings of the dispatcher mok alone"),
 )
 REST_ROWS: Final = (
-    Says("model.torch_dtype", "training.precision.params", "text", DTYPES,
-         {"auto": "the checkpoint's format, as by default"}, "parameters in"),
     Says("model.use_liger_kernel", "framework_options.use_liger_kernel", "flag"),
-    Idle(("model.trust_remote_code", "model.load_base_model", "model.use_sdpa_patching",
-          "model.config.trust_remote_code", "model.config.dtype", "model.config.torch_dtype",
-          "model.config.architectures"), _FILES),
-    Idle(tuple(f"model.config.{name}" for name in _NO_FIELDS), "no layer of training depends on it"),
+    Idle(("model.trust_remote_code", "model.load_base_model", *(f"model.{name}" for name in _OF_FILES)), _FILES),
+    Idle(("model.use_cache",), "no layer of training depends on it"),
     Idle(("model.output_hidden_states",), "the loss reads the last of them, which is there in any case"),
     Unmodelled(("model.mtp_*",), "a head of multi-token prediction, which is trained where the checkpoint has one "
                                  "(models/nemotron_v3/mtp.py), is not counted"),
@@ -79,9 +72,9 @@ def read_model(reader: Reader, draft: Draft) -> str:
         draft.idle(reader.matching("model.*"), "of a model that is refused")
         return ""
     draft.use(builder, why="makes the model that is named")
-    family = _read_name(reader, draft)
     forced = reader.flag("model.force_hf")
     own = forced is None or not forced.value
+    family = _read_name(reader, draft, own=own)
     if own:
         draft.idle(forced, "the default")
     else:
@@ -91,6 +84,7 @@ def read_model(reader: Reader, draft: Draft) -> str:
         draft.default("framework_options.attn", "te", "0.7.0", "models/common/utils.py BackendConfig; without a "
                       "model.backend GPT-OSS takes flex")
     _read_backend(reader, draft, own=own)
+    _read_kernels(reader, draft)
     depth = reader.integer("model.num_nextn_predict_layers")
     if depth is not None and depth.value:
         draft.refuse(depth, "multi-token prediction under automodel")
@@ -100,34 +94,68 @@ def read_model(reader: Reader, draft: Draft) -> str:
     return family
 
 
-def _read_name(reader: Reader, draft: Draft) -> str:
-    """Writes `model`, and returns its family; "" if it is not known."""
+def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
+    """Writes `model` and the format of its parameters, and returns its family; "" if it is not known.
+
+    `own`: Automodel's own layers are run where it has the family's.
+    """
     if (given := draft.answers.settings.get("model")) is not None:
-        draft.idle(reader.matching("model.config", "model.config.*", *(f"model.{name}" for name in _NAMES)),
+        draft.idle(reader.matching("model.config", "model.config.*", *(f"model.{name}" for name in NAMES)),
                    "the model is given")
-        return _family(str(given))
+        family = _family(str(given))
+        read_format(reader, draft, own=not _is_stock(reader, draft, family, own=own))
+        return family
     written_out = reader.is_mapping("model.config")
-    keys = [f"{within}.{name}" for within in ("model", *(["model.config"] if written_out else [])) for name in _NAMES]
+    keys = [f"{within}.{name}" for within in ("model", *(["model.config"] if written_out else [])) for name in NAMES]
     found = [one for key in (*keys, *([] if written_out else ["model.config"])) if (one := reader.text(key))]
     for other in found[1:]:
         if other.value != found[0].value:
             draft.fail(other.where, f"{other.key} is {other.value}, {found[0].key} is {found[0].value}")
     loader = reader.text("model.config._target_")
     if not found and (loader is not None and (family := _read_class(reader, draft, loader))):
+        read_format(reader, draft, own=own)
         return family
     if not found:
+        read_format(reader, draft, own=own)
         draft.ask("model", "--set model=NAME or PATH of its config.json", "model", loader)
         draft.idle(reader.matching("model.config.*"), "the model is asked for")
         return ""
     draft.use(loader, *found, why="names the model, or reads its configuration")
-    fields = _fields(reader)
+    family = _family(found[0].value)
+    stock = _is_stock(reader, draft, family, own=own)
+    dropped = drop_fields(reader, draft, stock=stock)
+    read_format(reader, draft, own=not stock)
+    fields = changed_fields(reader, draft, found[0].value, beside_alone=dropped)
     draft.put("model.config" if fields else "model", found[0])
     for field in fields:
         draft.put(f"model.overrides.{field.path[-1]}", field)
-    return _family(found[0].value)
+    return family
 
 
-_NO_SIZES: Final = ("rms_norm_eps", "rope_theta", "initializer_range")
+def _is_stock(reader: Reader, draft: Draft, family: str, *, own: bool) -> bool:
+    """True if layers of transformers are run, and no packed base is read piece by piece."""
+    packed, framework = reader.look("quantization.load_in_4bit") is True, str(draft.values.get("framework"))
+    return not own or (not packed and framework_adapter(framework).implementation_of(family, "full") == "hf")
+
+
+def _read_kernels(reader: Reader, draft: Draft) -> None:
+    """Reads which kernels SDPA may take: `sdpa_method` is one of them, or several of which torch takes its first."""
+    patches, kernels = reader.flag("model.use_sdpa_patching"), reader.words("model.sdpa_method")
+    if patches is not None and not patches.value:
+        draft.unmodelled(patches, "torch then chooses SDPA's kernel among all: it is chosen as with the patch")
+        draft.idle(kernels, "use_sdpa_patching is off")
+        return
+    draft.idle(patches, "the default")
+    names = [_SDPA.get(name.lower(), "") for name in kernels.value] if kernels else []
+    if kernels is not None and "" in names:
+        draft.use(kernels)
+        draft.fail(kernels.where, f"{kernels.key}: expected some of {', '.join(_SDPA)}, got {', '.join(kernels.value)}")
+    elif len(names) == 1:
+        draft.put("framework_options.sdpa_backend", kernels, names[0])
+    else:
+        draft.unmodelled(kernels, "kernels of which torch takes its first that fits: all of torch's are looked at")
+
+
 _CLASSES: Final[dict[str, tuple[str, tuple[str, ...], dict[str, Any]]]] = {"Qwen3MoeConfig": ("qwen3-30b-a3b", (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "num_experts", "num_experts_per_tok", "moe_intermediate_size"), {"norm_topk_prob": False})}
@@ -142,7 +170,7 @@ def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
     if not base or not set(needed) <= set(reader.names("model.config")):
         return ""
     draft.infer("model.config", base, "a model of the class's family, all sizes of which the recipe gives", loader)
-    fields = {field.path[-1]: field for field in _fields(reader)}
+    fields = {field.path[-1]: field for field in changed_fields(reader, draft, base)}
     if "head_dim" not in fields:
         hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
         draft.infer("model.overrides.head_dim", hidden.value // heads.value, "the hidden size over the heads", hidden,
@@ -151,20 +179,8 @@ def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
         draft.default(f"model.overrides.{absent}", defaults[absent], "transformers 5.23",
                       loader.value.rpartition(".")[2])
     for name, field in fields.items():
-        if name in _NO_SIZES:
-            draft.idle(field, "no size depends on it")
-        elif name == "router_aux_loss_coef":
-            draft.unmodelled(field, "the balancing loss is counted as in the published models")
-        else:
-            draft.put(f"model.overrides.{name}", field)
+        draft.put(f"model.overrides.{name}", field)
     return _family(base)
-
-
-def _fields(reader: Reader) -> list[Taken[Any]]:
-    """Fields of the configuration that the recipe changes."""
-    names = [name for name in reader.names("model.config") if name not in (*_NAMES, *_NO_FIELDS, "_target_")]
-    found = [reader.take(f"model.config.{name}") for name in names]
-    return [one for one in found if one is not None]
 
 
 def _family(reference: str) -> str:
@@ -188,6 +204,9 @@ def _read_attention(reader: Reader, draft: Draft, *, by_backend: bool) -> None:
         draft.idle(reader.take(ATTENTION_ROW.key), f"{asked.key} decides")
 
 
+_SDPA: Final = {"flash_attention": "flash", "efficient_attention": "efficient", "math": "math",
+                "cudnn_attention": "cudnn"}
+"""Option of the scenario by the names of torch's kernels (`_transformers/model_init.py` resolve_sdpa_method)."""
 _EXPERTS: Final = {
     "torch_mm": "", "gmm": "", "te": "products of experts are counted as those of torch._grouped_mm",
     "torch": "products of experts are counted as grouped, not as a loop over experts",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Final
 
+from simcore.recipes.automodel.config_fields import DTYPES
 from simcore.recipes.automodel.float8 import read_compile, read_float8
-from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from simcore.models.names import find, ids_of
 from simcore.operators.automodel.sparse import SPARSE
+from simcore.recipes.automodel.config_fields import FORMAT_ROW
 from simcore.recipes.automodel.distributed import EXPERT_ROWS, PARAM_DTYPE, PIPELINE_ROWS, STRATEGY_ROWS
 from simcore.recipes.automodel.float8 import write_float8
 from simcore.recipes.automodel.model import ATTENTION_ROW, BACKEND_ROWS, BY_BACKEND, REST_ROWS
@@ -66,7 +67,7 @@ def _write_model(outline: Outline) -> None:
         write_te_fp8(outline)
     else:
         write_float8(outline)
-    write_rows(outline, REST_ROWS)
+    write_rows(outline, (FORMAT_ROW, *REST_ROWS))
 
 
 def _hugging_face(reference: str) -> str:

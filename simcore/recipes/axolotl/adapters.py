@@ -22,6 +22,7 @@ _EMBEDDING: Final = "lora_embedding_kernel"
 _OF_EMBEDDING: Final = "the fused embedding keeps less for backward than PEFT's layer, which is counted"
 _WITHOUT: Final = "no embedding has an adapter"
 _QUANTIZED: Final = "loaders/model.py _set_quantization_config"
+_STORED: Final = "model_quantization_config"
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
 ADAPTER_ROWS: Final = (
     Says("lora_r", "training.lora.rank"),
@@ -48,7 +49,7 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
     for key, what in (("gptq", "a base in GPTQ"), ("quantize_moe_experts", "experts packed apart"),
                       ("use_onebitllms", "one-bit layers")):
         read_rows(reader, draft, [Off(key, what)])
-    _read_checkpoint(reader, draft)
+    _read_checkpoint(reader, draft, on)
     if adapter is None:
         _none(reader, draft, packed, on)
         return
@@ -85,15 +86,27 @@ def _packing(draft: Draft, adapter: Taken[str], packed: list[Taken[bool]]) -> li
     return found
 
 
-def _read_checkpoint(reader: Reader, draft: Draft) -> None:
-    """A checkpoint in few bits is served only where it is unpacked while it is read."""
-    stored = reader.take("model_quantization_config")
-    unpacked = reader.flag("model_quantization_config_kwargs.dequantize")
-    if stored is not None and not (unpacked is not None and unpacked.value):
-        draft.refuse(stored, "a base that stays in the format of its checkpoint")
+def _read_checkpoint(reader: Reader, draft: Draft, on: list[Taken[bool]]) -> None:
+    """A checkpoint in few bits is served only where it is unpacked while it is read. `on`: switches that pack a base.
+
+    loaders/model.py _set_quantization_config hands the block of arguments to the class that is named, or to none.
+    """
+    stored, unpacked = reader.take(_STORED), reader.flag(f"{_STORED}_kwargs.dequantize")
+    others = reader.matching(f"{_STORED}_kwargs", f"{_STORED}_kwargs.*")
+    if stored is None:
+        draft.idle([*([unpacked] if unpacked else []), *others], f"nothing reads it without {_STORED}")
+        return
+    if on:
+        draft.fail(stored.where, f"{_STORED} and {on[0].key} cannot be used together (utils/schemas/validation.py "
+                                 "check_model_quantization_config_vs_bnb)")
+    if stored.value not in ("Mxfp4Config", "FineGrainedFP8Config"):
+        draft.fail(stored.where, f"{_STORED}: expected Mxfp4Config or FineGrainedFP8Config, got {stored.value}")
+    if unpacked is not None and unpacked.value:
+        draft.use(stored, unpacked, why="the checkpoint is unpacked to 16 bits while it is read")
+        draft.idle(others, "of layers that stay in few bits: none does")
     else:
-        draft.idle(stored, "the checkpoint is unpacked while it is read")
-    draft.idle(unpacked, "told by model_quantization_config")
+        draft.refuse(stored, "a base that stays in the format of its checkpoint")
+        draft.idle([*([unpacked] if unpacked else []), *others], "of a base that is refused")
 
 
 def _none(reader: Reader, draft: Draft, packed: list[Taken[bool]], on: list[Taken[bool]]) -> None:

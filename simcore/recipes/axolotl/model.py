@@ -8,9 +8,9 @@ from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.shards import Shards
-from simcore.recipes.huggingface.trainer import BALANCED
+from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Says, read_rows
 
 __all__ = ["read_formats", "read_model"]
 
@@ -46,8 +46,6 @@ _ROWS: Final = (
     Off("gemma4_hybrid_attn_impl", "attention of two kinds"),
     Off("reward_model", "a reward model"),
     Off("process_reward_model", "a reward model"),
-    Off("reinit_weights", "weights drawn anew", "a checkpoint is read"),
-    Unmodelled(("model_config.output_router_logits",), BALANCED),
     Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "center_rewards_coefficient", "freeze_mm_modules"),
          "settings of what is refused, or of the loss"),
     Idle(("num_labels",), "of a head that classifies, which is refused"),
@@ -56,7 +54,7 @@ _ROWS: Final = (
 
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model, its attention, its loss; refuses what changes its layers otherwise."""
-    read_named_model(reader, draft, "base_model")
+    read_named_model(reader, draft, "base_model", "model_config", "overrides_of_model_config")
     read_remote_code(reader, draft, "trust_remote_code")
     config = reader.text("base_model_config")
     if config is not None and config.value != reader.look("base_model"):
@@ -81,7 +79,10 @@ def _read_kind(reader: Reader, draft: Draft) -> None:
     if method is not None:
         draft.refuse(method, f"training by {method.value}")
         draft.idle(reader.matching(*_OF_RL), f"settings of {method.value}")
-    named = reader.text("model_type")
+    named, same = reader.text("model_type"), reader.text("type_of_model")
+    if named is not None:
+        draft.idle(same, "the same key by its older name, model_type, goes before it")
+    named = named or same
     if named is not None and not named.value.endswith("ForCausalLM") and not reader.look("trust_remote_code"):
         draft.refuse(named, f"a model of class {named.value}")
     else:
@@ -189,6 +190,22 @@ def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
         draft.infer("training.precision.params", name, "the checkpoint is read in this format", source=_FORMATS)
     mixed = (name == "bf16" and asked != "full") or (fp16 and not bf16)
     _read_adapters(reader, draft, sharding, name, mixed=mixed, by=by)
+    read_tf32(reader, draft, casts=mixed, by_default=True)
+    _read_drawn(reader, draft, name)
+
+
+def _read_drawn(reader: Reader, draft: Draft, name: str) -> None:
+    """Reads `reinit_weights`: values are drawn in the format of the model's configuration, taken to be bf16.
+
+    loaders/model.py _load_model_from_config. `name`: the recipe's format.
+    """
+    drawn = reader.flag("reinit_weights")
+    if drawn is None or not drawn.value:
+        draft.idle(drawn, "a checkpoint is read")
+    elif name == "bf16":
+        draft.idle(drawn, "values are drawn in place of a checkpoint's, in the same format: not part of a step")
+    else:
+        draft.refuse(drawn, f"values that are drawn in the configuration's format beside a step in {name}")
 
 
 def _read_adapters(reader: Reader, draft: Draft, sharding: Sharding, name: str, *, mixed: bool,

@@ -59,8 +59,6 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     read_optimizer(reader, draft, sharding)
     write_environment(draft)
     _check(reader, draft, sharding.shards)
-    if not reader.has("tf32"):
-        draft.unmodelled_default("tf32", "auto", "products of 32 bits alone, on where the GPU has them")
     refuse_rest(reader, draft)
     read_rows(reader, draft, WITHOUT_EFFECT)
     return draft.imported([reader, *beside.readers()], loose=loose)

@@ -38,7 +38,7 @@ _WHAT: Final[Mapping[str, str]] = {
     "max_memory": "a model that is spread over the GPUs of one rank",
     "sequence_parallel_degree": "samples that are cut over ranks",
     "qlora_sharded_model_loading": "a packed base that is read in shards",
-    "overrides_of_model_config": "fields of the model that the recipe changes",
+    "model_kwargs": "arguments of the model that the recipe changes",
     "overrides_of_model_kwargs": "arguments of the model that the recipe changes",
     "optim_target_modules": "an optimizer of some modules alone",
     "trainer_cls": "a trainer of one's own",

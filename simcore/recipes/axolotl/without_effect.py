@@ -31,7 +31,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
          "length of the run and its files: not part of a step"),
     Idle(("val_set_size", "eval_*", "evals_per_epoch", "evaluation_strategy", "do_causal_lm_eval",
           "do_bench_eval"), "evaluation: not part of a step"),
-    Idle(("base_model_ignore_patterns", "revision_of_model", "strict",
+    Idle(("base_model_ignore_patterns", "revision_of_model", "model_revision", "strict",
           "low_cpu_mem_usage", "is_*_derived_model", "tokenizer", "local_rank", "debug", "ddp",
           "ddp_timeout", "ray_run_name", "resources_per_worker.*", "experimental_skip_move_to_device",
           "device_map", "device_map.*"),
@@ -68,6 +68,5 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Unmodelled(("pad_to_multiple_of",), "samples are counted at sequence_len, without more padding"),
     Unmodelled(("torch_empty_cache_steps",), "the allocator's cache is emptied every so many steps"),
     Unmodelled(("gc_steps", "gc_collect_steps"), "garbage is collected every so many steps"),
-    Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
     Unmodelled(("resize_token_embeddings_to_32x",), "the vocabulary is that of the configuration"),
 )

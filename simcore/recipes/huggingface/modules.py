@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.errors import InputError
@@ -26,7 +27,9 @@ NAMED_BY_PEFT: Final = {
 
 
 def family_of(model: Any) -> str:
-    """`model_type` of a model by the name that a recipe has for it; "" if it is not known."""
+    """`model_type` of a model by the name that a recipe has for it, or of a changed one; "" if it is not known."""
+    if isinstance(model, Mapping):
+        model = model.get("config")
     try:
         return str(model_config(str(model), None, "").get("model_type", ""))
     except InputError:

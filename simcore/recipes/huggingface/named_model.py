@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.config_fields import is_listed
 from simcore.recipes.huggingface.modules import family_of
 from simcore.recipes.reader import Reader
 
@@ -15,15 +16,24 @@ _WITH_CODE: Final = ("deepseek_v2", "deepseek_v3", "nemotron_h", "phi3")
 deepseek-ai/DeepSeek-V2 and -V3, and nvidia's Nemotron-H on the hub."""
 
 
-def read_named_model(reader: Reader, draft: Draft, key: str) -> None:
-    """Writes the model that `key` names, unless `--set model` answers; asks for it where the recipe names none."""
+def read_named_model(reader: Reader, draft: Draft, key: str, *blocks: str) -> None:
+    """Writes the model that `key` names, unless `--set model` answers; asks for it where the recipe names none.
+
+    `blocks`: keys of mappings whose fields go before those of the model's configuration.
+    """
     named = reader.text(key)
+    fields = [one for block in blocks for name in reader.names(block)
+              if (one := reader.take(f"{block}.{name}")) is not None]
     if (given := draft.answers.settings.get("model")) is not None:
-        draft.idle(named, f"the model is given as {given}")
+        draft.idle([*([named] if named else []), *fields], f"the model is given as {given}")
     elif named is None:
         draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({key})")
+        draft.idle(fields, "of a model that is asked for")
     else:
-        draft.put("model", named)
+        changed = [one for one in fields if not is_listed(draft, one)]
+        draft.put("model.config" if changed else "model", named)
+        for one in changed:
+            draft.put(f"model.overrides.{one.path[-1]}", one)
 
 
 def read_remote_code(reader: Reader, draft: Draft, *keys: str) -> None:

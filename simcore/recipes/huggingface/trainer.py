@@ -24,14 +24,13 @@ from simcore.recipes.huggingface.without_effect import ALIKE
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 
-__all__ = ["ACCELERATOR", "BALANCED", "SWITCHES", "UNUSED", "read_batches", "read_optimizer", "read_sharding"]
+__all__ = ["ACCELERATOR", "SWITCHES", "UNUSED", "read_batches", "read_optimizer", "read_sharding"]
 
 _TRAINER: Final = "transformers 5.23.0"
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args",
                         ("offload_params", "sharding_strategy"), "transformers 5.23.0 training_args.py")
 _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
-BALANCED: Final = "the loss that balances experts: numbers of each token and expert in every layer"
 UNUSED: Final = ("before each backward DDP walks through the graph, and adds up a map of used parameters over ranks: "
                  "neither is timed")
 _DDP: Final[tuple[Row, ...]] = (
@@ -53,7 +52,6 @@ SWITCHES: Final[tuple[Row, ...]] = (
     Off("auto_find_batch_size", "a batch size that is found by trials"),
     Off("use_cpu", "training on the CPU"),
     Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
-    Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
     Says("label_smoothing_factor", "", "number", {None: None}, {0.0: "the default"}, "a loss that is smoothed by"),
     *(Says(f"torch_compile_{name}", "", "text", {None: None}, what=f"layers by torch.compile, {name}")
       for name in ("backend", "mode")),

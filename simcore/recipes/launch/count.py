@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -11,8 +12,9 @@ from simcore.recipes.launch.options import NUMBER, Number, Options
 from simcore.recipes.launch.slurm import Allocation, allocation_of
 from simcore.recipes.launch.starters import NEMO_RL, Starter
 
-__all__ = ["expect_visible", "processes_of"]
+__all__ = ["expect_visible", "processes_of", "visible_gpus"]
 
+_DEVICE: Final = re.compile(r"-1|[0-9]*|(?:GPU|MIG)-[\w/-]+")
 _EACH: Final = ("--nproc-per-node", "--nproc_per_node")
 _COPIES: Final = ("-np", "-n", "--np", "-c")
 
@@ -55,6 +57,18 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation,
     if last.kind in ("torchrun", "automodel") and (each := _each(options, last)) is not None:
         expect_visible(each.value, visible, each.where)
     return _of_nodes(last, options, job, where, copies, by_slurm="srun" in around)
+
+
+def visible_gpus(text: str) -> int | None:
+    """Number of GPUs that a value of CUDA_VISIBLE_DEVICES leaves, None for a text that is no list of them.
+
+    Those behind one that there cannot be, such as -1, are not visible either (CUDA C++ Programming Guide, CUDA
+    Environment Variables).
+    """
+    names = text.replace(" ", "").split(",")
+    if not all(_DEVICE.fullmatch(name) for name in names):
+        return None
+    return next((number for number, name in enumerate(names) if name in ("", "-1")), len(names))
 
 
 def expect_visible(processes: int, visible: Number | None, where: str) -> None:

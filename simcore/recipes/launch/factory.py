@@ -8,14 +8,18 @@ process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from simcore.errors import InputError, Problem
+from simcore.recipes.launch.count import visible_gpus
 from simcore.recipes.launch.options import NUMBER, Number
 from simcore.recipes.launch.slurm import Allocation, allocation_of
 from simcore.recipes.launch.starters import Starter
 from simcore.recipes.shell.pieces import Word
 
 __all__ = ["kind_of", "processes_by_variables"]
+
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def processes_by_variables(variables: Mapping[str, Sequence[Word]], starters: Sequence[Starter], path: str,
@@ -29,15 +33,29 @@ def processes_by_variables(variables: Mapping[str, Sequence[Word]], starters: Se
     if elastic:
         raise InputError(Problem(f"{path}:{variables[elastic][0].line}", f"not yet: {elastic}: a number of nodes that "
                                                                          "may change"))
-    visible = _text(variables, "CUDA_VISIBLE_DEVICES", path)
+    visible = _visible(variables, path)
     job = next((allocation_of(one.options, path, headers) for one in starters if one.kind == "srun"), headers)
     of_node = job.gpus_per_node.value if job.gpus_per_node else None
-    seen = len(visible.split(",")) if visible else of_node
+    seen = visible if visible is not None else of_node
     each, nodes = _number(variables, "NPROC_PER_NODE", path) or seen, _number(variables, "NNODES", path) or 1
     where = f"{path}:{starters[-1].word.line} llamafactory-cli"
+    if visible is not None and each is not None and each > visible:
+        raise InputError(Problem(where, f"{each} processes a node (NPROC_PER_NODE), to which {_VISIBLE} leaves "
+                                        f"{visible} GPUs"))
     by_torchrun = _is_on(_text(variables, "FORCE_TORCHRUN", path)) or seen != 1
     _expect_agreement(job, nodes if by_torchrun else 1, each, where, by_srun=starters[0].kind == "srun")
     return None if each is None else Number(each * nodes if by_torchrun else 1, where)
+
+
+def _visible(variables: Mapping[str, Sequence[Word]], path: str) -> int | None:
+    """GPUs that CUDA_VISIBLE_DEVICES leaves; None where it is not set, or lists none by number or name."""
+    if _VISIBLE not in variables:
+        return None
+    count = visible_gpus(_text(variables, _VISIBLE, path))
+    if count == 0:
+        where = next((f"{path}:{word.line}" for word in variables[_VISIBLE]), path)
+        raise InputError(Problem(where, f"not yet: {_VISIBLE} leaves no GPU: a run on the CPU"))
+    return count
 
 
 def _expect_agreement(job: Allocation, nodes: int, each: int | None, where: str, *, by_srun: bool) -> None:

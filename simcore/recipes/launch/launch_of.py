@@ -13,7 +13,7 @@ from simcore.recipes.launch.accelerate import options_of
 from simcore.recipes.launch.arguments import Arguments, Override, arguments_of
 from simcore.recipes.launch.axolotl import is_command
 from simcore.recipes.launch.commands import COMMANDS
-from simcore.recipes.launch.count import processes_of
+from simcore.recipes.launch.count import processes_of, visible_gpus
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options
 from simcore.recipes.launch.slurm import Allocation, JobOption, allocation_of, job_of, options_of_launchers, read_job
@@ -113,9 +113,10 @@ def _processes(starters: Sequence[Starter], script: Script, path: str, headers: 
 def visible_in(script: Script, path: str) -> Number | None:
     """GPUs of a node that CUDA_VISIBLE_DEVICES leaves, where the script exports a list of them."""
     word = next(iter(script.variables.get(_VISIBLE, ())), None)
-    if _VISIBLE not in script.exported or word is None or word.unknown or not re.fullmatch(r"\d+(,\d+)*", word.text):
+    if _VISIBLE not in script.exported or word is None or word.unknown:
         return None
-    return Number(len(word.text.split(",")), f"{path}:{word.line} {_VISIBLE}")
+    count = visible_gpus(word.text)
+    return None if count is None else Number(count, f"{path}:{word.line} {_VISIBLE}")
 
 
 def _expect_training(found: Sequence[tuple[Started, tuple[Starter, ...]]], path: str) -> None:

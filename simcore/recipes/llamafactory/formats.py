@@ -13,6 +13,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["read_formats"]
@@ -45,6 +46,7 @@ def read_formats(reader: Reader, draft: Draft, launch: Launch, method: str) -> N
         _write_full(draft, launch, mixed, stored, said)
     else:
         _write_adapters(draft, launch, mixed, stored, said)
+    read_tf32(reader, draft, casts=bool(mixed))
 
 
 def _write_zero(draft: Draft, launch: Launch, mixed: str, said: list[Taken[Any]], pure: Taken[bool] | None) -> None:

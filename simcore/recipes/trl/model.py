@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.config_fields import BALANCED
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
-from simcore.recipes.huggingface.trainer import BALANCED, SWITCHES
+from simcore.recipes.huggingface.trainer import SWITCHES
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, read_rows
 

@@ -12,6 +12,7 @@ from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import read_processes
 from simcore.recipes.huggingface.companions import companions_of
 from simcore.recipes.huggingface.fields import fields_of
+from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
@@ -50,6 +51,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     formats = read_formats(reader, draft, launch)
     read_method(reader, draft, beside.adapter, launch, formats)
     write_formats(draft, formats, launch)
+    read_tf32(reader, draft, casts=bool(formats.mixed))
     read_loss(reader, draft)
     read_checkpointing(reader, draft, launch)
     read_lengths(reader, draft)

@@ -132,3 +132,16 @@ def test_a_microbatch_is_the_batch_of_the_loader(text: str, micro: int, whole: i
 def test_batches_of_the_loader_that_no_scenario_says_are_refused(text: str) -> None:
     assert "dataloader.batch_size" in refusal(text)
     assert imported(text).unknown == ()
+
+
+def test_a_packers_own_collater_takes_the_place_of_the_recipes() -> None:
+    """Automodel 0.7.0 components/datasets/loader.py:698: the packer's, else the recipe's."""
+    loader = "collate_fn: {_target_: a.default_collater, pad_seq_len_divisible: 64}"
+    packs = "packed_sequence: {packed_sequence_size: 2048}\noptimizer:"
+    packed = changed("optimizer:", packs, with_data(SQUAD, loader))
+    found = imported(packed, **OPEN)
+    assert {one.key: one.why for one in found.left if "collate_fn" in one.key} == dict.fromkeys(
+        ("dataloader.collate_fn._target_", "dataloader.collate_fn.pad_seq_len_divisible"),
+        "nothing reads it: the packer's own collater takes its place (0.7.0 components/datasets/loader.py:698)")
+    own = imported(changed("packed_sequence_size: 2048", "packed_sequence_size: 2048, prepacked: true", packed), **OPEN)
+    assert "packed_sequence.prepacked: packs that the data set brings" in str(own.refused[0])

@@ -68,3 +68,61 @@ def test_what_the_backend_config_switches_off_has_no_effect(said: str, kind: str
     """Automodel 0.7.0 components/models/common/utils.py:603: rope_fusion is off for all models."""
     found = imported(RECIPE.replace("dispatcher: uccl_ep", said), **ANSWERS)
     assert [one.kind for one in found.left if one.key == f"model.backend.{said.partition(':')[0]}"] == [kind]
+
+
+NAMED = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 8, local_batch_size: 4}
+model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path: qwen3-8b}
+distributed: {strategy: fsdp2}
+dataset: {_target_: nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset, seq_len: 256}
+"""
+
+
+def named(said: str) -> str:
+    return NAMED.replace("qwen3-8b}", f"qwen3-8b, {said}}}")
+
+
+def reasons(text: str) -> dict[str, str]:
+    found = imported(text, **ANSWERS)
+    found.expect_complete()
+    return {one.key: f"{one.kind}: {one.why}" for one in found.left}
+
+
+def test_the_format_of_parameters_is_that_of_the_first_key_that_automodel_reads() -> None:
+    """Automodel 0.7.0 _transformers/auto_model.py:752 and 892, _transformers/model_init.py:1256 and 1392."""
+    def params(text: str) -> str | None:
+        found = imported(text, **ANSWERS)
+        found.expect_complete()
+        return found.values.get("training", {}).get("precision", {}).get("params")
+
+    assert params(named("dtype: float32")) == "fp32"
+    assert params(named("dtype: float32, torch_dtype: bf16")) == "fp32"
+    assert params(named("torch_dtype: auto, config: {torch_dtype: float32}")) == "fp32"
+    assert params(named("torch_dtype: bf16, config: {torch_dtype: float32}")) == "bf16"
+    assert "goes before it" in reasons(named("torch_dtype: bf16, config: {dtype: float32}"))["model.config.dtype"]
+    assert "goes before it" in reasons(named("torch_dtype: bf16, dtype: float32"))["model.torch_dtype"]
+    made = RECIPE.replace("    vocab_size", "    torch_dtype: float32\n    vocab_size")
+    assert params(made) is None
+    assert "from_config sets it to model.torch_dtype, bf16 without one" in reasons(made)["model.config.torch_dtype"]
+    wrong = imported(named("config: {dtype: bananas}"), **ANSWERS)
+    assert "model.config.dtype: expected a format of torch" in str(wrong.wrong[0])
+
+
+def test_fields_of_the_configuration_are_overrides_or_have_their_reason() -> None:
+    fields = imported(named("num_hidden_layers: 2, config: {intermediate_size: 1024, rope_theta: 9.0}"), **ANSWERS)
+    fields.expect_complete()
+    assert fields.values["model"]["overrides"] == {"num_hidden_layers": 2, "intermediate_size": 1024}
+    assert {one.key: one.kind for one in fields.left}["model.config.rope_theta"] == "no effect"
+    dropped = imported(named("force_hf: true, config: {num_hidden_layers: 2}"), **ANSWERS)
+    assert dropped.values["model"] == "qwen3-8b"
+    assert "transformers' from_pretrained gets the name alone" in str(dropped.left)
+    several = named("attention_dropout: 0.1")
+    assert "model.attention_dropout: attention with dropout" in refusal(several, **ANSWERS)
+
+
+def test_kernels_of_sdpa_are_an_option() -> None:
+    one = imported(named("attn_implementation: sdpa, sdpa_method: [flash_attention]"), **ANSWERS)
+    assert one.values["framework_options"]["sdpa_backend"] == "flash"
+    idle = reasons(named("attn_implementation: sdpa, use_sdpa_patching: false, sdpa_method: [math]"))
+    assert idle["model.sdpa_method"] == "no effect: use_sdpa_patching is off"

@@ -425,3 +425,57 @@ def test_keys_of_the_schema_are_not_called_misspelt(tmp_path: Path) -> None:
     assert kinds["pad_to_multiple_of"] == "not modelled"
     refused = imported(tmp_path, changed(RECIPE, trainer_cls="a.Trainer"))
     assert "not yet: trainer_cls: a trainer of one's own" in str(refused.refused[0])
+
+
+@pytest.mark.parametrize(("text", "kind", "reason"), [
+    (RECIPE + "tf32: true\n", "no effect", "no product is of fp32, for which alone it is: they are in bf16"),
+    (QLORA + "tf32: true\n", "no effect", "they are in bf16"),
+    (FSDP2 + "tf32: true\n", "no effect", "they are in bf16"),
+    (QLORA, "", ""),
+    (changed(RECIPE, bf16=False, fp16=False, tf32=True), "not modelled", "products of fp32 run in TF32"),
+    (changed(RECIPE, bf16=False, fp16=False, tf32=False), "no effect", "are timed at the rate of fp32"),
+    (changed(RECIPE, bf16=False, fp16=False), "not modelled", "the default: products of fp32 run in TF32"),
+    (changed(QLORA, bf16="full"), "not modelled", "products of adapters in fp32, which nothing casts"),
+    (changed(QLORA, bf16="full", tf32=False), "no effect", "are timed at the rate of fp32")])
+def test_tf32_is_of_products_in_fp32_alone(tmp_path: Path, text: str, kind: str, reason: str) -> None:
+    """axolotl 067b021c utils/schemas/config.py:592: auto by default, which is on from Ampere."""
+    told = [(one.kind, one.why) for one in imported(tmp_path, text).left if one.key == "tf32"]
+    assert [found for found, _ in told] == ([kind] if kind else [])
+    assert all(reason in why for _, why in told)
+
+
+def test_names_of_the_model_and_of_its_fields(tmp_path: Path) -> None:
+    """axolotl 067b021c utils/schemas/deprecated.py RemappedParameters: each key by two names; loaders/utils.py:201."""
+    found = imported(tmp_path, changed(RECIPE, type_of_model="LlamaForCausalLM", model_config={
+        "num_hidden_layers": 4, "rope_theta": 9.0, "router_aux_loss_coef": 0.1, "output_router_logits": False}))
+    found.expect_complete()
+    assert found.values["model"] == {"config": "qwen3-8b", "overrides": {"num_hidden_layers": 4}}
+    kinds = {one.key: one.kind for one in found.left}
+    assert kinds["type_of_model"] == kinds["model_config.rope_theta"] == "no effect"
+    assert (kinds["model_config.router_aux_loss_coef"], kinds["model_config.output_router_logits"]) == (
+        "not modelled", "no effect")
+    other = imported(tmp_path, changed(RECIPE, type_of_model="AutoModelForSequenceClassification"))
+    assert "type_of_model: a model of class AutoModelForSequenceClassification" in str(other.refused)
+    older = imported(tmp_path, changed(RECIPE, overrides_of_model_config={"num_hidden_layers": 4}))
+    assert older.values["model"]["overrides"] == {"num_hidden_layers": 4}
+
+
+def test_arguments_of_a_packed_checkpoint_say_what_reads_them(tmp_path: Path) -> None:
+    """axolotl 067b021c loaders/model.py:661."""
+    kwargs = {"dequantize": True, "modules_to_not_convert": ["lm_head"]}
+    alone = imported(tmp_path, changed(RECIPE, model_quantization_config_kwargs=kwargs))
+    reasons = {one.why for one in alone.left if one.key.startswith("model_quantization_config_kwargs")}
+    assert reasons == {"nothing reads it without model_quantization_config"}
+    read = changed(RECIPE, model_quantization_config="Mxfp4Config", model_quantization_config_kwargs=kwargs)
+    found = imported(tmp_path, read)
+    found.expect_complete()
+    assert "of layers that stay in few bits: none does" in {one.why for one in found.left}
+    packed = imported(tmp_path, changed(read, load_in_4bit=True))
+    assert "cannot be used together" in str(packed.wrong)
+
+
+def test_weights_may_be_drawn_in_the_recipes_format(tmp_path: Path) -> None:
+    """axolotl 067b021c loaders/model.py:816: in the format of the configuration, taken to be bf16."""
+    imported(tmp_path, changed(RECIPE, reinit_weights=True)).expect_complete()
+    other = imported(tmp_path, changed(RECIPE, reinit_weights=True, bf16=False, fp16=True))
+    assert "reinit_weights: values that are drawn in the configuration's format" in str(other.refused)

@@ -78,6 +78,8 @@ def refusal(text: str) -> str:
     ("CUDA_VISIBLE_DEVICES=0,3 llamafactory-cli train mine.yaml", 2),
     ("export NPROC_PER_NODE=4\nlmf train mine.yaml lora_rank=4", 4),
     ("CUDA_VISIBLE_DEVICES=1 NNODES=2 llamafactory-cli train mine.yaml", 1),
+    ("CUDA_VISIBLE_DEVICES=0,1,-1,2 llamafactory-cli train mine.yaml", 2),
+    ("CUDA_VISIBLE_DEVICES=GPU-8932f937,MIG-1/2 llamafactory-cli train mine.yaml", 2),
     ("axolotl preprocess mine.yaml\naxolotl train mine.yaml -- --num_processes 8", 8),
 ])
 def test_the_number_of_processes(text: str, gpus: int) -> None:
@@ -299,6 +301,17 @@ def test_each_process_has_a_gpu_that_it_sees(line: str) -> None:
     told = refusal(f"export CUDA_VISIBLE_DEVICES=0,1\n{line}")
     assert "starts 4 processes a node, to which run.sh:1 CUDA_VISIBLE_DEVICES leaves 2 GPUs" in told
     assert read(f"export CUDA_VISIBLE_DEVICES=0,1,2,3\n{line}").gpus is not None
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("CUDA_VISIBLE_DEVICES=-1 llamafactory-cli train mine.yaml", "run.sh:1: not yet: CUDA_VISIBLE_DEVICES leaves no"),
+    ("CUDA_VISIBLE_DEVICES= llamafactory-cli train mine.yaml", "CUDA_VISIBLE_DEVICES leaves no GPU: a run on the CPU"),
+    ("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=4 llamafactory-cli train mine.yaml",
+     "4 processes a node (NPROC_PER_NODE), to which CUDA_VISIBLE_DEVICES leaves 2 GPUs"),
+    ("export CUDA_VISIBLE_DEVICES=-1\ntorchrun --nproc-per-node=4 -m axolotl.cli.train mine.yaml",
+     "starts 4 processes a node, to which run.sh:1 CUDA_VISIBLE_DEVICES leaves 0 GPUs")])
+def test_gpus_that_are_hidden_are_none(line: str, message: str) -> None:
+    assert message in refusal(line)
 
 
 def test_an_allocator_that_is_as_without_it_is_told(tmp_path: Path) -> None:
