@@ -16,9 +16,12 @@ from simcore.validation.beside_log import beside_log
 from simcore.validation.beside_snapshot import beside_dump
 from simcore.validation.beside_trace import beside_trace
 from simcore.validation.kernel_trace import is_trace, read_trace
+from simcore.validation.logs.job_told import BATCH, job_told
+from simcore.validation.logs.lines import plain_text
 from simcore.validation.logs.reading import Log
 from simcore.validation.logs.registry import FORMATS, read_log
 from simcore.validation.memory_snapshot import Dump, read_dump
+from simcore.validation.other_job import OTHER, differences
 from simcore.validation.out_of_memory.message import OutOfMemory, read_messages
 from simcore.validation.out_of_memory.other_texts import Told, read_others
 from simcore.validation.plain_pickle import is_pickle
@@ -44,18 +47,32 @@ def beside_scenario(content: bytes, where: str, scenario: Callable[[], Scenario]
         return [beside_dump(where, dump, _simulated(scenario()), rank)]
     if is_trace(content):
         return [beside_trace(where, read_trace(content, where), _simulated(scenario()))]
-    log, messages, others = _texts(content, where)
+    text = _text(content, where)
+    log, messages, others = _texts(text, where)
     asked = scenario()
-    return [*_of_log(where, log, asked, rank), *_of_failure(where, messages, others, asked, rank)]
+    differs = differences(job_told(plain_text(text)), asked)
+    try:
+        found = [*_of_log(where, log, asked, rank), *_of_failure(where, messages, others, asked, rank)]
+    except InputError as error:
+        raise InputError([*error.problems, *(Problem(where, f"{OTHER} {one}") for one in differs)]) from None
+    return [one.model_copy(update={"differs": (*one.differs, *_new(differs, one.differs))}) for one in found]
 
 
-def _texts(content: bytes, where: str) -> tuple[Log | None, list[OutOfMemory], list[Told]]:
-    """(log, messages of torch's allocator, other texts about memory); InputError if there is none of them."""
+def _new(differs: Sequence[str], known: Sequence[str]) -> Iterator[str]:
+    """Differences but the batch where that is known from the lines of steps."""
+    return (one for one in differs if not (one.startswith(BATCH) and any(each.startswith(BATCH) for each in known)))
+
+
+def _text(content: bytes, where: str) -> str:
     if len(content) > MAX_TEXT:
         message = f"expected a log of at most {MAX_TEXT:,} bytes, got {len(content):,}: keep the lines of some steps"
         raise InputError(Problem(where, message))
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell's `>` writes UTF-16
-    text = content.decode(encoding, errors="replace")
+    return content.decode(encoding, errors="replace")
+
+
+def _texts(text: str, where: str) -> tuple[Log | None, list[OutOfMemory], list[Told]]:
+    """(log, messages of torch's allocator, other texts about memory); InputError if there is none of them."""
     log, messages, others = read_log(text), read_messages(text), read_others(text)
     if log is None and not messages and not others:
         message = ("expected a pickled memory snapshot or a trace of PyTorch, the text of a CUDA out-of-memory error, "

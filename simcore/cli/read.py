@@ -76,8 +76,10 @@ def _loaded(path: str, overrides: Sequence[str], gpus: int | None, seq_len: int 
 def sheet(compared: SideBySide) -> Iterator[str]:
     """Lines of text for a terminal: measured and simulated quantities of one rank side by side, then notes."""
     from simcore.cli.sheets.tables import changes, plain
+    from simcore.validation.other_job import OTHER
 
     yield plain(f"{compared.source} {compared.measured} beside {compared.scenario}, ranks {', '.join(compared.ranks)}")
+    yield from (plain(f"{OTHER} {one}") for one in compared.differs)
     yield from map(plain, _failure(compared))
     yield from _table(("", "measured", "simulated", "difference", ""), compared.quantities)
     if compared.groups:

@@ -15,6 +15,7 @@ from simcore.simulation.explanation import class_of, explain_peak, explain_step,
 from simcore.studio import exchange, remedies
 from simcore.studio.catalogue import catalogue, options, start
 from simcore.studio.degrees import degrees
+from simcore.studio.problems import with_all_problems
 from simcore.studio.question import Question, price_of
 from simcore.studio.views import figure, memory, pictures, priced, view
 from simcore.validation.memory_snapshot import MAX_CURVE
@@ -57,7 +58,10 @@ def _one(question: Question, **asked: Any) -> Any:
 
 
 def _view(question: Question) -> bytes:
-    return _json(view(priced(_one(question), price_of(question)), _marks(question.rest.get("marks"))))
+    report = _one(question)
+    if report.status != "ok" and question.text is None:
+        report = with_all_problems(question.document(), report)
+    return _json(view(priced(report, price_of(question)), _marks(question.rest.get("marks"))))
 
 
 def _marks(given: Any) -> list[Mark]:

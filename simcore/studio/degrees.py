@@ -8,18 +8,17 @@ would lack.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from math import log, prod
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.inputs.document import Document
 from simcore.inputs.loading import entry_of
 from simcore.inputs.scenario import Mesh
 from simcore.results.report import ProblemRow
 from simcore.search.meshes import DEGREES
 from simcore.simulate import check
+from simcore.studio.problems import stage_keys, without
 
 __all__ = ["degrees"]
 
@@ -29,7 +28,6 @@ _RESTS: Final = ("dp_shard", "dp_replicate")
 _GPUS: Final = tuple(2**power for power in range(15))
 _FAR: Final = 32
 """Largest factor between the numbers of GPUs that are tried and that of the job."""
-_STAGES: Final = "training.pipeline"
 _BATCH: Final = "global_batch_size"
 _MICRO: Final = "micro_batch_size"
 _MOST: Final = 16
@@ -101,35 +99,12 @@ def _drops(document: Document, mesh: _Mesh, *, whole: bool = False) -> list[str]
     if not _why(document, mesh, whole=whole):
         return []
     dropped: list[str] = []
-    for key in _of_stages(document):
+    for key in stage_keys(document):
         dropped.append(key)
-        document = _without(document, key)
+        document = without(document, key)
         if not _why(document, mesh, whole=whole):
             return dropped
     return None
-
-
-def _of_stages(document: Document) -> Iterator[str]:
-    """Keys of the job that mean nothing with one stage: of the pipeline, and options of its framework."""
-    data: Any = document.data
-    training, options, name_of_rules = data.get("training"), data.get("framework_options"), data.get("framework")
-    if isinstance(training, dict) and "pipeline" in training:
-        yield _STAGES
-    if isinstance(options, dict) and name_of_rules in known_frameworks():
-        of_stages = framework_adapter(name_of_rules).of_stages
-        yield from (f"framework_options.{name}" for name in of_stages if name in options)
-
-
-def _without(document: Document, key: str) -> Document:
-    """The job without a key."""
-    first, *rest = key.split(".")
-    value = deepcopy(document.data.get(first))
-    inner: Any = value
-    for part in rest[:-1]:
-        inner = inner.get(part) if isinstance(inner, dict) else None
-    if isinstance(inner, dict):
-        inner.pop(rest[-1], None)
-    return document.with_value((first,), value, first)
 
 
 def _mesh(document: Document) -> dict[str, int | None]:

@@ -26,8 +26,7 @@ from simcore.search.meshes import DEGREES
 from simcore.search.objective import OBJECTIVES
 from simcore.search.search import Search, layout_of, search
 from simcore.search.watch import LimitWatch
-from simcore.studio.question import Question
-from simcore.studio.space import names_of, space_of_question
+from simcore.studio.question import Question, names_of, space_of_question
 
 __all__ = ["fewest"]
 

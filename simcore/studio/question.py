@@ -1,4 +1,4 @@
-"""A question of the page: a scenario as text or as values, and the files that were dropped beside it."""
+"""A question of the page: a scenario as text or as values, files that were dropped beside it, layouts to search."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from simcore.inputs.loading import Entry, entry_of, read
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.yaml_parser import MAX_DEPTH, KeyPath, dotted
 
-__all__ = ["Question", "folder_of", "price_of"]
+__all__ = ["Question", "folder_of", "names_of", "price_of", "space_of_question"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
 """Names of dropped files: no folder, nothing hidden."""
 _MOST_FILES: Final = 8
 _MOST_USD: Final = 10_000
+_MOST_CANDIDATES: Final = 100_000
 _MOST_KEYS: Final = 2000
 """Keys of a scenario that comes as values, far more than there are."""
 
@@ -88,6 +89,34 @@ def price_of(question: Question) -> float | None:
     if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price <= _MOST_USD:
         raise InputError(Problem("price", f"expected USD per GPU-hour from 0 to {_MOST_USD:,}"))
     return float(price)
+
+
+def space_of_question(question: Question) -> Any:
+    """Space around the question's job; InputError for fields of another kind, and for too many layouts."""
+    from simcore.search.space import candidates, space_of
+
+    asked = question.rest
+    free = asked.get("free")
+    if free is not None and not (isinstance(free, dict) and all(isinstance(one, list) for one in free.values())):
+        raise InputError(Problem("free", "expected lists of values by key"))
+    gpus = asked.get("gpus") or []
+    if not isinstance(gpus, list) or not all(type(n) is int and 1 <= n <= 2**22 for n in gpus):
+        raise InputError(Problem("gpus", "expected numbers of GPUs"))
+    space = space_of(question.scenario(), gpus=gpus, frameworks=names_of(asked, "frameworks", ()),
+                     topologies=names_of(asked, "topologies", ()),
+                     free=None if free is None else {key: tuple(values) for key, values in free.items()})
+    if sum(1 for _, _ in zip(range(_MOST_CANDIDATES + 1), candidates(space), strict=False)) > _MOST_CANDIDATES:
+        message = f"has more than {_MOST_CANDIDATES:,} layouts: free fewer keys, or use `rankscope search`"
+        raise InputError(Problem("free", message))
+    return space
+
+
+def names_of(asked: Mapping[str, Any], field: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Names in a field of a question, `usual` without one; InputError for something else."""
+    names = asked.get(field) or usual
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(Problem(field, "expected a list of names"))
+    return tuple(names)
 
 
 def folder_of(files: Mapping[str, str], root: Path) -> Path:

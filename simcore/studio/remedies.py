@@ -94,7 +94,8 @@ def _table(run: SideBySide) -> str:
             for row in run.quantities]
     asked = (f"asked for, of that size in the simulated step: {one.owner}, {one.category} {format_bytes(one.num_bytes)}"
              f"{f' ({one.shape})' if one.shape else ''}" for one in run.asked[:_MOST_MARKS])
-    return studio.measured_part(f"{run.source} {run.measured}", rows, (*asked, *run.notes), run.advice)
+    return studio.measured_part(f"{run.source} {run.measured}", rows, (*asked, *run.notes), run.advice,
+                                run.differs)
 
 
 def _difference(run: SideBySide, row: Beside) -> str:

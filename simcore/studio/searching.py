@@ -19,8 +19,7 @@ from simcore.executors.interrupts import deaf
 from simcore.executors.processes import end_with_parent
 from simcore.results.found import FoundLayout
 from simcore.search.judge import Candidate, Sized
-from simcore.studio.question import Question
-from simcore.studio.space import names_of, space_of_question
+from simcore.studio.question import Question, names_of, space_of_question
 from simcore.studio.worker import behind_others, enclosed, problems_json
 
 __all__ = ["Ready", "Searching"]

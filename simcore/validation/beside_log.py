@@ -17,6 +17,7 @@ from simcore.results.phases import PhaseName
 from simcore.results.report import Peak, RankReport, Report
 from simcore.results.time import StepTime
 from simcore.units import format_bytes
+from simcore.validation.logs.job_told import BATCH
 from simcore.validation.logs.reading import Log, Reading
 from simcore.validation.side_by_side import Beside, SideBySide, Unit, band, beside, of_rank
 
@@ -75,7 +76,7 @@ def beside_log(name: str, log: Log, report: Report, rank: int | None) -> SideByS
                         _told(reading, peak, report)) for reading in _highest(rank_readings))
     return SideBySide(measured=name, source=f"log of {log.trainer}", scenario=report.name, ranks=rank_class.ranks,
                       verdict=report.verdict or "", quantities=(*rows, *_derived(log, rank_readings, report)),
-                      notes=(*log.notes, *_of_batch(log, report), *_of_device(rank_readings, report)))
+                      differs=(*_of_batch(log, report), *_of_device(rank_readings, report)), notes=log.notes)
 
 
 def _of_phases(name: str, log: Log, report: Report) -> SideBySide:
@@ -160,11 +161,11 @@ def _of_device(readings: list[Reading], report: Report) -> Iterator[str]:
     """Says that a run held more than a GPU of the scenario has."""
     held = max((one.value for one in readings if _WORDS[one.of][1] == "bytes"), default=0.0)
     if report.capacity_bytes is not None and held > report.capacity_bytes:
-        yield (f"the run held {format_bytes(held)}, and a GPU of the scenario has "
-               f"{format_bytes(report.capacity_bytes)}: another machine was run")
+        yield (f"the run held {format_bytes(held)}, and a GPU of the job has {format_bytes(report.capacity_bytes)}: "
+               "another machine was run")
 
 
 def _of_batch(log: Log, report: Report) -> Iterator[str]:
     asked = report.scenario.get("training", {}).get("global_batch_size")
     if log.batch is not None and asked is not None and log.batch != asked:
-        yield f"the log's global batch size is {log.batch}, the scenario's {asked}: times are of different work"
+        yield f"{BATCH} {log.batch:,}, the job has {asked:,}"

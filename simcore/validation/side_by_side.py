@@ -77,7 +77,8 @@ class SideBySide(_Frozen):
 
     `ranks`: the class of ranks whose memory is compared, as in a report. `groups`: bytes by purpose at the fullest
     moment of each side, the largest difference first; empty unless a snapshot has frames or is from rankscope.
-    `verdict`: the simulated one, "" without one; `notes`: remarks. For a run that ended out of memory: `failure`,
+    `verdict`: the simulated one, "" without one; `differs`: what the run says of its job that the scenario has
+    otherwise, so that it is another run; `notes`: remarks. For a run that ended out of memory: `failure`,
     `asked` (simulated tensors of the size that was asked for) and `advice` (changes that make the scenario fit).
     """
 
@@ -88,6 +89,7 @@ class SideBySide(_Frozen):
     verdict: str
     quantities: tuple[Beside, ...]
     groups: tuple[Beside, ...] = ()
+    differs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     failure: Failure | None = None
     asked: tuple[Asked, ...] = ()

@@ -128,6 +128,25 @@ def test_wrong_input_is_told_at_its_field_and_nothing_is_lost(page: Page) -> Non
     assert page.text("[data-part=verdict] .verdict")
 
 
+def test_three_wrong_values_are_told_at_once_and_the_verdict_says_of_which_it_is(page: Page) -> None:
+    page.open()
+    page.choose("#field-training-seq_len", "many")
+    assert "4096, not \u201cmany\u201d" in page.text("#unread")
+    assert page.run("getComputedStyle(document.querySelector('.answer > .verdict')).opacity") == "0.4"
+    page.set("training.global_batch_size", "63")
+    page.set("model", "qwen3-8c")
+    wrong = page.run("[...document.querySelectorAll('.field.wrong')].map(one => one.dataset.key)")
+    assert wrong == ["model", "training.global_batch_size", "training.seq_len"]
+    assert page.run("document.getElementById('field-training-seq_len').value") == "many"
+    assert page.run("document.querySelectorAll('[data-part=problems] li').length") == 2
+    page.set("model", "nemotron-3-nano-30b-a3b")
+    page.set("training.global_batch_size", "64")
+    assert "Fits" in page.text("[data-part=verdict]")
+    assert "many" in page.text("#unread")
+    page.set("training.seq_len", "8192")
+    assert page.run("document.getElementById('unread').hidden && !document.querySelector('.field.wrong')")
+
+
 @pytest.mark.parametrize("text", ["8192", "8,192", "8.192", "8 192", "8\u202f192", "8'192"])
 def test_numbers_of_other_countries_are_read(page: Page, text: str) -> None:
     page.open()

@@ -12,8 +12,7 @@ from simcore.search.judge import Refused, judged
 from simcore.search.space import candidates
 from simcore.simulate import simulate
 from simcore.studio.fewest import fewest
-from simcore.studio.question import Question
-from simcore.studio.space import space_of_question
+from simcore.studio.question import Question, space_of_question
 from studio_jobs import JOB
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from simcore.errors import InputError
-from simcore.studio.question import Question
+from simcore.studio.question import Question, space_of_question
 from simcore.studio.searching import Searching
 from simcore.studio.server import MOST_SEARCHES
-from simcore.studio.space import space_of_question
 from studio_jobs import JOB, NoLanes
 
 pytestmark = pytest.mark.slow

@@ -26,8 +26,8 @@ Every calibrated number of `topologies/efficiency/` is a value known before (its
 row. `spread` is that of a factor's logarithm: what was thought before, and what is left. `rests on` gives the groups
 of measured rows that say most about it, with their shares; where there is none, the value is as it was before.
 
-Rows of one source, model family and machine share what the source leaves unsaid, so n of them count as n / (1 + 0.3 (n
-- 1)), and a factor's spread is 0.7 of what was thought (`fit_time.py`, shrinkage)."""
+Rows of one source, model family and machine share what the source leaves unsaid, so n of them count as
+n / (1 + 0.3 (n - 1)), and a factor's spread is 0.7 of what was thought (`fit_time.py`, shrinkage)."""
 LEFT_OUT = """## Errors on rows that the fit did not see
 
 Median and 90th percentile of the error of a step's time, by configuration. `fitted` is with the rows. For `left out`

@@ -68,8 +68,7 @@ def test_times_and_what_follows_from_them(report: Report) -> None:
 
 def test_another_batch_is_said_and_nothing_follows_from_it(report: Report) -> None:
     comparison = beside_log("x", log(Reading("step_s", 0.5), batch=BATCH * 2), report, None)
-    (note,) = comparison.notes
-    assert note == f"the log's global batch size is {BATCH * 2}, the scenario's {BATCH}: times are of different work"
+    assert comparison.differs == (f"global batch {BATCH * 2}, the job has {BATCH}",)
     assert "tokens a second and GPU" not in rows(comparison)
 
 

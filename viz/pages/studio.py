@@ -116,17 +116,20 @@ def versus_part(reports: Sequence[Report]) -> Markup:
     return comparison(*reports)
 
 
-def measured_part(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str], advice: tuple[Advice, ...]
-                  ) -> Markup:
+def measured_part(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str], advice: tuple[Advice, ...],
+                  differs: Sequence[str] = ()) -> Markup:
     """Returns a table of a measured run beside its simulation, its notes, and what would make it fit.
 
-    `rows`: quantity, measured, simulated, difference and a remark, each as text.
+    `rows`: quantity, measured, simulated, difference and a remark, each as text. `differs`: what the run says of its
+    job that this job has otherwise.
     """
+    other = element("p", f"Another run than this job, so the numbers are of different work: {'; '.join(differs)}.",
+                    class_="caveat") if differs else None
     heads = ("quantity", "measured", "simulated", "difference")
     cells = [(join((what, element("span", told, class_="note"))) if told else what, *numbers)
              for what, *numbers, told in rows]
     below = (element("p", note, class_="note") for note in notes)
-    return join((table(title, heads, cells, 1), *below, advice_part(advice)))
+    return join((other, table(title, heads, cells, 1), *below, advice_part(advice)))
 
 
 def _change(advice: Advice, than_s: float | None) -> Markup:

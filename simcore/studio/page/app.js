@@ -2,7 +2,7 @@
 import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
-import { Form, leaves } from "./form.js";
+import { Form, leaves, said } from "./form.js";
 import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
@@ -113,17 +113,28 @@ const shown = (answer, number) => {
   measure("first picture", number);
 };
 
+/* While a field's text is no value, the answer is that of the job before it, and says so. */
+const unread = () => {
+  const box = document.getElementById("unread");
+  const words = form.unread_words();
+  box.textContent = words && `The answer has the last valid values: ${words}.`;
+  box.hidden = !words;
+  document.body.classList.toggle("unread", Boolean(words));
+};
+
 /* Problems that are told at their fields are named beside the verdict, with a way there; the others stand there in full. */
 const told_at = (others, all) => {
   if (others.length || !all.length) return;
-  document.querySelector("[data-part=problems]").replaceChildren(make("p", { className: "note" }, "Told at its field: ", ...[...form.told].map((name) => {
-    const there = make("button", { type: "button", textContent: form.label(name) });
-    there.addEventListener("click", () => form.focus(name));
-    const why = (all.find((one) => one.where.split(" ")[0] === name) || all[0]).message;
-    const out = make("button", { type: "button", textContent: "leave it out" });
-    out.addEventListener("click", () => apply({ [name]: undefined }));
-    return make("span", {}, there, `: ${why} `, ...(form.is_added(name) && why.includes("not yet") ? [out] : []));
-  })));
+  const names = [...form.told];
+  document.querySelector("[data-part=problems]").replaceChildren(make("p", { className: "note", textContent: names.length > 1 ? `${names.length} problems, told at their fields too:` : "Told at its field too:" }),
+    make("ul", { className: "told-list" }, ...names.map((name) => {
+      const there = make("button", { type: "button", textContent: form.label(name) });
+      there.addEventListener("click", () => form.focus(name));
+      const why = (all.find((one) => one.where.split(" ")[0] === name) || all[0]).message;
+      const out = make("button", { type: "button", textContent: "leave it out" });
+      out.addEventListener("click", () => apply({ [name]: undefined }));
+      return make("li", {}, there, ` ${said(why, name)} `, ...(form.is_added(name) && why.includes("not yet") ? [out] : []));
+    })));
   fill({ parts: { problems: null } });
 };
 
@@ -266,12 +277,18 @@ const read = async () => {
   try { return await decoded(location.hash.slice(1)); } catch (error) { return error; }
 };
 
+/* Shows another job in the place of the one in view, texts that are no values included. */
+const replace = (...opened) => {
+  form.read();
+  take(...opened);
+};
+
 const follow = (found) => {
   state.pins = Array.isArray(found.pins) ? found.pins.slice(0, 4).filter((pin) => pin && typeof pin === "object") : [];
   state.price = Number.isFinite(found.price) && found.price >= 0 ? found.price : null;
   versus.show().catch(told);
   const missed = Array.isArray(found.missed) ? found.missed.filter((one) => typeof one === "string").slice(0, 40) : [];
-  take(found.job, found.files && typeof found.files === "object" ? found.files : {}, missed);
+  replace(found.job, found.files && typeof found.files === "object" ? found.files : {}, missed);
 };
 
 const explain = async (what) => {
@@ -309,6 +326,7 @@ document.getElementById("undo").addEventListener("click", () => history.back());
 addEventListener("hashchange", async () => {
   await writing;
   show_undo();
+  form.read();
   const found = await read();
   if (found instanceof Error) notice(found.message);
   else if (found) follow(found);
@@ -325,9 +343,9 @@ const start = async () => {
     async (framework) => (await ask("options", { framework })).options, (usd) => {
       state.price = usd;
       take(state.job);
-    }, apply);
-  versus = new Versus(state, take, write, () => ({ files: state.files, ...priced() }));
-  new Files(state, catalogue.machines, (...opened) => { keep(); take(...opened); }, again);
+    }, apply, unread);
+  versus = new Versus(state, replace, write, () => ({ files: state.files, ...priced() }));
+  new Files(state, catalogue.machines, (...opened) => { keep(); replace(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, taken_over);
   limits = new Limits(question, apply, (row) => search.every(row));
   copies = new Copies(state, question, (job) => versus.numbers.get(JSON.stringify(job)));

@@ -35,13 +35,15 @@ export const plain_value = (text) => {
 };
 
 export class Form {
-  constructor(root, catalogue, change, options_of, price, apply) {
+  constructor(root, catalogue, change, options_of, price, apply, is_unread) {
     this.root = root;
     this.catalogue = catalogue;
     this.change = change; /* called with {key: value}; undefined removes a key */
     this.options_of = options_of; /* of a framework: a promise of its options */
     this.apply = apply; /* called with changes that the page offers */
     this.price = price; /* called with USD for an hour of a GPU, null for the machine's */
+    this.is_unread = is_unread; /* called when a text in a field became no value, or one again */
+    this.unread = new Map(); /* keys whose text is no value: what is told there; the job has the value before */
     this.options = new Map();
     this.kept = new Set(); /* keys that a user asked for, which stay without a value */
     this.job = {};
@@ -74,8 +76,11 @@ export class Form {
     const input = make("input", { type: "text", inputMode: "decimal", autocomplete: "off" });
     input.addEventListener("change", () => {
       const value = decimal(input.value);
-      if (input.value.trim() !== "" && value === null) this.tell("price", `expected a number of USD, got ${input.value}`);
-      else this.price(value);
+      if (input.value.trim() !== "" && value === null) this.refuse("price", `expected a number of USD, got ${input.value}`);
+      else {
+        this.read("price");
+        this.price(value);
+      }
     });
     return this.row("price", "USD per GPU-hour", input);
   }
@@ -83,6 +88,7 @@ export class Form {
   /* The price that a user gave; else that of the machine stands in its place, paler. */
   show_price(usd, listed) {
     const { input } = this.fields.get("price");
+    if (this.unread.has("price")) return;
     input.value = usd === null ? "" : String(usd);
     input.placeholder = listed ? `${listed} (${this.machine()})` : "no price known";
   }
@@ -117,11 +123,14 @@ export class Form {
 
   number(key, label) {
     const input = make("input", { type: "text", inputMode: "numeric", autocomplete: "off" });
-    const commit = (value) => this.change({ [key]: value });
+    const commit = (value) => {
+      this.read(key);
+      this.change({ [key]: value });
+    };
     input.addEventListener("change", () => {
       const value = whole(input.value);
       if (input.value.trim() === "") commit(undefined);
-      else if (value === null) this.tell(key, `expected a whole number from 1 on, without a unit, got ${input.value}`);
+      else if (value === null) this.refuse(key, `expected a whole number from 1 on, without a unit, got ${input.value}`);
       else commit(value);
     });
     input.addEventListener("keydown", (event) => {
@@ -339,8 +348,35 @@ export class Form {
     this.show_value(key);
   }
 
+  /* A text that is no value: the job keeps the value before, and the field its text, until it is one. */
+  refuse(key, message) {
+    this.unread.set(key, message);
+    this.tell(key, message);
+    this.is_unread();
+  }
+
+  /* Forgets that a field's text was no value; without a key of all fields. */
+  read(key) {
+    for (const one of key ? [key] : [...this.unread.keys()]) {
+      if (!this.unread.delete(one)) continue;
+      this.untell(this.fields.get(one));
+      if (one !== "price") this.show_value(one);
+    }
+    this.is_unread();
+  }
+
+  /* What the job in view has in place of texts that are no values. */
+  unread_words() {
+    return [...this.unread.keys()].map((key) => {
+      const value = key === "price" ? null : value_of(this.job, key);
+      const { input } = this.fields.get(key);
+      return `${this.label(key)} ${value ?? (input.placeholder || "left out")}, not “${input.value.trim().slice(0, 40)}”`;
+    }).join("; ");
+  }
+
   /* Shows a job: the fields get its values, and keys without a field get one. */
   show(job) {
+    for (const key of this.unread.keys()) if (value_of(job, key) !== value_of(this.job, key)) this.unread.delete(key);
     this.job = job;
     const mesh = job.mesh || {};
     this.mesh = { pp: 1, dp_replicate: 1, dp_shard: 1, cp: 1, tp: 1, ep: 1, etp: null, ...mesh };
@@ -353,6 +389,7 @@ export class Form {
     for (const key of there) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "mesh" && key !== "name") this.add(key);
     for (const key of this.fields.keys()) if (key !== "price") this.show_value(key);
     this.show_steppers();
+    this.is_unread();
   }
 
   /* Puts what a change means in the form's words before its keys: old and new value; keys that stay are left out. */
@@ -381,7 +418,7 @@ export class Form {
   show_value(key) {
     const { input } = this.fields.get(key);
     const value = value_of(this.job, key);
-    if (document.activeElement === input && input.dataset.dirty) return;
+    if (this.unread.has(key)) return;
     const text = value === undefined || value === null ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
     if (input.tagName === "SELECT") {
       const shown = text || (input.options[0] || {}).value || "";
@@ -393,11 +430,7 @@ export class Form {
 
   /* Problems where they were made: at their fields; those of no field are returned. */
   problems(rows) {
-    for (const { input, told, row } of this.fields.values()) {
-      told.hidden = true;
-      row.classList.remove("wrong");
-      input.removeAttribute("aria-invalid");
-    }
+    for (const [key, field] of this.fields) if (!this.unread.has(key)) this.untell(field);
     this.steppers.forEach(({ row }) => row.classList.remove("wrong"));
     this.told = new Set(); /* keys of the fields that tell a problem */
     return rows.filter((one) => {
@@ -406,7 +439,7 @@ export class Form {
       if (axis) axis.row.classList.add("wrong");
       const field = [key, ...[...this.fields.keys()].filter((name) => one.message.startsWith(`${name}:`))].find((name) => this.fields.has(name));
       if (field) {
-        this.tell(field, one.message);
+        if (!this.unread.has(field)) this.tell(field, one.message);
         this.told.add(field);
       }
       return !field;
@@ -425,9 +458,15 @@ export class Form {
     if (field) field.input.focus();
   }
 
+  untell({ input, told, row }) {
+    told.hidden = true;
+    row.classList.remove("wrong");
+    input.removeAttribute("aria-invalid");
+  }
+
   tell(key, message) {
     const { input, told, row } = this.fields.get(key);
-    told.textContent = message.replace(/`rankscope models`[^]*$/, "the list of the field has those that are built in; drop another's config.json on the page");
+    told.textContent = said(message, key);
     const guess = message.match(GUESS);
     if (guess && key === "model") {
       const take = make("button", { type: "button", textContent: `take ${guess[1]}` });
@@ -439,6 +478,10 @@ export class Form {
     input.setAttribute("aria-invalid", "true");
   }
 }
+
+/* A problem in words for the page: without the key that it is told at, and without commands. */
+export const said = (message, key) => (message.startsWith(`${key}: `) ? message.slice(key.length + 2) : message)
+  .replace(/`rankscope models`[^]*$/, "the list of the field has those that are built in; drop another's config.json on the page");
 
 /* A dotted name that may be cut into lines behind its dots and underscores. */
 const broken = (name) => name.split(/(?<=[._])/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));

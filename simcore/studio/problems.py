@@ -1,0 +1,134 @@
+"""Problems of a job beyond the first that stops it: those that it would meet once what is known already was mended.
+
+[Note: what else is wrong]
+Rules are asked in an order, and the first that is broken ends the questions. So the keys that are known to be wrong are
+put aside: a key of the mesh is one, a batch is the next multiple, a length a usual one, any other key is left out. What
+the job is refused for then stands beside what was known, unless it is only there because a key was put aside. Keys that
+others are about (model, machine, framework, method) have nothing in their place: where one of them is wrong, the
+questions end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from typing import Any, Final
+
+from simcore.errors import Problem
+from simcore.frameworks.registry import framework_adapter, known_frameworks
+from simcore.inputs.document import Document
+from simcore.inputs.loading import entry_of
+from simcore.results.report import ProblemRow, Report
+from simcore.simulate import check
+
+__all__ = ["stage_keys", "with_all_problems", "without"]
+
+_ROUNDS: Final = 6
+"""Times that a job is asked at most."""
+_STAY: Final = ("name", "workload", "model", "topology", "framework", "framework_version", "implementation",
+                "training.method")
+"""Keys that others are about, which nothing can take the place of."""
+_STAGES: Final = "training.pipeline"
+_LENGTH: Final = "training.seq_len"
+_USUAL_LENGTH: Final = 3840
+"""Tokens, a multiple of what most degrees and kernels ask for, in the place of a sequence length that is wrong."""
+_MULTIPLE: Final = re.compile(r"global_batch_size: expected a multiple of (\d+) .*, got (\d+)$")
+_IDLE: Final = re.compile(r"changes? nothing|means? nothing|mean nothing|the key is missing")
+"""Words about a key that are there only because another was put aside."""
+
+
+def with_all_problems(document: Document, report: Report) -> Report:
+    """The report of a refused job with what else is wrong in it, see [Note: what else is wrong].
+
+    `document`: of keys, so that each problem's place is a dotted key.
+    """
+    rows, newest, aside = list(report.problems), list(report.problems), set[str]()
+    for _ in range(_ROUNDS):
+        mended = _mended(document, newest, aside)
+        if mended is None:
+            break
+        document = mended
+        told = {(row.where, row.message) for row in rows}
+        newest = [row for row in _problems(document) if (row.where, row.message) not in told]
+        rows += (row for row in newest if not _IDLE.search(row.message) and _key(row) not in aside)
+    return report.model_copy(update={"problems": tuple(rows)})
+
+
+def _problems(document: Document) -> list[ProblemRow]:
+    entry = entry_of(document)
+    if entry.scenario is None:
+        return [_row(problem) for problem in entry.problems]
+    return list(check(entry.scenario, rules_only=True).problems)
+
+
+def _row(problem: Problem) -> ProblemRow:
+    return ProblemRow(where=problem.where, message=problem.message, rule=problem.rule)
+
+
+def _mended(document: Document, problems: Iterable[ProblemRow], aside: set[str]) -> Document | None:
+    """The job with each key that a problem is about put aside; None where one of them cannot be, or none is new.
+
+    `aside`: keys that were put aside, which gets the new ones.
+    """
+    named = {key: row for row in problems if (key := _key(row))}
+    if not named or any(key in aside or not _can_go(document, key) for key in named):
+        return None
+    aside.update(named)
+    for key, row in named.items():
+        document = _put_aside(document, key, row.message)
+    return document
+
+
+def _key(row: ProblemRow) -> str:
+    return row.where.split(" ")[0]
+
+
+def _can_go(document: Document, key: str) -> bool:
+    """True for a key with a value of its own; a problem of a key that the job leaves out has the place around it."""
+    is_about = any(key == one or key.startswith(f"{one}.") for one in _STAY)
+    return not is_about and not isinstance(_value(document.data, key), dict | None)
+
+
+def _put_aside(document: Document, key: str, message: str) -> Document:
+    """The job with another value of one key, and without what means nothing then."""
+    if found := _MULTIPLE.search(message):
+        unit, batch = map(int, found.groups())
+        return document.with_value(tuple(key.split(".")), -(-batch // unit) * unit, key)
+    if key == _LENGTH:
+        return document.with_value(tuple(key.split(".")), _USUAL_LENGTH, key)
+    first, _, axis = key.partition(".")
+    if first == "mesh" and axis:
+        document = document.with_value(("mesh",), {**document.data["mesh"], axis: None if axis == "etp" else 1}, "mesh")
+        for other in {"pp": stage_keys(document), "ep": ("mesh.etp",)}.get(axis, ()):
+            document = without(document, other)
+        return document
+    return without(document, key)
+
+
+def stage_keys(document: Document) -> Sequence[str]:
+    """Keys of the job that mean nothing with one stage: of the pipeline, and options of its framework."""
+    training, options, name = (document.data.get(key) for key in ("training", "framework_options", "framework"))
+    keys = [_STAGES] if isinstance(training, dict) and "pipeline" in training else []
+    if isinstance(options, dict) and name in known_frameworks():
+        keys += (f"framework_options.{one}" for one in framework_adapter(name).of_stages if one in options)
+    return keys
+
+
+def without(document: Document, key: str) -> Document:
+    """The job without a key."""
+    first, *rest = key.split(".")
+    value = deepcopy(document.data.get(first))
+    inner = _value({first: value}, ".".join((first, *rest[:-1])))
+    if not rest:
+        value = None
+    elif isinstance(inner, dict):
+        inner.pop(rest[-1], None)
+    return document.with_value((first,), value, first)
+
+
+def _value(data: Any, key: str) -> Any:
+    """Value of a dotted key; None where there is none."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
