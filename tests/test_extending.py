@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from checkout import ROOT
+from command import Run
 
 GUIDES = ROOT / "docs" / "extending"
 EDITED = {"model-family": 2, "framework": 2, "gpu": 0, "implementation": 1, "optimizer": 1,
@@ -39,17 +40,25 @@ def edited(text: str, change: str) -> str:
     return text
 
 
-def extended(guide: str, root: Path) -> list[str]:
-    """Files of the engine that the guide edits, once they are edited in a copy of it under `root`."""
-    for name in ("simcore", "topologies"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "tests" / "truth").mkdir(parents=True)
-    shutil.copytree(ROOT / "tests" / "truth" / "measured", root / "tests" / "truth" / "measured")
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the engine, its bytecode with it."""
+    root = tmp_path_factory.mktemp("engine")
+    for name in ("simcore", "topologies", "tests/truth/measured"):
+        shutil.copytree(ROOT / name, root / name)
+    return root
+
+
+def extended(guide: str, engine: Path, root: Path) -> list[str]:
+    """Files of the engine that the guide edits, once they are edited in a copy under `root`, of links to the rest."""
+    shutil.copytree(engine, root, copy_function=os.link, dirs_exist_ok=True)
     changed = []
     for language, file, text in fences(guide):
         path = root / file
         if language == "diff":
-            path.write_text(edited(path.read_text(encoding="utf-8"), text), encoding="utf-8")
+            before = path.read_text(encoding="utf-8")
+            path.unlink()
+            path.write_text(edited(before, text), encoding="utf-8")
             changed.append(file)
             continue
         assert not path.exists(), f"{file} is there already"
@@ -59,8 +68,8 @@ def extended(guide: str, root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("guide", EDITED)
-def test_a_guide_adds_a_toy_that_is_simulated(guide: str, tmp_path: Path) -> None:
-    changed = extended(guide, tmp_path)
+def test_a_guide_adds_a_toy_that_is_simulated(guide: str, engine: Path, tmp_path: Path) -> None:
+    changed = extended(guide, engine, tmp_path)
     assert len(set(changed)) <= EDITED[guide]
     ended = subprocess.run([sys.executable, "-m", "simcore", "run", "toy.yaml", "--json"], cwd=tmp_path, check=False,
                            env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, encoding="utf-8")
@@ -72,14 +81,13 @@ def test_a_guide_adds_a_toy_that_is_simulated(guide: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("guide", EDITED)
-def test_a_guide_without_its_edits_adds_nothing(guide: str, tmp_path: Path) -> None:
+def test_a_guide_without_its_edits_adds_nothing(ran: Run, guide: str, tmp_path: Path) -> None:
     """Asserts that the guide's additions answer: the engine without them refuses the scenario."""
     for language, file, text in fences(guide):
         if language in ("yaml", "json") and (file == "toy.yaml" or guide != "gpu"):
             (tmp_path / file).write_text(text, encoding="utf-8")
-    ended = subprocess.run([sys.executable, "-m", "simcore", "check", "toy.yaml"], cwd=tmp_path, check=False,
-                           env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, encoding="utf-8")
-    assert ended.returncode == 2, ended.stdout
+    told = ran("check", "toy.yaml")
+    assert told.code == 2, told
 
 
 def test_the_list_of_an_axis_is_true() -> None:

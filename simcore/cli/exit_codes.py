@@ -28,7 +28,7 @@ def ended(command: Callable[[], object]) -> NoReturn:
     Errors become one line on standard error without a traceback: 2 for the user's, 3 for a bug. Lost output: at least
     2.
     """
-    gc.set_threshold(100_000, 20, 50)  # recordings end by reference counts: seldom walk the caches
+    gc.set_threshold(200_000, 20, 50)  # recordings end by reference counts: seldom walk the caches, not while importing
     open_streams()
     replace_signs(sys.stdout, sys.stderr)
     with suppress(ValueError):  # not the main thread

@@ -273,12 +273,3 @@ def test_help_starts_without_the_engine() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "place" in done.stdout
-
-
-def test_a_reader_that_leaves_is_no_error() -> None:
-    command = [sys.executable, "-m", "simcore", "schema", "--result"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""

@@ -66,7 +66,7 @@ def test_what_never_fits_has_no_value_and_what_is_refused_is_told() -> None:
     assert free_limit(question(space_of(never, free={"training.recompute": ()})), "micro_batch").value is None
     with pytest.raises(InputError, match="refused"):
         free_limit(question(space_of(base(mesh={"tp": 2}), free={"training.recompute": ()})), "sequence")
-    nothing = space_of(base(), free={"mesh": ()}, conditions=[condition("mesh.tp == 3 and mesh.tp == 2")])
+    nothing = space_of(base(), free={"mesh.tp": ()}, conditions=[condition("mesh.tp == 3 and mesh.tp == 2")])
     assert free_limit(question(nothing), "gpus").value is None
 
 
