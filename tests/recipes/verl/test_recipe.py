@@ -125,7 +125,8 @@ def test_keys_that_have_a_default_are_not_appended(tmp_path: Path, argument: str
 
 @pytest.mark.parametrize(("argument", "is_told"), [
     ("model.lora_adapter_path=null", True), ("trainer.default_hdfs_dir=plain", False),
-    ("data.multiturn.enable=false", False), ("++model.lora_adapter_path=null", False), ("+model.lora_adapter_path=null", False)])
+    ("data.multiturn.enable=false", False), ("++model.lora_adapter_path=null", False),
+    ("+model.lora_adapter_path=null", False)])
 def test_keys_that_the_defaults_lack_are_not_set(tmp_path: Path, argument: str, *, is_told: bool) -> None:
     """Hydra 1.3.2: "Could not override ... Key ... is not in struct"."""
     found = imported(tmp_path, ADAPTERS.replace("+data.response_dict_keys=['answer']", argument), 4)
