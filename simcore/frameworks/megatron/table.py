@@ -232,7 +232,11 @@ def _buckets(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | N
 
 
 def _overlap(job: Draft, options: dict[str, object], *, scatter: bool) -> tuple[bool, bool]:
-    """Tells whether gradients are reduced during backward, and whether parameters are gathered during forward."""
+    """Tells whether gradients are reduced during backward, and whether parameters are gathered during forward.
+
+    Without the first there is one bucket, which the first layer gathers (core 0.16.1 and main
+    distributed/param_and_grad_buffer.py, finish_param_sync). Megatron-LM's arguments alone exclude it.
+    """
     source = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:140"
     grads = job.flag(options, "overlap_grad_reduce", source, default=True)
     if not scatter:  # nothing is gathered
@@ -241,10 +245,6 @@ def _overlap(job: Draft, options: dict[str, object], *, scatter: bool) -> tuple[
                               "distributed optimizer", "Megatron-LM training/arguments.py")
         return grads, False
     gather = job.flag(options, "overlap_param_gather", f"{source}; never without overlap_grad_reduce", default=grads)
-    if gather and not grads:
-        raise job.illegal("framework_options.overlap_param_gather",
-                          "Must use --overlap-param-gather with --overlap-grad-reduce",
-                          "Megatron-LM training/arguments.py")
     return grads, gather
 
 

@@ -73,6 +73,9 @@ def _write_overlap(writer: Writer, *, shards: bool) -> None:
             writer.write_other(f"{_OPTION}{name}", size.value, None, size)
         return
     writer.write(f"{_OPTION}overlap_grad_reduce", grads.value, grads)
+    if params.value and not grads.value:
+        writer.draft.fail(params.taken[0].where, "Must use --overlap-param-gather with --overlap-grad-reduce "
+                                                 "(Megatron-LM training/arguments.py:1028)")
     if scatters or params.value:
         writer.write(f"{_OPTION}overlap_param_gather", params.value, params)
     else:

@@ -98,6 +98,9 @@ def _write_options(puts: ArgumentPuts) -> None:
     if not shards:
         for name in ("overlap_grad_reduce", "overlap_param_gather"):  # the framework chooses where there is a choice
             puts.put(name, outline.value(f"{_OPTION}{name}") is True, f"{_OPTION}{name}")
+        if outline.value(f"{_OPTION}overlap_param_gather") and not outline.value(f"{_OPTION}overlap_grad_reduce"):
+            outline.refuse(f"{_OPTION}overlap_param_gather", "Must use --overlap-param-gather with --overlap-grad-"
+                                                             "reduce (Megatron-LM training/arguments.py:1028)")
         if not outline.value(f"{_OPTION}use_distributed_optimizer"):
             outline.as_without(f"{_OPTION}overlap_param_gather")
         puts.say("nccl_ub", f"{_OPTION}nccl_ub", False)  # noqa: FBT003

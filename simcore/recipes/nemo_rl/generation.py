@@ -91,23 +91,33 @@ def read_generation(reader: Reader, draft: Draft) -> int:
         draft.refuse(taken, "speculative decoding")
     for taken in reader.matching(f"{_KWARGS}.compilation_config.*"):
         draft.unmodelled(taken, "graphs of the engine are those of its defaults")
-    longest, answer = reader.integer(f"{_VLLM}.max_model_len"), draft.answers.seq_len
-    if answer is not None:
-        draft.idle(longest, f"{answer.where} says how long sequences are")
-    else:
-        draft.put("generation.max_model_len", longest)
-    most = reader.integer(f"{_AT}.max_new_tokens")
-    if most is not None and longest is not None and most.value < longest.value:
-        draft.unmodelled(most, "answers end by then (models/generation/vllm/vllm_worker.py:71): every sequence is "
-                               "decoded to max_model_len")
-    else:
-        draft.idle(most, "every sequence is decoded to max_model_len")
+    _read_answers(reader, draft)
     read_switches(reader, draft, {f"{_VLLM}.use_deep_gemm": "kernels of the engine are not told apart"})
     read_rows(reader, draft, _ROWS)
     read_variables(reader, draft, _VLLM)
     for taken in reader.matching(f"{_KWARGS}.*"):
         draft.refuse(taken, "a setting of vLLM that is not described")
     return _read_resources(reader, draft)
+
+
+def _read_answers(reader: Reader, draft: Draft) -> None:
+    """Writes the longest sequence, and the tokens of it that are a prompt where answers end before it is full.
+
+    Sequences are counted at full length ([Note: full length] in `policy.py`), of which an answer is no more than
+    max_new_tokens.
+    """
+    longest, most = reader.integer(f"{_VLLM}.max_model_len"), reader.integer(f"{_AT}.max_new_tokens")
+    answer = draft.answers.seq_len
+    if answer is not None:
+        draft.idle(longest, f"{answer.where} says how long sequences are")
+    else:
+        draft.put("generation.max_model_len", longest)
+    whole = answer.value if answer is not None else longest.value if longest is not None else 0
+    if most is None or not 0 < most.value < whole:
+        draft.idle(most, "every sequence is decoded to max_model_len")
+        return
+    draft.infer("rl.prompt_tokens", whole - most.value, "sequences of full length, of which max_new_tokens are decoded",
+                most, source=f"NeMo RL 7ea279ab {_ENGINE}:71")
 
 
 def _read_resources(reader: Reader, draft: Draft) -> int:

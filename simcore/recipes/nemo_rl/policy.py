@@ -23,6 +23,15 @@ _NO_FIELDS: Final = ("router_aux_loss_coef", "rope_theta", "rope_scaling", "rope
 _PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _KINDS: Final = {"sequence_packing": "packs", "dynamic_batching": "microbatches of varying size"}
 _PIN: Final = "models/policy/lm_policy.py"
+_UNREAD: Final = "no line of the release reads it"
+_OF_MODES: Final = {
+    "dynamic_batching.sequence_length_round": "a microbatch is padded to a multiple of it, but not beyond the longest "
+    "sequence that there may be (distributed/batched_data_dict.py:805), and each is counted as that",
+    "sequence_packing.sequence_length_round": f"{_UNREAD}: packs are padded to make_sequence_length_divisible_by "
+    f"({_PIN}:341)",
+    "sequence_packing.algorithm": "which sequences share a pack",
+    "sequence_packing.microbatch_order": "in which order packs run"}
+"""Reasons of settings of packs and of microbatches of varying size."""
 _ROWS: Final = (
     Says("policy.precision", "training.precision.compute", "text", _PRECISIONS, what="products in"),
     Off("policy.reward_model_cfg.enabled", "training of a reward model"),
@@ -85,8 +94,27 @@ def read_batches(reader: Reader, draft: Draft, kind: str) -> None:
                                 "is counted over all tokens of a microbatch in any case")
     else:
         draft.idle(fused, "log-probabilities sequence by sequence, or workers of DTensor, which do not read it")
-    for mode in _KINDS:
-        draft.idle(reader.matching(f"policy.{mode}.*"), "how sequences come together")
+    _read_modes(reader, draft)
+
+
+def _read_modes(reader: Reader, draft: Draft) -> None:
+    """Lists settings of packs and of microbatches of varying size, and what upstream asserts of both."""
+    on = {mode: reader.look(f"policy.{mode}.enabled") is True for mode in _KINDS}
+    where = reader.document.where(("policy", "dynamic_batching", "enabled"))
+    if all(on.values()):
+        draft.fail(where, f"Dynamic Batching is exclusive of Sequence Packing. Please disable Sequence Packing to use "
+                          f"Dynamic Batching (NeMo RL 7ea279ab {_PIN}:327)")
+    stages = reader.look("policy.megatron_cfg.pipeline_model_parallel_size")
+    by_megatron = reader.look("policy.megatron_cfg.enabled") is True
+    if on["dynamic_batching"] and by_megatron and isinstance(stages, int) and stages > 1:
+        draft.fail(where, "Dynamic batching is only supported for single pipeline parallel stage (NeMo RL 7ea279ab "
+                          f"{_PIN}:311)")
+    for mode, is_on in on.items():
+        draft.idle(reader.matching(f"policy.{mode}.enabled"), "off" if not is_on else "its size says how it is counted")
+        rest = [one for one in reader.matching(f"policy.{mode}.*") if is_on or one.value is not None]
+        for one in rest:
+            why = _OF_MODES.get(f"{mode}.{one.path[-1]}", "how sequences come together")
+            draft.idle(one, why if is_on or why.startswith(_UNREAD) else f"read with policy.{mode}.enabled alone")
 
 
 def _read_length(reader: Reader, draft: Draft, limit: Taken[int]) -> None:

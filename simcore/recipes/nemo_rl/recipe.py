@@ -30,7 +30,7 @@ from simcore.recipes.rows import read_rows
 __all__ = ["FORMAT"]
 
 _BLOCKS: Final = frozenset({"policy", "cluster", "checkpointing", "logger", "data_plane", "sft", "dpo", "grpo",
-                             "loss_fn", "data", "generation"})
+                             "loss_fn", "data", "env", "generation"})
 _REFUSED: Final = {"distillation": "distillation of a teacher", "teacher": "distillation of a teacher",
                    "teachers": "distillation of several teachers", "ppo": "PPO with a value model",
                    "value": "PPO with a value model", "rm": "training of a reward model", "eval": "evaluation alone",

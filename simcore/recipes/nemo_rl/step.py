@@ -33,6 +33,8 @@ _GRPO: Final = (
 )
 _ENGINE: Final = "policy.generation.vllm_cfg.async_engine"
 _CORRECTED: Final = "loss_fn.use_importance_sampling_correction"
+_JUDGES: Final = ("nodes of judges beside those of cluster.num_nodes (docs/cluster.md:163): their GPUs, and the time "
+                  "of rewards, are in no number")
 _LENGTH: Final = Idle(tuple(f"{kind}.{name}" for kind in ("sft", "dpo", "grpo")
                             for name in ("max_num_epochs", "max_num_steps", "seed")), "length of the run, and its seed")
 _LATER: Final = Idle(tuple(f"{kind}.{name}" for kind in ("sft", "dpo") for name in (
@@ -137,10 +139,16 @@ def _read_asynchronous(reader: Reader, draft: Draft) -> None:
 
 
 def _refuse_rewards(reader: Reader, draft: Draft) -> None:
-    """Refuses rewards by a model: it takes GPUs of the cluster (algorithms/grpo.py setup, rm_env_enabled)."""
+    """Refuses rewards by a model: it takes GPUs of the cluster (algorithms/grpo.py setup, rm_env_enabled).
+
+    Judges of NeMo Gym have nodes beside `cluster.num_nodes` (docs/cluster.md:163): the number only keeps the gym's
+    actor on the driver's node (environments/nemo_gym.py:1210).
+    """
     for one in reader.all():
         names = one.value if isinstance(one.value, list) else [one.value]
-        if one.key == "env.nemo_gym.num_gpu_nodes" and one.value:
-            draft.refuse(reader.take(one.key), "judges that take GPUs of the cluster")
+        if one.key == "env.nemo_gym.num_gpu_nodes":
+            judges = reader.take(one.key)
+            draft.unmodelled(judges if one.value else None, _JUDGES)
+            draft.idle(judges if not one.value else None, "no judges on GPUs")
         if one.path[0] == "data" and one.path[-1] == "env_name" and "reward_model" in names:
             draft.refuse(reader.take(one.key), "rewards by a model that takes GPUs of the cluster")

@@ -26,6 +26,7 @@ from simcore.recipes.verl.sft import SFT, read_sft
 __all__ = ["FORMAT"]
 
 _IDLE: Final = ("trainer", "hydra")
+_ENGINE: Final = "verl.trainer.sft_trainer"
 _PACKAGED: Final = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "_self_")
 """Parents whose values are verl's own defaults."""
 
@@ -35,8 +36,14 @@ def _recognises(file: RecipeFile) -> bool:
     if document is None:
         return trainer_in(file.text)
     model = document.data.get("model")
-    return isinstance(document.data.get("actor_rollout_ref"), dict) or (
+    return isinstance(document.data.get("actor_rollout_ref"), dict) or _has_engine(document) or (
         isinstance(model, dict) and "partial_pretrain" in model)
+
+
+def _has_engine(document: Document) -> bool:
+    """True for the file of the newer supervised trainer (`verl.trainer.sft_trainer`), whose parents have an engine."""
+    parents = document.data.get(DEFAULTS)
+    return isinstance(parents, list) and any(isinstance(one, dict) and "engine@engine" in one for one in parents)
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
@@ -46,7 +53,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     command = None if file.mapping() else command_of(file.text, file.path, draft.answers.variables, file.sources)
     document, problems = resolved(_document(files, command, draft), {}, lambda path: path[0] in _IDLE)
     reader = Reader(document)
-    trainer = reader.look("hydra.trainer") or (SFT if reader.is_mapping("model") else "verl.trainer.main_ppo")
+    trainer = reader.look("hydra.trainer") or (
+        _ENGINE if _has_engine(document) else SFT if reader.is_mapping("model") else "verl.trainer.main_ppo")
     if trainer == SFT:
         _read_groups(reader, draft)
         draft.wrong.extend(problems)

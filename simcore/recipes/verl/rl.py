@@ -22,7 +22,7 @@ _ENGINES: Final = {"megatron": "Megatron", "fsdp2": "FSDP2", "fsdp": "FSDP"}
 
 def refuse_trainer(reader: Reader, draft: Draft, trainer: str) -> None:
     """Refuses a trainer by its name, with the algorithm and engines that the recipe asks for."""
-    first = next((one.key for one in reader.all() if one.path[0] == "actor_rollout_ref"), "hydra.trainer")
+    first = next((one.key for one in reader.all() if one.path[0] == "actor_rollout_ref"), "defaults")
     taken = reader.take("hydra.trainer") or reader.take(first)
     if "main_ppo" in trainer or "actor_rollout_ref" in reader.names():
         draft.refuse(taken, f"{_algorithm(reader)} by verl's workers ({_engine(reader)}): when they keep parameters on "

@@ -28,6 +28,7 @@ SFT: Final = "verl.trainer.fsdp_sft_trainer"
 _RELEASE: Final = "verl b178a3cd"
 _FILE: Final = "verl/trainer/config/sft_trainer.yaml"
 _TRAINER: Final = "verl/trainer/fsdp_sft_trainer.py"
+_UNITS: Final = "model.fsdp_config.wrap_policy"
 _FORMATS: Final = {word: name for name, words in {"fp32": ("fp32", "float32"), "bf16": ("bf16", "bfloat16"),
                                                   "fp16": ("fp16", "float16")}.items() for word in words}
 _ROWS: Final = (
@@ -42,11 +43,24 @@ _ROWS: Final = (
     Unmodelled(("optim.override_optimizer_config", "optim.override_optimizer_config.*"),
                "arguments of the optimizer are those of torch's defaults", (None,)),
     Idle(("optim.*",), "values, not tensors"),
-    Idle(("trainer.*",), "the run around the steps; validation has the same batches without gradients"),
+    Says("trainer.device", "", "text", idle={"cuda": "the machine's own"}, words={None: None}, what="training on"),
+    Idle(("trainer.nnodes", "trainer.n_gpus_per_node"), "nothing of the trainer reads it: the launcher says the ranks"),
+    Idle(("trainer.test_freq",), "validation has the same batches without gradients"),
+    Idle(("trainer.*",), "the run around the steps"),
+    Idle(("data.micro_batch_size",), "nothing of the trainer reads it: micro_batch_size_per_gpu counts "
+         "(fsdp_sft_trainer.py:155)"),
+    Unmodelled(("data.balance_dp_token",), "a number of tokens that all ranks add up in each microbatch "
+               "(fsdp_sft_trainer.py:460): it is not timed"),
+    Unmodelled(("data.custom_cls.path",), "samples by a class of one's own: they are taken to be padded to max_length",
+               (None,)),
+    Says("data.pad_mode", "", "text", idle={"right": "as it is simulated"}, words={None: None}, what="samples with"),
     Idle(("data.train_*", "data.val_*", "data.prompt_*", "data.response_*", "data.multiturn.*", "data.custom_cls.*",
-          "data.use_shm", "data.apply_chat_template_kwargs", "data.chat_template", "data.truncation",
-          "data.balance_dp_token", "data.micro_batch_size"), "which samples are read, of length training.seq_len"),
-    Idle(("model.external_lib", "model.use_shm"), "which files are read, and by which code"),
+          "data.apply_chat_template_kwargs", "data.truncation", "data.shuffle", "data.seed", "data.*_key",
+          "data.ignore_input_ids_mismatch", "data.image_patch_size"),
+         "which samples are read, of length training.seq_len"),
+    Idle(("data.use_shm", "model.use_shm"), "from where files are read"),
+    Unmodelled(("model.external_lib",), "code that is imported before the model is made (fsdp_sft_trainer.py:213): "
+               "transformers' layers run", (None,)),
     Idle(("model.fsdp_config.offload_params",), "read beside cpu_offload alone (fsdp_sft_trainer.py)"),
     Idle(("use_remove_padding",), "without Ulysses the trainer pads in any case"),
     Idle(("ulysses_sequence_parallel_size",), "1"),
@@ -77,7 +91,23 @@ def read_sft(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
     draft.infer("training.loss", "hf", "a cross entropy in fp32 (autocast); the copy of logits that shifts them is not "
                                        "counted", source=f"{_TRAINER} _compute_loss_and_backward")
     _read_adapters(reader, draft)
+    _expect_served(reader, draft)
     read_rows(reader, draft, _ROWS)
+
+
+def _expect_served(reader: Reader, draft: Draft) -> None:
+    """Records values at which the trainer itself stops (fsdp_sft_trainer.py:111, :361)."""
+    template, schedule = reader.take("data.chat_template"), reader.text("optim.lr_scheduler")
+    if template is not None and template.value is not None:
+        draft.use(template)
+        draft.fail(template.where, f"Apply Chat template from config is not supported yet ({_RELEASE} {_TRAINER}:111)")
+    else:
+        draft.idle(template, "as without it")
+    if schedule is not None and schedule.value not in ("cosine", "wsd"):
+        draft.use(schedule)
+        draft.fail(schedule.where, f"Unknown lr scheduler: {schedule.value} ({_RELEASE} {_TRAINER}:370)")
+    else:
+        draft.idle(schedule, "values, not tensors")
 
 
 def _said(draft: Draft, key: str, taken: Taken[Any] | None, value: Any) -> None:
@@ -129,16 +159,28 @@ def _read_sharding(reader: Reader, draft: Draft) -> None:
             draft.fail(strategy.where if strategy else draft.path, "not yet: FSDP2 of verl with a head that is not "
                        "tied to the embedding: the embedding is a unit and the head is not (model.strategy=fsdp has "
                        "neither)")
-    few = reader.integer("model.fsdp_config.wrap_policy.min_num_params")
-    if few is not None and few.value:
-        draft.refuse(few, "units by their size")
-    else:
-        draft.idle(few, "layers are units")
+    _read_units(reader, draft, first=first)
     away = reader.flag("model.fsdp_config.cpu_offload")
     if away is not None and away.value:
         draft.refuse(away, "offload of verl's supervised trainer")
     else:
         draft.idle(away, "everything is on the device")
+
+
+def _read_units(reader: Reader, draft: Draft, *, first: bool) -> None:
+    """Settings of units (utils/fsdp_utils.py get_fsdp_wrap_policy, apply_fsdp2): FSDP2 takes names of classes alone."""
+    few, whole = reader.integer(f"{_UNITS}.min_num_params"), reader.flag(f"{_UNITS}.disable")
+    unread = "FSDP2 of verl makes units by names of classes alone (utils/fsdp_utils.py apply_fsdp2)"
+    for one, what in ((few, "units by their size"), (whole, "the whole model as one unit")):
+        if one is not None and one.value and first:
+            draft.refuse(one, what)
+        else:
+            draft.idle(one, unread if one is not None and one.value else "layers are units")
+    named = reader.words(f"{_UNITS}.transformer_layer_cls_to_wrap")
+    if named is not None and named.value:
+        draft.refuse(named, "units by the names of their classes, in place of the model's own")
+    else:
+        draft.idle(named, "the model's own: its layers")
 
 
 def _is_first(draft: Draft) -> bool:

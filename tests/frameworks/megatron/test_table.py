@@ -46,12 +46,27 @@ def test_other_layers_do_not_run_here(implementation: str) -> None:
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("options", "told"), [
-    ({"overlap_grad_reduce": False, "overlap_param_gather": True}, "Must use --overlap-param-gather with"),
     ({"use_distributed_optimizer": False, "overlap_param_gather": True}, "only supported with distributed optimizer"),
     ({"moe_flex_dispatcher_backend": "deepep"}, "only supported with flex token dispatcher"),
     ({"moe_flex_dispatcher_backend": "hybridep", "moe_token_dispatcher_type": "alltoall"}, "flex token dispatcher")])
 def test_options_that_exclude_each_other(options: dict[str, Any], told: str) -> None:
     refused_with("illegal", told, options=options)
+
+
+def test_one_bucket_is_gathered_by_the_first_layer() -> None:
+    """Core param_and_grad_buffer.py, finish_param_sync: without overlapped reductions nothing is gathered ahead.
+
+    NeMo RL and Bridge allow it, and have no such check as Megatron-LM training/arguments.py:1028.
+    """
+    both = [simulate(small.scenario("megatron", {"dp_shard": 4}, model="llama-tiny", options={
+        "overlap_grad_reduce": False, "overlap_param_gather": ahead})) for ahead in (False, True)]
+    assert [report.status for report in both] == ["ok", "ok"]
+    gathers = [[(row.phase, row.calls, row.payload_bytes) for row in report.ranks[0].traffic
+                if row.collective == "all_gather"] for report in both]
+    assert [[phase for phase, _, _ in rows] for rows in gathers] == [["optimizer"], ["forward"]]
+    assert gathers[0][0][1:] == gathers[1][0][1:]
+    times = [report.time.step_s for report in both if report.time]
+    assert times[1] == pytest.approx(times[0], rel=0.02)
 
 
 def test_user_buffers_lie_outside_torch() -> None:

@@ -97,3 +97,10 @@ def test_a_head_in_8_bits_is_an_option(tmp_path: Path) -> None:
     eight = {"fp8_format": "e4m3", "fp8_recipe": "mxfp8", "fp8_output_proj": True}
     assert value(of(tmp_path, 8, **eight), "framework_options.fp8_output_proj") is True
     assert "together with fp8 mode" in messages(of(tmp_path, 8, fp8_output_proj=True))
+
+
+def test_gathers_during_forward_ask_for_reductions_during_backward(tmp_path: Path) -> None:
+    """Megatron-LM d98e8a64 training/arguments.py:1028: a rule of its arguments, not of its core."""
+    both = {"use_distributed_optimizer": True, "overlap_param_gather": True}
+    assert "Must use --overlap-param-gather" in messages(of(tmp_path, 8, **both))
+    assert messages(of(tmp_path, 8, **both, overlap_grad_reduce=True)) == ""

@@ -574,14 +574,45 @@ def test_a_ratio_that_is_1_leaves_out_a_pass(tmp_path: Path, said: str, skips: b
     assert [one.why for one in found.left if one.key == "loss_fn.force_on_policy_ratio"] == told
 
 
-@pytest.mark.parametrize(("most", "kind"), [(128, "not modelled"), (512, "no effect")])
-def test_answers_that_end_early_are_told(tmp_path: Path, most: int, kind: str) -> None:
+def test_answers_that_end_early_leave_the_rest_of_a_full_sequence_to_the_prompt(tmp_path: Path) -> None:
     """NeMo RL 7ea279ab models/generation/vllm/vllm_worker.py:71."""
-    found = imported(tmp_path, GRPO, f"policy: {{generation: {{max_new_tokens: {most}, port_range_low: 3000, "
-                     "vllm_cfg: {max_model_len: 512}}}\n")
-    left = {one.key.rpartition(".")[2]: f"{one.kind}: {one.why}" for one in found.left}
-    assert left["max_new_tokens"].startswith(kind)
-    assert "ports of its servers" in left["port_range_low"]
+    for most, prompt in ((128, 384), (512, None), (1024, None)):
+        found = imported(tmp_path, GRPO, f"policy: {{generation: {{max_new_tokens: {most}, port_range_low: 3000, "
+                         "vllm_cfg: {max_model_len: 512}}}\n")
+        assert found.document().data["rl"].get("prompt_tokens") == prompt
+        left = {one.key.rpartition(".")[2]: one.why for one in found.left}
+        assert ("max_new_tokens" in left) is (prompt is None)
+        assert "ports of its servers" in left["port_range_low"]
+    longer = import_recipe([str(tmp_path / "mine.yaml")], Answers.of_options(1, 2048, "dgx-h100"))
+    assert longer.document().data["rl"]["prompt_tokens"] == 1024, "--seq-len says how long sequences are"
+
+
+def test_settings_of_packs_and_varying_microbatches_say_what_they_do(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab distributed/batched_data_dict.py:805, models/policy/lm_policy.py:311, :327, :341."""
+    sizes = "sequence_length_round: 64, train_mb_tokens: 2048, logprob_mb_tokens: 2048"
+    varying = f"{{dynamic_batching: {{enabled: true, {sizes}}}, sequence_packing: {{enabled: false, {sizes}}}}}"
+    told = {one.key: one.why for one in imported(tmp_path, GRPO, f"policy: {varying}\n").left}
+    assert "not beyond the longest" in told["policy.dynamic_batching.sequence_length_round"]
+    assert told["policy.sequence_packing.sequence_length_round"].startswith("no line of the release reads it")
+    assert told["policy.sequence_packing.train_mb_tokens"] == "read with policy.sequence_packing.enabled alone"
+    told = {one.key: one.why for one in imported(tmp_path, GRPO, "policy: {dynamic_batching: {sequence_length_round: 64"
+                                                 "}, sequence_packing: {algorithm: first_fit}}\n").left}
+    assert told["policy.dynamic_batching.sequence_length_round"] == "read with policy.dynamic_batching.enabled alone"
+    assert told["policy.sequence_packing.algorithm"] == "which sequences share a pack"
+    both = imported(tmp_path, GRPO, f"policy: {{dynamic_batching: {{enabled: true, {sizes}}}}}\n")
+    assert any("Dynamic Batching is exclusive" in str(one) for one in both.wrong)
+    staged = f"{varying[:-1]}, megatron_cfg: {{enabled: true, pipeline_model_parallel_size: 2}}}}"
+    assert any("single pipeline" in str(one) for one in imported(tmp_path, GRPO, f"policy: {staged}\n").wrong)
+
+
+def test_judges_have_nodes_beside_those_of_the_cluster(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab docs/cluster.md:163; environments/nemo_gym.py:1210 keeps the gym on the driver's node."""
+    for nodes, kind in ((2, "not modelled"), (0, "no effect")):
+        found = imported(tmp_path, GRPO, f"env: {{nemo_gym: {{num_gpu_nodes: {nodes}}}}}\n")
+        found.expect_complete()
+        (one,) = (one for one in found.left if one.key == "env.nemo_gym.num_gpu_nodes")
+        assert one.kind == kind
+        assert found.document().data["mesh"]["dp_shard"] == 1
 
 
 def test_a_loss_of_a_whole_pack_is_not_about_which_sequences_share_it(tmp_path: Path) -> None:

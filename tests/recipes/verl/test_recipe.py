@@ -112,7 +112,7 @@ def test_values_of_lines_have_their_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("argument", "is_told"), [
     ("+model.fsdp_config.model_dtype=bf16", True), ("++model.fsdp_config.model_dtype=bf16", False),
-    ("model.fsdp_config.model_dtype=bf16", False), ("+data.chat_template=plain", False),
+    ("model.fsdp_config.model_dtype=bf16", False), ("+trainer.default_hdfs_dir=plain", False),
     ("+optim.lr_scheduler=cosine", True), ("+optim.betas=[0.9,0.99]", False), ("+trainer.logger=[console]", False)])
 def test_keys_that_have_a_default_are_not_appended(tmp_path: Path, argument: str, *, is_told: bool) -> None:
     """Hydra 1.3.2 _apply_overrides_to_config: an item is already there, unless it is null, a list or a mapping."""
@@ -124,8 +124,9 @@ def test_keys_that_have_a_default_are_not_appended(tmp_path: Path, argument: str
 
 
 @pytest.mark.parametrize(("argument", "is_told"), [
-    ("model.lora_adapter_path=null", True), ("data.chat_template=plain", False), ("data.multiturn.enable=false", False),
-    ("++model.lora_adapter_path=null", False), ("+model.lora_adapter_path=null", False)])
+    ("model.lora_adapter_path=null", True), ("trainer.default_hdfs_dir=plain", False),
+    ("data.multiturn.enable=false", False), ("++model.lora_adapter_path=null", False),
+    ("+model.lora_adapter_path=null", False)])
 def test_keys_that_the_defaults_lack_are_not_set(tmp_path: Path, argument: str, *, is_told: bool) -> None:
     """Hydra 1.3.2: "Could not override ... Key ... is not in struct"."""
     found = imported(tmp_path, ADAPTERS.replace("+data.response_dict_keys=['answer']", argument), 4)
@@ -185,3 +186,52 @@ def test_offload_that_nothing_reads_is_told_as_such(tmp_path: Path) -> None:
     found = imported(tmp_path, ADAPTERS.rstrip() + " model.fsdp_config.offload_params=True\n")
     told = [one.why for one in found.left if one.key == "model.fsdp_config.offload_params"]
     assert told == ["read beside cpu_offload alone (fsdp_sft_trainer.py)"]
+
+
+YAML: Final = """\
+defaults: [{optim: fsdp}, _self_]
+data:
+  {train_batch_size: 256, micro_batch_size: 16, micro_batch_size_per_gpu: 4, max_length: 1024, balance_dp_token: true,
+   chat_template: null, custom_cls: {path: mine.py, name: Mine}, use_shm: false}
+model:
+  partial_pretrain: Qwen/Qwen2.5-0.5B-Instruct
+  fsdp_config: {model_dtype: fp32, wrap_policy: {min_num_params: 1000, transformer_layer_cls_to_wrap: null}}
+  external_lib: some.module
+  strategy: fsdp2
+optim: {lr: 1e-5, lr_scheduler: wsd}
+trainer: {nnodes: 2, n_gpus_per_node: 8, test_freq: 10, seed: 1, device: cuda}
+"""
+
+
+def test_keys_of_the_trainers_own_file_say_what_the_trainer_does_with_them(tmp_path: Path) -> None:
+    """verl b178a3cd trainer/fsdp_sft_trainer.py:155, :213, :460; utils/fsdp_utils.py apply_fsdp2."""
+    found = imported(tmp_path, YAML, 8, "sft.yaml")
+    found.expect_complete()
+    told = {one.key: f"{one.kind}: {one.why}" for one in found.left}
+    assert told["data.micro_batch_size"].startswith("no effect: nothing of the trainer reads it: micro_batch_size_per")
+    assert told["data.balance_dp_token"].startswith("not modelled: a number of tokens")
+    assert told["data.custom_cls.path"].startswith("not modelled: samples by a class of one's own")
+    assert told["model.external_lib"].startswith("not modelled: code that is imported")
+    assert "units by names of classes alone" in told["model.fsdp_config.wrap_policy.min_num_params"]
+    assert told["trainer.nnodes"] == "no effect: nothing of the trainer reads it: the launcher says the ranks"
+    assert "same batches without gradients" in told["trainer.test_freq"]
+    assert told["trainer.seed"] == "no effect: the run around the steps"
+
+
+@pytest.mark.parametrize(("before", "after", "told"), [
+    ("chat_template: null", "chat_template: mine", "Apply Chat template from config is not supported yet"),
+    ("lr_scheduler: wsd", "lr_scheduler: linear", "Unknown lr scheduler: linear"),
+    ("device: cuda", "device: npu", "training on npu"),
+    ("transformer_layer_cls_to_wrap: null", "transformer_layer_cls_to_wrap: [Block]", "units by the names of their"),
+    ("strategy: fsdp2", "strategy: fsdp", "units by their size")])
+def test_values_of_the_trainers_own_file_that_stop_it_are_told(tmp_path: Path, before: str, after: str,
+                                                               told: str) -> None:
+    found = imported(tmp_path, YAML.replace(before, after), 8, "sft.yaml")
+    assert any(told in str(one) for one in (*found.wrong, *found.refused))
+
+
+def test_the_newer_trainers_file_is_refused_by_its_name(tmp_path: Path) -> None:
+    """verl b178a3cd trainer/config/sft_trainer_engine.yaml."""
+    text = "defaults:\n  - model@model: hf_model\n  - engine@engine: fsdp\n  - _self_\ndata: {train_batch_size: 256}\n"
+    found = imported(tmp_path, text, 8, "engine.yaml")
+    assert "the trainer verl.trainer.sft_trainer (read: verl.trainer.fsdp_sft_trainer)" in str(found.refused[0])
