@@ -2,9 +2,10 @@
 
     python tests/truth/list_trainer_fields.py GIT_OF_TRL GIT_OF_LLAMAFACTORY GIT_OF_AXOLOTL TRANSFORMERS...
 
-Comes in: git directories of the three at the commits below, folders of transformers 4.46.3 and 5.23.0, whose arguments
-the recipes of TRL and LLaMA-Factory have too. Goes out: `simcore/recipes/huggingface/fields.json`, names by format:
-annotated fields of the classes that hold arguments, also of axolotl's plugins.
+Comes in: git directories of the three at the commits below, folders of transformers 4.46.3 and 5.23.0. TRL's
+recipes have the arguments of the last one too, those of LLaMA-Factory those of both. Goes out:
+`simcore/recipes/huggingface/fields.json`, names by format: annotated fields of the classes that hold arguments, also of
+axolotl's plugins.
 """
 
 from __future__ import annotations
@@ -38,12 +39,16 @@ def of(directory, commit, *rooms):
 
 
 def main(trl, factory, axolotl, *transformers):
-    trainer = set().union(*(fields((Path(folder) / name).read_text(encoding="utf-8")) for folder in transformers
-                            for name in ("training_args.py", "training_args_seq2seq.py")))
+    def trainer(folders, *names):
+        return set().union(*(fields((Path(folder) / name).read_text(encoding="utf-8")) for folder in folders
+                             for name in names))
+
     found = {
-        "trl": trainer | of(trl, COMMITS[0], "trl/trainer/sft_config.py", "trl/trainer/base_config.py",
-                            "trl/trainer/model_config.py", "trl/scripts/utils.py"),
-        "llamafactory": trainer | of(factory, COMMITS[1], "src/llamafactory/hparams"),
+        "trl": trainer(transformers[-1:], "training_args.py") | of(
+            trl, COMMITS[0], "trl/trainer/sft_config.py", "trl/trainer/base_config.py", "trl/trainer/model_config.py",
+            "trl/scripts/utils.py"),
+        "llamafactory": trainer(transformers, "training_args.py", "training_args_seq2seq.py") | of(
+            factory, COMMITS[1], "src/llamafactory/hparams"),
         "axolotl": of(axolotl, COMMITS[2], "src/axolotl/utils/schemas", "src/axolotl/integrations")}
     rows = [f'{json.dumps(name)}: {json.dumps(sorted(one for one in keys if not one.startswith("_")))}'
             for name, keys in found.items()]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.huggingface.trainer import UNUSED
-from simcore.recipes.huggingface.without_effect import ALIKE
-from simcore.recipes.rows import Idle, Row, Unmodelled
+from simcore.recipes.huggingface.without_effect import ALIKE, REST_OF_ACCELERATOR
+from simcore.recipes.rows import Idle, Row, Says, Unmodelled
 
 __all__ = ["WITHOUT_EFFECT"]
 
 WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
+    Says("accelerator_config.gradient_accumulation_kwargs.num_steps", "", idle={1: "the default"}, words={None: None},
+         what="microbatches of a step by accelerate:"),
+    *REST_OF_ACCELERATOR,
     Idle(("wandb_*", "mlflow_*", "comet_*", "use_wandb", "use_mlflow", "use_comet", "use_tensorboard", "use_swanlab",
           "swanlab_*", "trackio_*", "use_trackio", "use_otel_metrics", "otel_*", "logging_steps", "profiler_*",
           "include_tkps", "hf_mlflow_log_artifacts", "include_tokens_per_second"), "logging and measuring"),

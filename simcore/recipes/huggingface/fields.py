@@ -1,7 +1,8 @@
 """Keys that recipes of transformers' Trainer and of programs around it may have, by format.
 
 `fields.json` is made by `tests/truth/list_trainer_fields.py` from the sources of TRL f2cd5771, LLaMA-Factory ff6d4d12
-and axolotl 067b021c with its plugins; recipes of the first two have the arguments of transformers 4.46.3 and 5.23.0.
+and axolotl 067b021c with its plugins; recipes of TRL have the arguments of transformers 5.23.0 too, those of
+LLaMA-Factory those of 4.46.3 as well.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ def read_plugin(reader: Reader, draft: Draft, plugin: Plugin, *, second: bool) -
     return checkpoints
 
 
-def share_ranks(reader: Reader, draft: Draft, copies: str, shards: str) -> None:
+def share_ranks(reader: Reader, draft: Draft, copies: str = "", shards: str = "") -> None:
     """Writes ranks that shard, and copies of them; `copies`, `shards`: keys that may say how many of each."""
-    replicate, shard = reader.integer(copies), reader.integer(shards)
+    replicate, shard = (reader.integer(key) if key else None for key in (copies, shards))
     draft.put("mesh.dp_replicate", replicate)
     if draft.answers.gpus is None:
         draft.use(shard, why="must be the GPUs over copies of the shards")

@@ -8,7 +8,7 @@ from typing import Any, Final
 from simcore.errors import InputError
 from simcore.models.graph import model_config
 
-__all__ = ["LINEARS", "NAMED_BY_PEFT", "family_of"]
+__all__ = ["BALANCING", "LINEARS", "NAMED_BY_PEFT", "family_of", "is_dense"]
 
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
@@ -25,6 +25,10 @@ NAMED_BY_PEFT: Final = {
 }
 """Modules by family, in PEFT 0.21.2's `utils/constants.py`."""
 
+BALANCING: Final = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next")
+"""Families whose configuration weighs a loss that balances experts (5.23.0 `router_aux_loss_coef`)."""
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+
 
 def family_of(model: Any) -> str:
     """`model_type` of a model by the name that a recipe has for it, or of a changed one; "" if it is not known."""
@@ -34,3 +38,12 @@ def family_of(model: Any) -> str:
         return str(model_config(str(model), None, "").get("model_type", ""))
     except InputError:
         return ""
+
+
+def is_dense(model: Any) -> bool:
+    """True for a model that is known and has no experts."""
+    try:
+        fields = model_config(str(model.get("config") if isinstance(model, Mapping) else model), None, "")
+    except InputError:
+        return False
+    return not any(fields.get(name) for name in _EXPERTS)

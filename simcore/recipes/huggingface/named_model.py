@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from simcore.recipes.draft import Draft
@@ -16,14 +17,14 @@ _WITH_CODE: Final = ("deepseek_v2", "deepseek_v3", "nemotron_h", "phi3")
 deepseek-ai/DeepSeek-V2 and -V3, and nvidia's Nemotron-H on the hub."""
 
 
-def read_named_model(reader: Reader, draft: Draft, key: str, *blocks: str) -> None:
+def read_named_model(reader: Reader, draft: Draft, key: str, *blocks: str, but: Sequence[str] = ()) -> None:
     """Writes the model that `key` names, unless `--set model` answers; asks for it where the recipe names none.
 
-    `blocks`: keys of mappings whose fields go before those of the model's configuration.
+    `blocks`: keys of mappings whose fields go before those of the model's configuration, `but` those of these names.
     """
     named = reader.text(key)
     fields = [one for block in blocks for name in reader.names(block)
-              if (one := reader.take(f"{block}.{name}")) is not None]
+              if name not in but and (one := reader.take(f"{block}.{name}")) is not None]
     if (given := draft.answers.settings.get("model")) is not None:
         draft.idle([*([named] if named else []), *fields], f"the model is given as {given}")
     elif named is None:

@@ -30,6 +30,9 @@ _TRAINER: Final = "transformers 5.23.0"
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args",
                         ("offload_params", "sharding_strategy"), "transformers 5.23.0 training_args.py")
+_MAPPING: Final = ("the Trainer makes no ParallelismConfig of a mapping, and the Accelerator stops at it (transformers "
+                   "5.23.0 training_args.py _VALID_DICT_FIELDS): say it in accelerate's YAML")
+_STEPS: Final = "accelerator_config.gradient_accumulation_kwargs.num_steps"
 _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
 UNUSED: Final = ("before each backward DDP walks through the graph, and adds up a map of used parameters over ranks: "
                  "neither is timed")
@@ -44,7 +47,6 @@ ACCELERATOR: Final[tuple[Row, ...]] = (
     Off("accelerator_config.gradient_accumulation_kwargs.sync_each_batch", "reductions after each microbatch"),
     Off("accelerator_config.split_batches", "a microbatch that is shared out over the ranks"),
     Unmodelled(("accelerator_config.dispatch_batches",), "batches that one rank reads and sends to the others"),
-    Idle(("accelerator_config.*",), "which samples a rank reads"),
 )
 """Settings of accelerate's batches."""
 SWITCHES: Final[tuple[Row, ...]] = (
@@ -66,6 +68,9 @@ SWITCHES: Final[tuple[Row, ...]] = (
 
 def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
     """Writes `framework`, its options and the mesh; returns what else follows from who shards."""
+    for one in reader.matching("parallelism_config", "parallelism_config.*")[:1]:
+        draft.use(one)
+        draft.fail(one.where, f"{one.key}: {_MAPPING}")
     zero, fsdp = reader.look("deepspeed"), reader.take("fsdp")
     if zero is None:
         reader.take("deepspeed")  # null says nothing
@@ -102,7 +107,7 @@ def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
 
 def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
     """Writes the sequences (packs, where they are one row) of an optimizer step."""
-    steps = reader.integer("gradient_accumulation_steps")
+    steps = _read_steps(reader, draft)
     check_numbers(draft, launch.zero, reader.integer("per_device_train_batch_size"), steps, micro_default=8)
     if launch.steps is not None:
         _compare_launch(draft, steps, launch.steps)
@@ -113,6 +118,21 @@ def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
         return
     draft.infer("training.global_batch_size", micro * steps.value * ranks,
                 f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_TRAINER)
+
+
+def _read_steps(reader: Reader, draft: Draft) -> Taken[int] | None:
+    """Microbatches of a step, which `num_steps` may say in place of the trainer's own argument.
+
+    transformers 5.23.0 trainer.py create_accelerator_and_postprocess.
+    """
+    steps, other = reader.integer("gradient_accumulation_steps"), reader.integer(_STEPS)
+    if other is None:
+        return steps
+    if steps is not None and steps.value > 1:
+        draft.fail(other.where, f"{other.key} beside {steps.key} {steps.value}, which is more than 1: an error of "
+                                f"{_TRAINER} (trainer.py create_accelerator_and_postprocess)")
+    draft.idle(steps, f"{other.key} goes before it")
+    return other
 
 
 def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]) -> None:
@@ -132,7 +152,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
         draft.idle(reader.matching("max_grad_norm"), f"{_TRAINER} compares it with 0, and stops; 4.46.3 clips nothing "
                                                      "at null: no clip is timed")
     read_clipping(reader, draft, "max_grad_norm")
-    draft.idle(reader.matching("optim_args", "optim_target_modules"), "numbers of the update")
+    draft.idle(reader.matching("optim_target_modules"), "read by GaLore and APOLLO alone")
     if launch.zero is not None and launch.zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif named is not None and named.value not in OPTIMIZERS:
@@ -143,7 +163,22 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
                       "training_args.py: adamw_torch_fused")
     else:
-        draft.put("training.optimizer", named, OPTIMIZERS[named.value], SOURCE)
+        draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
+    _read_optim_args(reader, draft, named.value if named else "")
+
+
+def _read_optim_args(reader: Reader, draft: Draft, name: str) -> None:
+    """Reads `optim_args`, of which SGD takes its momentum (transformers 5.23.0 trainer_optimizer.py _get_sgd)."""
+    said = reader.text("optim_args")
+    pairs = dict(part.partition("=")[::2] for part in said.value.replace(" ", "").split(",")) if said else {}
+    if name == "sgd" and "momentum" in pairs:
+        try:
+            draft.put("training.optimizer.momentum", said, float(pairs["momentum"]))
+        except ValueError:
+            draft.use(said)
+            draft.fail(said.where if said else "", f"optim_args: expected a number, got momentum={pairs['momentum']}")
+    else:
+        draft.idle(said, "numbers of the update")
 
 
 def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
@@ -187,5 +222,5 @@ def _read_fsdp(reader: Reader, draft: Draft, fsdp: Taken[Any]) -> Launch:
     if "offload" in words:
         for part in ("params", "gradients", "optimizer"):
             draft.infer(f"training.offload.{part}", "host", "fsdp: offload moves all three", fsdp)
-    share_ranks(reader, draft, "parallelism_config.dp_replicate_size", "parallelism_config.dp_shard_size")
+    share_ranks(reader, draft)
     return Launch(Shards.EACH if second else Shards.FLAT, checkpoints=checkpoints)

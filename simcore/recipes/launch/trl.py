@@ -12,7 +12,7 @@ from typing import Final
 from simcore.recipes.launch.starters import Starter
 from simcore.recipes.shell.pieces import Word
 
-__all__ = ["COMMANDS", "inner_accelerate"]
+__all__ = ["COMMANDS", "inner_accelerate", "is_of_launcher", "launcher_file"]
 
 COMMANDS: Final = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 """Trainings of the command."""
@@ -22,6 +22,11 @@ _VALUES: Final = re.compile(
     r"mixed_precision|gpu_ids|rdzv_backend|rdzv_conf|zero_stage|deepspeed_config_file|offload_\w+_device|"
     r"fsdp_(?!config$)\w+|dynamo_\w+|parallelism_config_\w+)")
 _FLAGS: Final = re.compile(r"--(?:multi_gpu|use_fsdp|use_deepspeed|use_megatron_lm|use_parallelism_config|cpu|debug)")
+
+
+def is_of_launcher(name: str) -> bool:
+    """True for the name of an option that is accelerate's."""
+    return bool(_VALUES.fullmatch(f"--{name}") or _FLAGS.fullmatch(f"--{name}"))
 
 
 def inner_accelerate(starter: Starter, _path: str) -> tuple[Starter, tuple[Word, ...]]:
@@ -42,14 +47,15 @@ def _named(words: list[Word]) -> list[Word]:
     for number, word in enumerate(words):
         name, has_value, value = word.text.partition("=")
         if name == _CONFIG:
-            text = f"--config_file={_file(value)}" if has_value else "--config_file"
+            text = f"--config_file={launcher_file(value)}" if has_value else "--config_file"
             found.append(Word(text, word.line, word.unknown))
         elif number and words[number - 1].text == _CONFIG:
-            found.append(Word(_file(word.text), word.line, word.unknown))
+            found.append(Word(launcher_file(word.text), word.line, word.unknown))
         else:
             found.append(word)
     return found
 
 
-def _file(name: str) -> str:
+def launcher_file(name: str) -> str:
+    """File that `accelerate_config` names: TRL's own by its name with its ending."""
     return name if name.endswith((".yaml", ".yml")) or "/" in name else f"{name}.yaml"

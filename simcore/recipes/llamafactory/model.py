@@ -6,11 +6,11 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.config_fields import BALANCED
-from simcore.recipes.huggingface.modules import family_of
+from simcore.recipes.huggingface.modules import family_of, is_dense
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.trainer import SWITCHES
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Row, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Unmodelled, leave_out, read_rows
 
 __all__ = ["read_model"]
 
@@ -35,7 +35,6 @@ _ROWS: Final[tuple[Row, ...]] = (
     Off("use_dft_loss", "the loss of DFT"),
     Off("use_asft_loss", "a second model beside the trained one (ASFT)"),
     Off("use_eaft_loss", "the loss of EAFT"),
-    Unmodelled(("moe_aux_loss_coef",), BALANCED, (0,)),
     Idle(("rope_scaling",), "angles of the rotary embedding"),
     Idle(("model_revision", "cache_dir", "hf_hub_token", "ms_hub_token", "om_hub_token",
           "low_cpu_mem_usage", "use_fast_tokenizer", "split_special_tokens", "init_special_tokens", "offload_folder",
@@ -55,6 +54,11 @@ def read_model(reader: Reader, draft: Draft) -> None:
                        ("add_special_tokens", "a vocabulary that grows"),
                        ("new_special_tokens_config", "a vocabulary that grows")):
         draft.refuse(reader.take(name), what)
+    balancing = reader.number("moe_aux_loss_coef")
+    if is_dense(draft.answers.settings.get("model") or draft.values.get("model")):
+        draft.idle(balancing, "the model has no experts")
+    else:
+        leave_out(draft, Unmodelled((), BALANCED, (0,)), [balancing] if balancing else [])
     read_rows(reader, draft, _ROWS)
 
 

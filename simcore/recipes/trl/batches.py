@@ -28,8 +28,8 @@ _TRAINER: Final = "transformers 5.23.0"
 
 
 def read_lengths(reader: Reader, draft: Draft) -> None:
-    """Writes the length of sequences and the microbatch; `max_seq_length` is the name of older releases."""
-    limit = reader.integer("max_length") or reader.integer("max_seq_length")
+    """Writes the length of sequences and the microbatch."""
+    limit = reader.integer("max_length")
     packing, strategy = reader.flag("packing"), reader.text("packing_strategy")
     multiple = reader.integer("pad_to_multiple_of")
     draft.idle(reader.take("eval_packing"), "evaluation: not part of a step")

@@ -16,7 +16,10 @@ _TWICE: Final = "transformers 5.23.0 trainer.py create_accelerator_and_postproce
 
 def read_checkpointing(reader: Reader, draft: Draft, launch: Launch) -> None:
     """Writes whether layers are recomputed; TRL does so by default, which FSDP's own checkpoints forbid."""
-    asked = reader.flag("gradient_checkpointing") or reader.flag("activation_checkpointing")
+    asked, older = reader.flag("activation_checkpointing"), reader.flag("gradient_checkpointing")
+    if asked is not None:
+        draft.idle(older, f"{asked.key} goes before it (transformers 5.23.0 training_args.py)")
+    asked = asked or older
     by_fsdp = [one for one in launch.checkpoints if one.value]
     draft.idle([one for one in launch.checkpoints if not one.value], "the default")
     for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):

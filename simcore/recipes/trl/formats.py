@@ -12,8 +12,7 @@ from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["Formats", "read_formats", "write_formats"]
 
-_NAMES: Final = {"float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16",
-                 "fp16": "fp16"}
+_NAMES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _RELEASE: Final = "TRL 1.16.0"
 _READ: Final = "trainer/model_config.py ModelConfig.dtype: float32 for `trl sft`"
 _MIXED: Final = "trainer/base_config.py: bf16 unless fp16 is asked for"
@@ -38,7 +37,10 @@ class Formats:
 
 def read_formats(reader: Reader, draft: Draft, launch: Launch) -> Formats:
     """Reads `dtype`, `bf16` and `fp16`; without the latter two TRL takes bf16, whatever the launcher says."""
-    dtype = reader.text("dtype") or reader.text("torch_dtype") or reader.text("model_init_kwargs.dtype")
+    dtype, other = reader.text("model_init_kwargs.dtype"), reader.text("dtype")
+    if dtype is not None:
+        draft.idle(other, f"{dtype.key} goes before it (TRL 1.16.0 scripts/sft.py)")
+    dtype = dtype or other
     half, full = reader.flag("bf16"), reader.flag("fp16")
     stored = "fp32" if dtype is None else _NAMES.get(dtype.value, "bf16" if dtype.value == "auto" else "")
     if dtype is not None and not stored:

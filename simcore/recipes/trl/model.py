@@ -6,30 +6,46 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.config_fields import BALANCED
+from simcore.recipes.huggingface.modules import BALANCING, family_of, is_dense
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.trainer import SWITCHES
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Row, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 
 __all__ = ["read_loss", "read_model"]
 
 _SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-flash-attn3")
 _ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
 _CHOICE: Final = "modeling_utils.py: SDPA where the model has it"
+_FILES: Final = ("revision", "code_revision", "cache_dir", "token", "local_files_only", "subfolder", "force_download",
+                 "use_safetensors", "variant", "low_cpu_mem_usage", "weights_only")
+_OWN: Final = ("dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "use_cache", "use_kernels",
+               "experts_implementation", "device_map", "quantization_config", *_FILES)
+"""Arguments of from_pretrained; others are fields of the configuration."""
 _LOSS: Final = "trainer/sft_trainer.py: nll makes no whole logits; the engine's cut stands for it"
 _ROWS: Final[tuple[Row, ...]] = (
     *SWITCHES,
     Off("activation_offloading", "activations that wait on the host under TRL"),
-    Idle(("model_revision", "use_cache", "model_init_kwargs.use_cache",
-          "model_init_kwargs.revision"), "which files are read"),
+    Says("model_init_kwargs.use_kernels", "framework_options.use_kernels", "flag", {True: True},
+         {False: "the default"}),
+    Says("model_init_kwargs.experts_implementation", "", "text", {None: None},
+         {"grouped_mm": "grouped products, as they are counted"}, "experts by"),
+    Idle(("use_cache", "model_init_kwargs.use_cache"), "SFTTrainer asks for none in each forward pass (TRL 1.16.0 "
+         "trainer/sft_trainer.py compute_loss)"),
+    Idle(("model_init_kwargs.device_map", "model_init_kwargs.device_map.*"), "a rank has one GPU, which it reads to"),
+    Idle(("model_init_kwargs.torch_dtype",), "dtype goes before it (transformers 5.23.0 modeling_utils.py:1406)"),
+    Idle(("model_revision", *(f"model_init_kwargs.{name}" for name in _FILES)), "which files are read"),
 )
 
 
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model and its attention; refuses what changes its layers otherwise."""
-    read_named_model(reader, draft, "model_name_or_path")
+    read_named_model(reader, draft, "model_name_or_path", "model_init_kwargs", but=_OWN)
     read_remote_code(reader, draft, "trust_remote_code", "model_init_kwargs.trust_remote_code")
-    asked = reader.text("attn_implementation") or reader.text("model_init_kwargs.attn_implementation")
+    asked, other = reader.text("model_init_kwargs.attn_implementation"), reader.text("attn_implementation")
+    if asked is not None:
+        draft.idle(other, f"{asked.key} goes before it (TRL 1.16.0 scripts/sft.py)")
+    asked = asked or other
     name = _ALIKE.get(asked.value, asked.value) if asked else ""
     if asked is not None and name not in _SERVED:
         draft.refuse(asked, f"attention by {asked.value}")
@@ -37,6 +53,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
         draft.release_default("attn_implementation", "sdpa", "transformers 5.23.0", _CHOICE)
     else:
         draft.put("framework_options.attn_implementation", asked, name)
+    draft.refuse(reader.take("model_init_kwargs.quantization_config"), "a packed base by an argument of the model")
     read_rows(reader, draft, _ROWS)
 
 
@@ -49,7 +66,7 @@ def read_loss(reader: Reader, draft: Draft) -> None:
         draft.put("training.loss", kind, "cut", _LOSS)
     else:
         draft.default("training.loss", "cut", "TRL 1.16.0", _LOSS)
-    draft.unmodelled(reader.take("router_aux_loss_coef"), BALANCED)
+    _read_balancing(reader, draft)
     liger = reader.flag("use_liger_kernel")
     kernels = reader.matching("liger_kernel_config", "liger_kernel_config.*")
     if liger is not None and liger.value:
@@ -61,3 +78,22 @@ def read_loss(reader: Reader, draft: Draft) -> None:
             draft.release_default("use_liger_kernel", "false", "transformers 5.23.0", "training_args.py")
         draft.idle(liger, "the default")
         draft.idle(kernels, "Liger's kernels are not asked for")
+
+
+def _read_balancing(reader: Reader, draft: Draft) -> None:
+    """Lists the loss that balances experts: on with the model's own weight unless `router_aux_loss_coef` is 0.
+
+    TRL 1.16.0 `trainer/sft_trainer.py` aux_loss_enabled, which stops at a weight beside a model without such a loss.
+    """
+    weight = reader.number("router_aux_loss_coef")
+    model = draft.answers.settings.get("model") or draft.values.get("model")
+    if weight is not None and weight.value and is_dense(model):
+        draft.use(weight)
+        draft.fail(weight.where, f"{weight.key} {weight.value:g}: the model has no experts, at which TRL 1.16.0 stops "
+                                 "(trainer/sft_trainer.py)")
+    elif family_of(model) in BALANCING and weight is None:
+        draft.unmodelled_default("router_aux_loss_coef", "the model's own", BALANCED)
+    elif weight is not None and weight.value:
+        draft.unmodelled(weight, BALANCED)
+    else:
+        draft.idle(weight, "off")

@@ -20,6 +20,7 @@ from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows
 from simcore.recipes.trl.adapters import read_method
+from simcore.recipes.trl.arguments import read_launcher, refuse_older
 from simcore.recipes.trl.batches import read_lengths
 from simcore.recipes.trl.checkpointing import read_checkpointing
 from simcore.recipes.trl.formats import read_formats, write_formats
@@ -42,6 +43,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     file = files[0]
     reader, draft = Reader(file.document, fields=fields_of("trl") | {"env"}), Draft("trl", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
+    refuse_older(reader, draft)
+    draft = read_launcher(reader, draft, [Path(one.path).name for one in files[1:]])
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))
     if beside.accelerate is not None:
         draft = read_processes(beside.accelerate, draft)

@@ -12,8 +12,9 @@ __all__ = ["WITHOUT_EFFECT"]
 WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     *TRAINER,
     Idle(("env.*",), "how ranks are started"),
+    Idle(("ignore_bias_buffers",), "read by `trl dpo` alone (TRL 1.16.0 scripts/dpo.py)"),
     Idle(("dataset_*", "datasets", "datasets.*", "streaming", "test_split_size", "shuffle_dataset",
-          "ignore_bias_buffers", "completion_only_loss", "assistant_only_loss"),
+          "completion_only_loss", "assistant_only_loss"),
          "which samples are read, and which tokens count"),
     Idle(("chat_template_path", "eos_token", "pad_token"), "which tokens a text becomes"),
 )

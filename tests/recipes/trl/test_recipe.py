@@ -245,3 +245,61 @@ def test_a_loop_over_lists_of_tensors_is_told_from_a_fused_kernel_under_zero(key
 def test_code_of_a_checkpoint_takes_the_place_of_transformers_layers(model: str, kind: str) -> None:
     found = imported({**RECIPE, "model_name_or_path": model, "trust_remote_code": True})
     assert [one.kind for one in found.left if one.key == "trust_remote_code"] == [kind]
+
+
+def test_keys_in_the_order_in_which_trl_reads_them() -> None:
+    """TRL 1.16.0 scripts/sft.py:76, transformers 5.23.0 training_args.py:1536."""
+    told = imported({**RECIPE, "attn_implementation": "eager", "model_init_kwargs": {
+        "attn_implementation": "sdpa", "dtype": "float32", "num_hidden_layers": 4, "use_kernels": True},
+        "activation_checkpointing": False, "gradient_checkpointing": True})
+    told.expect_complete()
+    assert told.values["framework_options"] | {"attn_implementation": "sdpa", "use_kernels": True} == (
+        told.values["framework_options"])
+    assert told.values["training"]["recompute"] == "none"
+    assert told.values["training"]["precision"]["params"] == "fp32"
+    assert told.values["model"] == {"config": "llama-3.2-3b", "overrides": {"num_hidden_layers": 4}}
+    assert {one.key for one in told.left if "goes before it" in one.why} == {
+        "attn_implementation", "dtype", "gradient_checkpointing"}
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    ({"torch_dtype": "bfloat16"}, "torch_dtype: TRL 1.16.0 and transformers 5.23.0 have no such argument, at which `trl"
+                                  " sft` stops (write dtype)"),
+    ({"max_seq_length": 64}, "(write max_length)"),
+    ({"group_by_length": True}, "(write train_sampling_strategy"),
+    ({"parallelism_config": {"dp_replicate_size": 2}}, "the Accelerator stops at it"),
+    ({"router_aux_loss_coef": 0.1}, "the model has no experts, at which TRL 1.16.0 stops"),
+    ({"accelerate_config": "fsdp2"}, "names a further file, fsdp2.yaml"),
+    ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}, "gradient_accumulation_steps": 4},
+     "num_steps beside gradient_accumulation_steps 4"),
+    ({"model_init_kwargs": {"quantization_config": {"load_in_4bit": True}}}, "a packed base by an argument")])
+def test_arguments_at_which_trl_stops(said: dict[str, Any], message: str) -> None:
+    assert message in refusal({**RECIPE, **said})
+
+
+def test_options_of_the_launcher_in_the_recipe() -> None:
+    """TRL 1.16.0 cli/commands/training.py run."""
+    found = imported({**RECIPE, "num_processes": 4, "use_fsdp": True, "fsdp_version": 2,
+                      "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}, gpus=None)
+    found.expect_complete()
+    assert (found.values["framework"], found.values["mesh"]) == ("fsdp2", {"dp_shard": 4})
+    alone = imported({**RECIPE, "num_processes": 2}, gpus=None)
+    alone.expect_complete()
+    assert alone.values["mesh"] == {"dp_replicate": 2}
+
+
+def test_steps_and_momentum_by_other_arguments() -> None:
+    """transformers 5.23.0 trainer.py:814, trainer_optimizer.py _get_sgd."""
+    found = imported({**RECIPE, "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 3}},
+                      "per_device_train_batch_size": 2, "optim": "sgd", "optim_args": "momentum=0.9"})
+    found.expect_complete()
+    assert found.values["training"]["global_batch_size"] == 2 * 3 * 8
+    assert found.values["training"]["optimizer"]["momentum"] == 0.9
+
+
+def test_the_loss_that_balances_experts_is_on_by_default() -> None:
+    """TRL 1.16.0 trainer/sft_trainer.py:1205."""
+    experts = {**RECIPE, "model_name_or_path": "qwen3-30b-a3b"}
+    kinds = [[one.kind for one in imported({**experts, **said}).left if one.key == "router_aux_loss_coef"]
+             for said in ({}, {"router_aux_loss_coef": 0.0}, {"router_aux_loss_coef": 0.1})]
+    assert kinds == [["not modelled"], ["no effect"], ["not modelled"]]
