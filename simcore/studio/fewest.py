@@ -50,8 +50,8 @@ def fewest(question: Question, say: Say) -> None:
     needs; `untried`: numbers left out; `is_refused`: every layout is; `skipped`: numbers below `value` that the batch
     of a step is no multiple of, so that few layouts have it or none; `other`: the least of the largest that surely fits
     with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest of them does not;
-    `on_device`: where every layout on `value` has states on the host, the same of layouts that have none there
-    (`value`, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`), else None.
+    `on_device`: where `layout` has states on the host, the same of layouts that have none there (`value`, which may be
+    the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`), else None.
     """
     base = question.scenario()
     own = base.framework
@@ -158,11 +158,8 @@ class _Fewest:
                                    "why": f"refused: {error.problems[0].message}"})
             return
         best = self._fastest(found.value, on_device=True) if isinstance(found.value, int) else None
-        if found.value == self.row["value"]:
-            self._found(layout=best)
-        else:
-            self._found(on_device={"value": found.value, "is_fewest": not found.untried, "layout": best,
-                                   "beyond": found.beyond, "why": found.why, "nearest_bytes": found.nearest_bytes})
+        self._found(on_device={"value": found.value, "is_fewest": not found.untried, "layout": best,
+                               "beyond": found.beyond, "why": found.why, "nearest_bytes": found.nearest_bytes})
 
     def rank(self) -> None:
         """Says the row with fewer GPUs that fit with another batch, then with the fastest layout on the fewest."""
@@ -170,7 +167,14 @@ class _Fewest:
         if self.row["skipped"] and any(key.startswith("mesh") for key in self.question.rest.get("free") or {}):
             self._try_other_batches(self.row["skipped"][:-_OTHERS - 1:-1])
         best = self._fastest(self.row["value"])
-        self._found(is_best=True, **({"layout": best} if best else {}))
+        self.row |= {"is_best": True, **({"layout": best} if best else {})}
+        beside = self.row["on_device"]
+        if not self.is_on_host():
+            beside = None
+        elif beside is None:
+            beside = {"value": self.row["value"], "is_fewest": self.row["is_fewest"], "beyond": None, "why": "",
+                      "nearest_bytes": None, "layout": self._fastest(self.row["value"], on_device=True)}
+        self._found(on_device=beside)
 
     def _fastest(self, number: int, *, on_device: bool = False) -> dict[str, Any] | None:
         """The fastest layout on a number of GPUs; None if none fits."""
