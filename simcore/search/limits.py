@@ -149,6 +149,8 @@ class _Tries:
         if value not in self.lowest or answer.peak_bytes < self.lowest[value][0]:
             self.lowest[value] = (answer.peak_bytes, candidate)
         is_good = answer.verdict == "fits" or (self.question.unsure and answer.verdict == "unsure")
+        if not is_good:
+            self.watch.missed(value, candidate, answer)
         if not is_good or not self._satisfies(candidate, answer):
             return False
         self.watch.holds(value, candidate, answer)

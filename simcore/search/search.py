@@ -88,7 +88,11 @@ class _Counts:
     first: dict[tuple[Status, str], tuple[int, str]] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
 
-    def refuse(self, index: int, answer: Refused) -> None:
+    def miss(self, index: int, answer: Judged) -> None:
+        """Counts a candidate that is refused or does not surely fit."""
+        if not isinstance(answer, Refused):
+            self.others["at_rest" if answer is None else answer.verdict] += 1
+            return
         key = (answer.status, answer.rule)
         self.refused[key] += 1
         self.first[key] = min(self.first.get(key, (index, answer.message)), (index, answer.message))
@@ -241,12 +245,10 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
     for index, candidate, answer in answered:
         if counts.fates is not None:
             counts.fates.note(index, answer)
-        if isinstance(answer, Refused):
-            counts.refuse(index, answer)
-        elif answer is None:
-            counts.others["at_rest"] += 1
-        elif answer.verdict == "oom" or (answer.verdict == "unsure" and not question.unsure):
-            counts.others[answer.verdict] += 1
+        if not isinstance(answer, Sized) or answer.verdict == "oom" or (
+                answer.verdict == "unsure" and not question.unsure):
+            counts.miss(index, answer)
+            watch.missed(candidate, answer)
         else:
             found = _Found(index, candidate, answer)
             if all(holds(one, question.space.base, candidate, answer) for one in conditions):

@@ -1,8 +1,8 @@
 """Fewest GPUs of each framework, that of the job first; a row as soon as a number is known, and each better one.
 
 Beyond one host only whole hosts are tried, unless numbers are given. A number of GPUs is told once some layout surely
-fits on it, the fewest once every layout on fewer was tried. The
-fastest layout there comes last, when all frameworks have their number.
+fits on it, the fewest once every layout on fewer was tried. Where the fewest need states on the host, the fewest
+without come next, and the fastest layouts last, when all frameworks have their number.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from simcore.models.graph import build
 from simcore.placement.job import topology_of
 from simcore.results.found import FreeLimit
 from simcore.results.limit import Value
+from simcore.search.condition import condition
 from simcore.search.judge import Candidate, Sized, timed
 from simcore.search.limits import free_limit
 from simcore.search.meshes import DEGREES
+from simcore.search.missed import Missed
 from simcore.search.objective import OBJECTIVES
 from simcore.search.search import Search, layout_of, search
 from simcore.search.watch import LimitWatch
@@ -35,6 +37,7 @@ _OTHERS: Final = 3
 """Numbers of GPUs that are tried at most with another batch, the largest first."""
 _PAUSE_S: Final = 0.2
 """Seconds between two lines about progress."""
+_OFFLOAD: Final = "training.offload."
 Say = Callable[[Mapping[str, Any]], None]
 
 
@@ -46,7 +49,9 @@ def fewest(question: Question, say: Say) -> None:
     largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
     needs; `untried`: numbers left out; `is_refused`: every layout is; `skipped`: numbers below `value` that the batch
     of a step is no multiple of, so that few layouts have it or none; `other`: the least of the largest that surely fits
-    with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest of them does not.
+    with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest of them does not;
+    `on_device`: where `layout` has states on the host, the same of layouts that have none there (`value`, which may be
+    the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`), else None.
     """
     base = question.scenario()
     own = base.framework
@@ -57,6 +62,9 @@ def fewest(question: Question, say: Say) -> None:
         one = _Fewest(_narrowed(question, name, axes[name]), name, say, {"done": done, "all_of": len(axes)})
         one.find()
         found.append(one)
+    for one in found:
+        if one.row["value"] and one.is_on_host():
+            one.find_on_device()
     for one in sorted(found, key=lambda one: one.row["value"] or 0):
         if one.row["value"]:
             one.rank()
@@ -112,12 +120,14 @@ class _Fewest:
     place: Mapping[str, int]
     row: dict[str, Any]
     said_at: float
+    missed: Missed
 
     def __init__(self, question: Question, name: str, say: Say, place: Mapping[str, int]) -> None:
         self.question, self.name, self.say, self.place, self.said_at = question, name, say, place, 0.0
+        self.missed = Missed()
         self.row = {"framework": name, "value": None, "is_fewest": False, "is_best": False, "layout": None,
                     "beyond": None, "why": "", "nearest_bytes": None, "untried": 0, "is_refused": False,
-                    "skipped": [], "other": None, "failed": None}
+                    "skipped": [], "other": None, "failed": None, "on_device": None}
 
     def find(self) -> None:
         """Says a row for each smaller number that is found, at last the fewest."""
@@ -125,21 +135,52 @@ class _Fewest:
         try:
             asked = self._search()
             unit = topology_of(asked.space.base).gpus_per_host
-            found = free_limit(asked, "gpus", LimitWatch(self._tried, self._holds), ranks=False, unit=unit)
+            watch = LimitWatch(self._tried, self._holds, self._misses)
+            found = free_limit(asked, "gpus", watch, ranks=False, unit=unit)
             self._found(value=found.value, is_fewest=True, beyond=found.beyond, why=found.why,
                         nearest_bytes=found.nearest_bytes, untried=found.untried,
                         skipped=_skipped(asked, found, unit))
         except RankscopeError as error:
             self._found(why=error.problems[0].message, is_refused=True)
 
+    def is_on_host(self) -> bool:
+        """True if the layout on the fewest GPUs has states on the host that the job has not there."""
+        return any(key.startswith(_OFFLOAD) for key in (self.row["layout"] or {"keys": {}})["keys"])
+
+    def find_on_device(self) -> None:
+        """Says the row with the fewest GPUs of layouts without further states on the host."""
+        self._trying(on_device=True)
+        asked = self._search(on_device=True)
+        try:
+            found = free_limit(asked, "gpus", ranks=False, unit=topology_of(asked.space.base).gpus_per_host)
+        except RankscopeError as error:
+            self._found(on_device={**dict.fromkeys(("value", "layout", "beyond", "nearest_bytes")), "is_fewest": True,
+                                   "why": f"refused: {error.problems[0].message}"})
+            return
+        best = self._fastest(found.value, on_device=True) if isinstance(found.value, int) else None
+        self._found(on_device={"value": found.value, "is_fewest": not found.untried, "layout": best,
+                               "beyond": found.beyond, "why": found.why, "nearest_bytes": found.nearest_bytes})
+
     def rank(self) -> None:
         """Says the row with fewer GPUs that fit with another batch, then with the fastest layout on the fewest."""
         self.say({"trying": self.name, "ranks": True, **self.place})
         if self.row["skipped"] and any(key.startswith("mesh") for key in self.question.rest.get("free") or {}):
             self._try_other_batches(self.row["skipped"][:-_OTHERS - 1:-1])
-        asked = self._search()
-        best = search(replace(asked, space=replace(asked.space, gpus=(self.row["value"],)))).ranked
-        self._found(is_best=True, **({"layout": best[0].model_dump()} if best else {}))
+        best = self._fastest(self.row["value"])
+        self.row |= {"is_best": True, **({"layout": best} if best else {})}
+        beside = self.row["on_device"]
+        if not self.is_on_host():
+            beside = None
+        elif beside is None:
+            beside = {"value": self.row["value"], "is_fewest": self.row["is_fewest"], "beyond": None, "why": "",
+                      "nearest_bytes": None, "layout": self._fastest(self.row["value"], on_device=True)}
+        self._found(on_device=beside)
+
+    def _fastest(self, number: int, *, on_device: bool = False) -> dict[str, Any] | None:
+        """The fastest layout on a number of GPUs; None if none fits."""
+        asked = self._search(on_device=on_device)
+        best = search(replace(asked, space=replace(asked.space, gpus=(number,)))).ranked
+        return best[0].model_dump() if best else None
 
     def _try_other_batches(self, numbers: Sequence[int]) -> None:
         """Says the row with each number, descending, on which some layout surely fits with a larger batch."""
@@ -162,11 +203,19 @@ class _Fewest:
         best = search(Search(space, (OBJECTIVES["tokens"], OBJECTIVES["peak"]), top=1)).ranked
         return best[0].model_dump() if best else None
 
-    def _search(self) -> Search:
-        return Search(space_of_question(self.question), (OBJECTIVES["tokens"], OBJECTIVES["peak"]), top=1)
+    def _search(self, *, on_device: bool = False) -> Search:
+        """The search over the question's space; `on_device`: without states on the host that the job has not there."""
+        space = space_of_question(self.question)
+        if on_device:
+            training = self.question.scenario().training.model_dump(mode="json")
+            stay = (condition(f"{_OFFLOAD}{part} == {place!r}") for part, place in training["offload"].items()
+                    if place == "none")
+            space = replace(space, conditions=(*space.conditions, *stay))
+        return Search(space, (OBJECTIVES["tokens"], OBJECTIVES["peak"]), top=1)
 
     def _trying(self, **more: object) -> None:
-        self.say({"trying": self.name, **self.place, **more})
+        nearest = self.missed.said()["nearest"] if self.row["value"] is None else None
+        self.say({"trying": self.name, **self.place, **more, **({"nearest": nearest} if nearest else {})})
 
     def _tried(self, value: Value, count: int) -> None:
         if time.monotonic() - self.said_at > _PAUSE_S:
@@ -176,6 +225,9 @@ class _Fewest:
     def _holds(self, value: Value, candidate: Candidate, sized: Sized) -> None:
         if self.row["value"] is None or value < self.row["value"]:
             self._found(value=value, layout=self._timed(candidate, sized))
+
+    def _misses(self, value: Value, candidate: Candidate, sized: Sized) -> None:
+        self.missed.add(candidate, sized)
 
     def _timed(self, candidate: Candidate, sized: Sized) -> Mapping[str, Any] | None:
         base = self.question.scenario()

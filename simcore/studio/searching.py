@@ -19,6 +19,7 @@ from simcore.executors.interrupts import deaf
 from simcore.executors.processes import end_with_parent
 from simcore.results.found import FoundLayout
 from simcore.search.judge import Candidate, Sized
+from simcore.search.missed import Missed
 from simcore.studio.question import Question, names_of, space_of_question
 from simcore.studio.worker import behind_others, enclosed, problems_json
 
@@ -145,24 +146,23 @@ def _found(pipe: Connection, question: Question) -> None:
     for name in objectives:
         if name not in OBJECTIVES:
             raise InputError(Problem("objectives", f"expected {', '.join(OBJECTIVES)}"))
-    told_at = [0.0]
+    space, missed, told_at = space_of_question(question), Missed(), [0.0]
 
     def told(stage: str, done: int, all_of: int, found: int) -> None:
         if done == all_of or time.monotonic() - told_at[0] > _PAUSE_S:
             told_at[0] = time.monotonic()
-            pipe.send_bytes(_line(stage=stage, done=done, all_of=all_of, fits=found))
+            pipe.send_bytes(_line(stage=stage, done=done, all_of=all_of, fits=found, **missed.said()))
 
     def sized(candidate: Candidate, memory: Sized) -> None:
         best = memory.tokens / (memory.least_s * memory.num_gpus) if memory.least_s else None
         pipe.send_bytes(_line(fitting={"keys": dict(candidate), "peak_bytes": memory.peak_bytes,
                                        "num_gpus": memory.num_gpus, "tokens_per_s_per_gpu_at_most": best}))
 
-    space = space_of_question(question)
     result = search(Search(space, tuple(OBJECTIVES[name] for name in objectives)), told,
-                    watch=Watch(sized, lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts)))))
+                    watch=Watch(sized, lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts))), missed.add))
     refused = [row.model_dump() for row in result.refused[:12]]
     pipe.send_bytes(_line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused,
-                          over=True))
+                          over=True, **missed.said()))
 
 
 def _fewest(pipe: Connection, question: Question) -> None:

@@ -160,6 +160,6 @@ def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
     page.open(address=f"{page.address}#{packed(job)}")
     page.settled()
     assert "not yet" in page.text("[data-part=problems]")
-    page.click("[data-part=problems] span button + button")
+    page.click("[data-part=problems] li button + button")
     page.settled()
     assert "Fits" in page.text("[data-part=verdict]")

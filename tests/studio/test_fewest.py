@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simcore.inputs.loading import changed
-from simcore.search.judge import Refused, judged
+from simcore.search.judge import Refused, Sized, judged
 from simcore.search.space import candidates
 from simcore.simulate import simulate
 from simcore.studio.fewest import fewest
@@ -83,13 +83,24 @@ def test_no_layout_on_fewer_gpus_fits(framework: str) -> None:
         assert not [one for one in answers if one and not isinstance(one, Refused) and one.verdict == "fits"]
 
 
-def test_states_on_the_host_are_among_the_memory_options() -> None:
-    """Without them the same job needs more GPUs."""
+def test_the_fewest_without_states_on_the_host_stand_beside_the_fewest() -> None:
+    """No layout on fewer GPUs than either number fits, each asked one by one; alike where neither needs the host."""
     job = {**JOB, "framework": "megatron", "limits": {"usable_memory": "12 GiB"}}
-    free: dict[str, Any] = {"mesh": [], "training.recompute": ["full"]}
-    fewest_of = [rows(said(job, free=one, frameworks=["megatron"]))["megatron"][-1]["value"]
-                 for one in (free, {**free, "options": []})]
-    assert fewest_of[1] < fewest_of[0]
+    free: dict[str, Any] = {"mesh": [], "training.recompute": ["full"], "options": []}
+    row = rows(said(job, free=free, frameworks=["megatron"]))["megatron"][-1]
+    assert row["value"] < row["on_device"]["value"]
+    assert "training.offload.optimizer" in row["layout"]["keys"]
+    for number in range(1, row["on_device"]["value"] + 1):
+        space = space_of_question(Question.of({"values": job, "free": {**free, "leaner": []}, "gpus": [number]}))
+        every = list(candidates(space))
+        fit = [one for one, answer in zip(every, judged(space.base, every), strict=True)
+               if isinstance(answer, Sized) and answer.verdict == "fits"]
+        on_device = [one for one in fit if not any(key.startswith("training.offload") for key in one)]
+        assert bool(fit) is (number == row["value"]) or number > row["value"], number
+        assert bool(on_device) == (number == row["on_device"]["value"]), number
+    assert row["on_device"]["layout"]["keys"] in on_device
+    roomy = rows(said({**job, "limits": {}}, free=free, frameworks=["megatron"]))["megatron"][-1]
+    assert (roomy["value"], roomy["on_device"]) == (1, None)
 
 
 @pytest.mark.parametrize(("usable", "fits"), [("10 GiB", True), ("8 GiB", False)])

@@ -108,13 +108,15 @@ def test_a_failure_stands_beside_the_job_and_on_its_bars(asked: Asked) -> None:
 
 def test_a_log_of_another_run_says_so_above_its_numbers(asked: Asked) -> None:
     lines = (b"  Instantaneous batch size per device = 4\n  Gradient Accumulation steps = 2\n"
-             b"  Total train batch size (w. parallel, distributed & accumulation) = 16\n  Number of trainable parameters = 8,030,261,248\n"
+             b"  Total train batch size (w. parallel, distributed & accumulation) = 16\n"
+             b"  Number of trainable parameters = 8,030,261,248\n"
              b"{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n{'train_runtime': 60.0, 'train_steps_per_second': "
              b"0.5, 'train_samples_per_second': 8.0}\n")
     part = asked("measured", values=JOB, name="run.log", content=base64.b64encode(lines).decode())["parts"]["measured"]
     caveat = re.findall('<p class="caveat">(.*?)</p>', part)[0]
     for words in ("micro batch 4, the job has 1", "global batch 16, the job has 8",
-                  "data-parallel ranks 2, the job has 8", "trainable parameters 8,030,261,248, the job has 1,235,814,400"):
+                  "data-parallel ranks 2, the job has 8",
+                  "trainable parameters 8,030,261,248, the job has 1,235,814,400"):
         assert caveat.count(words) == 1, (words, caveat)
     assert part.index("caveat") < part.index("<table")
 

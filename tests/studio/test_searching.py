@@ -9,6 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from simcore.errors import InputError
+from simcore.inputs.loading import changed
+from simcore.simulate import simulate
 from simcore.studio.question import Question, space_of_question
 from simcore.studio.searching import Searching
 from simcore.studio.server import MOST_SEARCHES
@@ -34,6 +36,19 @@ def test_what_fits_comes_first_and_the_answer_last(client: TestClient) -> None:
         bound = bounds[json.dumps(layout["keys"])]
         assert bound["peak_bytes"] == layout["peak_bytes"]
         assert bound["tokens_per_s_per_gpu_at_most"] >= 0.999 * layout["tokens_per_s_per_gpu"]
+
+
+def test_what_does_not_fit_is_counted_and_the_nearest_is_told(client: TestClient) -> None:
+    job = {**JOB, "limits": {"usable_memory": "10 GiB"}}
+    found = lines(client, values=job, gpus=[1, 2], free={"mesh": [], "training.recompute": []})
+    last = found[-1]
+    assert last["counts"]["ranked"] == 0
+    assert sum(last["missed"].values()) == last["counts"]["candidates"]
+    assert all(last["counts"][what] == number for what, number in last["missed"].items())
+    report = simulate(changed(Question.of({"values": job}).scenario(), last["nearest"]["keys"]), timed=False)
+    assert (report.highest_bytes, report.headroom_bytes) == (
+        last["nearest"]["peak_bytes"], last["nearest"]["usable_bytes"] - last["nearest"]["peak_bytes"])
+    assert any(line.get("nearest") for line in found[:-1])
 
 
 @pytest.mark.parametrize(("fields", "where"), [

@@ -15,8 +15,18 @@ const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 
 /* Keys of a layout beside its degrees that are not those of the job. */
 const USUAL = { "training.micro_batch_size": 1, "training.recompute": "none" };
-const beside = (keys, job) => Object.entries(keys).filter(([key, value]) => !/^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/.test(key)
-  && JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key])).map(([key, value]) => `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+const OFFLOADED = { params: "parameters", gradients: "gradients", optimizer: "optimizer states", activations: "activations" };
+const SILENT = /^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/;
+/* Keys of a layout beside its degrees, in words. */
+export const key_words = (keys) => {
+  const rows = Object.entries(keys).filter(([key]) => !SILENT.test(key));
+  const away = rows.filter(([key, value]) => key.startsWith("training.offload.") && typeof value === "string" && value !== "none");
+  const plain = rows.filter((row) => !away.includes(row)).map(([key, value]) => (key === "training.optimizer.implementation" ? `${value} optimizer`
+    : `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`));
+  const places = [...new Set(away.map(([, value]) => value))];
+  return [...plain, ...places.map((place) => `${away.filter(([, value]) => value === place).map(([key]) => OFFLOADED[key.split(".").pop()]).join(", ")} on ${place === "host" ? "the host" : place}`)];
+};
+const beside = (keys, job) => key_words(Object.fromEntries(Object.entries(keys).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key]))));
 
 /* Numbers of GPUs that do not divide the batch of a step, and what is known of them with another batch. */
 export const batch_words = ({ skipped = [], other, failed }, job) => {
@@ -32,16 +42,36 @@ export const batch_words = ({ skipped = [], other, failed }, job) => {
 export const TRIED = "degrees, micro batch, recompute, and one of the framework's own memory options, a fused optimizer, or states on the host";
 export const NOT_TRIED = "Not tried: several of these options at once, activations on the host, optimizers in 8 bits, other formats.";
 
+/* A layout in the words of a reader: degrees, other keys, memory, speed. */
+const there_words = (layout, job) => (layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "");
+
+/* Fewest GPUs of layouts without states on the host, where the fewest have some there: number, and what is known of it. */
+export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest }, job) => {
+  const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
+  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}`];
+};
+
+/* The layout nearest to fitting, where none fits yet. */
+export const nearest_words = ({ keys, num_gpus, peak_bytes, usable_bytes, verdict }, job) => {
+  const over = peak_bytes - usable_bytes;
+  const said = verdict === "unsure" ? "too close to tell" : `${gib(over)} too much`;
+  return `${[mesh_of(keys), ...beside(keys, job)].join(", ")}, on ${count(num_gpus)} GPU${num_gpus === 1 ? "" : "s"}: needs ${gib(peak_bytes)}, may use ${gib(usable_bytes)}, ${said}.`;
+};
+
+export const mesh_of = (keys) => Object.entries(keys).filter(([key, n]) => key.startsWith("mesh.") && n !== null && n !== 1).map(([key, n]) => `${key.slice(5)} ${n}`).join(" ") || "one GPU";
+
 /* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
-export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, ...more }, job) => {
+export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, on_device, ...more }, job) => {
   if (is_refused) return ["not answered", why];
   if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
-  const there = layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "";
+  const there = there_words(layout, job);
   const batch = value_of(job, "training.global_batch_size");
   const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}, of several hosts whole ones`}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${batch_words(more, job)} ${NOT_TRIED}`;
   const number = `${count(value)} GPU${value === 1 ? "" : "s"}`;
   const head = more.other ? `${number} with this batch, ${count(more.other.gpus)} with ${count(more.other.batch)}` : number;
-  return [`${is_fewest ? "" : "at most "}${head}`, `${there}${is_fewest ? ` ${fewer}` : ""}`];
+  const [without, known] = on_device ? device_words(on_device, job) : [];
+  const host = on_device && on_device.value === value ? ", with or without states on the host" : on_device ? `${more.other ? "; " : " with states on the host, "}${on_device.value === null ? "none" : without} without${more.other ? " states on the host" : ""}` : "";
+  return [`${is_fewest ? "" : "at most "}${head}${host}`, `${there}${is_fewest ? ` ${fewer}` : ""}`, known ? `Without states on the host: ${known}` : ""];
 };
 
 export class Limits {
@@ -85,33 +115,44 @@ export class Limits {
     const begun = Date.now();
     const number = make("b", { textContent: "looking \u2026" });
     const known = make("p", { className: "note" });
+    const resident = make("p", { className: "note" });
     const words = make("p", { className: "found" }, `Fewest of ${framework}, over ${TRIED}: `, number);
     const doing = make("p", { className: "note", role: "status" });
     const buttons = make("p", { className: "buttons" });
-    box.replaceChildren(words, buttons, doing, known);
+    box.replaceChildren(words, buttons, doing, known, resident);
     const stop = this.button("stop", () => running.abort());
     const all = this.button("ask every framework", () => this.everywhere(row));
     const take = this.button("apply", () => {});
     take.disabled = true;
     const fewer = this.button("", () => {});
     fewer.hidden = true;
-    buttons.append(take, fewer, stop, all);
+    const device = this.button("", () => {});
+    device.hidden = true;
+    buttons.append(take, device, fewer, stop, all);
     let trying = "";
     let row = null;
+    let nearest = null;
     const tell = () => { doing.textContent = `trying ${trying} ${Math.round((Date.now() - begun) / 1000)} s \u2026`; };
     const clock = setInterval(tell, 1000);
     const show = (line) => {
       if (line.gpus) trying = `layouts on ${count(line.gpus)} GPUs: ${count(line.layouts)} so far,`;
+      if (line.on_device) trying = "layouts without states on the host,";
+      if (line.nearest) nearest = line.nearest;
       if (line.ranks) trying = "other batches on fewer, and which layout is the fastest,";
       if (line.fewest) {
         row = line.fewest;
-        [number.textContent, known.textContent] = fewest_words(line.fewest, this.question().values);
-        const { layout, other } = line.fewest;
+        [number.textContent, known.textContent, resident.textContent] = fewest_words(line.fewest, this.question().values);
+        const { layout, other, on_device: without } = line.fewest;
         take.disabled = !layout;
         take.onclick = () => this.apply(layout.keys);
         fewer.hidden = !other;
+        device.hidden = !without || !without.layout;
+        if (other || !device.hidden) take.textContent = `apply ${count(line.fewest.value)}`;
+        if (!device.hidden) {
+          device.textContent = without.value === line.fewest.value ? "apply it without states on the host" : `apply ${count(without.value)} without states on the host`;
+          device.onclick = () => this.apply(without.layout.keys);
+        }
         if (other) {
-          take.textContent = `apply ${count(line.fewest.value)}`;
           fewer.textContent = `apply ${count(other.gpus)} with a global batch of ${count(other.batch)}`;
           fewer.onclick = () => this.apply({ ...other.layout.keys, "training.global_batch_size": other.batch });
         }
@@ -123,7 +164,11 @@ export class Limits {
       await stream({ ...this.question(), frameworks: [framework], free: FREE, fewest: true }, running.signal, show);
       doing.textContent = `done in ${Math.round((Date.now() - begun) / 1000)} s`;
     } catch (error) {
-      doing.textContent = error.name === "AbortError" ? "stopped" : error.message;
+      doing.textContent = error.name === "AbortError" ? `stopped while trying ${trying.replace(/,$/, "")}` : error.message;
+      if (error.name === "AbortError" && !row) {
+        number.textContent = "none fits so far";
+        known.textContent = nearest ? `Nearest to fitting: ${nearest_words(nearest, this.question().values)}` : "What rests on a rank alone was more than fits, in every layout that was tried.";
+      }
     } finally {
       clearInterval(clock);
       stop.disabled = true;

@@ -1,6 +1,6 @@
 /* Search: free keys, the frontier as it fills in, and a point taken over into the form. */
 import { stream } from "./door.js";
-import { FREE as FEWEST, NOT_TRIED, TRIED, batch_words, why_not } from "./limits.js";
+import { FREE as FEWEST, NOT_TRIED, TRIED, batch_words, device_words, key_words, mesh_of, nearest_words, why_not } from "./limits.js";
 import { make } from "./panels.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
@@ -99,6 +99,9 @@ export class Search {
     this.stop.closest("p").scrollIntoView({ block: "start" }); /* what the answer is about stays above it */
     this.frontier.replaceChildren();
     this.over = "";
+    this.missed = {};
+    this.nearest = null;
+    this.is_stopped = false;
     this.sized = [];
     this.layouts = [];
     this.counted = counted;
@@ -109,7 +112,7 @@ export class Search {
     } catch (error) {
       running.abort(); /* of an answer that cannot be read, too: the studio stops where nobody listens */
       if (this.running === running) this.progress.textContent = error.name === "AbortError" ? `stopped while ${this.doing}` : error.message;
-      if (this.running === running && error.name === "AbortError" && !this.layouts.length && this.sized.length) this.draw(true);
+      if (this.running === running && error.name === "AbortError") this.stopped();
       this.progress.classList.toggle("wrong", error.name !== "AbortError");
     } finally {
       clearInterval(clock);
@@ -121,10 +124,32 @@ export class Search {
     }
   }
 
+  /* What is there when a search was stopped: layouts that fit, rows of frameworks, or else the nearest to fitting. */
+  stopped() {
+    this.is_stopped = true;
+    if (this.counted.length) this.count();
+    else if (!this.layouts.length && this.sized.length) this.draw(true);
+    if (!this.layouts.length && !this.sized.length && !this.counted.some((one) => one.layout)) this.none("No layout that was tried fits so far");
+  }
+
+  /* Why nothing fits: what became of the layouts, and the one that is nearest to fitting. */
+  none(head, refused = []) {
+    const tried = [["refused", "refused by the framework"], ["at_rest", "with more at rest on a rank than fits"], ["oom", "that do not fit"], ["unsure", "too close to tell"]]
+      .filter(([what]) => this.missed[what]).map(([what, words]) => `${this.missed[what].toLocaleString("en")} ${words}`).join(", ");
+    const { nearest } = this;
+    const own = nearest && make("button", { type: "button", textContent: "take it over", ariaLabel: "take over the layout nearest to fitting" });
+    if (own) own.addEventListener("click", () => this.take(nearest.keys));
+    this.frontier.append(make("p", { id: "none", textContent: `${head}${tried ? `: ${tried}` : ""}.` }),
+      ...(nearest ? [make("p", {}, make("b", { textContent: "Nearest to fitting: " }), `${nearest.keys.framework || this.question().values.framework}, ${nearest_words(nearest, this.question().values)} `, own)] : []),
+      ...(refused.length ? [make("p", { className: "note", textContent: "Refused most often:" }), make("ul", {}, ...refused.map((one) => make("li", { textContent: `${one.count.toLocaleString("en")} times: ${one.message}` })))] : []));
+  }
+
   show(line) {
+    if (line.missed) this.missed = line.missed;
+    if (line.nearest) this.nearest = line.nearest;
     if (line.stage) this.doing = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
     if (line.stage === "memory" && line.done === line.all_of && line.fits) this.doing = `memory of all ${line.all_of.toLocaleString("en")} layouts is known, ${line.fits.toLocaleString("en")} fit; now the step times of the most promising`;
-    if (line.trying) this.doing = line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
+    if (line.trying) this.doing = line.on_device ? `trying ${line.trying} without states on the host; the fewest with any layout are known` : line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
     if (line.fitting) {
       this.sized.push(line.fitting);
       this.soon();
@@ -141,8 +166,10 @@ export class Search {
     else if (line.over) {
       const { counts } = line;
       this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked${[[counts.alike, "equal one of these"], [counts.slower, "fit but are slower for certain"], [counts.excluded, "are excluded"]].filter(([n]) => n).map(([n, words]) => `, ${n.toLocaleString("en")} ${words}`).join("")}.`;
-      if (!line.layouts.length) this.frontier.replaceChildren(make("p", { textContent: "No layout fits. Refused most often:" }),
-        make("ul", {}, ...line.refused.map((one) => make("li", { textContent: `${one.count.toLocaleString("en")} times: ${one.message}` }))));
+      if (!line.layouts.length) {
+        this.frontier.replaceChildren();
+        this.none("No layout fits", line.refused);
+      }
     }
   }
 
@@ -222,12 +249,22 @@ export class Search {
 
   /* Fewest GPUs of each framework, as they are found. */
   count() {
-    const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M", "with fewer"];
-    const cells = (one) => (one.layout ? [`${one.layout.layout}${one.is_best ? "" : " (first that fits)"}`, others(one.layout.keys), gib(one.layout.peak_bytes), seconds(one.layout.step_s), whole(one.layout.tokens_per_s_per_gpu), money(one.layout, this.price)] : ["\u2013", "", "", "", "", ""]);
-    const below = (one) => `${one.is_fewest || one.is_refused ? "" : "trying fewer \u2026"}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one, this.question().values).replace(/^ /, "; ")}`;
-    const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
-    const rows = [...this.counted].sort(by_fewest);
-    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows.map((one) => [one.layout && { ...one.layout, is_pareto: false }, [one.framework, number(one), ...cells(one), below(one)]]), this.take));
+    const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M"];
+    const job = this.question().values;
+    const cells = (layout, is_best) => (layout ? [`${layout.layout}${is_best ? "" : " (first that fits)"}`, others(layout.keys), gib(layout.peak_bytes), seconds(layout.step_s), whole(layout.tokens_per_s_per_gpu), money(layout, this.price)] : ["\u2013", "", "", "", "", ""]);
+    const open = this.is_stopped ? "fewer were not all tried" : "trying fewer \u2026";
+    const below = (one) => `${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one, job).replace(/^ /, "; ")}`;
+    const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : this.is_stopped ? "not known" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
+    const taken = (layout) => layout && { ...layout, is_pareto: false };
+    const rows = [...this.counted].sort(by_fewest).flatMap((one) => {
+      const { on_device: device } = one;
+      const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below(one)];
+      if (!device) return [own];
+      const [n] = device_words(device, job);
+      const fewer = device.beyond ? `${device.beyond} ${why_not(device.why)}${device.nearest_bytes ? `; its best layout needs ${gib(device.nearest_bytes)}` : ""}` : why_not(device.why);
+      return [own, [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer]];
+    });
+    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows, this.take));
   }
 
   /* Layouts whose step time is not known, with the most that they can reach. */
@@ -242,17 +279,19 @@ export class Search {
   }
 }
 
-const mesh_of = (keys) => Object.entries(keys).filter(([key, n]) => key.startsWith("mesh.") && n !== null && n !== 1).map(([key, n]) => `${key.slice(5)} ${n}`).join(" ") || "one GPU";
 /* A layout whose time is not known, in words. */
 const layout_of = (keys) => [keys.framework, mesh_of(keys), others(keys)].filter(Boolean).join(", ");
 
 /* A table whose rows are layouts, with a button that takes each over. */
 const sheet = (ariaLabel, head, rows, take) => make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel }, make("table", {},
   make("thead", {}, make("tr", {}, ...head.map((name) => (name ? make("th", { textContent: name, scope: "col" }) : make("td"))))),
-  make("tbody", {}, ...rows.map(([one, cells]) => {
+  make("tbody", {}, ...rows.flatMap(([one, cells, below]) => {
     const button = one && make("button", { type: "button", textContent: "take over", ariaLabel: `take over ${one.framework} ${one.layout}` });
     if (one) button.addEventListener("click", () => take(one.keys));
-    return make("tr", { className: one && one.is_pareto ? "on-frontier" : "" }, make("td", {}, ...(one ? [button] : [])), ...cells.map((cell) => make("td", { textContent: cell })));
+    const row = make("tr", { className: one && one.is_pareto ? "on-frontier" : "" }, make("td", {}, ...(one ? [button] : [])), ...cells.map((cell) => make("td", { textContent: cell })));
+    if (!below) return [row];
+    row.classList.add("has-below");
+    return [row, make("tr", { className: "below" }, make("td", { colSpan: head.length }, make("div", { className: "note", textContent: `with fewer: ${below}` })))];
   }))));
 
-const others = (keys) => Object.entries(keys).filter(([key]) => !/^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/.test(key)).map(([key, value]) => `${key.split(".").pop()} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+const others = (keys) => key_words(keys).join(", ");
