@@ -13,7 +13,7 @@ from simcore.inputs.document import Document
 from simcore.recipes.imported import Decided, Imported, Left, Origin, overruled
 from simcore.recipes.rows import Idle, Unmodelled
 
-__all__ = ["EMPTY", "SETTINGS", "row_of", "with_environment"]
+__all__ = ["SETTINGS", "row_of", "with_environment"]
 
 SETTINGS: Final[tuple[Idle | Unmodelled, ...]] = (
     Unmodelled(("CUDA_DEVICE_MAX_CONNECTIONS",), "queues that streams share, by which an exchange may wait for a "
@@ -76,7 +76,9 @@ _VARIABLES: Final[tuple[Idle | Unmodelled, ...]] = (
           "IBV_*", "MLX5_*"), "how ranks find each other, and libraries"),
 )
 """Variables of the environment that no key of a scenario says; the first row that names one decides."""
-EMPTY: Final = Idle(("*",), "set to nothing, as without it")
+_EMPTY: Final = Idle(("*",), "set to nothing, as without it")
+_DEFAULTS: Final = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}
+"""Value of a variable that is not set (Megatron-LM d98e8a64 core/extensions/transformer_engine.py:2156)."""
 _OTHER: Final = Idle(("*",), "nothing that is simulated reads it")
 _OF_LAUNCHERS: Final = frozenset({"NNODES", "NPROC_PER_NODE", "FORCE_TORCHRUN", "OPTIM_TORCH", "CUDA_VISIBLE_DEVICES"})
 """Variables by which llamafactory-cli starts ranks."""
@@ -132,11 +134,15 @@ def _with_other(imported: Imported, name: str, value: str, where: str) -> Import
     if name == "COMMAND" and _PROGRAM.search(value):
         one = Decided(where, name, value, why="the command that NeMo RL's ray.sub starts")
         return replace(imported, decides=(*imported.decides, one))
-    row = row_of(name) if value else EMPTY
+    row = row_of(name, value)
     kind: Literal["no effect", "not modelled"] = "not modelled" if isinstance(row, Unmodelled) else "no effect"
     return replace(imported, left=(*imported.left, Left(kind, where, name, value, row.why)))
 
 
-def row_of(name: str) -> Idle | Unmodelled:
-    """Row of a variable: the first that names it."""
+def row_of(name: str, value: str) -> Idle | Unmodelled:
+    """Row of a variable: the first that names it, unless its value is what is taken without it."""
+    if not value:
+        return _EMPTY
+    if value == _DEFAULTS.get(name):
+        return Idle((name,), "its default: as without it")
     return next((row for row in _VARIABLES if any(fnmatchcase(name, pattern) for pattern in row.keys)), _OTHER)

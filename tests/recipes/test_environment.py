@@ -21,13 +21,20 @@ from simcore.recipes.rows import Idle, Unmodelled
     ("NVTE_FWD_LAYERNORM_SM_MARGIN", Unmodelled), ("NVTE_FLASH_ATTN", Unmodelled), ("NVTE_DEBUG", Idle),
     ("OMP_NUM_THREADS", Unmodelled), ("MASTER_ADDR", Idle), ("WORKDIR", Idle)])
 def test_a_variable_that_changes_what_is_run_is_not_without_effect(name: str, kind: type) -> None:
-    assert isinstance(row_of(name), kind)
+    assert isinstance(row_of(name, "0"), kind)
 
 
 def test_recipes_that_set_variables_have_the_reasons_of_scripts() -> None:
     for row in ROWS:
         for key in row.keys:
             name = key.removeprefix("env_vars.").replace("*", "X")
-            assert row_of(name).why == row.why
+            assert row_of(name, "2").why == row.why
     assert len(ROWS) == len(SETTINGS)
     assert not any(fnmatchcase(key, "env_vars.*") for row in SETTINGS for key in row.keys)
+
+
+def test_a_variable_that_says_the_default_changes_nothing() -> None:
+    name = "NVTE_ALLOW_NONDETERMINISTIC_ALGO"
+    assert isinstance(row_of(name, "0"), Unmodelled)
+    assert row_of(name, "1").why == "its default: as without it"
+    assert row_of(name, "").why == "set to nothing, as without it"

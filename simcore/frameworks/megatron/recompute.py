@@ -47,6 +47,9 @@ def checkpoint(job: Job) -> str:
     for name, (told, rule) in _NEEDED.items():
         if name in recompute and not any(_has(block, name) for block in blocks):
             raise job.illegal("training.recompute", f"{name} in recompute_modules {told}", f"core 0.16.1 {rule}")
+    if "moe_act" in recompute and job.scenario.framework_options.get("moe_grouped_gemm") is False:
+        told, rule = _NEEDED["moe_act"]
+        raise job.illegal("training.recompute", f"moe_act in recompute_modules {told}", f"core 0.16.1 {rule}")
     return ",".join(name for name in recompute if name not in _idle(job)) or "none"
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.environment import SETTINGS
+from simcore.recipes.environment import SETTINGS, row_of
 from simcore.recipes.imported import Left
 from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.reader import Reader
@@ -43,12 +43,14 @@ def read_variables(reader: Reader, draft: Draft) -> None:
                       captures="cuda_graph_impl" in options)
     _read_fused(reader, draft, is_on=options.get("use_transformer_engine_op_fuser") is True)
     _read_offload(reader, draft, options)
-    repeats = reader.matching(*_vars(*_REPEATS))
-    if options.get("deterministic_mode"):
-        draft.idle(repeats, "model.deterministic_mode says it")
-    else:
-        draft.unmodelled(repeats, "kernels and exchanges that repeat bit by bit (TE docs/envvars.rst:205): time and "
-                                  "workspace are those of the others")
+    for repeats in reader.matching(*_vars(*_REPEATS)):
+        row = row_of(repeats.key.removeprefix("env_vars."), str(repeats.value))
+        if options.get("deterministic_mode"):
+            draft.idle(repeats, "model.deterministic_mode says it")
+        elif isinstance(row, Unmodelled):
+            draft.unmodelled(repeats, row.why)
+        else:
+            draft.idle(repeats, row.why)
     sizes = reader.matching(*_vars(*_HYBRID_EP))
     if options.get("moe_flex_dispatcher_backend") == "hybridep":
         draft.unmodelled(sizes, "ranks of an NVLink domain and pieces of HybridEP's exchanges "

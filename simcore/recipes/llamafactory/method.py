@@ -34,8 +34,11 @@ _ROWS: Final[tuple[Row, ...]] = (
 _NO_ADAPTERS: Final[tuple[Row, ...]] = (
     Off("use_dora", "DoRA without adapters"), Off("use_rslora", "scaled adapters without any"),
     Off("pissa_init", "adapters' values without any"), Off("use_llama_pro", "layers that are added (LLaMA Pro)"),
-    Idle(("lora_*", "loraplus_*", "pissa_*", "additional_target", "create_new_adapter", "freeze_*", "oft_*",
-          "module_dropout"), "no adapters are asked for"),
+    Idle(("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
+         "read of models with images alone (model/model_utils/visual.py get_forbidden_modules)"),
+    Idle(("freeze_*",), "of the method freeze"),
+    Idle(("lora_*", "loraplus_*", "pissa_*", "additional_target", "create_new_adapter", "oft_*", "module_dropout"),
+         "no adapters are asked for"),
 )
 _UNPACKED: Final = Idle(("quantization_*", "double_quantization"), "no base is packed")
 

@@ -17,6 +17,7 @@ SPLITS: Final = {
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
     "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_vp_stage"}
+_BALANCED_WITH_CAPACITY: Final = frozenset({"aux_loss", "seq_aux_loss", "global_aux_loss", "none"})
 COUNTED: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
 
@@ -108,19 +109,38 @@ def write_batches(writer: Writer) -> None:
         _write_batch(writer, batch, micro)
     writer.use(schedule)
     _leave_changes(writer)
-    capacity, pads = fields.number("moe_expert_capacity_factor"), fields.flag("moe_pad_expert_input_to_capacity")
-    if capacity.value and capacity.value > 0 and pads.value:
-        writer.write("training.routing.capacity_factor", capacity.value, capacity, pads)
-    elif capacity.value and capacity.value > 0:
-        writer.unmodelled("tokens beyond an expert's capacity are dropped: routing is taken as balanced", capacity)
-        writer.use(pads, why="off, as without it")
-    else:
-        writer.idle("there is no capacity of experts", capacity, pads)
+    _write_capacity(writer)
     forced = fields.flag("moe_router_force_load_balancing")
-    if forced.value and not (capacity.value and pads.value):
+    if forced.value and "routing" not in writer.draft.values["training"]:
         writer.write("training.routing", "balanced", forced)
     else:
         writer.use(forced, why="training.routing says it" if forced.value else "off, as without it")
+
+
+def _write_capacity(writer: Writer) -> None:
+    """Writes how many tokens an expert takes, which is simulated where its rows are padded to that."""
+    fields = writer.fields
+    capacity, pads = fields.number("moe_expert_capacity_factor"), fields.flag("moe_pad_expert_input_to_capacity")
+    if not capacity.value or capacity.value < 0:
+        writer.idle("there is no capacity of experts", capacity, pads)
+        return
+    _expect_balancing(writer)
+    if pads.value:
+        writer.write("training.routing.capacity_factor", capacity.value, capacity, pads)
+    else:
+        writer.unmodelled("tokens beyond an expert's capacity are dropped: routing is taken as balanced", capacity)
+        writer.use(pads, why="off, as without it")
+
+
+def _expect_balancing(writer: Writer) -> None:
+    """Records a problem if experts with a capacity are balanced in a way that Megatron refuses beside it."""
+    balancing = writer.fields.any("moe_router_load_balancing_type")
+    kinds = balancing.value if isinstance(balancing.value, (list, tuple)) else (balancing.value,)
+    writer.unmodelled("routing is taken as balanced, whatever the router aims at", balancing)
+    if not set(kinds) <= _BALANCED_WITH_CAPACITY and balancing.taken:
+        writer.draft.fail(balancing.taken[0].where, "moe_expert_capacity_factor only works with aux_loss, "
+                          f"seq_aux_loss, global_aux_loss or none load balancing, not {', '.join(map(str, kinds))} (core "
+                          "transformer/transformer_config.py, __post_init__)")
 
 
 def _leave_changes(writer: Writer) -> None:

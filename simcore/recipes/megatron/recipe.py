@@ -12,7 +12,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.draft import Draft
-from simcore.recipes.environment import EMPTY, row_of
+from simcore.recipes.environment import row_of
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left, with_job
 from simcore.recipes.launch.launch_of import environment_of
@@ -183,7 +183,7 @@ def _take_variables(draft: Draft, variables: dict[str, Taken[Any]]) -> dict[str,
     named = {name: Taken(str(taken.value), taken.path, taken.where, taken.reader) for name, taken in variables.items()}
     write_environment(draft, named)
     for name, taken in named.items():
-        row = row_of(name) if taken.value else EMPTY
+        row = row_of(name, taken.value)
         if name in READ:
             continue
         if isinstance(row, Unmodelled):

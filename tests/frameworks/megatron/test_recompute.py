@@ -26,6 +26,12 @@ def test_a_name_needs_its_module(names: list[str], told: str) -> None:
     refused_with("illegal", told, model="llama-tiny", recompute=names)
 
 
+def test_activations_of_single_experts_are_not_recomputed() -> None:
+    """Core 0.16.1 transformer_config.py:1213 raises where experts are no grouped product."""
+    refused_with("illegal", "only supported with moe_grouped_gemm", model=small_model("mixtral-8x7b"),
+                 recompute=["moe_act"], options={"moe_grouped_gemm": False})
+
+
 def test_a_name_without_its_module_does_nothing_and_is_told() -> None:
     """Core refuses none of them (main 2026-08-22 transformer_layer.py:537); a recipe of Bridge's asks for `mlp` so."""
     mixtral = {"model": small_model("mixtral-8x7b"), "recompute": ["core_attn", "shared_experts"]}
