@@ -139,7 +139,7 @@ def _expect_balancing(writer: Writer) -> None:
     writer.unmodelled("routing is taken as balanced, whatever the router aims at", balancing)
     if not set(kinds) <= _BALANCED_WITH_CAPACITY and balancing.taken:
         writer.draft.fail(balancing.taken[0].where, "moe_expert_capacity_factor only works with aux_loss, "
-                          f"seq_aux_loss, global_aux_loss or none load balancing, not {', '.join(map(str, kinds))} (core "
+                          f"seq_aux_loss, global_aux_loss or none balancing, not {', '.join(map(str, kinds))} (core "
                           "transformer/transformer_config.py, __post_init__)")
 
 
