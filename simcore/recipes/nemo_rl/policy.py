@@ -19,6 +19,7 @@ __all__ = ["family_in", "read_batches", "read_model"]
 
 _NAME: Final = "policy.model_name"
 _OVERRIDES: Final = "policy.hf_config_overrides"
+_SCALED: Final = f"{_OVERRIDES}.rope_scaling"
 _NO_FIELDS: Final = ("router_aux_loss_coef", "rope_theta", "rope_scaling", "rope_parameters", "use_cache")
 _PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _KINDS: Final = {"sequence_packing": "packs", "dynamic_batching": "microbatches of varying size"}
@@ -62,11 +63,25 @@ def read_model(reader: Reader, draft: Draft) -> None:
         draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({_NAME})")
         draft.idle(reader.matching(f"{_OVERRIDES}.*"), "the model is asked for")
     else:
-        draft.put("model.config" if fields else "model", name)
+        longest = _stretched(reader)
+        draft.put("model.config" if fields or longest else "model", name)
         for field in fields:
             draft.put(f"model.overrides.{field}", reader.take(f"{_OVERRIDES}.{field}"))
+        if longest:
+            draft.infer("model.overrides.max_position_embeddings", longest, "positions before YaRN times its factor, "
+                        "as vLLM's limit and table have them (config/model.py _get_and_verify_max_len)",
+                        *(reader.take(f"{_SCALED}.{one}") for one in (
+                            "original_max_position_embeddings", "factor", "rope_type", "type")))
     read_rows(reader, draft, (*_ROWS, Idle((f"{_OVERRIDES}.*",), "frequencies, and terms of the loss"),
                               Idle((_OVERRIDES,), "nothing is overridden")))
+
+
+def _stretched(reader: Reader) -> int | None:
+    """Positions that YaRN makes of the model's; None without it, or where a recipe leaves its numbers open."""
+    kind = reader.look(f"{_SCALED}.rope_type") or reader.look(f"{_SCALED}.type")
+    before, factor = reader.look(f"{_SCALED}.original_max_position_embeddings"), reader.look(f"{_SCALED}.factor")
+    is_said = isinstance(before, int) and isinstance(factor, (int, float)) and kind == "yarn"
+    return int(before * factor) if is_said else None
 
 
 def read_batches(reader: Reader, draft: Draft, kind: str) -> None:

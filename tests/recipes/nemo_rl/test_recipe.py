@@ -646,3 +646,18 @@ def test_stages_that_send_another_format_are_told(tmp_path: Path) -> None:
         text = f"policy: {{megatron_cfg: {workers % stages}, dtensor_cfg: {{enabled: false}}}}\n"
         found = imported(tmp_path, GRPO, text, gpus=2)
         assert [one.kind for one in found.left if one.key == "policy.megatron_cfg.pipeline_dtype"] == [kind]
+
+
+def test_yarn_stretches_the_positions_of_the_model(tmp_path: Path) -> None:
+    """vLLM gets the same overrides (NeMo RL 7ea279ab algorithms/grpo.py:497), and counts positions so."""
+    for kind, longest in (("yarn", 262144), ("llama3", None)):
+        found = imported(tmp_path, SFT, f"""\
+policy:
+  model_name: Qwen/Qwen2.5-1.5B
+  hf_config_overrides:
+    rope_scaling: {{rope_type: {kind}, factor: 2.0, original_max_position_embeddings: 131072}}
+cluster: {{gpus_per_node: 8}}
+""", gpus=8)
+        model = found.values["model"]
+        told = model["overrides"]["max_position_embeddings"] if isinstance(model, dict) else None
+        assert told == longest, kind
