@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["OF_FSDP", "SWITCHED", "read_framework"]
 
@@ -25,7 +25,7 @@ _NOT_FSDP: Final = "read with ddp.use_megatron_fsdp alone"
 
 def read_framework(reader: Reader, draft: Draft) -> None:
     """Writes the framework: Megatron-FSDP if the configuration of DDP asks for it, with its own options."""
-    fsdp = reader.flag("ddp.use_megatron_fsdp")
+    fsdp = _asks(reader, draft)
     own = {name: reader.take(f"ddp.{name}") for name in OF_FSDP}
     registers, by_hand = reader.flag("ddp.nccl_ub"), reader.flag("ddp.fsdp_manual_registration")
     scatter = [reader.flag(f"{block}.use_distributed_optimizer") for block in ("ddp", "optimizer")]
@@ -59,6 +59,17 @@ def read_framework(reader: Reader, draft: Draft) -> None:
         if "muon" in str(reader.look("optimizer.optimizer")):
             draft.infer(f"{_OPTION}use_layer_wise_param_layout", False, "whole parameters are dealt",  # noqa: FBT003
                         *said, source="Megatron-LM main optimizer/__init__.py, use_separate_distributed_optimizer")
+
+
+def _asks(reader: Reader, draft: Draft) -> Taken[bool] | None:
+    """Switch that asks for Megatron-FSDP: of ddp or of dist, each of which sets the other (training/config.py:1484)."""
+    own, other = reader.flag("ddp.use_megatron_fsdp"), reader.flag("dist.use_megatron_fsdp")
+    if other is not None and other.value and not (own and own.value):
+        draft.use(own, why="dist.use_megatron_fsdp asks for Megatron-FSDP (training/config.py:1484)")
+        own, other = other, None
+    draft.use(other, why="ddp.use_megatron_fsdp decides" if other and not other.value else
+              "as ddp.use_megatron_fsdp says it (training/config.py:1484)")
+    return own
 
 
 def _read_buffers(reader: Reader, draft: Draft, *, is_on: bool) -> None:

@@ -14,7 +14,7 @@ from simcore.recipes.bridge.named import COMMIT, Launch, launch_of, names_in, pr
 from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
-from simcore.recipes.bridge.rows import ROWS, expect_fields, give_up, read_small, reason_of
+from simcore.recipes.bridge.rows import ROWS, SMALL, expect_fields, give_up, read_small, reason_of
 from simcore.recipes.bridge.scaling import scaled
 from simcore.recipes.bridge.selection import selects
 from simcore.recipes.bridge.step import (
@@ -102,7 +102,9 @@ def _of_launch(files: Sequence[RecipeFile], launch: Launch | None, answers: Answ
 def _leave_open(draft: Draft, key: str, where: str) -> None:
     """Lists a key whose value the recipe computes, if nothing depends on it; refuses another."""
     why = reason_of(key)
-    if why:
+    if key in SMALL:
+        draft.left.append(Left("not modelled", where, key, "computed", SMALL[key][1]))
+    elif why:
         draft.left.append(Left("no effect", where, key, "computed", why))
     else:
         give_up(draft, where, f"not yet: {key} of this recipe, which is computed (Bridge {COMMIT}): give it as an "

@@ -30,7 +30,7 @@ from simcore.recipes.megatron.without_effect import (
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
-__all__ = ["ROWS", "expect_fields", "give_up", "read_small", "reason_of"]
+__all__ = ["ROWS", "SMALL", "expect_fields", "give_up", "read_small", "reason_of"]
 
 _OPTION: Final = "framework_options."
 _DEFAULT: Final = "as the simulation has it"
@@ -74,6 +74,7 @@ REFUSED: Final[tuple[Row, ...]] = (
     Off("peft.sequence_parallel_input_regather", "inputs of adapters that are gathered again"),
     Off("peft.experts_shared_outer_loras", "halves of adapters that experts share"),
     On("peft.share_expert_adapters", "an adapter for each expert"),
+    Off("model.freeze_mtp_model", "frozen modules of multi-token prediction"),
     Off("model.freeze_sound_encoder", "towers beside text"),
     Off("model.freeze_audio_model", "towers beside text"),
     Off("model.qk_clip", "clipping of query and key"),
@@ -87,12 +88,12 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("model.persist_layer_norm",), "of Apex's norm: TransformerEngine's is simulated"),
     Idle(("model.moe_a2a_overlap",), "nothing in Bridge or Megatron-LM d98e8a64 reads it; comm_overlap says it"),
     Idle(("logger.*", "profiling.*", "straggler*", "nvrx*", "tensor_inspect*", "ft.*"), "logging and measuring"),
-    Idle(("checkpoint.*", "inprocess_restart*", "dist.*"), "files, and how ranks find each other"),
     Idle(("model.should_pad_vocab", "model.make_vocab_size_divisible_by"),
          "the model's own rows count, unpadded (training/setup.py:741)"),
     Idle(("model.calculate_per_token_loss",), "by what the loss is divided"),
     Idle(("model.moe_pad_experts_for_cuda_graph_inference",), "decoding alone, which is no part of a step"),
-    Idle(("validation.*",), "evaluation, which is no part of a step"),
+    Idle(("validation.*", "dist.eval_context_parallel_size"), "evaluation, which is no part of a step"),
+    Idle(("checkpoint.*", "inprocess_restart*", "dist.*"), "files, and how ranks find each other"),
     Idle(("rng.*", "rerun_state_machine.*"), "random numbers, and steps that are run again"),
     Idle(("scheduler.*", "optimizer.lr", "optimizer.*_lr",
           "optimizer.adam_*", "optimizer.weight_decay",
@@ -113,22 +114,22 @@ IDLE: Final[tuple[Row, ...]] = (
           "model.fp8_margin", "model.fp8_amax_*", "model.fp8_wgrad", "model.fp8_dot_product_attention",
           "model.fp8_multi_head_attention", "model.params_dtype*", "model.autocast_dtype*",
           "model.pipeline_dtype*"), "mixed_precision says it"),
-    Idle(("model.init_method_std", "model.rotary_base*", "model.rotary_interleaved",
+    Idle(("model.init_method_std", "model.init_model_with_meta_device"), "before the first step"),
+    Idle(("model.hf_model_revision",), "which files of the model are read"),
+    Idle(("model.is_hybrid_model",), "a name: model.hybrid_layer_pattern says the layers"),
+    Idle(("model.mtp_eval_in_bf16",), "evaluation, which is no part of a step"),
+    Idle(("model.freeze_vision_*", "model.vision_cuda_graph_*", "model.max_vision_*", "model.temporal_patch_dim",
+          "model.multimodal_attn_impl"), "of towers beside text: the model has none"),
+    Idle(("comm_overlap.tp_comm_bootstrap_backend",), "how ranks find each other for user buffers"),
+    Idle(("optimizer.reuse_grad_buf_for_mxfp8_param_ag",), "mixed_precision says it"),
+    Idle(("model.rotary_base*", "model.rotary_interleaved",
           "model.rotary_scaling_factor", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
           "model.use_te_rng_tracker",
-          "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling", "model.hf_model_revision",
-          "model.is_hybrid_model",
+          "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling",
           "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
-          "model.mtp_eval_in_bf16", "model.max_position_embeddings",
-          "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device",
-          "model.layernorm_epsilon",
-          "model.freeze_vision_*", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
-          "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype", "mixed_precision.autocast*",
-          "optimizer.reuse_grad_buf_for_mxfp8_param_ag",
-          "model.multimodal_attn_impl",
-          "model.vision_cuda_graph_*", "model.max_vision_*",
-          "model.temporal_patch_dim", "model.dsa_*",
-          "model.freeze_mtp_model",
+          "model.max_position_embeddings", "model.layernorm_epsilon",
+          "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
+          "model.dsa_*",
           "model.fused_single_qkv_rope"),
          "values within kernels that run in any case"),
 )
@@ -148,6 +149,9 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
     "model.moe_mlp_glu_interleave_size": (None, "the layout of experts' columns"),
     "model.use_transformer_engine_full_layer_spec": (False, _LAYER),
     "model.use_mamba_mem_eff_path": (True, MAMBA_KERNELS),
+    "dist.enable_megatron_core_experimental": (False, "kernels that core calls experimental, such as one that pads the "
+                                                      "routing map (core/transformer/moe/token_dispatcher.py:651): "
+                                                      "torch's in their place are timed"),
     "dist.high_priority_stream_groups": ([], "exchanges go before others: all run at their rates"),
     "dist.use_sharp": (False, _SHARP),
     "dist.sharp_enabled_group": (None, _SHARP),

@@ -23,6 +23,7 @@ _PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "ten
                    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
                    "nemotron_h_bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "nanov2_bf16_with_fp8_current_scaling_mixed": "blockwise"}
+_SPELT: Final = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _SPECS: Final = "dataset.offline_packing_specs"
 _STATED: Final = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16")
 """Switches that the simulation has by the recipe of fp8 where nothing says them (`frameworks/megatron/fp8.py`)."""
@@ -67,6 +68,32 @@ def read_formats(reader: Reader, draft: Draft) -> None:
         for end in ("start", "end"):
             draft.infer(f"{_OPTION}num_layers_at_{end}_in_bf16", _ENDS[name], f"mixed_precision {name}", preset)
     _read_narrow(reader, draft, compute)
+    _read_passed(reader, draft, base)
+
+
+def _read_passed(reader: Reader, draft: Draft, base: str) -> None:
+    """Reads formats in which parameters are made and stages send, and autocast; `base`: that of products in 16 bits."""
+    names = {name: dtype_of(reader, f"mixed_precision.{name}") for name in ("params_dtype", "pipeline_dtype")}
+    made, sent = names["params_dtype"], names["pipeline_dtype"]
+    if made is not None and _SPELT.get(str(made.value).rpartition(".")[2], made.value) != base:
+        draft.refuse(made, f"parameters that are made in {made.value}")
+    else:
+        draft.idle(made, "the format of products, as without it")
+    staged = draft.values.get("mesh", {}).get("pp", 1) > 1
+    if sent is not None and staged and _SPELT.get(str(sent.value).rpartition(".")[2], sent.value) != base:
+        draft.unmodelled(sent, f"what stages send is counted in {base}")
+    else:
+        draft.idle(sent, "the format of products, as without it" if staged else "there is one stage")
+    casts, cast = reader.flag("mixed_precision.autocast_enabled"), dtype_of(reader, "mixed_precision.autocast_dtype")
+    draft.unmodelled(casts if casts and casts.value else None, "autocast around the layers, which compute in 16 bits "
+                                                               "in any case")
+    draft.idle(casts if casts and not casts.value else None, "off")
+    draft.idle(cast, "read with autocast_enabled alone" if not (casts and casts.value) else "autocast's own")
+
+
+def dtype_of(reader: Reader, key: str) -> Taken[str] | None:
+    """Format that a key names: by its name, or as a run writes it (`_target_: torch.bfloat16`)."""
+    return reader.text(f"{key}._target_" if reader.is_mapping(key) else key)
 
 
 def _read_wide(draft: Draft, wide: Taken[bool] | None) -> None:
@@ -171,7 +198,8 @@ def read_states(reader: Reader, draft: Draft) -> None:
         give_up(draft, rest.where, "not yet: optimizer.store_param_remainders: whole masters beside parameters")
     if first is not None and first.value != "fp32":
         draft.put("training.optimizer.moments", first)
-    if first and second and first.value != second.value:
+    squares = second.value if second is not None else "fp32"
+    if second is not None and squares != (first.value if first is not None else "fp32"):
         give_up(draft, second.where, "not yet: moments of two formats")
     offload = reader.flag("optimizer.optimizer_cpu_offload")
     share = reader.number("optimizer.optimizer_offload_fraction")

@@ -8,11 +8,15 @@ import pytest
 
 from recipes.bridge.test_recipe import NANO, imported
 
+PLAIN = "llama3_8b_pretrain_8gpu_h100_bf16_config"
+
 
 @pytest.mark.parametrize(("override", "told"), [
     ("model.hidden_size=1024", "another one than that of the model"), ("model.hidden_dropout=0.1", "another one than"),
     ("model.attention_dropout=0.1", "another one than"),
-    ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("mixed_precision.fp32=true", "training in fp32"),
+    ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("model.freeze_mtp_model=true", "frozen modules of multi-token"),
+    ("mixed_precision.params_dtype=torch.float32", "parameters that are made in torch.float32"),
+    ("mixed_precision.fp32=true", "training in fp32"),
     ("model.deallocate_pipeline_outputs=false", "outputs of stages that stay")])
 def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, override: str, told: str) -> None:
     found = imported(tmp_path, f"qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config {override}")
@@ -40,6 +44,14 @@ def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, 
     ("train.check_optimizer_step_success=false", "not modelled", "fixed time"),
     ("env_vars.ODD=1", "not modelled", "this reader does not know"),
     ("env_vars.NCCL_ALGO=Ring", "not modelled", "repeat bit by bit"),
+    ("dist.enable_megatron_core_experimental=true", "not modelled", "kernels that core calls experimental"),
+    ("dist.eval_context_parallel_size=2", "no effect", "evaluation"),
+    ("model.init_method_std=0.01", "no effect", "before the first step"),
+    ("model.hf_model_revision=abc", "no effect", "which files"),
+    ("comm_overlap.tp_comm_bootstrap_backend=nccl", "no effect", "how ranks find each other"),
+    ("optimizer.reuse_grad_buf_for_mxfp8_param_ag=true", "no effect", "mixed_precision says it"),
+    ("mixed_precision.autocast_enabled=true", "not modelled", "autocast around the layers"),
+    ("mixed_precision.pipeline_dtype=torch.float32", "no effect", "there is one stage"),
     ("model.calculate_per_token_loss=true", "no effect", "by what the loss is divided"),
     ("env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,graph_capture_record_stream_reuse:True", "not modelled",
      "within a capture")])
@@ -73,3 +85,26 @@ def test_the_share_of_a_head_that_is_rotated_is_the_models(tmp_path: Path, share
     found = imported(tmp_path, f"llama32_1b_pretrain_1gpu_h100_bf16_config model.rotary_percent={share}")
     (left,) = (one for one in found.left if one.key == "model.rotary_percent")
     assert f"{left.kind}: {left.why}".startswith(told)
+
+
+def test_what_stages_send_in_another_format_is_told(tmp_path: Path) -> None:
+    """training/mixed_precision.py, setup: pipeline_dtype is the model's."""
+    staged = f"{PLAIN} model.pipeline_model_parallel_size=2"
+    for value, kind in (("torch.float32", "not modelled"), ("torch.bfloat16", "no effect"), ("bfloat16", "no effect")):
+        found = imported(tmp_path, f"{staged} mixed_precision.pipeline_dtype={value}")
+        assert [one.kind for one in found.left if one.key == "mixed_precision.pipeline_dtype"] == [kind], value
+
+
+def test_either_switch_asks_for_megatron_fsdp(tmp_path: Path) -> None:
+    """training/config.py:1484, :1068: dist or ddp, each sets the other."""
+    shards = "ddp.data_parallel_sharding_strategy=optim_grads_params"
+    for switch in ("dist.use_megatron_fsdp=true", "ddp.use_megatron_fsdp=true"):
+        assert imported(tmp_path, f"{PLAIN} {switch} {shards}").values["framework"] == "megatron_fsdp"
+    assert imported(tmp_path, f"{PLAIN} dist.use_megatron_fsdp=false").values["framework"] == "megatron"
+
+
+def test_moments_of_two_formats_are_refused_though_one_is_the_default(tmp_path: Path) -> None:
+    text = "optimizer: {optimizer: adam, exp_avg_sq_dtype: bf16}\n"
+    whole = f"model: {{hf_model_id: Qwen/Qwen3-8B, seq_length: 512}}\ntrain: {{micro_batch_size: 1}}\nddp: {{}}\n{text}"
+    found = imported(tmp_path, whole, 8, "dgx-h100", "run_config.yaml")
+    assert any("moments of two formats" in str(one) for one in found.refused)
