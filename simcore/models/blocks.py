@@ -271,6 +271,7 @@ class Head:
     """The output projection from `hidden` to `vocab`; `tied`: its weight is the embedding's.
 
     `shared`: number of its runs for further tokens (multi-token prediction). `capped`: logits are kept below a limit.
+    `bias`: it has a bias.
     """
 
     vocab: int
@@ -278,6 +279,7 @@ class Head:
     tied: bool = False
     shared: int = 0
     capped: bool = False
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +321,8 @@ class LayerKind:
     (a framework may leave the first and last layers in 16). `scaled`: what a block adds is multiplied by a number
     first, or the embedding's output, or the logits. `wide`: the residual stream is fp32. `tables`: columns of the
     rotary tables that pass by for other layers. `shared`: a transformer in front of the branches, whose output the
-    first of them reads too.
+    first of them reads too. `beside`: all branches read the output of the first one's norm, and their outputs are added
+    to the stream at the end.
     """
 
     name: str
@@ -333,3 +336,4 @@ class LayerKind:
     wide: bool = False
     shared: SharedTransformer | None = None
     tables: int = 0
+    beside: bool = False

@@ -285,8 +285,11 @@ class Tape(Recorder):
             if isinstance(edge, Param):
                 params.append((edge, grad))
             else:
+                if node.outputs_of[i] in edge.grads:
+                    outputs[i] = grad  # a summand lives as long as the node's results (engine.cpp evaluate_function)
                 self._give(edge, node.outputs_of[i], grad)
         grad = None
+        outputs.clear()
         while params:
             self.give_param(*params.pop(0))
 

@@ -60,8 +60,8 @@ def _check_packed(job: Job) -> None:
                           "products under automodel")
 
 
-_BY_HF = ("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3",
-          "qwen3_moe")
+_BY_HF = ("cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite", "llama", "mistral",
+          "mixtral", "olmo2", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
 
 
 def _check_hf(job: Job) -> None:

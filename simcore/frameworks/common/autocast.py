@@ -69,5 +69,7 @@ def _check(job: Job, stored: str) -> None:
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     if not all(isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks) for block in blocks):
         raise job.not_yet("framework_options.autocast", "autocast over experts, Mamba layers or attention sinks")
+    if any(branch.layer_norm and branch.norm_bias for kind in job.graph.kinds for branch in kind.branches):
+        raise job.not_yet("framework_options.autocast", "autocast over LayerNorm, which it runs in fp32")
     if stored != job.compute:
         job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))

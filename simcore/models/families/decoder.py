@@ -93,13 +93,14 @@ def decoder_layer(family: str, mixer: Attention | LatentAttention, feed_forward:
 
 
 def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0, *,
-          window: int = 0, norm: str = "model.norm", scaled: bool = False, tied: bool = False) -> Architecture:
+          window: int = 0, norm: str = "model.norm", scaled: bool = False, tied: bool = False,
+          last: FinalNorm | None = None) -> Architecture:
     """Architecture with an embedding, the given `layers` (one kind for each), a final norm, the head and the loss.
 
     `family`: its `model_type`. `rotary_dim`: dimensions of a head that are rotated, 0 none. `mtp`: number of modules,
     like the last layer, that predict further tokens. `window`: tokens that layers with a sliding window see. `norm`:
     module path of the final norm. `scaled`: the embedding's output and the logits are multiplied by a number. `tied`:
-    head and embedding share a weight, unless the configuration says otherwise.
+    head and embedding share a weight, unless the configuration says otherwise. `last`: the final norm (RMSNorm).
     """
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     tied = config.boolean("tie_word_embeddings", default=tied)
@@ -108,7 +109,7 @@ def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: 
     parts = (
         ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem, scaled=scaled)),
         *((f"model.layers.{i}", layer) for i, layer in enumerate(layers)),
-        (norm, LayerKind("final_norm", family, hidden, block=FinalNorm(hidden))),
+        (norm, LayerKind("final_norm", family, hidden, block=last or FinalNorm(hidden))),
         *((f"mtp.layers.{i}", further) for i in range(mtp)),
         ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied, shared=mtp > 0), scaled=scaled)),
         ("loss", LayerKind("loss", family, hidden, block=Loss(vocab))),

@@ -1,4 +1,7 @@
-"""GLM-4.5 to 4.7: grouped-query attention, or latent attention in GLM-4.7-Flash, before experts chosen by sigmoid.
+"""GLM-4 (dense) and GLM-4.5 to 4.7: grouped-query attention, or latent attention in GLM-4.7-Flash, before experts.
+
+GLM-4 9B and 32B (transformers 5.23 `models/glm`, `models/glm4`): gate and up are one matrix, half of a head is rotated,
+by neighbours, and the second has norms behind attention and MLP too. The others have experts chosen by sigmoid.
 
 As transformers 5.23 `models/glm4_moe` and `models/glm4_moe_lite`. The first layers are dense: `first_k_dense_replace`
 of them, or what `mlp_layer_types` says (in the lite model one). In the first model query, key and value may have
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, LatentAttention
+from simcore.models.blocks import Attention, Branch, LatentAttention, LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, decoder_layer, mlp, rotated_dims
 from simcore.models.families.deepseek import latent_attention, sigmoid_experts
@@ -22,17 +25,30 @@ _WORDS = ("dense", "sparse")
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers and sizes of a model with a `Glm4MoeConfig` or `Glm4MoeLiteConfig`.
+    """Layers and sizes of a model with a `GlmConfig`, `Glm4Config`, `Glm4MoeConfig` or `Glm4MoeLiteConfig`.
 
     InputError for values that are not modelled.
     """
     family = str(config.fields["model_type"])
+    if family in ("glm", "glm4"):
+        return _dense(config, family)
     mixer, rotated = _latent(config) if family == "glm4_moe_lite" else _grouped(config)
     dense = decoder_layer(family, mixer, mlp(config))
     sparse = decoder_layer(family, mixer, sigmoid_experts(config))
     layers = [dense if kind == "dense" else sparse for kind in _kinds(config, family)]
     further = 0 if family == "glm4_moe_lite" else config.integer("mtp_num_layers", default=0, least=0)
     return chain(config, family, layers, rotated, further)
+
+
+def _dense(config: Config, family: str) -> Architecture:
+    mixer = attention(config, bias="qkv" if config.boolean("attention_bias", default=True) else "", head_dim=128)
+    rotated = rotated_dims(config, "partial_rotary_factor", mixer.head_dim,
+                           config.fraction("partial_rotary_factor", 0.5))
+    first, second = ("post_self_attn_layernorm", "post_mlp_layernorm") if family == "glm4" else ("", "")
+    layer = LayerKind("decoder", family, mixer.hidden, (
+        Branch("input_layernorm", "self_attn", replace(mixer, rotated=rotated), behind=first),
+        Branch("post_attention_layernorm", "mlp", mlp(config), behind=second)))
+    return chain(config, family, [layer] * config.integer("num_hidden_layers"), rotated)
 
 
 def _latent(config: Config) -> tuple[LatentAttention, int]:

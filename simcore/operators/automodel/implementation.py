@@ -164,8 +164,8 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, FinalNorm):
         return dense_norm(env, hidden, "model.norm", kind.family)
     if isinstance(kind.block, Head):
-        if changes_logits(kind) and env.run.loss in LINEAR_LOSSES:
-            raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled or capped logits"))
+        if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
+            raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
         return finished_logits(env.tape, kind, head(env, hidden, kind.block))
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)

@@ -1,4 +1,4 @@
-"""Phi-3 and OLMo 2 in transformers 5.23 (`models/phi3`, `models/olmo2`): what differs from Llama.
+"""Families of transformers 5.23 with layers of their own (`models/phi3`, `olmo2`, `glm`, ...): what differs from Llama.
 
 Phi-3: query, key and value are slices of one product, whose gradients are each written into zeros of the whole. What is
 rotated is joined with what is not, even where that is nothing; the result is in the order of heads.
@@ -6,17 +6,37 @@ rotated is joined with what is not, even where that is nothing; the result is in
 OLMo 2: a norm multiplies by its weight in fp32 without a cast of it. Query and key pass their norms before they are cut
 into heads. The tables are fp32, and so is the rotation, whose results are cast back when both are there; where FSDP2's
 hook casts a layer's inputs, both are in the compute dtype.
+
+GLM-4 turns neighbours of a head: tables are repeated for it, and what is not rotated is joined again. ERNIE 4.5 does so
+in fp32 over all of a head, Cohere 2 over tables that are repeated already. Cohere 2's norm is plain operators in fp32.
+Phi's GELU is written out (`activations.py`, NewGELUActivation).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from simcore.models.blocks import Attention, Branch
-from simcore.operators.hf.layers import Core, Inputs, core_of, linear, rotate, runs_math
+from simcore.operators.hf.layers import (
+    Core,
+    Inputs,
+    core_of,
+    linear,
+    rotate,
+    rotate_a_part,
+    rotate_half,
+    runs_math,
+)
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["olmo2_attention", "olmo2_norm", "phi3_attention", "phi3_mlp"]
+__all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "glm_rotate", "new_gelu", "olmo2_attention", "olmo2_norm",
+           "phi3_attention", "phi3_mlp", "two_linears"]
+
+
+Activation = Callable[[Tape, Tensor], Tensor]
+"""(tape, x) -> a tensor like `x`."""
 
 
 def phi3_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs,
@@ -100,3 +120,68 @@ def _normed(tape: Tape, run: LayerWorkload, path: str, x: Tensor) -> Tensor:
     """Query or key; what the norm is given lives until it returns."""
     given = linear(tape, run, f"{path}_proj", x)
     return olmo2_norm(tape, run.params[f"{path}_norm.weight"], given)
+
+
+# ---- GLM-4, ERNIE 4.5, Cohere 2: neighbours are turned ---------------------------------------------------------------
+def _repeated(tape: Tape, table: Tensor) -> Tensor:
+    """The first half of a table, each number twice (`repeat_interleave`)."""
+    return aten.select(tape, table, table.shape, table.dtype, "repeated")
+
+
+def glm_rotate(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key [b, s, heads, d], turned in their first dimensions and joined with the rest."""
+    cos = _repeated(tape, cos)
+    sin = _repeated(tape, sin)
+    return rotate_a_part(tape, query, key, cos, sin)
+
+
+def ernie_rotate(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key [b, s, heads, d], turned in fp32 and cast back when both are there."""
+    cos = _repeated(tape, cos)
+    sin = _repeated(tape, sin)
+    dtype = query.dtype
+    turned = tuple(_turned_in_fp32(tape, x, cos, sin) for x in (query, key))
+    return aten.cast(tape, turned[0], dtype), aten.cast(tape, turned[1], dtype)
+
+
+def _turned_in_fp32(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    straight = aten.mul(tape, aten.cast(tape, x, "fp32"), cos, "rotary")
+    return aten.add(tape, straight, aten.mul(tape, aten.cast(tape, rotate_half(tape, x), "fp32"), sin, "rotary"),
+                    "rotary")
+
+
+def cohere2_rotate(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key [b, s, heads, d], cast to fp32, turned and cast back when both are there."""
+    dtype = query.dtype
+    wide = (aten.cast(tape, query, "fp32"), aten.cast(tape, key, "fp32"))
+    turned = tuple(rotate(tape, x, cos, sin) for x in wide)
+    return aten.cast(tape, turned[0], dtype), aten.cast(tape, turned[1], dtype)
+
+
+def cohere2_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
+    """LayerNorm of `x` without a bias, in fp32 (`Cohere2LayerNorm`), in its shape and type."""
+    dtype = x.dtype
+    x = aten.cast(tape, x, "fp32")
+    mean = aten.mean(tape, x)
+    variance = aten.mean(tape, aten.square(tape, aten.sub(tape, x, mean)))
+    x = aten.mul(tape, aten.sub(tape, x, mean), aten.rsqrt(tape, aten.add_scalar(tape, variance)))
+    x = aten.mul(tape, aten.cast(tape, weight, "fp32"), x)
+    return aten.cast(tape, x, dtype)
+
+
+# ---- Phi, StarCoder 2: two linears -----------------------------------------------------------------------------------
+def new_gelu(tape: Tape, x: Tensor) -> Tensor:
+    """GELU by tanh of `x`, operator by operator, in its shape and type."""
+    half = aten.mul_scalar(tape, x)
+    inner = aten.add(tape, x, aten.mul_scalar(tape, aten.square(tape, x)))
+    inner = aten.mul_scalar(tape, inner)
+    inner = aten.tanh(tape, inner)
+    inner = aten.add_scalar(tape, inner)
+    return aten.mul(tape, half, inner)
+
+
+def two_linears(tape: Tape, run: LayerWorkload, first: str, second: str, x: Tensor, activate: Activation) -> Tensor:
+    """`second(activate(first(x)))` for `x` [..., hidden], in x's shape; `first`, `second`: modules in the layer."""
+    x = linear(tape, run, first, x)
+    x = activate(tape, x)
+    return linear(tape, run, second, x)

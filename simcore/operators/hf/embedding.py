@@ -6,7 +6,7 @@ from functools import partial
 
 from simcore.models.blocks import Attention, Embedding, LayerKind
 from simcore.operators.hf import remote_code
-from simcore.operators.hf.families import TABLES, Family, of_family
+from simcore.operators.hf.families import EMBEDDINGS, TABLES, Family, of_family
 from simcore.operators.hf.layers import has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
@@ -62,8 +62,14 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     out = aten.embedding(tape, weight, run.batch, run.seq)
     if kind.scaled:
         out = aten.mul_scalar(tape, out)
+    family = of_family(kind.family)
+    positions = _positions(tape, run, family) if family.has_positions else None
+    if kind.dropout:
+        out = _dropped(tape, family, out)
     hand_on(tape, out)
-    _shared_tables(tape, kind.family, block, run)
+    if positions is not None:
+        _shared_tables(tape, kind.family, block, run, positions)
+    del positions
     forward = tape.cut()
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks has one owner
     if out.node is None and run.options.embeddings_require_grad:
@@ -72,11 +78,17 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     return RecordedLayer(forward, back, grads=tape.release_grads())
 
 
-def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload) -> None:
+def _dropped(tape: Tape, family: Family, given: Tensor) -> Tensor:
+    """Dropout of the embedding's output, which a model may hold: the first layer frees it then."""
+    out = aten.dropout(tape, given)
+    if family.holds_embeddings:
+        tape.rename(given.storage, tape.slot(EMBEDDINGS, "activation"))
+        given.disown()
+    return out
+
+
+def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload, positions: Tensor) -> None:
     """Position ids and, for rotary models, cos and sin: the layers' to free."""
-    if not of_family(family).has_positions:
-        return
-    positions = _positions(tape, run, family)
     made = [positions]
     if block.rotary_dim and of_family(family).grids:
         made += _tables_of_grids(tape, run, block.rotary_dim, positions, of_family(family).grids)
@@ -108,10 +120,10 @@ def _added_masks(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
     return aten.new(tape, shape, run.compute, "causal_mask", shape[0] * seen.nbytes)
 
 
-def _positions(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
+def _positions(tape: Tape, run: LayerWorkload, family: Family) -> Tensor:
     """Position ids [seq] in int64: the cached length, 0 here, is added unless the family leaves that out."""
     count = aten.new(tape, (run.seq,), "int64", "arange")
-    if not of_family(family).adds_cached_positions:
+    if not family.adds_cached_positions:
         return count
     return aten.select(tape, count, (run.seq,), "int64", "position_ids")
 

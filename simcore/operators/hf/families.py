@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from simcore.errors import NotYet, Problem
@@ -17,15 +18,19 @@ from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.recurrent import delta_net, mamba
+from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["TABLES", "Family", "has_wide_inputs", "mix", "norm", "of_family"]
+__all__ = ["EMBEDDINGS", "TABLES", "Family", "has_wide_inputs", "mix", "norm", "of_family"]
 
 TABLES: Final = ("rotary.cos", "rotary.sin", "rotary.further_cos", "rotary.further_sin")
 """Storages of the tables that the embedding makes for all layers, in their order."""
+
+EMBEDDINGS: Final = "inputs_embeds"
+"""Storage of what the embedding put out, where dropout makes another tensor of it."""
 
 Norm = Callable[[Tape, Param, Tensor], Tensor]
 """(tape, weight, x) -> normalised x."""
@@ -79,6 +84,25 @@ def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
     return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held)), held
 
 
+def _attention_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    """Attention of Phi: what is turned of query and key lives until it returns."""
+    held, turned = list[Tensor](), list[Tensor]()
+    core = _eager(tape, run, branch, inputs, held)
+    out = layers.attention(tape, run, branch, inputs, core=core, out_proj="dense",
+                           turn_both=partial(layers.rotate_a_part, held=turned))
+    return out, held
+
+
+def _turning_by(turn_both: layers.RotateBoth, *, joins: bool = False) -> BranchFunction:
+    """Attention of Llama whose rotation is `turn_both`; `joins`: it ends by joining what is rotated with the rest."""
+    def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+        held: list[Tensor] = []
+        core = eager_core(tape, inputs.mask, held, by_heads=joins) if has_eager_attention(run) else None
+        return layers.attention(tape, run, branch, inputs, core=core, turn_both=turn_both), held
+
+    return attention
+
+
 def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
     core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
@@ -98,6 +122,16 @@ def _mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tupl
 
 def _mlp_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     return decoders.phi3_mlp(tape, run, branch.name, inputs.hidden), None
+
+
+def _mlp_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    name = branch.name
+    return decoders.two_linears(tape, run, f"{name}.fc1", f"{name}.fc2", inputs.hidden, decoders.new_gelu), None
+
+
+def _mlp_of_starcoder2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    name = branch.name
+    return decoders.two_linears(tape, run, f"{name}.c_fc", f"{name}.c_proj", inputs.hidden, aten.gelu), None
 
 
 def _shared_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -137,7 +171,8 @@ class Family:
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
     number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
-    window. `wide_tables`: rotary tables stay in fp32.
+    window. `wide_tables`: rotary tables stay in fp32. `holds_embeddings`: what dropout is given of the embedding lives
+    until the model returns.
     """
 
     norm: Norm = _norm
@@ -152,14 +187,19 @@ class Family:
     masks: int = 1
     grids: int = 0
     wide_tables: bool = False
+    holds_embeddings: bool = False
 
 
 _LLAMA: Final = Family()
 FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
+    "cohere2": Family(norm=decoders.cohere2_norm, attention=_turning_by(decoders.cohere2_rotate), masks=2),
+    "ernie4_5": Family(attention=_turning_by(decoders.ernie_rotate), wide_tables=True),
     "gemma": Family(norm=rms_norm_from_zero),
     "gemma2": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
     "gemma3_text": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
+    "glm": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
+    "glm4": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
     "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),
@@ -167,11 +207,13 @@ FAMILIES: Final = {
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
     "olmo2": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True),
+    "phi": Family(attention=_attention_of_phi, mlp=_mlp_of_phi),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),
     "qwen3_next": Family(norm=rms_norm_from_zero, attention=_attention_with_gate),
     "qwen3_5_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),
     "qwen3_5_moe_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),
+    "starcoder2": Family(mlp=_mlp_of_starcoder2, holds_embeddings=True),
 }
 
 
@@ -185,11 +227,15 @@ def has_wide_inputs(kind: LayerKind) -> bool:
     return kind.wide or of_family(kind.family).wide_tables
 
 
-def norm(tape: Tape, run: LayerWorkload, weight: Param, x: Tensor, family: str) -> Tensor:
-    """RMSNorm of `x`, in its shape and type, by the family's operators.
+def norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor, family: str) -> Tensor:
+    """Norm of `x`, in its shape and type, by the family's operators: with a bias torch's LayerNorm, else RMSNorm.
 
-    Liger's kernel takes their place if the options say so.
+    `at`: its module in the layer, with a dot at the end, "" for the final norm. Liger's kernel takes the place of
+    RMSNorm if the options say so.
     """
+    weight, bias = run.params[f"{at}weight"], run.params.get(f"{at}bias")
+    if bias is not None:
+        return aten.layer_norm(tape, x, weight, bias)
     return hf_liger.rms_norm(tape, weight, x) if hf_liger.has_liger(run) else of_family(family).norm(tape, weight, x)
 
 

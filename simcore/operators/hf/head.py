@@ -23,7 +23,7 @@ def final_norm(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer
     weight = run.params["weight"]
     if has_fast_layers(run):
         return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
-    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: norm(tape, run, weight, hidden, kind.family),
+    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: norm(tape, run, "", hidden, kind.family),
                        _stream(kind))
 
 
@@ -40,8 +40,8 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
     """
     weight = run.params["weight"]
     body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
-    if body != _logits and "lora_a.weight" in run.params:
-        raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
+    if body != _logits and ("lora_a.weight" in run.params or block.bias):
+        raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter or a bias of lm_head"))
     if (changes_logits(kind) or kind.wide) and body != _logits:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled or capped logits or a hidden state in "
                              "fp32"))

@@ -19,9 +19,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.operators.hf.embedding import embedding, mask_of, window_of
-from simcore.operators.hf.families import TABLES, mix, norm, of_family
+from simcore.operators.hf.families import EMBEDDINGS, TABLES, mix, norm, of_family
 from simcore.operators.hf.head import final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention
 from simcore.operators.hf.losses import loss_of
@@ -33,7 +34,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.compiled_block import compiled_block
 from simcore.operators.shared.compiled_kernels import CompiledBlock
 from simcore.operators.shared.features import refuse
-from simcore.operators.shared.layer_borders import hand_on, hidden_state, nothing, run_backward, stream_dtype
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, hidden_state, nothing, run_backward, stream_dtype
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param, Section, Tape, Tensor
 
@@ -47,7 +48,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a scaled embedding or scaled logits", "residuals in fp32", "a GELU MLP",
                            "the gated delta rule", "a gate of attention's output",
                            "norms over all heads of query and key", "norms behind blocks", "scores below a cap",
-                           "logits below a cap"})
+                           "logits below a cap", "LayerNorm", "LayerNorm without a bias", "dropout",
+                           "biases of the MLP", "a bias of the head", "attention and MLP beside each other"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -62,6 +64,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     `comms`: shared tables of storages and communications, see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "hf")
+    _refuse_others(kind, run)
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
     tape = Tape(slots, comms, no_grad=run.no_grad)
     if isinstance(kind.block, Embedding):
@@ -80,6 +83,20 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     return _layer(tape, kind, run)
 
 
+_OTHERS: Final = ("gpt2", "mpt")
+"""Families whose layers transformers builds of modules that are not recorded (`Conv1D`; a fused projection)."""
+
+
+def _refuse_others(kind: LayerKind, run: LayerWorkload) -> None:
+    """Raises NotYet for layers of `_OTHERS`, and for dropout of attention's weights where they are plain operators."""
+    if kind.family in _OTHERS and kind.branches:
+        raise NotYet(Problem("model", f"not yet: layers of {kind.family} in the layers of hf; placement is served"))
+    plain = has_eager_attention(run) or HfOptions.of(run.options).math_attention
+    if plain and any(isinstance(branch.block, Attention) and branch.block.dropout for branch in kind.branches):
+        raise NotYet(Problem("framework_options.attn_implementation", "not yet: dropout in attention of plain "
+                             "operators"))
+
+
 def _outside(run: LayerWorkload) -> dict[str, Param]:
     """The head's parameters as they are called outside of it."""
     return {f"lm_head.{name}": param for name, param in run.params.items()}
@@ -96,9 +113,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     stream = (inputs.hidden, inputs.cos, inputs.sin)
     leaf = inputs.hidden.node
     if HfOptions.of(run.options).casts_stream:  # by FSDP2's hook; the model holds what it was until the layer returns
-        inputs = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute), **{
-            name: aten.cast(tape, table, run.compute) for name, table in (("cos", inputs.cos), ("sin", inputs.sin))
-            if table is not None})
+        inputs = _cast(tape, run, inputs)
     body: Callable[[], Tensor] = partial(_body, tape, kind, run, inputs)
     held: list[Callable[[], Tensor]] = []
     if is_function := run.checkpoint != "none" and run.options.inputs_on_host:
@@ -115,17 +130,27 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     del body
     # A mask that is added is not kept, another one here or above if anything trains here.
     mask = inputs.mask if out.node is not None and not has_eager_attention(run) else None
-    if run.input_waits:
-        inputs.hidden.storage = None
+    given = inputs.mask
     inputs = None
-    del positions, stream
+    returned = tape.cut()  # copies that a hook made of what the model holds
+    held_by_model = _embeddings(tape, kind, run)
+    if run.input_waits:
+        stream[0].storage = None
+    del positions, stream, given, held_by_model
     dropped = tape.cut()
     del mask
-    empty = Section(())
-    after, late = (empty, dropped) if run.first else (dropped, empty)
+    after, late = (returned, dropped) if run.first else (Section((*returned.rows, *dropped.rows)), Section(()))
     back = run_backward(tape, out, leaf, nothing, held)
     tape.graph.clear()
     return RecordedLayer(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut())
+
+
+def _embeddings(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | None:
+    """Output of the embedding before dropout, which some models hold until they return; None for another layer."""
+    if not (run.first and kind.dropout and of_family(kind.family).holds_embeddings):
+        return None
+    slot = tape.slot(EMBEDDINGS, "activation")
+    return tape.external((run.batch, run.seq, kind.hidden), stream_dtype(run), slot, BEFORE)
 
 
 class _Function:
@@ -176,7 +201,7 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
         rotary //= 1 + family.halves_rotary
         dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), run.batch if family.grids else 1
         shared += [tape.external((rows, run.seq, 1, rotary), dtype, tape.slot(name, "activation"), down)
-                   for name in TABLES[:4 if kind.tables and _attends(kind) else 2]]
+                   for name in TABLES[:4 if kind.tables and _turns(kind) else 2]]
     mask = mask_of(tape, run, kind.family, window_of(kind))
     are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
@@ -188,8 +213,14 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
     return Inputs(hidden, cos, sin, positions, mask), shared[3:]
 
 
-def _attends(kind: LayerKind) -> bool:
-    return any(isinstance(branch.block, Attention) for branch in kind.branches)
+def _cast(tape: Tape, run: LayerWorkload, inputs: Inputs) -> Inputs:
+    hidden = aten.cast(tape, inputs.hidden, run.compute)
+    cos, sin = (table and aten.cast(tape, table, run.compute) for table in (inputs.cos, inputs.sin))
+    return inputs._replace(hidden=hidden, cos=cos, sin=sin)
+
+
+def _turns(kind: LayerKind) -> bool:
+    return any(isinstance(branch.block, Attention) and branch.block.rotary for branch in kind.branches)
 
 
 def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
@@ -214,25 +245,50 @@ def _compiled(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
 def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
     if has_fast_layers(run):
         return unsloth_layer(tape, kind, run, inputs.hidden)
+    if kind.beside:
+        return _beside(tape, kind, run, inputs)
     x, _held = inputs.hidden, None
     for branch in kind.branches:
         residual = x
         tape.scope = f"{branch.norm}."
         seen = aten.cast(tape, x, run.compute) if kind.wide else x
-        x = norm(tape, run, run.params[f"{branch.norm}.weight"], seen, kind.family) if branch.norm else seen
+        x = norm(tape, run, f"{branch.norm}.", seen, kind.family) if branch.norm else seen
         del seen
         if kind.wide:
             residual = aten.cast(tape, residual, "fp32")
         tape.scope = f"{branch.name}."
-        x, given = mix(tape, run, branch, inputs._replace(hidden=x), kind.family)
+        fed = inputs._replace(hidden=x, drops=kind.dropout)
+        x, given = mix(tape, run, branch, fed, kind.family)
+        if kind.dropout and not isinstance(branch.block, Attention):
+            x = aten.dropout(tape, x)
+        del fed
         _held = _held if given is None else given
         del given
         if branch.behind:
             tape.scope = f"{branch.behind}."
-            x = norm(tape, run, run.params[f"{branch.behind}.weight"], x, kind.family)
+            x = norm(tape, run, f"{branch.behind}.", x, kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
     return x
+
+
+def _beside(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
+    """Attention and MLP of one norm's output: Phi adds both, then the stream, Cohere 2 each in turn to the stream."""
+    first, *_ = kind.branches
+    tape.scope = f"{first.norm}."
+    seen, held, outs = norm(tape, run, f"{first.norm}.", inputs.hidden, kind.family), list[object](), list[Tensor]()
+    for branch in kind.branches:
+        tape.scope = f"{branch.name}."
+        out, given = mix(tape, run, branch, inputs._replace(hidden=seen), kind.family)
+        held.append(given)
+        outs.append(aten.dropout(tape, out) if kind.dropout else out)
+        del out, given
+    tape.scope = ""
+    mixed, dense = outs
+    if kind.family == "phi":
+        both = aten.add(tape, mixed, dense, "both")
+        return aten.add(tape, both, inputs.hidden, "residual")
+    return aten.add(tape, aten.add(tape, inputs.hidden, mixed, "residual"), dense, "residual")
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:

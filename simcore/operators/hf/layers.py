@@ -23,7 +23,7 @@ from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["Inputs", "attention", "core_of", "gated_attention", "has_eager_attention", "has_flash_attention",
-           "is_of_hub", "linear", "mlp", "rotate", "runs_math", "swiglu"]
+           "is_of_hub", "linear", "mlp", "rotate", "rotate_a_part", "rotate_half", "runs_math", "swiglu"]
 
 
 class Inputs(NamedTuple):
@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 
     `hidden`: hidden state [batch, seq, hidden]; `cos`, `sin`: rotary tables [1, seq, 1, rotated elements of a head],
     None without rotation; `positions`: position ids, None if the layer gets none; `mask`: attention mask, None without
-    one.
+    one. `drops`: attention drops some of its output, before it lets go of its own tensors.
     """
 
     hidden: Tensor
@@ -39,6 +39,7 @@ class Inputs(NamedTuple):
     sin: Tensor | None
     positions: Tensor | None
     mask: Tensor | None = None
+    drops: bool = False
 
 
 def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
@@ -71,18 +72,23 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
 Rotate = Callable[[Tape, Tensor, Tensor, Tensor], Tensor]
 """(tape, query or key, cos, sin) -> rotated."""
 
+RotateBoth = Callable[[Tape, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(tape, query, key, cos, sin) -> both rotated."""
+
 
 Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query, key, value) by heads, rotated -> output by heads."""
 
 
 def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
-              core: Core | None = None, head_norm: Callable[[Tape, Param, Tensor], Tensor] | None = None) -> Tensor:
+              core: Core | None = None, head_norm: Callable[[Tape, Param, Tensor], Tensor] | None = None,
+              turn_both: RotateBoth | None = None, out_proj: str = "o_proj") -> Tensor:
     """Output of grouped-query attention for `inputs.hidden`, in its shape.
 
     Head counts follow from the weights that this rank has. `turn`: rotation of query or key, None for `rotate`; `core`:
     attention without its projections, None for `core_of`. `head_norm`: norm of each head of query and key behind all
-    three projections, None for Qwen3's, behind each its own.
+    three projections, None for Qwen3's, behind each its own. `turn_both`: rotation of query and key in one function.
+    `out_proj`: name of the output projection.
     """
     block = branch.block
     assert isinstance(block, Attention)
@@ -95,11 +101,15 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     if head_norm and block.qk_norm:
         q = head_norm(tape, run.params[f"{name}.q_norm.weight"], q)
         k = head_norm(tape, run.params[f"{name}.k_norm.weight"], k)
-    if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
-        q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
-    elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
+    if inputs.cos is None or inputs.sin is None or not block.rotary:
+        pass
+    elif turn_both:
+        q, k = turn_both(tape, q, k, inputs.cos, inputs.sin)
+    elif 0 < block.rotated < dim:
+        q, k = rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
+    elif hf_liger.has_liger(run):
         q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=unfused)
-    elif inputs.cos is not None and inputs.sin is not None:
+    else:
         turn = turn or rotate
         rotated = (turn(tape, q, inputs.cos, inputs.sin), turn(tape, k, inputs.cos, inputs.sin))
         q, k = rotated
@@ -107,7 +117,8 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
     if 0 < block.rotated < dim and not runs_math(run, block, inputs.mask):  # lies by heads, as joined queries do
         out = aten.contiguous(tape, out, "attention")
-    return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+    out = linear(tape, run, f"{name}.{out_proj}", out.view(*out.shape[:2], out.shape[2] * dim))
+    return aten.dropout(tape, out) if inputs.drops else out
 
 
 def gated_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None) -> Tensor:
@@ -129,7 +140,7 @@ def gated_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inpu
     k = aten.to_heads(tape, linear(tape, run, f"{name}.k_proj", x), dim, copy_grad=True)
     k = rms_norm_from_zero(tape, run.params[f"{name}.k_norm.weight"], k)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
-    q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
+    q, k = rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
     out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
     out = aten.contiguous(tape, out, "attention")  # lies by heads, as joined queries do
     out = aten.mul(tape, out.view(*out.shape[:2], block.q_size), aten.sigmoid(tape, gate), "gated")
@@ -195,21 +206,28 @@ def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, bloc
 def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`x * cos + rotate_half(x) * sin` of `x` [b, s, heads, d], tables [1, s, 1, d]: a new tensor like `x`."""
     straight = aten.mul(tape, x, cos, "rotary")
-    return aten.add(tape, straight, aten.mul(tape, _rotate_half(tape, x), sin, "rotary"), "rotary")
+    return aten.add(tape, straight, aten.mul(tape, rotate_half(tape, x), sin, "rotary"), "rotary")
 
 
-def _rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Both rotated in their first dimensions, then joined with the rest (`models/bamba`, apply_rotary_pos_emb)."""
+def rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor,
+                  held: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
+    """`q` and `k` [b, s, heads, d], both rotated in their first dimensions, then joined with the rest.
+
+    As `models/bamba`, apply_rotary_pos_emb. `held`: gets what is joined, and with it `q` and `k`.
+    """
     size = cos.shape[-1]
     q_turned, q_rest = aten.slice_last(tape, q, size), aten.slice_last(tape, q, q.shape[-1] - size)
     k_turned, k_rest = aten.slice_last(tape, k, size), aten.slice_last(tape, k, k.shape[-1] - size)
     q_out, k_out = rotate(tape, q_turned, cos, sin), rotate(tape, k_turned, cos, sin)
+    if held is not None:
+        held += [q_out, k_out, q_rest, k_rest]
     q_out = aten.cat(tape, q_out, q_rest)
     k_out = aten.cat(tape, k_out, k_rest)
     return q_out, k_out
 
 
-def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
+def rotate_half(tape: Tape, x: Tensor) -> Tensor:
+    """The second half of the last dimension of `x`, negated, before the first: a new tensor like `x`."""
     first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
     return aten.cat(tape, aten.neg(tape, second), first)
 

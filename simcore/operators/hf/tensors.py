@@ -42,13 +42,15 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     if isinstance(block, Embedding):
         return (*_embedding(block), *(_scale() if kind.family in ("gemma", *_GEMMA) else ()))
     if isinstance(block, FinalNorm):
-        return _norm("", block.hidden, layer_norm=block.layer_norm)
+        return _norm("", block.hidden, biased=block.layer_norm and block.norm_bias)
     if isinstance(block, Head):
         component = "embedding" if block.tied else "lm_head"
-        return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
+        weight = TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear")
+        return (weight, *[TensorSpec("bias", (block.vocab,), ("vocab",), "lm_head", "bias")] * block.bias)
     if block is not None:
         return ()  # the loss; transformers builds no modules of multi-token prediction
-    norms = [_norm(f"{b.norm}.", kind.hidden, layer_norm=b.layer_norm) if b.norm else () for b in kind.branches]
+    norms = [_norm(f"{b.norm}.", kind.hidden, biased=b.layer_norm and b.norm_bias) if b.norm else ()
+             for b in kind.branches]
     blocks = [tuple(_BLOCK[type(b.block)](b.name, b.block, kind.family)) for b in kind.branches]
     return tuple(spec for group in _in_order(kind, norms, blocks) for spec in group)
 
@@ -67,6 +69,8 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
         return [blocks[1], *norms, blocks[0]]
     if kind.family == "granitemoehybrid":
         return [*norms, blocks[1], blocks[0]]
+    if kind.family == "glm4":
+        return [*blocks, *norms, *(_norm(f"{b.behind}.", kind.hidden) for b in kind.branches)]
     if kind.family in (*_GEMMA, "olmo2"):
         behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
         return [*blocks, *(norm for pair in zip(norms, behind, strict=True) for norm in pair)]
@@ -88,8 +92,8 @@ def _scale() -> tuple[TensorSpec, ...]:
     return (TensorSpec("embed_scale", (), (), "embedding", "buffer", "fp32", is_buffer=True, trainable=False),)
 
 
-def _norm(at: str, size: int, dim: str = "hidden", *, layer_norm: bool = False) -> tuple[TensorSpec, ...]:
-    parts = ("weight", "bias") if layer_norm else ("weight",)
+def _norm(at: str, size: int, dim: str = "hidden", *, biased: bool = False) -> tuple[TensorSpec, ...]:
+    parts = ("weight", "bias") if biased else ("weight",)
     return tuple(TensorSpec(f"{at}{part}", (size,), (dim,), "norms", "norm") for part in parts)
 
 
@@ -121,7 +125,7 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         yield TensorSpec(f"{name}.sinks", (b.num_heads,), ("heads",), "attention")
     asked = (b.q_size * (1 + b.gated), "heads")
     for part, out, into in (("q_proj", asked, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden),
-                            ("o_proj", hidden, q)):
+                            ("dense" if family == "phi" else "o_proj", hidden, q)):
         yield _linear(f"{name}.{part}", out, into, "attention")
         if b.bias == "all" or (b.bias == "qkv" and part != "o_proj"):
             yield _bias(f"{name}.{part}", out, "attention")
@@ -148,7 +152,12 @@ def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 
 def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[TensorSpec]:
     hidden, ffn = (b.hidden, "hidden"), (b.ffn, "ffn")
-    if family == "phi3":
+    if family in _TWO_LINEARS:
+        for part, out, into in zip(_TWO_LINEARS[family], (ffn, hidden), (hidden, ffn), strict=True):
+            yield _linear(f"{name}.{part}", out, into, component)
+            yield from [_bias(f"{name}.{part}", out, component)] * b.bias
+        return
+    if family in ("phi3", "glm", "glm4"):
         yield _linear(f"{name}.gate_up_proj", (2 * b.ffn, "ffn"), hidden, component)
         yield _linear(f"{name}.down_proj", hidden, ffn, component)
         return
@@ -272,6 +281,7 @@ def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[i
 
 
 _GEMMA: Final = ("gemma2", "gemma3_text")
+_TWO_LINEARS: Final = {"phi": ("fc1", "fc2"), "starcoder2": ("c_fc", "c_proj")}
 _ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text",
                         "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {

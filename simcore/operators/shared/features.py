@@ -71,6 +71,8 @@ def features(kind: LayerKind) -> tuple[str, ...]:
         found.append("dropout")
     found += _named(("norms behind blocks", any(branch.behind for branch in kind.branches)),
                     ("logits below a cap", isinstance(kind.block, Head) and kind.block.capped),
+                    ("a bias of the head", isinstance(kind.block, Head) and kind.block.bias),
+                    ("attention and MLP beside each other", kind.beside),
                     ("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),
                     ("a transformer that layers share", kind.shared is not None),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))

@@ -13,8 +13,12 @@ __all__ = ["BALANCING", "LINEARS", "NAMED_BY_PEFT", "family_of", "is_dense"]
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 LINEARS: Final = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"), (*_ATTENTION, *_MLP)),
+    **dict.fromkeys(("cohere2", "ernie4_5", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text",
+                     "seed_oss"), (*_ATTENTION, *_MLP)),
+    **dict.fromkeys(("glm", "glm4"), (*_ATTENTION, "gate_up_proj", "down_proj")),
+    "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "starcoder2": (*_ATTENTION, "c_fc", "c_proj"),
     **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ATTENTION),  # transformers 5: experts are one parameter
 }
 """Names of linear layers by family, without the head, in transformers 5.23.0's `models/`."""

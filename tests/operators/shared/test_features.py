@@ -27,6 +27,12 @@ NEEDS = {
                     "biases of experts", "a router by softmax of the chosen"},
     "gpt2": {"dropout", "LayerNorm", "learned positions", "biases of attention", "a GELU MLP", "biases of the MLP"},
 }
+BY_TRANSFORMERS = {
+    "phi-2": {"dropout", "LayerNorm", "biases of attention", "a GELU MLP", "biases of the MLP", "a bias of the head",
+              "rotation of a part of each head", "attention and MLP beside each other"},
+    "command-r7b": {"LayerNorm", "LayerNorm without a bias", "attention within a window",
+                    "attention and MLP beside each other", "a scaled embedding or scaled logits"},
+}
 MPT: tuple[dict[str, Any], set[str]] = ({}, {"ALiBi", "LayerNorm", "LayerNorm without a bias", "a GELU MLP"})
 FOUNDRY = ({"no_bias": False, "attn_config": {"alibi": False}},
            {"LayerNorm", "learned positions", "biases of attention", "a GELU MLP", "biases of the MLP"})
@@ -40,6 +46,11 @@ def needs(preset: str, code: str = "megatron", **changed: Any) -> set[str]:
 @pytest.mark.parametrize("preset", NEEDS)
 def test_what_a_model_needs(preset: str) -> None:
     assert needs(preset) == NEEDS[preset]
+
+
+@pytest.mark.parametrize("preset", BY_TRANSFORMERS)
+def test_what_models_need_that_megatron_does_not_build(preset: str) -> None:
+    assert needs(preset, "hf") == BY_TRANSFORMERS[preset]
 
 
 @pytest.mark.parametrize(("changed", "found"), [MPT, FOUNDRY])
@@ -60,9 +71,9 @@ def test_what_is_not_served_is_told_by_name() -> None:
 
 
 def test_recording_refuses_what_it_would_ignore() -> None:
-    """A layer of GPT-2 would pass for one that drops nothing."""
+    """GPT-2's modules have other names and its weights are transposed."""
     layer = build(model_config("gpt2", {}, "test"), "hf").kinds[1]
-    with pytest.raises(NotYet, match="dropout"):
+    with pytest.raises(NotYet, match="layers of gpt2"):
         hf.record(layer, LayerWorkload(1, 8, "bf16", {}), {}, {})
 
 

@@ -158,12 +158,14 @@ def clamp(tape: Tape, x: Tensor, bounds: int) -> Tensor:
 
 
 def sub(tape: Tape, a: Tensor, b: Tensor, name: str = "sub") -> Tensor:
-    """Records `a - b` of two tensors of one shape and type; returns a new tensor like them.
+    """Records `a - b` of two tensors of one type, where `b` has a's shape or broadcasts to it; a new tensor like `a`.
 
-    `a` gets the output's gradient itself, `b` its negation in a new tensor. `name`: name of the output's storage.
+    `a` gets the output's gradient itself, `b` its negation in a new tensor, summed to its shape. `name`: name of the
+    output's storage.
     """
     shape, dtype = a.shape, a.dtype
-    node = tape.node((a, b), (), lambda tape, grads, saved: [grads[0], new(tape, shape, dtype, f"grad_{name}")])
+    node = tape.node((a, b), (), lambda tape, grads, saved: [grads[0], new(tape, shape, dtype, f"grad_{name}")],
+                     reduce_to=(a.shape, b.shape))
     out = new(tape, shape, dtype, name, a.nbytes + b.nbytes)
     out.node = node
     return out

@@ -23,7 +23,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.nemotron_h import modeling_nemotron_h
 
 from ..nano import NANO, PATTERN
-from . import delta
+from . import as_on_cuda, delta
 
 LLAMA = {
     "llama-tiny": dict(vocab_size=1000, hidden_size=256, intermediate_size=688, num_hidden_layers=4,
@@ -51,6 +51,7 @@ NEMOTRON = {
 PRESETS = Path(__file__).resolve().parents[4] / "simcore" / "models" / "presets"
 GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts",
                  "Qwen3NextExperts", "Qwen3_5MoeExperts")
+PLAIN_OPERATORS = ("phi", "seed_oss", "starcoder2")
 WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
 
 
@@ -74,6 +75,8 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     family = fields.pop("model_type")
     if family in delta.FAMILIES:
         delta.put_in_place()
+    if family in PLAIN_OPERATORS:
+        as_on_cuda.put_in_place()
     folder = family.removesuffix("_text")
     modelling = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
@@ -82,6 +85,7 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     cfg = AutoConfig.for_model(family, **fields)
     cfg._attn_implementation = attention or attention_of(family)
     cfg.use_cache = False
+    cfg.pad_token_id = None  # a small vocabulary may not have it
     with torch.device("meta"):
         made: nn.Module = AutoModelForCausalLM.from_config(cfg)
     return made
