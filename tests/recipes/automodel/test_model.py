@@ -91,7 +91,7 @@ def reasons(text: str) -> dict[str, str]:
 
 def test_the_format_of_parameters_is_that_of_the_first_key_that_automodel_reads() -> None:
     """Automodel 0.7.0 _transformers/auto_model.py:752 and 892, _transformers/model_init.py:1256 and 1392."""
-    def params(text: str) -> str | None:
+    def params(text: str) -> Any:
         found = imported(text, **ANSWERS)
         found.expect_complete()
         return found.values.get("training", {}).get("precision", {}).get("params")

@@ -395,8 +395,9 @@ def test_scripts_that_prepare_data_or_convert_are_refused_by_name(tmp_path: Path
 
 def test_a_capacity_of_experts_needs_a_balancing_that_takes_it(tmp_path: Path) -> None:
     """Megatron-LM d98e8a64 core/transformer/transformer_config.py:1836 raises for the others."""
-    experts = {"num-experts": 8, "moe-grouped-gemm": True, "moe-router-topk": 2, "moe-expert-capacity-factor": 1.5}
+    experts: dict[str, Any] = {"num-experts": 8, "moe-grouped-gemm": True, "moe-router-topk": 2,
+                               "moe-expert-capacity-factor": 1.5}
     for balancing, is_wrong in (("sinkhorn", True), ("aux_loss", False), ("none", False), (None, False)):
-        found = of(tmp_path, **experts, **{"moe-router-load-balancing-type": balancing})
+        found = of(tmp_path, **(experts | {"moe-router-load-balancing-type": balancing}))
         told = [problem.message for problem in found.wrong if "global_aux_loss or none" in problem.message]
         assert bool(told) is is_wrong, (balancing, found.wrong)
