@@ -16,7 +16,7 @@ from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_ov
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
 
 __all__ = ["FORMAT", "write_batches"]
@@ -43,6 +43,9 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 def write_batches(draft: Draft, zero: Zero) -> None:
     """Writes the microbatch and the step as the configuration says them; what is `auto` is asked or one microbatch."""
+    if zero.whole is not None:
+        _write_whole(draft, zero, zero.whole)
+        return
     if zero.micro is not None:
         draft.put("training.micro_batch_size", zero.micro)
     else:
@@ -56,6 +59,26 @@ def write_batches(draft: Draft, zero: Zero) -> None:
                     f"{micro} x {zero.steps.key} x {gpus.value} ranks", zero.steps, source=_STEP)
     else:
         draft.use(zero.steps, why="microbatches of a step, whose size and ranks are asked for")
+
+
+def _write_whole(draft: Draft, zero: Zero, whole: Taken[int]) -> None:
+    """Writes what follows from the step's batch: the steps of a microbatch that is said, or the microbatch."""
+    gpus, micro, steps = draft.answers.gpus, zero.micro, zero.steps
+    draft.put("training.global_batch_size", whole)
+    if gpus is None:
+        draft.use(micro, steps, why="of a step that so many ranks share as are asked for")
+        return
+    if micro is None:
+        each = whole.value // gpus.value // (steps.value if steps else 1)
+        draft.infer("training.micro_batch_size", each, f"{whole.key} over {gpus.value} ranks and their steps", whole,
+                    steps, source=_STEP)
+    else:
+        each = micro.value
+        draft.put("training.micro_batch_size", micro)
+    parts = each * (steps.value if steps else 1) * gpus.value
+    if each < 1 or whole.value % parts:
+        draft.fail(whole.where, f"{whole.key} {whole.value} is no multiple of {gpus.value} ranks x their sequences "
+                                "(deepspeed 0.19.6 runtime/config.py _batch_assertion)")
 
 
 FORMAT: Final = Format("deepspeed", "DeepSpeed JSON", is_of_deepspeed, _read, OF_DEEPSPEED)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Final
 
 from simcore.recipes.answers import Answer
@@ -17,7 +18,7 @@ from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import CLIP
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["Launch", "copy_to_ranks", "read_launch", "read_processes"]
@@ -35,8 +36,11 @@ _ROWS: Final[tuple[Row, ...]] = (
     Says("compute_environment", "", "text", {None: None}, {"LOCAL_MACHINE": "the default"}, "another launcher:"),
     Says("dynamo_config.dynamo_backend", "", "text", {None: None}, {"no": "off", "NO": "off"}, "layers compiled by"),
     Idle(("machine_rank", "main_process_ip", "main_process_port", "main_training_function", "rdzv_backend",
-          "same_network", "gpu_ids", "enable_cpu_affinity", "debug", "mpirun_config.*", "command_file", "commands",
+          "same_network", "enable_cpu_affinity", "mpirun_config.*", "command_file", "commands",
           "enable_numa_affinity"), "how ranks are started and find each other"),
+    Unmodelled(("debug",), "ranks compare the shapes of what accelerate's own collectives move, the Trainer's few "
+               "numbers of a step: not timed"),
+    Says("dynamo_backend", "", "text", {None: None}, {"no": "off", "NO": "off"}, "layers compiled by"),
     Idle(("downcast_bf16", "tpu_*", "ipex_config.*", "dynamo_config.*", "fp8_config.*", "main_process_*"),
          "about other devices, or of what is off"),
 )
@@ -73,6 +77,7 @@ def read_processes(reader: Reader, draft: Draft) -> Draft:
     """The draft with the number of GPUs that the file states, which must be that of `--gpus`: [Note: processes]."""
     count, machines, answer = reader.integer("num_processes"), reader.integer("num_machines"), draft.answers.gpus
     draft.idle(machines, "num_processes counts the ranks of all machines")
+    _check_visible(reader, draft, count, machines)
     if count is None or count.value < 1:
         draft.idle(count, "the number of GPUs is not said")
         return draft
@@ -87,12 +92,30 @@ def read_processes(reader: Reader, draft: Draft) -> Draft:
     return replace(draft, answers=replace(draft.answers, gpus=answer or Answer(count.value, count.where)))
 
 
+def _check_visible(reader: Reader, draft: Draft, count: Taken[int] | None, machines: Taken[int] | None) -> None:
+    """Compares `gpu_ids`, which become CUDA_VISIBLE_DEVICES, with the ranks of a machine: each takes a GPU of its own.
+
+    accelerate 1.15.0 `utils/launch.py` prepare_multi_gpu_env.
+    """
+    named = reader.take("gpu_ids")
+    draft.idle(named, "which GPUs of a machine ranks take")
+    if named is None or count is None or str(named.value) == "all":
+        return
+    seen, each = len(str(named.value).split(",")), count.value // max(machines.value if machines else 1, 1)
+    if seen < each:
+        draft.fail(named.where, f"gpu_ids {named.value} leaves {seen} GPUs to the {each} ranks of a machine")
+
+
 def read_launch(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
     """Reads the launcher's YAML, but for `num_processes`. `file`: the DeepSpeed JSON that the user names beside it."""
     kind = reader.text("distributed_type")
     name = kind.value.upper() if kind else "NO"
     read_rows(reader, draft, _ROWS)
-    mixed = reader.take("mixed_precision")
+    mixed, older = reader.take("mixed_precision"), reader.flag("fp16")
+    if mixed is not None or older is None:
+        draft.idle(older, "mixed_precision goes before it")
+    else:
+        mixed = Taken("fp16" if older.value else "no", older.path, older.where, older.reader)
     if mixed is not None and str(mixed.value).lower() == "fp8":
         draft.refuse(mixed, "products in 8 bits under accelerate")
         mixed = None
@@ -138,7 +161,22 @@ def _read_degrees(reader: Reader, draft: Draft, *, cuts: bool) -> None:
             draft.idle(degree, "one rank")
     draft.idle(reader.matching(f"{at}cp_*", f"{at}sp_*", f"{at}tp_*"), "settings of a degree of one rank")
     if not cuts:
-        draft.idle(reader.matching(f"{at}dp_*"), "read with FSDP alone")
+        shards = reader.integer(f"{at}dp_shard_size")
+        if shards is not None and shards.value > 1:
+            draft.refuse(shards, "shards without FSDP")
+        else:
+            draft.idle(shards, "one rank")
+        copies = reader.integer(f"{at}dp_replicate_size")
+        draft.idle(copies, "must be the number of ranks, each of which has a copy")
+        _expect_all(draft, copies.value if copies else 1, copies)
+
+
+def _expect_all(draft: Draft, product: int, by: Taken[int] | None) -> None:
+    """Compares the product of the degrees, where one is said, with the ranks: 1.15.0 _validate_accelerator."""
+    gpus = draft.answers.gpus
+    if by is not None and gpus is not None and product not in (1, gpus.value):
+        draft.fail(by.where, f"{by.key}: ParallelismConfig is of {product} ranks, and {gpus.value} are started: an "
+                             "error of accelerate 1.15.0 (parallelism_config.py)")
 
 
 def _read_fsdp(reader: Reader, draft: Draft, mixed: Taken[Any] | None) -> Launch:
@@ -152,6 +190,14 @@ def _read_fsdp(reader: Reader, draft: Draft, mixed: Taken[Any] | None) -> Launch
         draft.default("framework", "fsdp1", "accelerate 1.15.0", "commands/launch.py --fsdp_version")
     checkpoints = read_plugin(reader, draft, _PLUGIN, second=second)
     at = "parallelism_config.parallelism_config_"
+    sizes = [reader.integer(f"{at}{name}_size") for name in ("dp_replicate", "dp_shard")]
+    said = next((one for one in sizes if one is not None and one.value > 1), None)
+    if said is not None and not second:
+        draft.fail(said.where, f"{said.key}: accelerate 1.15.0 has it with version 2 of FSDP alone")
+    if said is not None and not any(draft.refuses(f"{at}{name}_size") for name in ("tp", "cp", "sp")):
+        _expect_all(draft, prod(one.value for one in sizes if one is not None), said)
+        if sizes[1] is None or sizes[1].value == 1:
+            draft.fail(said.where, f"{said.key}: without {at}dp_shard_size above 1 FSDP has no ranks to cut over")
     share_ranks(reader, draft, f"{at}dp_replicate_size", f"{at}dp_shard_size")
     return Launch(Shards.EACH if second else Shards.FLAT, mixed, checkpoints=checkpoints)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed_keys import refuse_blocks, switches, without_effect
+from simcore.recipes.huggingface.deepspeed_keys import FIELDS, check_fields, refuse_blocks, switches, without_effect
 from simcore.recipes.huggingface.optimizers import read_clipping
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -26,6 +26,9 @@ _AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
 _SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
                       "stage3_max_reuse_distance", "sub_group_size")
+_MORE_OF_3: Final = ("zero_hpz_partition_size", "mics_shard_size", "mics_hierarchical_params_gather",
+                     "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
+                     "model_persistence_threshold", "gather_16bit_weights_on_model_save", "memory_efficient_linear")
 _WHOLE: Final = (": DeepSpeed's own optimizer, with a flat fp32 master of all 16-bit parameters on every rank, and "
                  "gradients that are reduced after backward, in flat copies of 500,000,000 elements or more (deepspeed "
                  "0.19.6 runtime/fp16/fused_optimizer.py, runtime/engine.py allreduce_no_retain)")
@@ -45,8 +48,8 @@ class Zero:
     """Values of a configuration that its caller goes on with.
 
     `shards`: ZERO, or NONE if the stage was refused. `compute`: format of products that it fixes, "" if the trainer's
-    decides; `formats`: the keys that leave it to the trainer. `micro`, `steps`: batch keys that are no `auto`.
-    `has_optimizer`: it names its own.
+    decides; `formats`: the keys that leave it to the trainer. `micro`, `steps`, `whole`: batch keys that are no `auto`,
+    the last where it is not the product of the others. `has_optimizer`: it names its own.
     """
 
     shards: Shards
@@ -54,6 +57,7 @@ class Zero:
     formats: tuple[Taken[Any], ...] = ()
     micro: Taken[int] | None = None
     steps: Taken[int] | None = None
+    whole: Taken[int] | None = None
     has_optimizer: bool = False
     autos: Mapping[str, Taken[Any]] = field(default_factory=dict)
 
@@ -77,12 +81,14 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
         draft.idle(reader.matching(*([f"{at}*"] if at else ["*"])), "of a configuration that is refused")
         return Zero(Shards.NONE)
     draft.infer("framework", f"zero{stage.value}", "stage of ZeRO", stage)
+    check_fields(reader, draft, at)
     _read_sizes(reader, draft, zero, stage.value)
     for name, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
         _read_offload(reader, draft, f"{zero}{name}.", name, part)
     if "nvme" in draft.values.get("training", {}).get("offload", {}).values():
         draft.unmodelled(reader.matching(f"{at}aio.*"), "how drives are read: their rate is the machine's")
-    read_rows(reader, draft, [*switches(at, zero), *without_effect(at, zero)])
+    _read_scaling(reader, draft, at, zero, stage.value)
+    read_rows(reader, draft, [*switches(at, zero, stage.value), *without_effect(at, zero)])
     refuse_blocks(reader, draft, at, zero)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
     read_clipping(reader, draft, f"{at}gradient_clipping")
@@ -90,8 +96,8 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     autos: dict[str, Taken[Any]] = {}
     micro = _number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
     steps = _number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
-    _read_whole(reader, draft, at, micro, steps)
-    return Zero(Shards.ZERO, compute, formats, micro, steps, has_optimizer, autos)
+    whole = _read_whole(reader, draft, at, micro, steps)
+    return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, autos)
 
 
 def check_named(draft: Draft, named: Taken[str] | None, file: Reader) -> None:
@@ -122,10 +128,32 @@ def _read_sizes(reader: Reader, draft: Draft, zero: str, stage: int) -> None:
             draft.fail(said.where, f"{key}: transformers fills in no auto for it (served: {', '.join(_FILLED)})")
     if stage != 3:
         names = (*_SIZES_OF_3, *(name.removeprefix(_STAGE_3) for name in _SIZES_OF_3), f"{_STAGE_3}*")
-        draft.idle(reader.matching(*(f"{zero}{name}" for name in names)), "keys of stage 3")
+        draft.idle(reader.matching(*(f"{zero}{name}" for name in (*names, *_MORE_OF_3))), "keys of stage 3")
         return
     for name in ("zero_hpz_partition_size", "mics_shard_size"):
         draft.put(f"framework_options.{name}", reader.integer(f"{zero}{name}"))
+
+
+def _read_scaling(reader: Reader, draft: Draft, at: str, zero: str, stage: int) -> None:
+    """Reads how gradients are divided: beside reduce_scatter alone by the ranks, after it (`stage_1_and_2.py`:308).
+
+    Stage 3 takes a factor, by which gradients are multiplied once more.
+    """
+    before, factor = reader.flag(f"{at}prescale_gradients"), reader.number(f"{at}gradient_predivide_factor")
+    if before is not None and before.value:
+        draft.use(before)
+        draft.fail(before.where, f"{before.key}: beside reduce_scatter an error of DeepSpeed 0.19.6 "
+                                 "(zero/stage_1_and_2.py:313, stage3.py:390)")
+    else:
+        draft.idle(before, "the default")
+    if factor is None or factor.value == 1.0:
+        draft.idle(factor, "the default")
+    elif stage == 3 or reader.look(f"{at}gradient_allreduce_op") == "sum":
+        draft.unmodelled(factor, "gradients are multiplied by it before they are reduced: not timed")
+    else:
+        draft.use(factor)
+        draft.fail(factor.where, f"{factor.key}: beside reduce_scatter an error of DeepSpeed 0.19.6 "
+                                 "(zero/stage_1_and_2.py:312)")
 
 
 def _spelling(reader: Reader, zero: str, name: str) -> str:
@@ -149,7 +177,8 @@ def _read_offload(reader: Reader, draft: Draft, at: str, block: str, part: str) 
     details = {"pin_memory": reader.flag(f"{at}pin_memory")}
     of_drives: dict[str, Taken[Any] | None] = {
         "nvme_path": reader.text(f"{at}nvme_path"), "buffer_count": reader.integer(f"{at}buffer_count"),
-        **{name: reader.flag(f"{at}{name}") for name in ("fast_init", "pipeline_read", "pipeline_write")}}
+        **{name: reader.flag(f"{at}{name}") for name in ("fast_init", "pipeline_read", "pipeline_write")
+           if name in FIELDS[f"zero_optimization.{block}"]}}
     if device.value == "nvme":
         details.update(of_drives)
     else:
@@ -203,7 +232,8 @@ def _read_kernel(draft: Draft, torchs: Taken[bool] | None) -> None:
 def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Taken[Any], ...]]:
     """(format of products, keys that leave it to the trainer); "" and no keys if neither block is there."""
     found, names = [], []
-    for name in ("bf16", "fp16"):
+    older = "" if reader.has(f"{at}bf16") or not reader.has(f"{at}bfloat16") else "bfloat16"
+    for name in (older or "bf16", "fp16"):
         switch = reader.take(f"{at}{name}.enabled")
         checked = reader.flag(f"{at}{name}.check_grad_overflow")
         if checked is not None and not checked.value:
@@ -214,15 +244,29 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
         if switch is None:
             continue
         if str(switch.value).lower() in ("true", "1", "yes", "on"):
-            names.append(name)
-            draft.infer("training.precision.compute", name, f"{switch.key} is on", switch)
+            names.append(_SHORT.get(name, name))
+            draft.infer("training.precision.compute", names[-1], f"{switch.key} is on", switch)
         elif switch.value == _AUTO:
             found.append(switch)
         else:
             draft.idle(switch, "off")
     if len(names) > 1:
         draft.fail(reader.document.path, f"{at}bf16 and {at}fp16 are both enabled")
+    draft.idle([] if older else reader.matching(f"{at}bfloat16.*"), f"{at}bf16 goes before it")
+    said = reader.text(f"{at}data_types.param_dtype")
+    if said is not None and names and _TYPES.get(said.value) != names[0]:
+        draft.use(said)
+        draft.fail(said.where, f"{said.key} {said.value} conflicts with {names[0]}, which is enabled (deepspeed 0.19.6 "
+                               "runtime/engine.py:1598)")
+    else:
+        draft.idle(said, "must be the format that is enabled")
     return (names[0] if names else ""), tuple(found)
+
+
+_TYPES: Final = {**dict.fromkeys(("fp16", "torch.float16", "float16", "half"), "fp16"),
+                 **dict.fromkeys(("bf16", "torch.bfloat16", "bfloat16"), "bf16")}
+_SHORT: Final = {"bfloat16": "bf16"}
+"""Older name of a block, which is read where the newer is missing (0.19.6 precision_config.py)."""
 
 
 def _of_format(at: str) -> list[Row]:
@@ -237,22 +281,29 @@ def _of_format(at: str) -> list[Row]:
         Idle((f"{at}*",), "how the loss is scaled")]
 
 
-def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None, steps: Taken[int] | None) -> None:
-    """The step's batch, which DeepSpeed compares with the product of the others (`runtime/config.py`)."""
+def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None,
+                steps: Taken[int] | None) -> Taken[int] | None:
+    """The step's batch where another number follows from it; else it is compared with them (`runtime/config.py`)."""
     key, ranks = f"{at}train_batch_size", draft.answers.gpus
     if reader.look(key) == _AUTO:
         draft.idle(reader.take(key), "microbatch x steps x ranks")
-        return
+        return None
     whole = reader.integer(key)
-    if whole is None:
-        return
-    if micro is None and steps is None:
-        draft.refuse(whole, "a batch of the step that the microbatch follows from")
-        return
-    product = (micro.value if micro else 1) * (steps.value if steps else 1) * (ranks.value if ranks else 1)
-    if micro is not None and steps is not None and ranks is not None and product != whole.value:
+    if whole is None or micro is None or steps is None:
+        return whole
+    if ranks is not None and micro.value * steps.value * ranks.value != whole.value:
         draft.fail(whole.where, f"{key} {whole.value} is not {micro.value} x {steps.value} x {ranks.value} ranks")
     draft.idle(whole, "microbatch x steps x ranks")
+    return None
+
+
+def _check_whole(draft: Draft, whole: Taken[int] | None, of_rank: int) -> None:
+    """Compares a step's batch with the trainer's, of which each rank has `of_rank` sequences."""
+    ranks = draft.answers.gpus
+    draft.use(whole, why="must be the trainer's microbatch x steps x ranks")
+    if whole is not None and ranks is not None and whole.value != of_rank * ranks.value:
+        draft.fail(whole.where, f"{whole.key} is {whole.value}, and the trainer's {of_rank} x {ranks.value} ranks "
+                                "(transformers 5.23.0 integrations/deepspeed.py: they must be equal, or auto)")
 
 
 def write_adam(draft: Draft, named: Taken[str] | None, release: str, source: str) -> None:
@@ -289,6 +340,7 @@ def check_numbers(draft: Draft, zero: Zero | None, micro: Taken[int] | None, ste
     if zero is None:
         return
     draft.idle(list(zero.autos.values()), "the trainer's")
+    _check_whole(draft, zero.whole, (micro.value if micro else micro_default) * (steps.value if steps else 1))
     for other, said, default in ((zero.micro, micro, micro_default), (zero.steps, steps, 1)):
         trainers = said.value if said else default
         if other is not None and other.value != trainers:

@@ -5,13 +5,30 @@ Names are those that `runtime/config.py` and `runtime/zero/config.py` read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
-__all__ = ["refuse_blocks", "switches", "without_effect"]
+__all__ = ["FIELDS", "check_fields", "refuse_blocks", "switches", "without_effect"]
+
+FIELDS: Final[Mapping[str, str]] = {
+    "bf16": "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states",
+    "fp16": "enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis "
+            "min_loss_scale fp16_master_weights_and_grads",
+    "zero_optimization.offload_param": "device nvme_path buffer_count buffer_size max_in_cpu pin_memory",
+    "zero_optimization.offload_optimizer": "device nvme_path buffer_count pin_memory pipeline_read pipeline_write "
+                                           "fast_init ratio super_offload cpuadam_cores_perc",
+    "compile": "deepcompile free_activation free_activation_threshold offload_activation offload_activation_pin_memory "
+               "offload_opt_states double_buffer symmetric_memory debug_log offload_parameters sync_before_reduce "
+               "sync_after_reduce sync_before_allgather sync_after_allgather keep_int_input_tensors "
+               "keep_all_input_tensors passes",
+    "hybrid_engine": "enabled max_out_tokens inference_tp_size release_inference_cache pin_parameters "
+                     "tp_gather_partition_size enable_cuda_graph"}
+"""Fields of blocks that take no other, at which DeepSpeed stops (0.19.6 `runtime/config_utils.py`: extra="forbid";
+`runtime/precision_config.py`, `runtime/zero/offload_config.py`, `compile/config.py`, `runtime/config.py`)."""
 
 _BLOCKS: Final = {
     "compression_training": "layers that are compressed while they train", "sparse_attention": "sparse attention",
@@ -26,6 +43,18 @@ _ZERO_BLOCKS: Final = {"zenflow": "ZenFlow (gradients of which a part is applied
                        "model_persistence_threshold": "a limit on all parameters that stay gathered"}
 
 
+def check_fields(reader: Reader, draft: Draft, at: str) -> None:
+    """Tells of fields that a block of DeepSpeed's does not have."""
+    for block, fields in FIELDS.items():
+        for name in reader.names(f"{at}{block}"):
+            if name in fields.split():
+                continue
+            for one in reader.matching(f"{at}{block}.{name}", f"{at}{block}.{name}.*"):
+                draft.use(one)
+                draft.fail(one.where, f"{one.key}: the block {block} of DeepSpeed 0.19.6 has no such field, at which "
+                                      "it stops (runtime/config_utils.py)")
+
+
 def refuse_blocks(reader: Reader, draft: Draft, at: str, zero: str) -> None:
     """Refuses each block that asks for something by being there, at its first key."""
     blocks = {**{f"{at}{name}": what for name, what in _BLOCKS.items()},
@@ -36,42 +65,52 @@ def refuse_blocks(reader: Reader, draft: Draft, at: str, zero: str) -> None:
             draft.idle(found[1:], "details of what is refused")
 
 
-def switches(at: str, zero: str) -> list[Row]:
-    """Rows of keys that are followed, or refused by name."""
+def switches(at: str, zero: str, stage: int) -> list[Row]:
+    """Rows of keys that are followed, or refused by name, at a stage of ZeRO."""
+    return [*_of_stage_3(zero), *_of_every_stage(at, zero)] if stage == 3 else [
+        On(f"{zero}use_multi_rank_bucket_allreduce", "gradients that are reduced for one rank at a time"),
+        Off(f"{zero}legacy_stage1", "the stage 1 of old releases"), *_of_every_stage(at, zero)]
+
+
+def _of_stage_3(zero: str) -> list[Row]:
+    return [
+        *(Off(f"{zero}{name}", what) for name, what in (
+            ("mics_hierarchical_params_gather", "MiCS"),
+            ("stage3_use_all_reduce_for_fetch_params", "parameters that are fetched by an all-reduce"),
+            ("use_all_reduce_for_fetch_params", "parameters that are fetched by an all-reduce"),
+            ("stage3_allgather_sequential", "parameters that are gathered one after another"),
+            ("allgather_sequential", "parameters that are gathered one after another"))),
+        *(Says(f"{zero}{prefix}module_granularity_threshold", "", idle={0: "the default"}, words={None: None},
+               what="modules that are fetched whole below") for prefix in ("stage3_", "")),
+        Idle((f"{zero}use_multi_rank_bucket_allreduce", f"{zero}legacy_stage1"), "keys of stages 1 and 2"),
+    ]
+
+
+def _of_every_stage(at: str, zero: str) -> list[Row]:
     return [
         *(Says(f"{zero}{name}", f"framework_options.{name}", "flag")
           for name in ("overlap_comm", "contiguous_gradients", "round_robin_gradients")),
         On(f"{zero}reduce_scatter", "gradients that are all-reduced"),
-        On(f"{zero}allgather_partitions", "parameters that are broadcast"),
-        On(f"{zero}use_multi_rank_bucket_allreduce", "gradients that are reduced for one rank at a time"),
         On(f"{at}managed_gradient_accumulation", "microbatches that the training script counts"),
         *(Off(f"{zero}{name}", what) for name, what in (
             ("zero_quantized_weights", "parameters that travel in 8 bits (ZeRO++)"),
             ("zero_quantized_nontrainable_weights", "parameters that travel in 8 bits (ZeRO++)"),
             ("zero_quantized_gradients", "gradients that travel in 4 bits (ZeRO++)"),
-            ("mics_hierarchical_params_gather", "MiCS"), ("legacy_stage1", "the stage 1 of old releases"),
             ("cpu_offload", "offload by the key of old releases (write offload_optimizer)"),
-            ("cpu_offload_param", "offload by the key of old releases (write offload_param)"),
-            ("stage3_use_all_reduce_for_fetch_params", "parameters that are fetched by an all-reduce"),
-            ("stage3_allgather_sequential", "parameters that are gathered one after another"),
-            ("allgather_sequential", "parameters that are gathered one after another"))),
-        Says(f"{zero}stage3_module_granularity_threshold", "", idle={0: "the default"}, words={None: None},
-             what="modules that are fetched whole below"),
+            ("cpu_offload_param", "offload by the key of old releases (write offload_param)"))),
         *(Off(f"{at}{name}.enabled", what) for name, what in (
             ("amp", "NVIDIA's apex"), ("torch_autocast", "autocast inside DeepSpeed"),
             ("progressive_layer_drop", "layers that are left out"), ("eigenvalue", "quantisation that is learnt"),
             ("hybrid_engine", "the engine for reinforcement learning"), ("autotuning", "trials of settings"),
             ("elasticity", "a batch that follows from the ranks at hand"),
             ("data_efficiency", "layers that drop tokens"), ("curriculum_learning", "sequences that grow"))),
-        On(f"{at}compile.disable", "a compiled engine", "off"),
-        *(Says(f"{at}{name}", "", idle={1: "one rank"}, words={None: None}, what=f"{name} of ranks:")
+        *(Says(f"{at}{name}", "", idle={0: "off", 1: "one rank"}, words={None: None}, what=f"{name} of ranks:")
           for name in ("sequence_parallel_size", "tensor_parallel.autotp_size")),
         Off(f"{at}sparse_gradients", "sparse gradients"),
-        Off(f"{at}disable_allgather", "parameters that are broadcast"),
         Off(f"{at}use_data_before_expert_parallelism", "expert parallelism of DeepSpeed"),
-        Off(f"{at}prescale_gradients", "gradients that are scaled before they are reduced"),
         Says(f"{at}communication_data_type", "", "text", {None: None}, what="reductions in"),
         Says(f"{at}data_types.grad_accum_dtype", "", "text", {None: None}, what="gradients accumulated in"),
+        Says(f"{at}data_types.buffer_dtype", "", "text", {None: None}, what="buffers in"),
     ]
 
 
@@ -81,22 +120,29 @@ def without_effect(at: str, zero: str) -> list[Row]:
         Idle((f"{zero}stage3_gather_16bit_weights_on_model_save", f"{zero}stage3_gather_fp16_weights_on_model_save",
               f"{zero}gather_16bit_weights_on_model_save", f"{zero}elastic_checkpoint",
               f"{zero}load_from_fp32_weights", f"{zero}pipeline_loading_checkpoint", f"{at}checkpoint.*",
-              f"{at}load_universal_checkpoint", f"{at}nebula.*"),
+              f"{at}load_universal_checkpoint", f"{at}nebula.*", f"{at}datastates_ckpt", f"{at}datastates_ckpt.*"),
              "files: not part of a step"),
-        Idle((f"{zero}ignore_unused_parameters", f"{zero}log_trace_cache_warnings", f"{zero}enable_sanity_checks",
-              f"{zero}cpu_offload_use_pin_memory", f"{zero}override_module_apply"), "checks and warnings"),
+        Idle((f"{zero}allgather_partitions", f"{at}disable_allgather"), "nothing reads it (0.19.6)"),
+        Idle((f"{zero}ignore_unused_parameters", f"{zero}log_trace_cache_warnings", f"{zero}enable_sanity_checks"),
+             "checks and warnings"),
+        Idle((f"{zero}cpu_offload_use_pin_memory",), "read with cpu_offload alone"),
+        Idle((f"{zero}override_module_apply",), "how values are first drawn"),
         Unmodelled((f"{zero}memory_efficient_linear",), "linear layers are counted as torch's"),
-        Idle((f"{at}scheduler.*", f"{at}gradient_predivide_factor"), "numbers of the update"),
-        Unmodelled((f"{at}wall_clock_breakdown", f"{at}memory_breakdown", f"{at}comms_logger.enabled"),
+        Idle((f"{at}scheduler.*",), "numbers of the update"),
+        Idle((f"{at}gradient_allreduce_op",), "gradients are added up, and divided or not: the same traffic"),
+        Unmodelled((f"{at}wall_clock_breakdown", f"{at}memory_breakdown", f"{at}comms_logger.enabled",
+                    f"{at}flops_profiler.enabled"),
                    "times and memory of each part, or collective, for which the host waits: not timed"),
-        Idle((f"{at}steps_per_print", f"{at}dump_state",
+        Idle((f"{at}steps_per_print", f"{at}dump_state", f"{at}timers.*", f"{at}comet.*",
               f"{at}tensorboard.*", f"{at}wandb.*", f"{at}csv_monitor.*", f"{at}comms_logger.*",
               f"{at}monitor_config.*", f"{at}comms_config.*", f"{at}flops_profiler.*"), "logging and measuring"),
         Idle((f"{at}zero_allow_untested_optimizer", f"{at}zero_force_ds_cpu_optimizer"), "which optimizers it accepts"),
         Idle((f"{at}activation_checkpointing.*",), "DeepSpeed's own checkpoints, which no model of transformers calls"),
         Idle((f"{at}_comment",), "a comment"),
         Idle((f"{zero}save_muon_momentum_buffer_in_memory",), "about Muon, which is refused by the optimizer's name"),
-        Idle((f"{at}dataloader_drop_last", f"{at}log_level"), "data and logging"),
+        Idle((f"{at}dataloader_drop_last", f"{at}log_level", f"{at}vocabulary_size"), "data, logging, warnings"),
+        Idle((f"{at}pipeline.*",), "of PipelineModule, which no model of transformers is"),
+        Idle((f"{at}tensor_parallel.*",), "no ranks split a tensor"),
         Idle((f"{at}aio.*", f"{at}compile.*", f"{at}autotuning.*", f"{at}amp.*", f"{at}torch_autocast.*",
               f"{at}elasticity.*", f"{at}data_efficiency.*", f"{at}curriculum_learning.*",
               f"{at}progressive_layer_drop.*", f"{at}eigenvalue.*", f"{at}hybrid_engine.*", f"{at}graph_harvesting",

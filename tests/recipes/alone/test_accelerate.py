@@ -107,3 +107,25 @@ def test_one_rank_is_no_several_gpus() -> None:
 def test_other_gpus_than_the_launchers_are_a_contradiction() -> None:
     with pytest.raises(RankscopeError, match="the launcher starts 16 ranks"):
         imported(FSDP, 8).expect_complete()
+
+
+@pytest.mark.parametrize(("values", "told"), [
+    ({**FSDP, "parallelism_config": {"parallelism_config_dp_replicate_size": 2}}, "ParallelismConfig is of 2 ranks"),
+    ({**FSDP, "parallelism_config": {"parallelism_config_dp_replicate_size": 16}}, "FSDP has no ranks to cut over"),
+    ({**fsdp(1), "parallelism_config": {"parallelism_config_dp_shard_size": 16}}, "with version 2 of FSDP alone"),
+    ({"distributed_type": "MULTI_GPU", "num_processes": 4, "parallelism_config": {
+        "parallelism_config_dp_replicate_size": 2}}, "ParallelismConfig is of 2 ranks, and 4 are started"),
+    ({**FSDP, "gpu_ids": "0,1"}, "gpu_ids 0,1 leaves 2 GPUs to the 8 ranks of a machine"),
+    ({**FSDP, "dynamo_backend": "INDUCTOR"}, "dynamo_backend: layers compiled by INDUCTOR")])
+def test_what_accelerate_stops_at(values: dict[str, Any], told: str) -> None:
+    """accelerate 1.15.0 parallelism_config.py, utils/launch.py, commands/config/config_args.py process_config."""
+    with pytest.raises(RankscopeError) as raised:
+        imported(values).expect_complete()
+    assert told in str(raised.value)
+
+
+def test_fp16_is_the_older_name_of_mixed_precision() -> None:
+    """accelerate 1.15.0 commands/config/config_args.py process_config."""
+    older = imported({"distributed_type": "MULTI_GPU", "num_processes": 4, "fp16": True, "debug": True})
+    assert older.values["training"]["precision"]["compute"] == "fp16"
+    assert [one.kind for one in older.left if one.key == "debug"] == ["not modelled"]

@@ -101,7 +101,13 @@ def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
     ({**CONFIG, "zero_optimization": {"overlap_comm": True}}, "zero_optimization.stage is missing"),
     (zero(allgather_bucket_size="auto"), "transformers fills in no auto for it"),
     (zero(prefetch_bucket_size="auto"), "transformers fills in no auto for it"),
-    ({**CONFIG, "compile": {"disable": False, "backend": "inductor"}}, "not yet: compile.disable: a compiled engine"),
+    ({**CONFIG, "compile": {"disable": False, "backend": "inductor"}}, "compile.disable: the block compile of Deep"),
+    ({**CONFIG, "bf16": {"enabled": True, "loss_scale": 0}}, "bf16.loss_scale: the block bf16 of DeepSpeed 0.19.6 has"),
+    (zero(offload_param={"device": "cpu", "fast_init": True}), "offload_param.fast_init: the block zero_optimization."),
+    ({**CONFIG, "prescale_gradients": True}, "beside reduce_scatter an error of DeepSpeed 0.19.6"),
+    ({**zero(stage=2), "gradient_predivide_factor": 2.0}, "beside reduce_scatter an error of DeepSpeed 0.19.6"),
+    ({**CONFIG, "data_types": {"buffer_dtype": "bf16"}}, "buffers in bf16"),
+    ({**CONFIG, "data_types": {"param_dtype": "fp32"}}, "data_types.param_dtype fp32 conflicts with bf16"),
     (zero(zero_quantized_weights=True), "not yet: zero_optimization.zero_quantized_weights"),
     (zero(stage3_prefetch_bucketsize=1), "unknown key 'zero_optimization.stage3_prefetch_bucketsize'"),
     (zero(offload_optimizer={"device": "cpu", "ratio": 0.5}), "a part of the states: 0.5"),
@@ -109,13 +115,13 @@ def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
     (zero(zenflow={"topk_ratio": 0.1, "update_interval": 4}), "not yet: zero_optimization.zenflow.topk_ratio: ZenFlow"),
     (zero(leaf_module={"classes": ["Qwen3MoeSparseMoeBlock"]}), "modules that are fetched whole"),
     (zero(stage3_allgather_sequential=True), "parameters that are gathered one after another"),
-    (zero(use_multi_rank_bucket_allreduce=False), "gradients that are reduced for one rank at a time"),
+    (zero(stage=2, use_multi_rank_bucket_allreduce=False), "gradients that are reduced for one rank at a time"),
     ({**CONFIG, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "autocast inside DeepSpeed"),
     ({**CONFIG, "expert_parallel": {"enabled": True}}, "expert parallelism of DeepSpeed"),
     ({**CONFIG, "optimizer": {"type": "OneBitAdam"}}, "the optimizer OneBitAdam of DeepSpeed"),
     ({**CONFIG, "communication_data_type": "fp32"}, "reductions in fp32"),
     ({**CONFIG, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
-    ({**CONFIG, "train_batch_size": 64}, "a batch of the step that the microbatch follows from"),
+    ({**CONFIG, "train_batch_size": 60}, "train_batch_size 60 is no multiple of 8 ranks x their sequences"),
     ({**CONFIG, "train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
      "train_batch_size 64 is not 2 x 2 x 8 ranks"),
 ])
@@ -167,3 +173,29 @@ def test_a_block_that_is_null_is_off() -> None:
     """DeepSpeed 0.19.6's own class of configurations takes these, and stops at the others."""
     assert imported({**zero(offload_param=None, offload_optimizer=None), "aio": None}).unknown == ()
     assert "unknown key 'fp16'" in str(imported({**CONFIG, "fp16": None}).unknown[0])
+
+
+def test_a_step_s_batch_gives_what_is_not_said() -> None:
+    """deepspeed 0.19.6 runtime/config.py _set_batch_related_parameters."""
+    def numbers(**keys: int) -> tuple[int, int]:
+        Path("zero.json").write_text(json.dumps({**CONFIG, **keys}), encoding="utf-8")
+        found = import_recipe(["zero.json"], Answers.of_options(8, 512, "dgx-h100", {"model": "qwen3-8b"}))
+        return found.values["training"]["micro_batch_size"], found.values["training"]["global_batch_size"]
+
+    assert numbers(train_batch_size=64) == (8, 64)
+    assert numbers(train_batch_size=64, gradient_accumulation_steps=2) == (4, 64)
+    assert numbers(train_batch_size=64, train_micro_batch_size_per_gpu=1) == (1, 64)
+
+
+def test_keys_say_what_reads_them() -> None:
+    """deepspeed 0.19.6 runtime/precision_config.py, runtime/config.py, runtime/zero/stage3.py."""
+    older = imported({"zero_optimization": ZERO, "bfloat16": {"enabled": True}})
+    assert older.values["training"]["precision"]["compute"] == "bf16"
+    found = imported({**zero(stage=2, stage3_allgather_sequential=True, mics_shard_size=4, allgather_partitions=False),
+                      "flops_profiler": {"enabled": True}, "gradient_allreduce_op": "sum", "disable_allgather": True})
+    assert not found.unknown
+    assert not found.refused
+    told = {one.key.removeprefix("zero_optimization."): f"{one.kind}: {one.why}" for one in found.left}
+    assert told["stage3_allgather_sequential"] == told["mics_shard_size"] == "no effect: keys of stage 3"
+    assert told["allgather_partitions"] == told["disable_allgather"] == "no effect: nothing reads it (0.19.6)"
+    assert told["flops_profiler.enabled"].startswith("not modelled")
