@@ -10,12 +10,14 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.world import share_out
 
-__all__ = ["gpus_of", "machine_of", "read_degrees", "read_overlap", "unknown_machine"]
+__all__ = ["BUCKET", "WHOLE", "gpus_of", "machine_of", "read_degrees", "read_overlap", "unknown_machine"]
 
 _DEGREES: Final = {"pp": "pipeline", "cp": "context", "tp": "tensor"}
 _OPTION: Final = "framework_options."
 _OVERLAPS: Final = "Megatron-FSDP gathers and reduces beside products by itself"
-_BUCKET: Final = 128 * 2**20
+BUCKET: Final = 128 * 2**20
+WHOLE: Final = 2**40
+"""Elements that no bucket reaches."""
 _SIZE: Final = re.compile(r"_(\d+)gpu_([a-z]+\d+)")
 _MACHINES: Final = {"h100": "dgx-h100", "h200": "dgx-h200", "b200": "dgx-b200", "b300": "dgx-b300",
                     "gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}
@@ -95,11 +97,31 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
         draft.put(f"{_OPTION}num_buckets", few)
     else:
         draft.idle(few, "without overlap_grad_reduce there is one bucket")
-    options = draft.values.get("framework_options", {})
-    if has_one and data > 1 and not shards and options.get("overlap_grad_reduce", True) and not reader.has(
-            "ddp.bucket_size"):
-        draft.infer(f"{_OPTION}bucket_size", _BUCKET, "128 Mi with a CommOverlapConfig",
+    _read_buckets(reader, draft, data, has_one=bool(has_one), shards=shards)
+
+
+def _read_buckets(reader: Reader, draft: Draft, data: int, *, has_one: bool, shards: bool) -> None:
+    """Writes the size of buckets: a CommOverlapConfig's goes before that of ddp, of any (training/comm_overlap.py:570).
+
+    Without either core has a size of its own, and Megatron-FSDP closes no bucket of parameters outside its units.
+    """
+    overlaps = draft.values.get("framework_options", {}).get("overlap_grad_reduce", True)
+    chosen, own = reader.integer("comm_overlap.bucket_size"), reader.integer("ddp.bucket_size")
+    if has_one:
+        draft.idle(own, "comm_overlap goes before it, with or without a size (training/comm_overlap.py:570)")
+    else:
+        draft.idle(chosen, "read with the distributed optimizer of ddp alone (training/comm_overlap.py:641)")
+        chosen = own
+    if chosen is not None and overlaps:
+        draft.put(f"{_OPTION}bucket_size", chosen)
+    elif chosen is not None:
+        draft.idle(chosen, "without overlap_grad_reduce there is one bucket")
+    elif has_one and data > 1 and overlaps:
+        draft.infer(f"{_OPTION}bucket_size", BUCKET, "128 Mi with a CommOverlapConfig",
                     source="Bridge training/comm_overlap.py")
+    elif shards:
+        draft.infer(f"{_OPTION}bucket_size", WHOLE, "nothing says a size: parameters of no unit are one bucket",
+                    source="Megatron-LM d98e8a64 megatron_fsdp/param_and_grad_buffer.py:1862")
 
 
 def _read_products(reader: Reader, draft: Draft) -> None:

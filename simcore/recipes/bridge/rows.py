@@ -55,7 +55,6 @@ SAID: Final[tuple[Row, ...]] = (
     _option("use_fused_weighted_squared_relu"),
     _option("disable_parameter_transpose_cache", usual=False), _option("cp_comm_type", "text", "p2p"),
     Says("optimizer.log_num_zeros_in_grad", f"{_OPTION}log_num_zeros_in_grad", "flag", idle={False: _DEFAULT}),
-    Says("ddp.bucket_size", f"{_OPTION}bucket_size"),
     Says("optimizer.optimizer", "training.optimizer.name", "text",
          {"adam": "adam", "sgd": "sgd", "muon": "dist_muon", "dist_muon": "dist_muon"}, what="the optimizer"),
     Says("optimizer.main_params_dtype", "training.optimizer.master", "text", {"bf16": "bf16", "fp16": "fp16"},

@@ -11,6 +11,7 @@ from simcore.recipes.bridge.experts import PADS, wanted_stash
 from simcore.recipes.bridge.framework import SWITCHED
 from simcore.recipes.bridge.model import TURNED_APART
 from simcore.recipes.bridge.offload import wanted_offload
+from simcore.recipes.bridge.parallel import BUCKET, WHOLE
 from simcore.recipes.bridge.rows import SAID
 from simcore.recipes.outline import Outline
 from simcore.recipes.rows import Says
@@ -163,9 +164,7 @@ def _overlap(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
             yield f"ddp.{name}", on, None
             if has_one:
                 yield f"comm_overlap.{name}", on, None
-        bucket = outline.value(f"{_OPTION}bucket_size")
-        if bucket is not None and (has_one or outline.given(f"{_OPTION}bucket_size") or "ddp.bucket_size" in base):
-            yield "ddp.bucket_size", bucket, None
+    yield from _buckets(outline, base, has_one=has_one)
     yield "ddp.num_buckets", outline.given(f"{_OPTION}num_buckets"), None
     registers = outline.given(f"{_OPTION}nccl_ub")
     yield "ddp.nccl_ub", registers is True, False
@@ -182,6 +181,15 @@ def _overlap(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
             outline.as_without(f"{_OPTION}{name}")
     if outline.given(f"{_OPTION}defer_embedding_wgrad_compute"):
         yield "comm_overlap.wgrad_deferral_limit", outline.given(f"{_OPTION}wgrad_deferral_limit") or 0, 0
+
+
+def _buckets(outline: Outline, base: Mapping[str, Any], *, has_one: bool) -> Iterator[Wanted]:
+    """`bridge.parallel._read_buckets`, backwards."""
+    bucket, shards = outline.value(f"{_OPTION}bucket_size"), outline.has_option("data_parallel_sharding_strategy")
+    if bucket is not None and has_one:
+        yield "comm_overlap.bucket_size", bucket, BUCKET
+    elif bucket is not None and (shards or outline.given(f"{_OPTION}bucket_size") or "ddp.bucket_size" in base):
+        yield "ddp.bucket_size", bucket, WHOLE if shards else None
 
 
 def _experts(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
@@ -236,7 +244,7 @@ def _rows(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     own.
     """
     for row in SAID:
-        if not isinstance(row, Says) or row.key in ("optimizer.optimizer", "ddp.bucket_size"):
+        if not isinstance(row, Says) or row.key == "optimizer.optimizer":
             continue
         if row.scenario in outline.settled.idle:
             continue
