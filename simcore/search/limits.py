@@ -133,7 +133,7 @@ class _Tries:
         is_refused = isinstance(answer, Refused)
         self.cost += _REFUSAL if is_refused else 1
         if isinstance(answer, Refused):
-            self.refusals[value] = answer.message
+            self.refusals.setdefault(value, answer.message)  # the first: of the plainest layout
         return answer
 
     def _fits(self, value: Value, candidate: Candidate) -> bool:
@@ -218,8 +218,8 @@ def _answer(tries: _Tries, value: Value | None, beyond: Value | None, untried: i
             ) -> FreeLimit:
     question, near = tries.question, None if beyond is None else tries.lowest.get(beyond)
     if not tries.legal and tries.refusals:
-        last = [*tries.refusals.values()][-1]
-        raise InputError(Problem(place_of_space(question.space.base), f"{_REFUSED}, at last with: {last}"))
+        first = next(iter(tries.refusals.values()))
+        raise InputError(Problem(place_of_space(question.space.base), f"{_REFUSED}, the plainest with: {first}"))
     best = None if value is None or not ranks else search(replace(question, space=tries.space(value)))
     return FreeLimit(
         name=question.space.base.name, quantity=tries.quantity, value=value, best=best, beyond=beyond,

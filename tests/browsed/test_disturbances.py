@@ -89,6 +89,24 @@ def test_a_snapshot_is_a_curve_on_the_same_axes(page: Page, tmp_path: Path) -> N
     page.until("!document.querySelector('[data-part=memory] path.measured-curve')")
 
 
+def test_a_run_stands_beside_the_job_in_view_not_that_of_the_drop(page: Page) -> None:
+    page.open(address=f"{page.address}#{packed(JOB)}")
+    page.drop("run.log", b"  Instantaneous batch size per device = 2\n{'loss': 0.5, 'epoch': 0.1}\n{'train_runtime': "
+              b"60.0, 'train_steps_per_second': 0.5, 'train_samples_per_second': 4.0}\n")
+    page.until("document.querySelector('[data-part=measured] .caveat')")
+    assert "micro batch 2, the job has 1" in page.text("[data-part=measured]")
+    before = page.text("[data-part=measured] table")
+    page.set("training.global_batch_size", "16")
+    page.set("training.micro_batch_size", "2")
+    page.until("!document.querySelector('[data-part=measured] .caveat')")
+    page.drawn()
+    assert page.text("[data-part=measured] table") != before
+    page.set("training.global_batch_size", "17")
+    page.until("document.querySelector('[data-part=measured]').innerText.includes('has no answer')")
+    page.click("[data-part=measured] .away")
+    page.until("!document.querySelector('[data-part=measured]').innerText")
+
+
 def test_a_failure_is_a_line_on_the_same_axes(page: Page) -> None:
     page.open(address=f"{page.address}#{packed(JOB)}")
     page.drop("error.txt", b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total "

@@ -60,6 +60,14 @@ def test_what_the_job_says_of_its_stages_keeps_no_framework_from_an_answer() -> 
     assert row["layout"]["keys"]["training.pipeline"] == {}
 
 
+def test_a_framework_that_refuses_the_job_says_why_and_not_what_a_last_layout_broke() -> None:
+    job = {**JOB, "mesh": {"dp_shard": 2}, "training": {**JOB["training"], "method": "qlora", "global_batch_size": 6}}
+    for name in ("megatron", "megatron_fsdp"):
+        (row,) = rows(said(job, frameworks=[name], free={"mesh": [], "training.micro_batch_size": []}))[name]
+        assert row["is_refused"]
+        assert "a base in 4 bits" in row["why"], row["why"]
+
+
 def test_a_large_model_is_answered_soon() -> None:
     start = time.monotonic()
     found = rows(said(LARGE, free={"mesh": [], "training.recompute": ["full"]}, frameworks=["zero3", "ddp"]))

@@ -27,6 +27,7 @@ let form;
 let versus;
 let search;
 let limits;
+let files;
 let copies;
 let wanted = 0;
 let is_asking = false;
@@ -161,11 +162,12 @@ const later = async (number) => {
   const is_drawn = state.answer && state.answer.status === "ok";
   if (is_drawn && !opened.has("memory")) await when(early && early.number === number ? () => early.answer : asks("memory", measured()), drawn("memory"), "memory");
   when(asks("legal"), (answer) => form.degrees({ ...answer, is_unknown: state.answer && state.answer.problems.some((one) => one.message.startsWith("not yet")) }));
-  if (!is_drawn) return;
+  if (!is_drawn) return beside_again(number, false);
   await when(asks("pictures", { opened: [...opened], ...measured() }), drawn("all pictures"), "streams");
   if (state.pins.length && number === wanted) versus.show().catch(told);
   await new Promise((done) => { setTimeout(done, IDLE_MS); }); /* dozens of simulations: only for a job that stays */
   if (number === wanted) copies.refresh(); /* the list of formats is there when it is opened */
+  beside_again(number, true);
   const help = HELPS[state.answer.verdict];
   if (help) when(asks(help.kind), (answer) => {
     fill(answer);
@@ -173,6 +175,16 @@ const later = async (number) => {
     document.getElementById("looking").hidden = true;
     if (!answer.parts.advice) document.querySelector("[data-part=advice]").textContent = help.none;
   });
+};
+
+/* A measured run that was dropped stands beside each job that stays in view. */
+const beside_again = async (number, is_answered) => {
+  if (!files.dropped || number !== wanted) return;
+  try { await files.beside_another(is_answered); } catch (error) {
+    if (number === wanted && !(error instanceof Away)) told(error);
+    return;
+  }
+  if (number === wanted) old(["measured"], false);
 };
 
 /* Values that a layout sets to what a scenario without the key has. */
@@ -233,6 +245,7 @@ const take = (job, files = state.files, missed = state.missed) => {
   changed_at = now;
   stale(true);
   old(LATER, true);
+  if (files && files.dropped) old(["measured"], true);
   form.show(job);
   show_price();
   busy.textContent = "simulating \u2026";
@@ -345,7 +358,7 @@ const start = async () => {
       take(state.job);
     }, apply, unread);
   versus = new Versus(state, replace, write, () => ({ files: state.files, ...priced() }));
-  new Files(state, catalogue.machines, (...opened) => { keep(); replace(...opened); }, again);
+  files = new Files(state, catalogue.machines, (...opened) => { keep(); replace(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, taken_over);
   limits = new Limits(question, apply, (row) => search.every(row));
   copies = new Copies(state, question, (job) => versus.numbers.get(JSON.stringify(job)));

@@ -36,6 +36,7 @@ export class Files {
   constructor(state, machines, open, measured) {
     this.state = state;
     this.machines = machines; /* rows of the catalogue */
+    this.dropped = null; /* name and content of a measured run */
     this.waiting = null; /* texts of a recipe that names another file */
     this.open = open; /* called with the keys of a job, its files, and keys of a recipe that the answer leaves out */
     this.measured = measured; /* called when marks of a measured run are there */
@@ -164,23 +165,56 @@ export class Files {
       ...this.machines.map((one) => make("option", { value: one.name, textContent: machine_words(one) })));
   }
 
+  /* A measured run beside the job, and its marks on the pictures. */
   async run(file) {
-    const fields = { values: this.state.job, files: this.state.files, name: plain_name(file.name), content: await base64(file) };
+    const dropped = { name: plain_name(file.name), content: await base64(file) };
     const panel = document.querySelector("[data-part=measured]");
-    const reading = make("p", { className: "note", textContent: `reading ${plain_name(file.name)} \u2026` });
+    const reading = make("p", { className: "note", textContent: `reading ${dropped.name} \u2026` });
     const was_empty = panel.classList.contains("empty");
     panel.classList.remove("empty");
     panel.prepend(reading);
     let found;
-    try { found = await ask("measured", fields); } finally {
+    try { found = await this.beside(dropped); } finally {
       reading.remove();
       panel.classList.toggle("empty", was_empty);
     }
+    this.dropped = dropped;
     Object.assign(this.state, { marks: found.marks, curve: found.curve });
-    const away = make("button", { type: "button", textContent: "put the run away" });
-    fill(found);
-    away.addEventListener("click", () => { Object.assign(this.state, { marks: [], curve: [] }); clear("measured"); this.measured(); });
-    document.querySelector("[data-part=measured]").append(away);
+    this.show_run(found);
     this.measured();
+  }
+
+  beside(dropped) {
+    return ask("measured", { values: this.state.job, files: this.state.files, ...dropped });
+  }
+
+  /* The numbers of a run beside those of the job that it was asked about. */
+  show_run(found) {
+    fill(found);
+    const panel = document.querySelector("[data-part=measured]");
+    if (panel.querySelector(".away")) return; /* the same numbers as before */
+    const away = make("button", { type: "button", className: "away", textContent: "put the run away" });
+    away.addEventListener("click", () => {
+      this.dropped = null;
+      Object.assign(this.state, { marks: [], curve: [] });
+      clear("measured");
+      this.measured();
+    });
+    panel.append(away);
+  }
+
+  /* The run beside another job than the one that it was dropped on; a job without an answer has nothing beside it. */
+  async beside_another(is_answered) {
+    const { dropped } = this;
+    const none = (words) => {
+      this.show_run({ parts: { measured: "<p class=note></p>" } });
+      document.querySelector("[data-part=measured] > p").textContent = `${dropped.name}: ${words}`;
+    };
+    if (!is_answered) return none("the job in view has no answer that it could stand beside.");
+    try { this.show_run(await this.beside(dropped)); } catch (error) {
+      if (!(error instanceof Problems)) throw error;
+      none(error.message);
+    }
+    return null;
   }
 }
