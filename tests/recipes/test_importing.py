@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from samples_of_recipes import SAMPLES
 from simcore.errors import InputError
 from simcore.inputs.document import parse_document
 from simcore.inputs.loading import read
@@ -167,3 +169,19 @@ def test_a_variable_that_the_script_sets_anew_is_told(tmp_path: Path, line: str,
     found = import_recipe([str(file)], Answers.of_options(None, None, "dgx-h100", variables={"TP": "2"}))
     assert [(one.key, one.why.endswith(":1 sets it anew")) for one in found.left if one.key == "env.TP"] == [
         ("env.TP", True)] * told
+
+
+def test_the_length_of_the_option_goes_before_the_recipe_in_every_format() -> None:
+    """Rows of several packed samples are a multiple of it, whose longest sample it is."""
+    texts = {name: (sample, sample.text) for name, sample in SAMPLES.items()}
+    unpacked, name = SAMPLES["automodel"], "packed_sequence_size"
+    texts["automodel in packs"] = unpacked, unpacked.text.replace(f"{name}: 0", f"{name}: 512")
+    texts["axolotl in packs"] = SAMPLES["axolotl"], re.sub(r"sample_packing: \w+", "sample_packing: true",
+                                                         SAMPLES["axolotl"].text)
+    for name, (sample, text) in texts.items():
+        path = sample._replace(text=text).write(Path())
+        found = import_recipe([path], Answers.of_options(16, 384, "dgx-h100", sample.settings))
+        training = found.values["training"]
+        assert found.origins[("training", "seq_len")].where == "--seq-len 384", name
+        assert training.get("packed_length", training["seq_len"]) == 384, name
+        assert training["seq_len"] % 384 == 0, name

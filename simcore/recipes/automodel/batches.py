@@ -52,7 +52,10 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     pack = reader.integer("packed_sequence.packed_sequence_size")
     if pack is not None and pack.value > 0:
         draft.put("training.lengths", pack, "packed")
-        draft.put("training.seq_len", pack)
+        if draft.answers.seq_len is not None:
+            draft.answered("training.seq_len", draft.answers.seq_len)
+        else:
+            draft.put("training.seq_len", pack)
         _read_packing(reader, draft)
         return
     draft.idle(pack, "packing is off")

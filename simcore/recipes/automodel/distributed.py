@@ -16,7 +16,7 @@ from simcore.recipes.automodel.float8 import asks_float8
 from simcore.recipes.automodel.te_fp8 import is_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["EXPERT_ROWS", "PARAM_DTYPE", "PIPELINE_ROWS", "STRATEGY_ROWS", "read_distributed"]
@@ -38,7 +38,7 @@ STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     Off("distributed.enable_compile", "layers by torch.compile"),
     Unmodelled(("distributed.mp_policy.output_dtype",), "outputs keep the format of the products"),
     Idle(("distributed.mp_policy._target_",), "the class of the block"),
-    Idle(("distributed.mp_policy.cast_forward_inputs",), "inputs are token ids"),
+    On("distributed.mp_policy.cast_forward_inputs", "layers whose inputs keep their format"),
     Idle(("distributed.multimodal", "distributed.multimodal.*"), "towers beside text"),
     Idle(("distributed.patch_is_packed_sequence",), "how masks of packs are made"),
 )

@@ -68,8 +68,8 @@ def _joined(reader: Reader, draft: Draft, packing: Taken[bool], limit: Taken[int
                "rows that are streamed are full (utils/data/streaming.py)")
     length, rows = limit.value if limit else _LONGEST, micro.value if micro else 1
     if draft.answers.seq_len is not None:
-        draft.answered("training.seq_len", draft.answers.seq_len)
-        draft.idle(limit, f"{draft.answers.seq_len.where} says how long rows are")
+        draft.answered("training.seq_len", draft.answers.seq_len, draft.answers.seq_len.value * rows)
+        draft.idle(limit, f"{draft.answers.seq_len.where} says how long sequences are")
     else:
         draft.infer("training.seq_len", length * rows, "sequence_len x micro_batch_size, one causal sequence",
                     *(one for one in (limit, micro) if one), source=_STREAMED)
@@ -82,7 +82,7 @@ def _packed(reader: Reader, draft: Draft, packing: Taken[bool], limit: Taken[int
     draft.infer("training.lengths", "packed", "sample_packing", packing, source=_PACKED)
     draft.idle(reader.take("pad_to_sequence_len"), "packs are counted as full")
     if draft.answers.seq_len is not None:
-        draft.idle(limit, f"{draft.answers.seq_len.where} says how long packs are")
+        draft.idle(limit, f"{draft.answers.seq_len.where} says how long sequences are")
     rows = reader.flag("multipack_real_batches")
     if rows is not None and rows.value:
         draft.use(rows, why="each sample of a microbatch has a row of its own")
@@ -96,17 +96,22 @@ def _packed(reader: Reader, draft: Draft, packing: Taken[bool], limit: Taken[int
 
 def _length(draft: Draft, limit: Taken[int] | None, rows: int) -> None:
     """Writes the length of a pack: `rows` times the longest sample, which is taken to be one of them."""
-    if draft.answers.seq_len is not None:
-        draft.answered("training.seq_len", draft.answers.seq_len)
+    answer = draft.answers.seq_len
+    if answer is not None:
+        longest = answer.value
+        draft.answered("training.seq_len", answer, longest * rows)
     elif limit is None:
-        draft.default("training.seq_len", _LONGEST * rows, _RELEASE, _LENGTH)
-        if rows > 1:
-            draft.infer("training.packed_length", _LONGEST, "the longest sample of a pack", source=_PACKED)
+        longest = _LONGEST
+        draft.default("training.seq_len", longest * rows, _RELEASE, _LENGTH)
     elif rows == 1:
+        longest = limit.value
         draft.put("training.seq_len", limit)
     else:
-        draft.infer("training.seq_len", limit.value * rows, "sequence_len x micro_batch_size", limit, source=_PACKED)
-        draft.infer("training.packed_length", limit.value, "the longest sample of a pack", limit, source=_PACKED)
+        longest = limit.value
+        draft.infer("training.seq_len", longest * rows, "sequence_len x micro_batch_size", limit, source=_PACKED)
+    if rows > 1:
+        draft.infer("training.packed_length", longest, "the longest sample of a pack",
+                    None if answer else limit, source=_PACKED)
 
 
 def _padded(reader: Reader, draft: Draft, limit: Taken[int] | None) -> None:

@@ -1,10 +1,11 @@
-"""Arguments of a training program as keys of its recipe: `--a.b=c`, `--a.b c`, `a.b=c`, `--flag`."""
+"""Arguments of a training program as keys of its recipe: `--a.b=c`, `--a.b c`, `--a.b c d`, `a.b=c`, `--flag`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -82,17 +83,27 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
         key = name.removeprefix("--")
         if not _KEY.fullmatch(key):
             raise _told(word, where, "sets no key of a recipe")
-        found.append(_override(key.replace("-", "_") if dashes else key, value, where))
+        further = () if has_value or value is None else tuple(takewhile(_continues, words[number:]))
+        number += len(further)
+        found.append(_override(key.replace("-", "_") if dashes else key, value, further, where))
     return Arguments(tuple(found), config)
 
 
-def _override(key: str, value: Word | None, where: str) -> Override:
-    """Key of the recipe with its value; without one it is a switch that is on."""
+def _continues(word: Word) -> bool:
+    """True for a further value of an option that takes several (argparse's `nargs="+"`)."""
+    return bool(word.text) and not word.text.startswith("-") and "=" not in word.text and not word.text.endswith(_FILE)
+
+
+def _override(key: str, value: Word | None, further: Sequence[Word], where: str) -> Override:
+    """Key of the recipe with its value, a list with `further` ones; without a value it is a switch that is on."""
     path, sign = tuple(key.lstrip("+").split(".")), key[:len(key) - len(key.lstrip("+"))]
-    if value is not None and value.unknown:
-        told = _message(value, f"is the value of {key}, and not known from the script alone")
-        return Override(path, value.text, where, told, sign)
-    return Override(path, True if value is None else parse_value(value.text, where), where, sign=sign)
+    if value is None:
+        return Override(path, value=True, where=where, sign=sign)
+    if unknown := next((word for word in (value, *further) if word.unknown), None):
+        told = _message(unknown, f"is the value of {key}, and not known from the script alone")
+        return Override(path, " ".join(word.text for word in (value, *further)), where, told, sign)
+    values = [parse_value(word.text, where) for word in (value, *further)]
+    return Override(path, values if further else values[0], where, sign=sign)
 
 
 def unknown_of(overrides: Sequence[Override]) -> dict[str, Problem]:

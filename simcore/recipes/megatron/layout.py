@@ -92,7 +92,10 @@ def write_batches(writer: Writer) -> None:
     """Writes batch sizes and length; a batch that ramps up is read at its end."""
     fields = writer.fields
     length, old = fields.integer("seq_length"), fields.integer("encoder_seq_length")
-    if length.value or old.value:
+    if (answer := writer.draft.answers.seq_len) is not None:
+        writer.draft.answered("training.seq_len", answer)
+        writer.idle(f"{answer.where} says how long sequences are", length, old)
+    elif length.value or old.value:
         writer.write("training.seq_len", length.value or old.value, length, old)
     else:
         writer.draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence (--seq-length)")
@@ -180,7 +183,7 @@ def _write_schedule(writer: Writer, schedule: Setting[str | None], batch: Settin
                                                 "--global-batch-size (megatron/training/arguments.py)")
         return
     answers = writer.draft.answers
-    tokens = length.value or (answers.seq_len.value if answers.seq_len else answers.settings.get("training.seq_len", 1))
+    tokens = answers.seq_len.value if answers.seq_len else length.value or answers.settings.get("training.seq_len", 1)
     try:
         steps = _steps(str(schedule.value), tokens)
     except ValueError as error:

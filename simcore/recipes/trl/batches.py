@@ -66,7 +66,11 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
 def _unpacked(reader: Reader, draft: Draft, limit: Taken[int] | None, multiple: Taken[int] | None) -> None:
     """Writes the length of batches without packs, or asks for it where nothing cuts samples."""
     free, skips = reader.flag("padding_free"), reader.flag(_SKIPS)
-    if free is not None and free.value:
+    if free is not None and free.value and not _is_unlimited(reader):
+        draft.use(free)
+        draft.fail(free.where, "When `padding_free=True` without packing, max_length is not enforced: set packing, or "
+                               "max_length to null (TRL 1.16.0 trainer/sft_trainer.py __init__)")
+    elif free is not None and free.value:
         draft.refuse(free, "batches without padding whose samples nothing cuts")
     else:
         draft.idle(free, "the default")

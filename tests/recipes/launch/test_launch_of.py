@@ -137,6 +137,15 @@ def test_what_is_not_known_or_contradicts_is_refused_by_name(text: str, message:
     assert message in refusal(text)
 
 
+def test_an_option_may_have_several_values() -> None:
+    """argparse `nargs="+"`, as transformers' HfArgumentParser has for lists: of TRL docs/source/peft_integration.md."""
+    found = read("trl sft --config mine.yaml --lora_target_modules q_proj v_proj --bf16 --n 1 2\n").overrides
+    assert [(one.path, one.value) for one in found] == [
+        (("lora_target_modules",), ["q_proj", "v_proj"]), (("bf16",), True), (("n",), [1, 2])]
+    unknown = read("trl sft --config mine.yaml --lora_target_modules q_proj $OTHER\n").overrides[0]
+    assert "OTHER" in unknown.unknown
+
+
 def test_arguments_are_keys_of_the_recipe() -> None:
     found = read("torchrun a.py --config mine.yaml --a.b=3 \\\n --c.d 1e-5 +e=x --flag --name 'some text'").overrides
     assert [(one.path, one.value, one.where) for one in found] == [

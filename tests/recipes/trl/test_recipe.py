@@ -140,6 +140,15 @@ def test_wrapped_packs_are_one_row_only_where_padding_free_asks_for_it() -> None
     assert free["lengths"] == "packed"
 
 
+def test_rows_without_padding_need_packs_or_no_limit() -> None:
+    """TRL f2cd5771 `trainer/sft_trainer.py`:1244 raises where max_length would not be enforced."""
+    found = imported({**RECIPE, "padding_free": True})
+    assert any("max_length is not enforced" in problem.message for problem in found.wrong)
+    unlimited = imported({**RECIPE, "padding_free": True, "max_length": None})
+    assert not unlimited.wrong
+    assert any("padding" in problem.message for problem in unlimited.refused)
+
+
 def test_version_1_shards_fully_whatever_reshard_after_forward_says() -> None:
     """`sharding_strategy` is FULL_SHARD where it is missing, and decides (accelerate 1.15.0 `utils/dataclasses.py`)."""
     launch = {**FSDP1, "fsdp_config": {**FSDP1["fsdp_config"], "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}}
