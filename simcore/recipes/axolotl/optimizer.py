@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import write_adam
+from simcore.recipes.huggingface.deepspeed import write_optimizer
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
 from simcore.recipes.reader import Reader
 
@@ -17,7 +17,6 @@ _SERVED: Final[dict[str, dict[str, Any]]] = {
     "ao_adamw_8bit": OPTIMIZERS["adamw_torch_8bit"],
     "muon": {"name": "muon"},
 }
-_PLAIN: Final = ("adamw_torch", "adamw_torch_fused")
 
 
 def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
@@ -27,8 +26,8 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     zero = sharding.zero
     if zero is not None and zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
-    elif zero is not None and (named is None or named.value in _PLAIN):
-        write_adam(draft, named, "axolotl 067b021c", "utils/schemas/training.py optimizer")
+    elif zero is not None and (named is None or named.value in OPTIMIZERS):
+        write_optimizer(draft, named, "axolotl 067b021c", "utils/schemas/training.py optimizer")
     elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "axolotl 067b021c",
                       "utils/schemas/training.py optimizer: adamw_torch_fused")

@@ -46,6 +46,8 @@ _DETERMINISTIC: Final[Mapping[str, Any]] = {
     "env_vars.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env_vars.NCCL_ALGO": "Ring",
     "env_vars.NVTE_ALLOW_NONDETERMINISTIC_ALGO": 0}
 """Values that --deterministic sets (recipes/utils/determinism_utils.py), beside comm_overlap.tp_comm_overlap."""
+_NULL_BLOCKS: Final = ("comm_overlap", "peft", "profiling")
+"""Blocks that are null unless a recipe makes them (training/config.py ConfigContainer)."""
 _MAY_BE_BARE: Final = ("-et", "--expert_tensor_parallel_size")
 """Options of the performance launcher whose value is None where they have none."""
 _LISTED: Final = ("deepseek", "kimi", "moonlight", "glm", "ernie", "exaone", "ling")
@@ -117,6 +119,7 @@ class _Words:
                 raise InputError(Problem(where, f"{text.partition('=')[0]}: the recipe has this key, which Hydra does "
                                                 f"not add again: give {override[1]}="))
             if override:
+                self._expect_node(override[1], where, [key for key, _, _ in trailing])
                 if word.unknown:
                     self._leave_open(override[1], override[1], where, word.unknown)
                 read = override[2] if word.unknown else parse_value(override[2], where)
@@ -139,6 +142,15 @@ class _Words:
             self.asked.overrides = [*self.options, *trailing]
         self._leave_overridden()
         return self.asked
+
+    def _expect_node(self, key: str, where: str, before: Sequence[str]) -> None:
+        """Raises InputError for a key below a block that the recipe has as null; `before`: keys of earlier words."""
+        node, made = key.partition(".")[0], {*before, key}
+        if node in _NULL_BLOCKS and not {node, f"{node}._target_"} & made and not any(
+                one.startswith(f"{node}.") for one in self.values):
+            raise InputError(Problem(where, f"{key}: Could not override '{key}': the recipe's {node} is null, and a "
+                                            "word makes no block of its class (Hydra; Megatron-Bridge 067f987d "
+                                            "training/utils/omegaconf_utils.py:180)"))
 
     def _gpu(self) -> str:
         """GPU that the launch names, in small letters; "" for none."""

@@ -14,13 +14,14 @@ from typing import Any, Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed_keys import FIELDS, check_fields, refuse_blocks, switches, without_effect
-from simcore.recipes.huggingface.optimizers import read_clipping
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
+from simcore.recipes.rows import Idle, Off, On, Row, Says, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["Zero", "check_named", "check_numbers", "read_deepspeed", "shard_over_ranks", "write_adam"]
+__all__ = ["Zero", "check_named", "check_numbers", "holds_states_on_host", "read_deepspeed", "shard_over_ranks",
+           "write_optimizer"]
 
 _AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
@@ -88,6 +89,9 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     if "nvme" in draft.values.get("training", {}).get("offload", {}).values():
         draft.unmodelled(reader.matching(f"{at}aio.*"), "how drives are read: their rate is the machine's")
     _read_scaling(reader, draft, at, zero, stage.value)
+    if holds_states_on_host(draft):
+        read_rows(reader, draft, [On(f"{at}zero_force_ds_cpu_optimizer", "another optimizer than DeepSpeed's own Adam "
+                                     "for states on the host")])
     read_rows(reader, draft, [*switches(at, zero, stage.value), *without_effect(at, zero)])
     refuse_blocks(reader, draft, at, zero)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
@@ -306,20 +310,29 @@ def _check_whole(draft: Draft, whole: Taken[int] | None, of_rank: int) -> None:
                                 "(transformers 5.23.0 integrations/deepspeed.py: they must be equal, or auto)")
 
 
-def write_adam(draft: Draft, named: Taken[str] | None, release: str, source: str) -> None:
-    """Writes torch's AdamW under ZeRO, by its kernel; states on the host have Adam of DeepSpeed for CPUs in its place.
+def write_optimizer(draft: Draft, named: Taken[str] | None, release: str, source: str) -> None:
+    """Writes the optimizer that the trainer hands to ZeRO; with states on the host it is DeepSpeed's Adam for CPUs.
 
-    `named`: adamw_torch or adamw_torch_fused, None where the recipe has none; `release`, `source`: of the default.
+    Rule: accelerate 1.15.0 `accelerator.py` _prepare_deepspeed, `utils/deepspeed.py` map_pytorch_optim_to_deepspeed: it
+    takes the place of any optimizer but Adagrad and Lion. `named`: one of `OPTIMIZERS`, None where the recipe has none;
+    `release`, `source`: of the default.
     """
-    on_host = "optimizer" in draft.values.get("training", {}).get("offload", {})
+    on_host = holds_states_on_host(draft)
     if named is None:
         if not on_host:
             draft.release_default("optim", "adamw_torch_fused", release, source)
-    elif named.value == "adamw_torch" and not on_host:
-        draft.put("training.optimizer", named, {"name": "adamw", "implementation": "foreach"},
-                  "torch's loop over lists")
+    elif on_host:
+        draft.infer("training.optimizer.name", "adamw", "states on the host have DeepSpeed's own Adam, whatever the "
+                    "trainer's optimizer is", named, source="accelerate 1.15.0 utils/deepspeed.py")
+    elif named.value == "adamw_torch_fused":
+        draft.put("training.optimizer.name", named, "adamw")
     else:
-        draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
+        draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
+
+
+def holds_states_on_host(draft: Draft) -> bool:
+    """True if the optimizer's states are kept in host memory, as DeepSpeed's configuration has been read to say."""
+    return "optimizer" in draft.values.get("training", {}).get("offload", {})
 
 
 def shard_over_ranks(draft: Draft) -> None:

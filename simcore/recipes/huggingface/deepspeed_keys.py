@@ -136,7 +136,8 @@ def without_effect(at: str, zero: str) -> list[Row]:
         Idle((f"{at}steps_per_print", f"{at}dump_state", f"{at}timers.*", f"{at}comet.*",
               f"{at}tensorboard.*", f"{at}wandb.*", f"{at}csv_monitor.*", f"{at}comms_logger.*",
               f"{at}monitor_config.*", f"{at}comms_config.*", f"{at}flops_profiler.*"), "logging and measuring"),
-        Idle((f"{at}zero_allow_untested_optimizer", f"{at}zero_force_ds_cpu_optimizer"), "which optimizers it accepts"),
+        Idle((f"{at}zero_allow_untested_optimizer", f"{at}zero_force_ds_cpu_optimizer"), "which optimizers it "
+             "takes for states on the device"),
         Idle((f"{at}activation_checkpointing.*",), "DeepSpeed's own checkpoints, which no model of transformers calls"),
         Idle((f"{at}_comment",), "a comment"),
         Idle((f"{zero}save_muon_momentum_buffer_in_memory",), "about Muon, which is refused by the optimizer's name"),

@@ -13,9 +13,10 @@ from simcore.recipes.huggingface.companions import Companions
 from simcore.recipes.huggingface.deepspeed import (
     check_named,
     check_numbers,
+    holds_states_on_host,
     read_deepspeed,
     shard_over_ranks,
-    write_adam,
+    write_optimizer,
 )
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
@@ -157,14 +158,14 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif named is not None and named.value not in OPTIMIZERS:
         draft.refuse(named, f"the optimizer {named.value}")
-    elif launch.shards is Shards.ZERO and (named is None or named.value in ("adamw_torch", "adamw_torch_fused")):
-        write_adam(draft, named, _TRAINER, "training_args.py")
+    elif launch.shards is Shards.ZERO:
+        write_optimizer(draft, named, _TRAINER, "training_args.py")
     elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
                       "training_args.py: adamw_torch_fused")
     else:
         draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
-    _read_optim_args(reader, draft, named.value if named else "")
+    _read_optim_args(reader, draft, named.value if named and not holds_states_on_host(draft) else "")
 
 
 def _read_optim_args(reader: Reader, draft: Draft, name: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes.bridge.test_recipe import NANO, imported
+from simcore.errors import InputError
 
 PLAIN = "llama3_8b_pretrain_8gpu_h100_bf16_config"
 
@@ -43,7 +44,7 @@ def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, 
     ("dataset.inter_document_masking=true", "not modelled", "whole rows"),
     ("train.check_optimizer_step_success=false", "not modelled", "fixed time"),
     ("env_vars.ODD=1", "not modelled", "this reader does not know"),
-    ("env_vars.NCCL_ALGO=Ring", "not modelled", "repeat bit by bit"),
+    ("env_vars.NCCL_ALGO=Ring", "not modelled", "ways and buffers of exchanges"),
     ("dist.enable_megatron_core_experimental=true", "not modelled", "kernels that core calls experimental"),
     ("dist.eval_context_parallel_size=2", "no effect", "evaluation"),
     ("model.init_method_std=0.01", "no effect", "before the first step"),
@@ -69,7 +70,7 @@ def test_small_settings_and_variables_say_what_becomes_of_them(tmp_path: Path, o
     ("comm_overlap.overlap_p2p_comm=false model.virtual_pipeline_model_parallel_size=null", "no effect: no rank has")])
 def test_how_stages_send_matters_where_they_are_interleaved(tmp_path: Path, override: str, told: str) -> None:
     """Megatron-LM d98e8a64 core/pipeline_parallel/schedules.py:1576."""
-    found = imported(tmp_path, f"llama3_8b_pretrain_config model.pipeline_model_parallel_size=2 {override}")
+    found = imported(tmp_path, f"llama3_70b_pretrain_config model.pipeline_model_parallel_size=2 {override}")
     (left,) = (one for one in found.left if one.key == "comm_overlap.overlap_p2p_comm")
     assert f"{left.kind}: {left.why}".startswith(told)
 
@@ -108,3 +109,11 @@ def test_moments_of_two_formats_are_refused_though_one_is_the_default(tmp_path: 
     whole = f"model: {{hf_model_id: Qwen/Qwen3-8B, seq_length: 512}}\ntrain: {{micro_batch_size: 1}}\nddp: {{}}\n{text}"
     found = imported(tmp_path, whole, 8, "dgx-h100", "run_config.yaml")
     assert any("moments of two formats" in str(one) for one in found.refused)
+
+
+@pytest.mark.parametrize("override", ["comm_overlap.tp_comm_overlap=true", "+comm_overlap.bucket_size=5", "peft.dim=8",
+                                      "profiling.use_pytorch_profiler=true"])
+def test_a_block_that_a_recipe_leaves_null_has_no_fields(tmp_path: Path, override: str) -> None:
+    """Hydra stops: Could not override (Megatron-Bridge 067f987d training/utils/omegaconf_utils.py:180, 454)."""
+    with pytest.raises(InputError, match="is null, and a word makes no block"):
+        imported(tmp_path, f"llama31_8b_pretrain_2gpu_h100_bf16_config {override}")

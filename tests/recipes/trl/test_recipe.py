@@ -312,3 +312,13 @@ def test_the_loss_that_balances_experts_is_on_by_default() -> None:
     kinds = [[one.kind for one in imported({**experts, **said}).left if one.key == "router_aux_loss_coef"]
              for said in ({}, {"router_aux_loss_coef": 0.0}, {"router_aux_loss_coef": 0.1})]
     assert kinds == [["not modelled"], ["no effect"], ["not modelled"]]
+
+
+def test_states_on_the_host_have_deepspeeds_adam_whatever_optim_says() -> None:
+    """accelerate 1.15.0 `utils/deepspeed.py` map_pytorch_optim_to_deepspeed; without offload the optimizer is kept."""
+    host = {**ZERO, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    for optim in ("adamw_8bit", "sgd", "adamw_torch", "paged_adamw_32bit"):
+        assert scenario({**RECIPE, "optim": optim}, host).training.optimizer.name == "adamw", optim
+    assert imported({**RECIPE, "optim": "sgd"}, ZERO).values["training"]["optimizer"]["name"] == "sgd"
+    (refused,) = imported(RECIPE, {**host, "zero_force_ds_cpu_optimizer": False}).refused
+    assert "another optimizer than DeepSpeed's own Adam" in refused.message
