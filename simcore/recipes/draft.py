@@ -134,13 +134,14 @@ class Draft:
         AssertionError if a format took a value and did not say what became of it, or said two things.
         """
         self._check(readers)
-        rest = [one for reader in readers for one in reader.untouched()]
+        rest = [one for reader in readers for one in reader.untouched() if not _says_nothing(one)]
         unknown = [Problem(one.where, f"unknown key {one.key!r}: this reader of {self.format} recipes does not know it "
                                       f"(--loose leaves it out){_hint(one) if number < _HINTED else ''}")
                    for number, one in enumerate(rest)]
         taken = {_key(one) for reader in readers for one in reader.handed_out()}
+        nulls = [one for reader in readers for one in (*reader.unsaid(), *filter(_says_nothing, reader.untouched()))]
         left = [*self.left, *(Left("no effect", one.where, one.key, shorten(one.value), "says nothing")
-                              for reader in readers for one in reader.unsaid() if _key(one) not in taken)]
+                              for one in nulls if _key(one) not in taken)]
         used = [one.key for reader in readers for one in reader.handed_out() if _key(one) in self._used]
         if loose:
             left += [Left("unknown", one.where, one.key, shorten(one.value), "left out by --loose",
@@ -188,6 +189,11 @@ class Draft:
         found = [] if taken is None else [taken] if isinstance(taken, Taken) else list(taken)
         self._given_up.update(map(_key, found))
         self.left += [Left(kind, one.where, one.key, shorten(one.value), why) for one in found]
+
+
+def _says_nothing(one: Taken[Any]) -> bool:
+    """True for a null at a key that the format has, which no block of the recipe asked for."""
+    return one.value is None and len(one.path) == 1 and one.key in one.reader.fields
 
 
 def _hint(taken: Taken[Any]) -> str:

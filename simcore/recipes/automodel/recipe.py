@@ -8,6 +8,7 @@ from typing import Final
 
 from simcore.recipes.answers import Answers
 from simcore.recipes.automodel.batches import read_batches, read_lengths
+from simcore.recipes.automodel.cluster import read_cluster
 from simcore.recipes.automodel.distributed import read_distributed
 from simcore.recipes.automodel.model import read_model
 from simcore.recipes.automodel.optimizer import read_loss, read_optimizer
@@ -56,6 +57,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     for block in OFF_BY_NULL:
         if not reader.has(block):
             reader.take(block)  # null says nothing
+    draft = read_cluster(reader, draft)
     family = read_model(reader, draft)
     read_machine(draft, _machine_hint(reader))
     read_distributed(reader, draft)

@@ -40,6 +40,11 @@ BASE_ROWS: Final = (
     Says("bnb_config_kwargs.bnb_4bit_quant_type", "training.quantization.format", "text"),
 )
 
+_OF_FOUR: Final = (
+    Says("bnb_config_kwargs.bnb_4bit_quant_storage", "framework_options.bnb_4bit_quant_storage", "text"),
+    Idle(("bnb_config_kwargs.llm_int8_*",), "of 8 bits alone"),
+)
+
 
 def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
     """Writes what is trained: all parameters, adapters, or adapters beside a base of 4 or 8 bits."""
@@ -119,13 +124,19 @@ def _none(reader: Reader, draft: Draft, packed: list[Taken[bool]], on: list[Take
 
 
 def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
-    """Format of the base: axolotl packs in NF4 with packed scales, and stores it as bf16."""
+    """Format of the base: axolotl packs in NF4 with packed scales, and stores it as bf16.
+
+    `bnb_config_kwargs` goes before that, for 4 bits alone.
+    """
     if any(one.key == "load_in_8bit" for one in on):
         draft.infer("training.quantization.format", "int8", "load_in_8bit", source="LLM.int8() of bitsandbytes")
+        draft.idle(reader.matching("bnb_config_kwargs.*"), f"read with load_in_4bit alone ({_QUANTIZED})")
+        return
     if on and shards is Shards.FLAT:
         draft.default("framework_options.bnb_4bit_quant_storage", "bfloat16", "axolotl 067b021c", _QUANTIZED)
     if on:
-        read_rows(reader, draft, BASE_ROWS)
+        draft.refuse(reader.take("bnb_config_kwargs.llm_int8_skip_modules"), "layers that are not packed")
+        read_rows(reader, draft, [*BASE_ROWS, *_OF_FOUR])
     else:
         draft.idle(reader.matching("bnb_config_kwargs.*"), "no base is packed")
 
@@ -163,7 +174,7 @@ def _read_targets(reader: Reader, draft: Draft, where: str) -> None:
         return
     if linear is None or not linear.value:
         draft.idle(linear, "the default")
-        if named is None:
+        if named is None and not reader.has("lora_target_parameters"):
             draft.fail(where, "no modules to adapt: expected lora_target_modules, or lora_target_linear: true "
                               "(loaders/adapter.py: PEFT gets an empty list, and stops)")
         draft.put("training.lora.target_modules", named)

@@ -37,7 +37,9 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
         draft.idle(reader.take("multipack_real_batches"), "no packing")
         _padded(reader, draft, limit)
         _write_micro(draft, micro)
-    draft.idle(reader.matching("sample_packing_*", "eval_sample_packing", "pretrain_multipack_buffer_size"),
+    draft.idle(reader.matching("eval_sample_packing"), "evaluation: not part of a step")
+    draft.idle(reader.matching("sample_packing_*", "pretrain_multipack_buffer_size",
+                               *(["group_by_length"] if packing is not None and packing.value else [])),
                "which samples come into a pack")
 
 

@@ -28,7 +28,8 @@ _SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-
 _ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
 _CHOICE: Final = "modeling_utils.py: SDPA where the model has it"
 _CUT: Final = "CutCrossEntropyPlugin"
-_PLUGINS: Final = (_CUT, "LigerPlugin")
+_PLUGINS: Final = (_CUT, "LigerPlugin", "SwanLabPlugin", "LMEvalPlugin")
+"""Plugins of which nothing else is simulated than keys of theirs: the last two log, and evaluate after training."""
 _OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*")
 _LIGER: Final = ("liger_rms_norm", "liger_glu_activation", "liger_rope", "liger_layer_norm", "liger_rms_norm_gated")
 _ROWS: Final = (
@@ -154,7 +155,7 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
         draft.idle([one for one in kernels if not one.value], "off")
     else:
         draft.idle(kernels, "its plugin is not loaded")
-    draft.idle(plugins, "kernels that are listed by their own keys")
+    draft.idle(plugins, "kernels that are listed by their own keys, or logging and evaluation")
 
 
 def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:

@@ -69,7 +69,7 @@ SWITCHES: Final[tuple[Row, ...]] = (
 
 def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
     """Writes `framework`, its options and the mesh; returns what else follows from who shards."""
-    for one in reader.matching("parallelism_config", "parallelism_config.*")[:1]:
+    for one in reader.matching("parallelism_config.*")[:1]:
         draft.use(one)
         draft.fail(one.where, f"{one.key}: {_MAPPING}")
     zero, fsdp = reader.look("deepspeed"), reader.take("fsdp")

@@ -32,7 +32,8 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(("pref_*", "dpo_*", "kto_*", "simpo_*", "ppo_*", "ref_model*", "reward_model*", "ld_alpha"),
          "of stages that are not asked for"),
     Idle(("liger_kernel_config", "liger_kernel_config.*"), "LLaMA-Factory applies Liger's kernels itself"),
-    Idle(("kt_*", "fp8_backend", "megatron_bridge_args", "hyper_parallel_*"), "of what is not asked for"),
+    Idle(("kt_*", "fp8_backend", "megatron_bridge_args", "megatron_bridge_args.*", "hyper_parallel_*"),
+         "of what is not asked for"),
     *(Off(name, what) for name, what in (
         ("use_galore", "GaLore"), ("use_apollo", "APOLLO"), ("use_badam", "BAdam"), ("use_adam_mini", "Adam-mini"),
         ("use_muon", "LLaMA-Factory's own Muon"))),

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Off, read_rows
 from simcore.recipes.torchtitan.model import RELEASE
 
 __all__ = ["read_files"]
@@ -25,15 +26,15 @@ def read_files(reader: Reader, draft: Draft) -> None:
     """Writes `checkpoint.load` and `checkpoint.save`: none unless checkpoints are on, sharded where they are."""
     switch = next((taken for key in _SWITCHES if (taken := reader.flag(key)) is not None), None)
     path, hub = reader.text("checkpoint.initial_load_path"), reader.flag("checkpoint.initial_load_in_hf")
-    mode = reader.text("checkpoint.async_mode")
+    mode, alone = reader.text("checkpoint.async_mode"), reader.flag("checkpoint.load_only")
+    read_rows(reader, draft, [Off("checkpoint.create_seed_checkpoint", "a run that writes its first values and ends")])
     if switch is None or not switch.value:
         _read_none(draft, switch)
-        draft.idle([one for one in (path, hub, mode) if one], "checkpoints are off")
+        draft.idle([one for one in (path, hub, mode, alone) if one], "checkpoints are off")
     else:
         begun = next((one for one in (path, hub) if one is not None and one.value), None)
         _read_begun(draft, begun, [one for one in (path, hub) if one is not None and one is not begun])
-        draft.put("checkpoint.save", switch, "sharded", f"{_FILE} dcp_save")
-        _read_mode(draft, mode)
+        _read_saved(draft, switch, alone, mode)
     for key in _WHOLE:
         whole = reader.flag(key)
         if whole is not None and whole.value and switch is not None and switch.value:
@@ -58,6 +59,18 @@ def _read_begun(draft: Draft, begun: Taken[Any] | None, others: list[Taken[Any]]
     else:
         draft.put("checkpoint.load", begun, "sharded", f"{_FILE} dcp_load")
     draft.idle(others, "not given" if begun is None else f"{begun.key} says where files are")
+
+
+def _read_saved(draft: Draft, switch: Taken[bool], alone: Taken[bool] | None, mode: Taken[str] | None) -> None:
+    """Writes what is saved: nothing where files are only loaded (`_should_save`)."""
+    if alone is not None and alone.value:
+        draft.put("checkpoint.save", alone, "none", f"{_FILE} _should_save")
+        draft.use(switch, why="files are read")
+        draft.idle(mode, "nothing is written")
+        return
+    draft.idle(alone, "the default")
+    draft.put("checkpoint.save", switch, "sharded", f"{_FILE} dcp_save")
+    _read_mode(draft, mode)
 
 
 def _read_mode(draft: Draft, mode: Taken[str] | None) -> None:

@@ -42,8 +42,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
          "distributed/utils.py clip_grad_norm_): neither is timed"),
     Idle(_keys("checkpoint", "folder interval initial_load_model_only initial_load_in_hf_quantized "
                              "last_save_model_only last_save_model_weights_only model_weights_only export_dtype "
-                             "keep_latest_k load_step exclude_from_loading enable_first_step_checkpoint "
-                             "create_seed_checkpoint load_only"),
+                             "keep_latest_k load_step exclude_from_loading enable_first_step_checkpoint"),
          "which files are read and written, and when: not part of a step"),
     Idle(_keys("validation", "enable dataset dataset_path local_batch_size seq_len freq steps dataloader.num_workers "
                              "dataloader.persistent_workers dataloader.pin_memory dataloader.prefetch_factor"),

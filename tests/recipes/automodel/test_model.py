@@ -94,7 +94,8 @@ def test_the_format_of_parameters_is_that_of_the_first_key_that_automodel_reads(
     def params(text: str) -> Any:
         found = imported(text, **ANSWERS)
         found.expect_complete()
-        return found.values.get("training", {}).get("precision", {}).get("params")
+        said = found.values.get("training", {}).get("precision", {}).get("params")
+        return None if said is None else str(said)
 
     assert params(named("dtype: float32")) == "fp32"
     assert params(named("dtype: float32, torch_dtype: bf16")) == "fp32"

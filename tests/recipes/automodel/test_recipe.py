@@ -212,3 +212,13 @@ def test_fields_of_a_backend_are_not_called_misspelt(key: str, told: str) -> Non
     name = f"model.backend.{key.partition(':')[0]}"
     assert [str(one) for one in found.refused if told in str(one)] or \
         [one.kind for one in found.left if one.key == name] == [told]
+
+
+def test_skypilot_says_the_gpus() -> None:
+    """Automodel 0.7.0 components/launcher/skypilot/config.py."""
+    text = RECIPE + "skypilot: {cloud: gcp, accelerators: 'H100:8', num_nodes: 2}\n"
+    found = imported(text, seq_len=1024, topology="dgx-h100")
+    assert not found.questions
+    assert found.values["mesh"]["dp_shard"] == 8
+    other = imported(text)
+    assert "--gpus 16 says how many GPUs there are" in {one.why for one in other.left}

@@ -474,8 +474,31 @@ def test_arguments_of_a_packed_checkpoint_say_what_reads_them(tmp_path: Path) ->
     assert "cannot be used together" in str(packed.wrong)
 
 
+def test_plugins_that_log_and_targets_that_are_parameters(tmp_path: Path) -> None:
+    """axolotl 067b021c integrations/swanlab, loaders/adapter.py:171: PEFT gets parameters in place of modules."""
+    imported(tmp_path, changed(RECIPE, plugins=["axolotl.integrations.swanlab.SwanLabPlugin"])).expect_complete()
+    text = changed(QLORA, lora_target_linear=False, lora_target_parameters=["mlp.experts.down_proj"])
+    found = imported(tmp_path, text)
+    assert not found.wrong
+    assert "lora_target_parameters: parameters that are trained beside" in str(found.refused)
+
+
 def test_weights_may_be_drawn_in_the_recipes_format(tmp_path: Path) -> None:
     """axolotl 067b021c loaders/model.py:816: in the format of the configuration, taken to be bf16."""
     imported(tmp_path, changed(RECIPE, reinit_weights=True)).expect_complete()
     other = imported(tmp_path, changed(RECIPE, reinit_weights=True, bf16=False, fp16=True))
     assert "reinit_weights: values that are drawn in the configuration's format" in str(other.refused)
+
+
+def test_settings_of_bitsandbytes_are_of_four_bits(tmp_path: Path) -> None:
+    """axolotl 067b021c loaders/model.py _set_quantization_config."""
+    eight = changed(QLORA, load_in_4bit=False, load_in_8bit=True, adapter="lora",
+                    bnb_config_kwargs={"bnb_4bit_quant_type": "fp4", "llm_int8_threshold": 3.0})
+    found = imported(tmp_path, eight)
+    found.expect_complete()
+    assert found.values["training"]["quantization"]["format"] == "int8"
+    four = imported(tmp_path, changed(QLORA, bnb_config_kwargs={"llm_int8_skip_modules": ["lm_head"]}))
+    assert "llm_int8_skip_modules: layers that are not packed" in str(four.refused)
+    packed = imported(tmp_path, changed(QLORA, group_by_length=True, debug=True))
+    assert {one.key: one.why for one in packed.left if one.key in ("group_by_length", "debug")} == {
+        "group_by_length": "which samples come into a pack", "debug": "messages"}

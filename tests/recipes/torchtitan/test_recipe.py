@@ -208,10 +208,16 @@ def test_a_published_run_on_stages_is_its_scenario() -> None:
     ("", "none", "none"), ("enable = false", "none", "none"), ("enable = true", "none", "sharded"),
     ('enable = true\ninitial_load_path = "a"', "sharded", "sharded"),
     ("enable = true\ninitial_load_in_hf = true", "sharded", "sharded"),
+    ("enable = true\nload_only = true\ninitial_load_in_hf = true", "sharded", "none"),
     ("enable = false\ninitial_load_in_hf = true", "none", "none")])
 def test_files_are_read_and_written_where_checkpoints_are_on(block: str, load: str, save: str) -> None:
     read = scenario(imported(f"{PUBLISHED % EAGER}[checkpoint]\n{block}\n")).checkpoint
     assert (read.load, read.save) == (load, save)
+
+
+def test_a_run_that_writes_its_first_values_alone_is_refused() -> None:
+    told = refusal(f"{PUBLISHED % EAGER}[checkpoint]\nenable = true\ncreate_seed_checkpoint = true\n")
+    assert "checkpoint.create_seed_checkpoint: a run that writes its first values and ends" in told
 
 
 def test_a_model_made_on_the_meta_device_is_not_whole_on_the_host() -> None:
