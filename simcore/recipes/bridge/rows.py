@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, Final
 
 from simcore.errors import Problem
@@ -30,7 +31,7 @@ from simcore.recipes.megatron.without_effect import (
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
-__all__ = ["ROWS", "SMALL", "expect_fields", "give_up", "read_small", "reason_of"]
+__all__ = ["ROWS", "SMALL", "defaults", "expect_fields", "give_up", "read_small", "reason_of"]
 
 _OPTION: Final = "framework_options."
 _DEFAULT: Final = "as the simulation has it"
@@ -267,9 +268,15 @@ def _read_sends(reader: Reader, draft: Draft) -> None:
 
 
 @lru_cache
-def _fields() -> Mapping[str, Sequence[str]]:
+def _table() -> Mapping[str, Any]:
     text = resources.files("simcore.recipes.bridge").joinpath("fields.json").read_text(encoding="utf-8")
-    table: Mapping[str, Sequence[str]] = json.loads(text)
+    table: Mapping[str, Any] = json.loads(text)
+    return MappingProxyType(table)
+
+
+def defaults() -> Mapping[str, Sequence[Any]]:
+    """Fields of the classes of model and step by dotted key: [default], or nothing where it is no literal."""
+    table: Mapping[str, Sequence[Any]] = _table()["defaults"]
     return table
 
 
@@ -280,7 +287,7 @@ def expect_fields(draft: Draft, document: Document, given: Iterable[str]) -> Non
     """
     for key in sorted(given):
         block, _, rest = key.partition(".")
-        name, fields = rest.partition(".")[0], _fields().get(block, ())
+        name, fields = rest.partition(".")[0], _table().get(block, ()) if block != "defaults" else ()
         if fields and name not in fields:
             near = difflib.get_close_matches(name, fields, 1, 0.8)
             draft.fail(document.where(tuple(key.split("."))), f"unknown key {key!r}: Bridge's {block} has no such field"
