@@ -148,6 +148,7 @@ def leave_rest(reader: Reader, draft: Draft) -> None:
     """Lists keys of a provider that Megatron's arguments list too, by the same reasons, and those that are off."""
     nothing = [one.key for one in reader.untouched() if one.value is None]
     draft.idle(reader.matching(*nothing), "null: nothing is asked for")
+    draft.refuse(reader.take("model.logit_dtype"), "logits in another format")
     for row in left_out(draft.values):
         keys = {one.key: name for one in reader.untouched() if one.path[0] == "model" for name in names_of(
             (str(one.path[1]),)) if any(fnmatchcase(name, pattern) for pattern in row.keys)}
