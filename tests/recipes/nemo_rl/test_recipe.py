@@ -689,3 +689,10 @@ def test_a_cache_that_is_emptied_between_microbatches_is_told(tmp_path: Path) ->
         found = imported(tmp_path, SFT, f"policy: {{dtensor_cfg: {{clear_cache_every_n_steps: {off}}}}}\n")
         left = {one.key: (one.kind, one.why) for one in found.left}
         assert left["policy.dtensor_cfg.clear_cache_every_n_steps"] == ("no effect", "off")
+
+
+def test_multiprocessors_of_hybrid_ep_are_told(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, "policy: {model_name: Qwen/Qwen3-30B-A3B, dtensor_cfg: {enabled: false}, "
+                     "megatron_cfg: {enabled: true, moe_hybridep_num_sms: 32}}\n")
+    left = {one.key: one.kind for one in found.left}
+    assert left["policy.megatron_cfg.moe_hybridep_num_sms"] == "not modelled"
