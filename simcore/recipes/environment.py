@@ -50,6 +50,7 @@ _VARIABLES: Final[tuple[Idle | Unmodelled, ...]] = (
     Unmodelled(("NVTE_ALLOW_NONDETERMINISTIC_ALGO",), "kernels that repeat bit by bit (TE docs/envvars.rst:205): time "
                "and workspace are those of the others"),
     Idle(("NVTE_DEBUG*",), "messages"),
+    Idle(("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE",), "which states of checkpoints may be read, before the first step"),
     Unmodelled(("NVTE_*",), "a choice within TransformerEngine: its own is simulated"),
     Unmodelled(("CUDA_LAUNCH_BLOCKING",), "a host that waits for every kernel: it is taken to run ahead"),
     Unmodelled(("PYTORCH_*", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32*"), "settings of PyTorch that are not followed"),
@@ -61,6 +62,13 @@ _VARIABLES: Final[tuple[Idle | Unmodelled, ...]] = (
           "NCCL_HOME", "NCCL_VERSION", "NCCL_LAUNCH_MODE", "TORCH_NCCL_*", "GLOO_*", "UCX_*", "NVSHMEM_*"),
          "messages, waits and network devices of exchanges, whose links the topology has"),
     Unmodelled(("NCCL_*",), "ways and buffers of exchanges: rates and buffers are those of NCCL's own choice"),
+    Unmodelled(("NUM_OF_HYBRID_EP_RANKS_*", "NVLINK_DOMAIN_SIZE", "USE_MNNVL", "NUM_OF_TOKENS_PER_CHUNK_*"),
+               "ranks of an NVLink domain and pieces of HybridEP's exchanges, which alone reads it: links are those of "
+               "the topology, buffers of the order of DeepEP's"),
+    Unmodelled(("MAMBA_DETERMINISTIC", "CAUSAL_CONV1D_DETERMINISTIC"), "kernels of Mamba that repeat bit by bit "
+               "(Megatron-LM docs/user-guide/deterministic-training.md:33): time and workspace are those of others"),
+    Unmodelled(("TORCHDYNAMO_DISABLE",), "functions that torch.compile would fuse run kernel by kernel: they are "
+               "counted as fused"),
     Unmodelled(("CUDA_MODULE_LOADING",),
             "whether kernels are loaded at the start: the context is as large as when they "
                "are loaded as they come"),

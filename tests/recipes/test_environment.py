@@ -19,7 +19,10 @@ from simcore.recipes.rows import Idle, Unmodelled
     ("CUDA_MODULE_LOADING", Unmodelled), ("NCCL_PXN_DISABLE", Unmodelled), ("NCCL_IB_SL", Idle),
     ("CUDA_SCALE_LAUNCH_QUEUES", Unmodelled), ("CUDA_HOME", Idle),
     ("NVTE_FWD_LAYERNORM_SM_MARGIN", Unmodelled), ("NVTE_FLASH_ATTN", Unmodelled), ("NVTE_DEBUG", Idle),
-    ("OMP_NUM_THREADS", Unmodelled), ("MASTER_ADDR", Idle), ("WORKDIR", Idle)])
+    ("OMP_NUM_THREADS", Unmodelled), ("MASTER_ADDR", Idle), ("WORKDIR", Idle),
+    ("USE_MNNVL", Unmodelled), ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", Unmodelled),
+    ("MAMBA_DETERMINISTIC", Unmodelled), ("TORCHDYNAMO_DISABLE", Unmodelled),
+    ("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", Idle)])
 def test_a_variable_that_changes_what_is_run_is_not_without_effect(name: str, kind: type) -> None:
     assert isinstance(row_of(name, "0"), kind)
 

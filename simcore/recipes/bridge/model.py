@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
-from simcore.models.graph import model_config
+from simcore.models.blocks import Attention, FinalNorm, LatentAttention, Mlp, Moe
+from simcore.models.graph import architecture_of, model_config
 from simcore.models.names import find
 from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.provider import read_provider
@@ -34,6 +36,13 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 has one; a width, or number of heads, changes others that the provider has from the configuration."""
 TURNED_APART: Final = ("qwen/", "zai-org/glm-4", "google/gemma")
 """Models whose converters leave apply_rope_fusion as core has it; Llama's and Nemotron's switch it on."""
+_SHAPES: Final = ("gated_linear_unit", "qk_layernorm", "add_bias_linear", "add_qkv_bias", "multi_latent_attention",
+                  "moe_shared_expert_gate", "normalization", "share_embeddings_and_output_weights")
+_SIZES: Final = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
+                 "moe_shared_expert_intermediate_size", "activation_func", "moe_layer_freq", "window_size",
+                 "window_attn_skip_freq", "softmax_type", "no_rope_freq", "qk_l2_norm", "moe_latent_size",
+                 "heterogeneous_block_specs", "transformer_layer_spec", "hybrid_stack_spec")
+"""Fields of a provider that shape its layers, which a model by its name has from its configuration."""
 _PROVIDERS: Final = re.compile(
     r"(hf|Hybrid|Mamba|NemotronH|NemotronNano|Nemotron3|GPT|MLA|Mistral|Llama[0-9]|Qwen[0-9]|DeepSeek|Moonlight|Kimi)"
     r"(?!.*(VL|Omni|Audio|ASR|Next|Qwen35)).*")
@@ -85,6 +94,7 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
         draft.refuse(positions, f"positions {positions.value}")
     else:
         draft.idle(positions, "the family's own; yarn scales frequencies alone")
+    _expect_shape(reader, draft, name.value)
     own = 0 if "mtp_num_layers" in reader.document.data.get("model", {}) else _predicted(name.value)
     _write_rotation(reader, draft, name.value)
     changed = _changed(reader, draft, name)
@@ -148,6 +158,43 @@ def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[
     else:
         draft.idle(share, "the model's own")
     return found
+
+
+def _expect_shape(reader: Reader, draft: Draft, name: str) -> None:
+    """Refuses layers of another shape than those of the model by its name; any, of a model that is not known."""
+    own = _shape(name)
+    for key in (*_SHAPES, *_SIZES):
+        one = reader.take(f"model.{key}")
+        if one is not None and (key not in own or own[key] != one.value):
+            draft.refuse(one, "another one than that of the model by its name")
+        else:
+            draft.idle(one, "the model's own")
+
+
+@lru_cache
+def _shape(name: str) -> Mapping[str, Any]:
+    """Switches and sizes of a model's layers in the provider's words; none of a model that is not known."""
+    if find(name) is None:
+        return {}
+    architecture = architecture_of(model_config(name, None, ""))
+    blocks = [kind.block for _, kind in architecture.parts] + [branch.block for _, kind in architecture.parts
+                                                               for branch in kind.branches]
+    heads = [one for one in blocks if isinstance(one, Attention)]
+    latent = [one for one in blocks if isinstance(one, LatentAttention)]
+    experts = [one for one in blocks if isinstance(one, Moe)]
+    dense = [one for one in blocks if isinstance(one, Mlp)]
+    norms = [one for one in blocks if isinstance(one, FinalNorm)]
+    found: dict[str, Any] = {
+        "gated_linear_unit": any(one.gated for one in dense) or any(one.gated for one in experts),
+        "qk_layernorm": any(one.qk_norm for one in heads) or any(one.inner_norms for one in latent),
+        "add_bias_linear": any(one.bias for one in dense), "add_qkv_bias": any(one.bias == "qkv" for one in heads),
+        "multi_latent_attention": bool(latent), "moe_shared_expert_gate": any(one.shared_gate for one in experts),
+        "normalization": "LayerNorm" if any(one.layer_norm for one in norms) else "RMSNorm",
+        "share_embeddings_and_output_weights": architecture.tied}
+    if latent:
+        found |= {"q_lora_rank": latent[0].q_rank, "kv_lora_rank": latent[0].kv_rank, "qk_head_dim": latent[0].nope,
+                  "qk_pos_emb_head_dim": latent[0].rope, "v_head_dim": latent[0].value}
+    return found | ({"moe_shared_expert_intermediate_size": experts[0].shared_ffn} if experts else {})
 
 
 def _predicted(name: str) -> int:

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.bridge.rows import defaults, give_up
 from simcore.recipes.bridge.vocabulary import read_vocabulary
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.arguments import arguments, names_of
 from simcore.recipes.megatron.fields import Setting, Writer
 from simcore.recipes.megatron.model import write_model
+from simcore.recipes.megatron.refused import REFUSED
 from simcore.recipes.megatron.without_effect import left_out
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Unmodelled, leave_out
+from simcore.recipes.rows import Idle, Unmodelled, leave_out, read_rows
 
 __all__ = ["leave_rest", "read_provider"]
 
@@ -23,6 +24,29 @@ _RENAMED: Final = {"num_experts": "num_moe_experts", "encoder_num_layers": "", "
 """Fields that have another name here, or ("") none. Learned positions reach to seq_length (models/gpt_provider.py)."""
 
 
+_FIELDS: Final = (
+    Idle(("ddp.fp8_param_gather", "ddp.fp4_param_gather", "optimizer.fp8_recipe", "optimizer.hysteresis",
+          "optimizer.params_dtype", "optimizer.*loss_scale*", "model.num_layers_at_*_in_bf16", "model.fp4",
+          "model.fp4_param", "model.fp4_recipe"),
+         "mixed_precision says it"),
+    Idle(("ddp.megatron_fsdp_use_decoupled_grad", "comm_overlap.data_parallel_size", "*.timers", "model.*_scale_func",
+          "model.*_sync_func", "model.finalize_model_grads_func", "peft.canonical_mapping", "peft.params_to_save"),
+         "the run sets it itself"),
+    Idle(("optimizer.config_logger_dir", "optimizer.barrier_with_L1_time"), "logging and measuring"),
+    Idle(("optimizer.decoupled_weight_decay", "optimizer.grad_norm_skip_threshold"), "values of the optimizer's step"),
+    Idle(("optimizer.adaptive_muon_*", "optimizer.soap_*"), "of other optimizers"),
+    Unmodelled(("optimizer.pin_cpu_*",), "copies of an update on the host that are pinned, or not"),
+    Unmodelled(("ddp.disable_symmetric_registration",), "which of NCCL's kernels run over registered buffers"),
+    Unmodelled(("model.cuda_graph_retain_backward_graph", "model.cuda_graph_use_single_mempool"),
+               "how captures share memory: it is in the band of captured runs"),
+    Idle(("model.init_method", "model.embedding_init_method", "model.output_layer_init_method"),
+         "before the first step"),
+    Idle(("model.hetereogenous_dist_checkpoint",), "reading and writing files"),
+    Idle(("model.inference_sampling_seed", "model.use_inference_optimized_layers"), "inference"),
+    Idle(("model.beta_fast", "model.beta_slow", "model.rope_scaling*", "model.original_max_position_embeddings",
+          "model.seq_len_interpolation_factor", "model.softmax_scale"), "values within kernels that run in any case"),
+)
+"""Fields that no recipe of Bridge's sets, each with its reason."""
 _ACTIVATIONS: Final = {("silu", True): "swiglu", ("squared_relu", False): "squared_relu", ("gelu", False): "gelu",
                        ("quick_gelu", True): "quick_geglu"}
 """Switch of the arguments by the activation's function, and whether the MLP is gated."""
@@ -124,6 +148,7 @@ def leave_rest(reader: Reader, draft: Draft) -> None:
     """Lists keys of a provider that Megatron's arguments list too, by the same reasons, and those that are off."""
     nothing = [one.key for one in reader.untouched() if one.value is None]
     draft.idle(reader.matching(*nothing), "null: nothing is asked for")
+    draft.refuse(reader.take("model.logit_dtype"), "logits in another format")
     for row in left_out(draft.values):
         keys = {one.key: name for one in reader.untouched() if one.path[0] == "model" for name in names_of(
             (str(one.path[1]),)) if any(fnmatchcase(name, pattern) for pattern in row.keys)}
@@ -135,7 +160,52 @@ def leave_rest(reader: Reader, draft: Draft) -> None:
             draft.unmodelled(changed, row.why)
         else:
             leave_out(draft, row, changed)
-    off = [one.key for one in reader.untouched() if one.path[0] == "model" and one.value is False]
+    off = [one.key for one in reader.untouched() if one.path[0] == "model" and one.value is False
+           and defaults().get(one.key) != [True]]
     draft.idle(reader.matching(*off), "off")
+    _leave_fields(reader, draft)
     functions = [one.key for one in reader.untouched() if one.path[-1] in ("_target_", "_call_", "_partial_")]
     draft.idle(reader.matching(*functions), "names of classes and functions")
+
+
+def _leave_fields(reader: Reader, draft: Draft) -> None:
+    """Lists fields of Bridge's classes that nothing has read: by their reasons, or refused by name."""
+    captures = "cuda_graph_impl" in draft.values.get("framework_options", {})
+    if not captures:
+        draft.idle(reader.matching("model.cuda_graph_*"), "nothing is captured")
+    if not reader.has("peft._target_"):
+        draft.idle(reader.matching("peft.*"), "there are no adapters")
+    _leave_batches(reader, draft)
+    read_rows(reader, draft, _FIELDS)
+    for one in reader.untouched():
+        key = ".".join(map(str, one.path[:2]))
+        known = defaults()
+        if key not in known or one.path[-1] in ("_target_", "_call_", "_partial_") or (
+                one.path[0] == "model" and draft.refuses("model._target_")):
+            continue
+        taken = reader.take(one.key) or one
+        if len(one.path) == 2 and known[key] == [one.value]:
+            draft.idle(taken, "the default, as without it")
+        else:
+            draft.refuse(taken, _refusal(str(one.path[0]), str(one.path[1])))
+
+
+def _leave_batches(reader: Reader, draft: Draft) -> None:
+    """Lists what changes the batch during a run, as of Megatron's arguments (core/num_microbatches_calculator.py)."""
+    draft.idle(reader.matching("train.rampup_batch_size*"), "main only warns of it: the batch is constant "
+               "(core/num_microbatches_calculator.py:100)")
+    cuts = reader.flag("train.decrease_batch_size_if_needed")
+    training, mesh = draft.values.get("training", {}), draft.values.get("mesh", {})
+    ranks = mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1) * training.get("micro_batch_size", 1)
+    if cuts is not None and cuts.value and training.get("global_batch_size", 0) % ranks:
+        draft.refuse(cuts, "a batch that is cut to whole microbatches of all ranks: give train.global_batch_size")
+    else:
+        draft.idle(cuts, "off, or the batch is a multiple of the ranks' microbatches as it is")
+    draft.refuse(reader.take("train.step_batch_size_schedule"), "batches by a schedule: give train.global_batch_size")
+
+
+def _refusal(block: str, name: str) -> str:
+    """Reason of Megatron's arguments why no scenario can say a field; of another field a general one."""
+    names = {name, f"{block}_{name}"}
+    return next((row.why for row in REFUSED if names & {*row.fields}), f"a field of Bridge's {block} that no scenario "
+                                                                       "says")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any, Final
 
 from simcore.errors import Problem
@@ -30,7 +31,7 @@ from simcore.recipes.megatron.without_effect import (
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
-__all__ = ["ROWS", "SMALL", "expect_fields", "give_up", "read_small", "reason_of"]
+__all__ = ["ROWS", "SMALL", "defaults", "expect_fields", "give_up", "read_small", "reason_of"]
 
 _OPTION: Final = "framework_options."
 _DEFAULT: Final = "as the simulation has it"
@@ -93,7 +94,9 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("model.moe_pad_experts_for_cuda_graph_inference",), "decoding alone, which is no part of a step"),
     Idle(("validation.*", "dist.eval_context_parallel_size"), "evaluation, which is no part of a step"),
     Idle(("checkpoint.*", "inprocess_restart*", "dist.*"), "files, and how ranks find each other"),
-    Idle(("rng.*", "rerun_state_machine.*"), "random numbers, and steps that are run again"),
+    Idle(("rng.*", "model.use_te_rng_tracker"), "random numbers"),
+    Idle(("rerun_state_machine.*",), "steps that are run again, and errors that are put in"),
+    Idle(("model.dsa_*",), "of sparse attention, which is refused where it is on"),
     Idle(("scheduler.*", "optimizer.lr", "optimizer.*_lr",
           "optimizer.adam_*", "optimizer.weight_decay",
           "optimizer.muon_momentum", "optimizer.muon_*nesterov*", "optimizer.muon_coefficient_type",
@@ -123,13 +126,10 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("optimizer.reuse_grad_buf_for_mxfp8_param_ag",), "mixed_precision says it"),
     Idle(("model.rotary_base*", "model.rotary_interleaved",
           "model.rotary_scaling_factor", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
-          "model.use_te_rng_tracker",
           "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling",
           "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
           "model.max_position_embeddings", "model.layernorm_epsilon",
-          "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
-          "model.dsa_*",
-          "model.fused_single_qkv_rope"),
+          "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*"),
          "values within kernels that run in any case"),
 )
 """The catch-all `dataset.*` is read last, after what says lengths."""
@@ -148,6 +148,8 @@ SMALL: Final[Mapping[str, tuple[Any, str]]] = {
     "model.moe_mlp_glu_interleave_size": (None, "the layout of experts' columns"),
     "model.use_transformer_engine_full_layer_spec": (False, _LAYER),
     "model.use_mamba_mem_eff_path": (True, MAMBA_KERNELS),
+    "model.fused_single_qkv_rope": (False, "query, key and value are rotated out of one tensor by one kernel "
+                                           "(core/transformer/attention.py:1362): they are split first, and joined"),
     "dist.enable_megatron_core_experimental": (False, "kernels that core calls experimental, such as one that pads the "
                                                       "routing map (core/transformer/moe/token_dispatcher.py:651): "
                                                       "torch's in their place are timed"),
@@ -267,9 +269,15 @@ def _read_sends(reader: Reader, draft: Draft) -> None:
 
 
 @lru_cache
-def _fields() -> Mapping[str, Sequence[str]]:
+def _table() -> Mapping[str, Any]:
     text = resources.files("simcore.recipes.bridge").joinpath("fields.json").read_text(encoding="utf-8")
-    table: Mapping[str, Sequence[str]] = json.loads(text)
+    table: Mapping[str, Any] = json.loads(text)
+    return MappingProxyType(table)
+
+
+def defaults() -> Mapping[str, Sequence[Any]]:
+    """Fields of the classes of model and step by dotted key: [default], or nothing where it is no literal."""
+    table: Mapping[str, Sequence[Any]] = _table()["defaults"]
     return table
 
 
@@ -280,7 +288,7 @@ def expect_fields(draft: Draft, document: Document, given: Iterable[str]) -> Non
     """
     for key in sorted(given):
         block, _, rest = key.partition(".")
-        name, fields = rest.partition(".")[0], _fields().get(block, ())
+        name, fields = rest.partition(".")[0], _table().get(block, ()) if block != "defaults" else ()
         if fields and name not in fields:
             near = difflib.get_close_matches(name, fields, 1, 0.8)
             draft.fail(document.where(tuple(key.split("."))), f"unknown key {key!r}: Bridge's {block} has no such field"

@@ -53,7 +53,7 @@ def _write_data(writer: Writer, gpus: Answer | None, degrees: dict[str, Setting[
     if gpus is None:
         if not {"mesh.dp_shard", "mesh.dp_replicate"} & set(settings):
             writer.draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
-        writer.use(copies, why="1, as without it")
+        writer.use(copies, why=_instances(copies))
         return
     product = 1
     for setting in degrees.values():
@@ -62,7 +62,7 @@ def _write_data(writer: Writer, gpus: Answer | None, degrees: dict[str, Setting[
     if product < 1 or gpus.value % product:
         writer.draft.fail(gpus.where, f"{gpus.value} GPUs are no multiple of {shown} = {product} (world size is not "
                                       "divisible by total_model_size: megatron/training/arguments.py)")
-        writer.use(copies, why="1, as without it")
+        writer.use(copies, why=_instances(copies))
         return
     data, few = gpus.value // product, max(1, copies.value or 1)
     rule = f"{gpus.value} GPUs ({gpus.where}) / ({shown})"
@@ -297,3 +297,8 @@ def _write_chunks(writer: Writer, stages: int, *, is_open: bool) -> None:
         else:
             writer.write_other(key, layers // stages // each.value, 1, each,
                                rule=f"{layers} layers / ({stages} stages x {each.value})")
+
+
+def _instances(copies: Setting[int | None]) -> str:
+    return ("1, as without it" if (copies.value or 1) == 1 else
+            "over how many groups of data-parallel ranks the optimizer is repeated; --gpus says how many there are")

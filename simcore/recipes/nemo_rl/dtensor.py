@@ -40,9 +40,6 @@ _ROWS: Final = (
     Idle((f"{_AT}.env_vars",), "no variable is set"),
     Idle((f"{_AT}.moe_parallelizer.wrap_outer_model",), "the outer model has no parameter of its own"),
     Idle((f"{_AT}.defer_fsdp_grad_sync",), "its loop over microbatches sets no gradients to wait"),
-    Unmodelled((f"{_AT}.clear_cache_every_n_steps",), "cached blocks are given back before every n-th microbatch "
-               "(dtensor_policy_worker_v2.py train): memory that is reserved is that of a cache which keeps them, and "
-               "no time is counted", (0,)),
     Unmodelled((f"{_AT}.moe_parallelizer.ignore_router_for_ac",), "a checkpoint keeps the router's product and top-k"),
 )
 _LAYERS: Final = (
@@ -102,8 +99,19 @@ def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
     _read_optimizer(reader, draft)
     _read_clipping(reader, draft)
     read_environment(reader, draft, _AT)
+    _read_cache(reader, draft)
     read_rows(reader, draft, _ROWS)
     draft.idle(reader.matching("policy.megatron_cfg.*"), "of the other kind of workers")
+
+
+def _read_cache(reader: Reader, draft: Draft) -> None:
+    """Tells that the allocator's cache is emptied before every so many microbatches (`on_microbatch_start`)."""
+    key = f"{_AT}.clear_cache_every_n_steps"
+    if reader.look(key):
+        draft.unmodelled(reader.integer(key), "cached blocks are given back between microbatches: memory reserved and "
+                                              "time are those without that")
+    else:
+        draft.idle(reader.matching(key), "off")
 
 
 def _read_clipping(reader: Reader, draft: Draft) -> None:

@@ -11,6 +11,7 @@ from simcore.errors import InputError
 from simcore.models.blocks import Moe
 from simcore.models.graph import architecture_of, model_config
 from simcore.recipes.draft import Draft
+from simcore.recipes.megatron.without_effect import SMS
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader
 
@@ -33,7 +34,7 @@ def read_experts(reader: Reader, draft: Draft, at: str) -> None:
         draft.idle(reader.matching(*(f"{at}.{name}" for name in names)), "the model has no experts")
         return
     draft.idle(reader.matching(*(f"{at}.{name}" for name in _VALUES)), "values, not tensors")
-    draft.idle(reader.matching(f"{at}.moe_hybridep_*"), "the share of a GPU that it takes")
+    draft.unmodelled(reader.matching(f"{at}.moe_hybridep_*"), SMS)
     draft.idle(reader.matching(f"{at}.hybridep_*"), "ranks of an NVLink domain: those of the topology")
     draft.unmodelled(reader.matching(*(f"{at}.{name}" for name in _GROUPS)),
                      "groups within which a token chooses its experts are those of the model's configuration")

@@ -60,7 +60,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle((f"{_AT}.freeze_vision_*", f"{_AT}.freeze_sound_*", f"{_AT}.radio_*"), "the policy has text alone"),
     limit_of_gradients(f"{_OPTIMIZER}.clip_grad"),
     Idle(("policy.max_grad_norm",), "workers of Megatron read optimizer.clip_grad"),
-    Idle((f"{_OPTIMIZER}.bf16", f"{_OPTIMIZER}.fp16", f"{_OPTIMIZER}.params_dtype"), "policy.precision decides"),
+    Idle((f"{_OPTIMIZER}.params_dtype",), "no line of Megatron's optimizers reads it"),
 )
 _STATES: Final = (
     Says(f"{_OPTIMIZER}.optimizer", "training.optimizer.name", "text", {"adam": "adamw", "sgd": "sgd"},
@@ -77,6 +77,7 @@ _ADAPTERS: Final = (
     Idle((f"{_PEFT}.lora_*_init_method",), "first values of adapters"),
 )
 _MOMENTUM: Final = 0.9
+_CHECKED: Final = "NeMo RL 7ea279ab models/megatron/setup.py _validate_dtype_config"
 _NOTHING: Final = ("none",)
 """Excluded modules that no module fits."""
 
@@ -185,6 +186,7 @@ def _read_states(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle([one for one in (away, share) if one], "states are on the device")
         draft.idle(reader.matching(*overlap.keys), "states are on the device")
+    _read_main(reader, draft)
     read_rows(reader, draft, _STATES)
     momentum = reader.number(f"{_OPTIMIZER}.sgd_momentum")
     if draft.values.get("training", {}).get("optimizer", {}).get("name") != "sgd":
@@ -194,6 +196,42 @@ def _read_states(reader: Reader, draft: Draft) -> None:
     else:
         draft.default("training.optimizer.momentum", _MOMENTUM, "Megatron-LM d98e8a64",
                       "core/optimizer/optimizer_config.py sgd_momentum")
+
+
+def _read_main(reader: Reader, draft: Draft) -> None:
+    """The optimizer's own formats, which decide where no distributed optimizer does (Megatron get_megatron_optimizer).
+
+    NeMo RL 7ea279ab models/megatron/setup.py, _validate_dtype_config, checks them.
+    """
+    flags = {name: reader.flag(f"{_OPTIMIZER}.{name}") for name in ("bf16", "fp16")}
+    precision = reader.look("policy.precision")
+    own = {"bfloat16": "bf16", "float16": "fp16"}.get(precision if isinstance(precision, str) else "")
+    shared = reader.look(f"{_OPTIMIZER}.use_distributed_optimizer")
+    for name, flag in flags.items():
+        key = f"{_OPTIMIZER}.{name}"
+        if flag is None:
+            continue
+        if precision == "float32" and flag.value:
+            draft.fail(flag.where, f"{_OPTIMIZER}.bf16=False and {_OPTIMIZER}.fp16=False must be set if "
+                       f"policy.precision=float32 [{_CHECKED}]")
+            draft.use(flag)
+        elif name == own and not flag.value and reader.look(f"{_OPTIMIZER}.use_precision_aware_optimizer"):
+            draft.fail(flag.where, f"{key}=True must be set if policy.precision={precision} when using "
+                       f"use_precision_aware_optimizer=True [{_CHECKED}]")
+            draft.use(flag)
+        elif name == own and not flag.value and not shared and not _true(flags["bf16"]) and not _true(flags["fp16"]):
+            draft.refuse(flag, "parameters of 16 bits under Megatron's FP32Optimizer, with no main parameters")
+        elif name == own:
+            draft.idle(flag, "as policy.precision" if flag.value else
+                       "main parameters are there by use_distributed_optimizer, or by the other flag")
+        elif flag.value and name == "fp16":
+            draft.unmodelled(flag, "gradients are looked at for infinities and multiplied by the loss's scale")
+        else:
+            draft.idle(flag, "not policy.precision's format")
+
+
+def _true(flag: Taken[bool] | None) -> bool:
+    return flag is not None and flag.value
 
 
 def _read_adapters(reader: Reader, draft: Draft) -> None:

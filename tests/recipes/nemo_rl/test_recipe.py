@@ -661,3 +661,53 @@ cluster: {{gpus_per_node: 8}}
         model = found.values["model"]
         told = model["overrides"]["max_position_embeddings"] if isinstance(model, dict) else None
         assert told == longest, kind
+
+
+def _by_megatron(tmp_path: Path, optimizer: str, precision: str = "bfloat16") -> Imported:
+    return imported(tmp_path, SFT, f"policy: {{precision: {precision}, dtensor_cfg: {{enabled: false}}, megatron_cfg: "
+                    f"{{enabled: true, optimizer: {{optimizer: adam, {optimizer}}}}}}}\n")
+
+
+@pytest.mark.parametrize(("optimizer", "precision", "told"), [
+    ("use_precision_aware_optimizer: true, bf16: false", "bfloat16",
+     "optimizer.bf16=True must be set if policy.precision=bfloat16 when using use_precision_aware_optimizer=True"),
+    ("use_precision_aware_optimizer: true, fp16: false", "float16",
+     "optimizer.fp16=True must be set if policy.precision=float16 when using use_precision_aware_optimizer=True"),
+    ("bf16: true, fp16: false", "float32",
+     "optimizer.bf16=False and policy.megatron_cfg.optimizer.fp16=False must be set if policy.precision=float32"),
+])
+def test_formats_of_the_optimizer_are_checked_as_the_worker_checks_them(
+        tmp_path: Path, optimizer: str, precision: str, told: str) -> None:
+    """NeMo RL 7ea279ab models/megatron/setup.py, _validate_dtype_config."""
+    found = _by_megatron(tmp_path, f"use_distributed_optimizer: true, {optimizer}", precision)
+    assert [told in str(one) for one in found.wrong] == [True]
+
+
+def test_the_optimizers_own_format_decides_without_a_distributed_optimizer(tmp_path: Path) -> None:
+    """Megatron-LM d98e8a64 core/optimizer/__init__.py:680: without both flags it is FP32Optimizer over parameters."""
+    plain = "use_precision_aware_optimizer: false, bf16: false, fp16: false, params_dtype: float32"
+    shared = _by_megatron(tmp_path, f"use_distributed_optimizer: true, {plain}")
+    assert not shared.refused
+    reasons = {one.key.split(".")[-1]: one.why for one in shared.left}
+    assert "use_distributed_optimizer" in reasons["bf16"]
+    assert "no line" in reasons["params_dtype"]
+    alone = _by_megatron(tmp_path, f"use_distributed_optimizer: false, {plain}")
+    assert any("no main parameters" in str(one) for one in alone.refused)
+
+
+def test_a_cache_that_is_emptied_between_microbatches_is_told(tmp_path: Path) -> None:
+    """NeMo RL 7ea279ab models/policy/workers/dtensor_policy_worker_v2.py:463, on_microbatch_start."""
+    found = imported(tmp_path, SFT, "policy: {dtensor_cfg: {clear_cache_every_n_steps: 2}}\n")
+    left = {one.key: (one.kind, one.why) for one in found.left}
+    assert left["policy.dtensor_cfg.clear_cache_every_n_steps"][0] == "not modelled"
+    for off in ("null", "0"):
+        found = imported(tmp_path, SFT, f"policy: {{dtensor_cfg: {{clear_cache_every_n_steps: {off}}}}}\n")
+        left = {one.key: (one.kind, one.why) for one in found.left}
+        assert left["policy.dtensor_cfg.clear_cache_every_n_steps"] == ("no effect", "off")
+
+
+def test_multiprocessors_of_hybrid_ep_are_told(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, "policy: {model_name: Qwen/Qwen3-30B-A3B, dtensor_cfg: {enabled: false}, "
+                     "megatron_cfg: {enabled: true, moe_hybridep_num_sms: 32}}\n")
+    left = {one.key: one.kind for one in found.left}
+    assert left["policy.megatron_cfg.moe_hybridep_num_sms"] == "not modelled"
