@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
 from simcore.errors import InputError, Problem, RankscopeError
 from simcore.inputs.dump import yaml_text
@@ -21,6 +21,9 @@ from simcore.recipes.text import left_line, recipe_text, scenario_text
 from simcore.studio.question import Question
 
 __all__ = ["formats", "imported", "recipe", "scenario_file"]
+
+_NO_FORMAT: Final = "is of no format that is recognised"
+_SCRIPTS: Final = (".sh", ".slurm", ".sbatch")
 
 
 def scenario_file(question: Question) -> dict[str, Any]:
@@ -46,8 +49,15 @@ def imported(question: Question) -> dict[str, Any]:
     try:
         return _of_recipe(files, question.rest)
     except InputError as error:
-        raise InputError([replace(one, message=one.message.removesuffix(": --from says which it is"))
-                          for one in error.problems]) from None
+        raise InputError([replace(one, message=_of_page(one.message, files)) for one in error.problems]) from None
+
+
+def _of_page(message: str, files: tuple[RecipeFile, ...]) -> str:
+    """A message without options of the command line; a launch script alone is told what it lacks."""
+    if message.startswith(_NO_FORMAT) and all(one.path.endswith(_SCRIPTS) for one in files):
+        return ("a launch script is read together with the recipe that it starts (YAML, JSON or TOML): drop both at "
+                "once; arguments of TRL's scripts can stand in a YAML file, as `trl sft --config` reads them")
+    return message.removesuffix(": --from says which it is")
 
 
 def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,3 +77,11 @@ def test_options_of_a_framework_are_listed(asked: Asked) -> None:
     assert asked("options", framework="fsdp2")["options"]
     assert asked("options", framework="nothing")["options"] == []
     assert asked("catalogue")["start"]["training"]["method"] == "lora"
+
+
+def test_a_launch_script_alone_is_told_what_it_lacks(asked: Asked) -> None:
+    script = "accelerate launch trl/scripts/sft.py --model_name_or_path Qwen/Qwen3-8B --max_length 4096\n"
+    (problem,) = asked("import", 422, files={"sft.sh": script})["problems"]
+    assert "together with the recipe" in problem["message"]
+    (problem,) = asked("import", 422, files={"sft.yaml": "a: 1\n"})["problems"]
+    assert "is of no format" in problem["message"]

@@ -127,8 +127,8 @@ export class Files {
       make("p", { className: "buttons" }, away));
     if (is_job) this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), found.missed.map((one) => one.key));
     else {
-      const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent);
-      wait(asks ? `${names} is not the job yet: ${this.box.querySelector("form.asked") === null ? "it is a part of a recipe" : open.length ? `it does not say the ${open.join(" and the ")}` : "is this its machine?"}` : `${names} is not the job: it has ${counted(found.problems.length, "problem", "problems")}.`);
+      const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent.split(":")[0]);
+      wait(asks ? `${names} is not the job yet: ${this.box.querySelector("form.asked") === null ? "it is a part of a recipe" : open.length ? `it does not say the ${open.join(", the ").replace(/, the (?=[^,]*$)/, " and the ")}` : "is this its machine?"}` : `${names} is not the job: it has ${counted(found.problems.length, "problem", "problems")}.`);
       this.box.scrollIntoView({ block: "nearest" });
       const empty = [...this.box.querySelectorAll("[data-answer]")].find((one) => !one.value) || this.box.querySelector("[data-answer]") || away;
       empty.focus();

@@ -14,8 +14,8 @@ const money = (one, { own, listed }) => {
   return (usd === null || !listed ? own * 1e6 / 3600 / one.tokens_per_s_per_gpu : usd * own / listed).toPrecision(3);
 };
 const seconds = (s) => (s >= 1 ? `${s.toFixed(2)} s` : `${(1000 * s).toFixed(0)} ms`);
-/* Of frameworks in the picture, apart on light and dark paper and to most eyes. */
-const HUES = ["#0077bb", "#ee7733", "#009988", "#cc3311", "#aa4499", "#999933", "#33aaee", "#888888", "#bb8800"];
+/* Number of colours of frameworks in the picture (studio.css has them, for light and for dark paper). */
+const HUES = 9;
 const HEIGHT = 320;
 const [LEFT, RIGHT, TOP, BOTTOM] = [48, 20, 28, 44];
 
@@ -221,7 +221,7 @@ export class Search {
     const named = (one) => one.framework || one.keys.framework || this.question().values.framework;
     const names = [...new Set(layouts.map(named))].sort();
     const color = (point, name, is_bound) => {
-      const hue = HUES[names.indexOf(name) % HUES.length];
+      const hue = `var(--hue-${names.indexOf(name) % HUES + 1})`;
       Object.assign(point.style, is_bound ? { stroke: hue, fill: "none" } : { fill: hue });
       return point;
     };
@@ -253,7 +253,7 @@ export class Search {
     const job = this.question().values;
     const cells = (layout, is_best) => (layout ? [`${layout.layout}${is_best ? "" : " (first that fits)"}`, others(layout.keys), gib(layout.peak_bytes), seconds(layout.step_s), whole(layout.tokens_per_s_per_gpu), money(layout, this.price)] : ["\u2013", "", "", "", "", ""]);
     const open = this.is_stopped ? "fewer were not all tried" : "trying fewer \u2026";
-    const below = (one) => `${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one, job).replace(/^ /, "; ")}`;
+    const below = (one) => `${one.value !== null && one.why ? "with fewer: " : ""}${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one, job).replace(/^ /, "; ")}`;
     const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : this.is_stopped ? "not known" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
     const taken = (layout) => layout && { ...layout, is_pareto: false };
     const rows = [...this.counted].sort(by_fewest).flatMap((one) => {
@@ -261,7 +261,7 @@ export class Search {
       const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below(one)];
       if (!device) return [own];
       const [n] = device_words(device, job);
-      const fewer = device.beyond ? `${device.beyond} ${why_not(device.why)}${device.nearest_bytes ? `; its best layout needs ${gib(device.nearest_bytes)}` : ""}` : why_not(device.why);
+      const fewer = device.beyond ? `with fewer: ${device.beyond} ${why_not(device.why)}${device.nearest_bytes ? `; its best layout needs ${gib(device.nearest_bytes)}` : ""}` : why_not(device.why);
       return [own, [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer]];
     });
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows, this.take));
@@ -282,16 +282,17 @@ export class Search {
 /* A layout whose time is not known, in words. */
 const layout_of = (keys) => [keys.framework, mesh_of(keys), others(keys)].filter(Boolean).join(", ");
 
+const WIDE = { framework: "name", layout: "name", "other keys": "keys" }; /* columns of words */
 /* A table whose rows are layouts, with a button that takes each over. */
 const sheet = (ariaLabel, head, rows, take) => make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel }, make("table", {},
   make("thead", {}, make("tr", {}, ...head.map((name) => (name ? make("th", { textContent: name, scope: "col" }) : make("td"))))),
   make("tbody", {}, ...rows.flatMap(([one, cells, below]) => {
     const button = one && make("button", { type: "button", textContent: "take over", ariaLabel: `take over ${one.framework} ${one.layout}` });
     if (one) button.addEventListener("click", () => take(one.keys));
-    const row = make("tr", { className: one && one.is_pareto ? "on-frontier" : "" }, make("td", {}, ...(one ? [button] : [])), ...cells.map((cell) => make("td", { textContent: cell })));
+    const row = make("tr", { className: one && one.is_pareto ? "on-frontier" : "" }, make("td", {}, ...(one ? [button] : [])), ...cells.map((cell, n) => make("td", { textContent: cell, className: WIDE[head[n + 1]] || "" })));
     if (!below) return [row];
     row.classList.add("has-below");
-    return [row, make("tr", { className: "below" }, make("td", { colSpan: head.length }, make("div", { className: "note", textContent: `with fewer: ${below}` })))];
+    return [row, make("tr", { className: "below" }, make("td", { colSpan: head.length }, make("div", { className: "note", textContent: below })))];
   }))));
 
 const others = (keys) => key_words(keys).join(", ");
