@@ -60,8 +60,9 @@ def _check_packed(job: Job) -> None:
                           "products under automodel")
 
 
-_BY_HF = ("cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite", "llama", "mistral",
-          "mixtral", "olmo2", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
+_BY_HF = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite",
+          "hunyuan_v1_dense", "llama", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "qwen2",
+          "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
 
 
 def _check_hf(job: Job) -> None:

@@ -4,35 +4,46 @@ As transformers 5.23 `models/llama`. Granite 3 (`models/granite`): numbers multi
 and the logits; the one for attention's scores stands where Llama has one too. OLMo 2 (`models/olmo2`): norms behind
 attention and MLP alone, and over all heads of query and of key together; rotary tables stay in fp32. Seed-OSS
 (`models/seed_oss`): biases of query, key and value, and dropout of what attention and MLP add. ERNIE 4.5
-(`models/ernie4_5`): neighbours of a head are rotated, in fp32.
+(`models/ernie4_5`): neighbours of a head are rotated, in fp32. Arcee (`models/arcee`): relu squared, two linears.
+Hunyuan (`models/hunyuan_v1_dense`): norms of query and key behind their rotation. Nemotron (`models/nemotron`):
+LayerNorm by one more than its weight, relu squared, half of a head is rotated. OLMo 3 (`models/olmo3`): OLMo 2 with a
+window in three layers of four, and rotary tables for each kind.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, Branch, LayerKind
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, LayerKind, Mlp
 from simcore.models.config import Architecture, Config, ModelFamily
-from simcore.models.families.decoder import attention, chain, check_fair_heads, decoder_layer, mlp
+from simcore.models.families.decoder import (
+    attention,
+    chain,
+    check_fair_heads,
+    decoder_layer,
+    mlp,
+    rotated_dims,
+)
 
 __all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers and sizes of a model with a config of Llama, Granite, OLMo 2, Seed-OSS or ERNIE 4.5.
+    """Layers and sizes of a model with a config of Llama, or of a family that differs little from it.
 
     InputError for values that are not modelled.
     """
     family = str(config.fields["model_type"])
-    if family == "seed_oss":
-        return _seed_oss(config)
+    if family in _OTHERS:
+        return _OTHERS[family](config)
     if family == "llama":
         check_fair_heads(config)
     for field in _BIASES.get(family, ("attention_bias", "mlp_bias")):
         if config.boolean(field, default=False):
             raise config.fail(field, "biases are not modelled yet")
-    mixer = attention(config, qk_norm=family == "olmo2", head_dim=128 if family == "ernie4_5" else 0)
-    layer = _olmo2(config, mixer) if family == "olmo2" else replace(
+    mixer = attention(config, qk_norm=family in ("olmo2", "hunyuan_v1_dense"),
+                      head_dim=128 if family == "ernie4_5" else 0)
+    layer = _olmo(config, mixer, family) if family == "olmo2" else replace(
         decoder_layer(family, mixer, mlp(config)), scaled=family == "granite")
     return chain(config, family, [layer] * config.integer("num_hidden_layers"), mixer.head_dim,
                  scaled=family == "granite", tied=family == "ernie4_5")
@@ -50,10 +61,52 @@ def _seed_oss(config: Config) -> Architecture:
     return chain(config, "seed_oss", [layer] * config.integer("num_hidden_layers"), mixer.head_dim)
 
 
-def _olmo2(config: Config, mixer: Attention) -> LayerKind:
-    return LayerKind("decoder", "olmo2", mixer.hidden, (
+def _olmo(config: Config, mixer: Attention, family: str) -> LayerKind:
+    return LayerKind("decoder", family, mixer.hidden, (
         Branch("", "self_attn", replace(mixer, whole_norms=True), behind="post_attention_layernorm"),
         Branch("", "mlp", mlp(config), behind="post_feedforward_layernorm")))
 
 
+def _olmo3(config: Config) -> Architecture:
+    """Every fourth layer sees all tokens where the configuration does not say otherwise (`Olmo3Config`)."""
+    config.refuse("attention_bias")
+    count = config.integer("num_hidden_layers")
+    types = config.names("layer_types", tuple(_FULL if i % 4 == 3 else _SLIDING for i in range(count)),
+                         (_SLIDING, _FULL))
+    window, mixer = config.integer("sliding_window", default=4096), attention(config, qk_norm=True)
+    names = tuple(dict.fromkeys(types))
+    kinds = {name: replace(_olmo(config, replace(mixer, window=window * (name == _SLIDING)), "olmo3"),
+                           tables=mixer.head_dim * (len(names) - 1)) for name in names}
+    made = chain(config, "olmo3", [kinds[name] for name in types], mixer.head_dim,
+                 window=window if _SLIDING in names else 0)
+    parts = tuple((path, replace(kind, block=replace(kind.block, further_tables=len(names) - 1)) if isinstance(
+        kind.block, Embedding) else kind) for path, kind in made.parts)
+    return replace(made, parts=parts, buffers=tuple(
+        (f"model.rotary_emb.{name}", size) for name in names for _, size in made.buffers))
+
+
+def _arcee(config: Config) -> Architecture:
+    config.choice("hidden_act", ("relu2",))
+    config.refuse("attention_bias", "mlp_bias")
+    mixer = attention(config)
+    layer = decoder_layer("arcee", mixer, Mlp(mixer.hidden, config.integer("intermediate_size"), gated=False))
+    return chain(config, "arcee", [layer] * config.integer("num_hidden_layers"), mixer.head_dim)
+
+
+def _nemotron(config: Config) -> Architecture:
+    config.choice("hidden_act", ("relu2",))
+    config.refuse("attention_bias", "mlp_bias")
+    mixer = attention(config)
+    rotated = rotated_dims(config, "partial_rotary_factor", mixer.head_dim,
+                           config.fraction("partial_rotary_factor", 0.5))
+    layer = LayerKind("decoder", "nemotron", mixer.hidden, (
+        Branch("input_layernorm", "self_attn", replace(mixer, rotated=rotated), layer_norm=True),
+        Branch("post_attention_layernorm", "mlp", Mlp(mixer.hidden, config.integer("intermediate_size"), gated=False),
+               layer_norm=True)))
+    return chain(config, "nemotron", [layer] * config.integer("num_hidden_layers"), rotated,
+                 last=FinalNorm(mixer.hidden, layer_norm=True))
+
+
+_OTHERS = {"seed_oss": _seed_oss, "olmo3": _olmo3, "arcee": _arcee, "nemotron": _nemotron}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 FAMILY = ModelFamily(architecture)

@@ -9,7 +9,7 @@ hook casts a layer's inputs, both are in the compute dtype.
 
 GLM-4 turns neighbours of a head: tables are repeated for it, and what is not rotated is joined again. ERNIE 4.5 does so
 in fp32 over all of a head, Cohere 2 over tables that are repeated already. Cohere 2's norm is plain operators in fp32.
-Phi's GELU is written out (`activations.py`, NewGELUActivation).
+Phi's GELU is written out (`activations.py`, NewGELUActivation). Nemotron's LayerNorm adds one to its weight.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.blocks import Attention, Branch
+from simcore.operators.hf.autocast import is_autocast, narrowed
 from simcore.operators.hf.layers import (
     Core,
     Inputs,
@@ -31,8 +32,8 @@ from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "glm_rotate", "new_gelu", "olmo2_attention", "olmo2_norm",
-           "phi3_attention", "phi3_mlp", "two_linears"]
+__all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "glm_rotate", "nemotron_norm", "nemotron_rotate",
+           "new_gelu", "olmo2_attention", "olmo2_norm", "phi3_attention", "phi3_mlp", "two_linears"]
 
 
 Activation = Callable[[Tape, Tensor], Tensor]
@@ -167,6 +168,24 @@ def cohere2_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
     x = aten.mul(tape, aten.sub(tape, x, mean), aten.rsqrt(tape, aten.add_scalar(tape, variance)))
     x = aten.mul(tape, aten.cast(tape, weight, "fp32"), x)
     return aten.cast(tape, x, dtype)
+
+
+def nemotron_rotate(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key [b, s, heads, d], turned in their first dimensions; both live until both are joined."""
+    held: list[Tensor] = []
+    return rotate_a_part(tape, query, key, cos, sin, held)
+
+
+def nemotron_norm(tape: Tape, run: LayerWorkload, weight: Param, bias: Param, x: Tensor) -> Tensor:
+    """LayerNorm of `x` by one more than the weight (`NemotronLayerNorm1P`), in its shape.
+
+    Under autocast all three are cast to its type first.
+    """
+    scale = aten.add_scalar(tape, weight)
+    if not is_autocast(run):
+        return aten.layer_norm(tape, x, scale, bias)
+    given = (narrowed(tape, run, x), narrowed(tape, run, scale), aten.cast(tape, bias, run.compute))
+    return aten.layer_norm(tape, *given)
 
 
 # ---- Phi, StarCoder 2: two linears -----------------------------------------------------------------------------------

@@ -93,6 +93,12 @@ def _attention_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: In
     return out, held
 
 
+def _attention_of_hunyuan(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    held: list[Tensor] = []
+    return layers.attention(tape, run, branch, inputs, core=_eager(tape, run, branch, inputs, held),
+                            late_norm=_norm), held
+
+
 def _turning_by(turn_both: layers.RotateBoth, *, joins: bool = False) -> BranchFunction:
     """Attention of Llama whose rotation is `turn_both`; `joins`: it ends by joining what is rotated with the rest."""
     def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -203,9 +209,12 @@ FAMILIES: Final = {
     "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),
+    "hunyuan_v1_dense": Family(attention=_attention_of_hunyuan),
     "mamba2": Family(has_positions=False),
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
+    "nemotron": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
+    "olmo3": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True, masks=2),
     "olmo2": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True),
     "phi": Family(attention=_attention_of_phi, mlp=_mlp_of_phi),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
@@ -234,6 +243,8 @@ def norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor, family: str) -> Ten
     RMSNorm if the options say so.
     """
     weight, bias = run.params[f"{at}weight"], run.params.get(f"{at}bias")
+    if bias is not None and family == "nemotron":
+        return decoders.nemotron_norm(tape, run, weight, bias, x)
     if bias is not None:
         return aten.layer_norm(tape, x, weight, bias)
     return hf_liger.rms_norm(tape, weight, x) if hf_liger.has_liger(run) else of_family(family).norm(tape, weight, x)

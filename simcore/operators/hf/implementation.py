@@ -120,9 +120,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
         held.append(_Function(tape, run, inputs, body))
         body = held[0]
     out = tape.checkpoint(body, nested=is_function) if run.checkpoint != "none" else body()
-    if out.node is not None:
-        tape.save(out.node, *further)
-    further.clear()
+    _keep(tape, run, out, further)
     hand_on(tape, out)
     forward = tape.cut()
     tape.casts.clear()
@@ -136,13 +134,22 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     held_by_model = _embeddings(tape, kind, run)
     if run.input_waits:
         stream[0].storage = None
-    del positions, stream, given, held_by_model
+    del positions, stream, given, held_by_model, further
     dropped = tape.cut()
     del mask
     after, late = (returned, dropped) if run.first else (Section((*returned.rows, *dropped.rows)), Section(()))
     back = run_backward(tape, out, leaf, nothing, held)
     tape.graph.clear()
     return RecordedLayer(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut())
+
+
+def _keep(tape: Tape, run: LayerWorkload, out: Tensor, further: list[Tensor]) -> None:
+    """Tables of layers of another type: kept until backward, but where a hook makes copies for each layer."""
+    if HfOptions.of(run.options).casts_stream:
+        return
+    if out.node is not None:
+        tape.save(out.node, *further)
+    further.clear()
 
 
 def _embeddings(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | None:

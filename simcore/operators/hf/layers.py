@@ -6,6 +6,7 @@ Same operators in the same order as the modelling code, and local variables that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
@@ -82,43 +83,46 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
               core: Core | None = None, head_norm: Callable[[Tape, Param, Tensor], Tensor] | None = None,
-              turn_both: RotateBoth | None = None, out_proj: str = "o_proj") -> Tensor:
+              turn_both: RotateBoth | None = None, out_proj: str = "o_proj",
+              late_norm: Callable[[Tape, Param, Tensor], Tensor] | None = None) -> Tensor:
     """Output of grouped-query attention for `inputs.hidden`, in its shape.
 
     Head counts follow from the weights that this rank has. `turn`: rotation of query or key, None for `rotate`; `core`:
     attention without its projections, None for `core_of`. `head_norm`: norm of each head of query and key behind all
     three projections, None for Qwen3's, behind each its own. `turn_both`: rotation of query and key in one function.
-    `out_proj`: name of the output projection.
+    `out_proj`: name of the output projection. `late_norm`: norm of each head of query and key behind their rotation.
     """
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
     unfused = _has_unfused_attention(run, block, inputs.mask)
     copies = not hf_liger.has_liger(run) if block.rotary else unfused
-    q = _heads(tape, run, name, "q", x, block, copy_grad=copies, normed=head_norm is None)
-    k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=head_norm is None)
+    q = _heads(tape, run, name, "q", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
+    k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None or unfused)
     if head_norm and block.qk_norm:
         q = head_norm(tape, run.params[f"{name}.q_norm.weight"], q)
         k = head_norm(tape, run.params[f"{name}.k_norm.weight"], k)
-    if inputs.cos is None or inputs.sin is None or not block.rotary:
-        pass
-    elif turn_both:
-        q, k = turn_both(tape, q, k, inputs.cos, inputs.sin)
-    elif 0 < block.rotated < dim:
-        q, k = rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
-    elif hf_liger.has_liger(run):
-        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=unfused)
-    else:
-        turn = turn or rotate
-        rotated = (turn(tape, q, inputs.cos, inputs.sin), turn(tape, k, inputs.cos, inputs.sin))
-        q, k = rotated
-        del rotated
+    if inputs.cos is not None and inputs.sin is not None and block.rotary:
+        turned = turn_both or _rotation_of(run, block, turn or rotate, copy_grads=unfused)
+        q, k = turned(tape, q, k, inputs.cos, inputs.sin)
+    if late_norm:
+        q = late_norm(tape, run.params[f"{name}.query_layernorm.weight"], q)
+        k = late_norm(tape, run.params[f"{name}.key_layernorm.weight"], k)
     out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
     if 0 < block.rotated < dim and not runs_math(run, block, inputs.mask):  # lies by heads, as joined queries do
         out = aten.contiguous(tape, out, "attention")
     out = linear(tape, run, f"{name}.{out_proj}", out.view(*out.shape[:2], out.shape[2] * dim))
     return aten.dropout(tape, out) if inputs.drops else out
+
+
+def _rotation_of(run: LayerWorkload, block: Attention, turn: Rotate, *, copy_grads: bool) -> RotateBoth:
+    """Function for query and key of one that turns each (`turn`), of a part of each head, or Liger's."""
+    if 0 < block.rotated < block.head_dim:
+        return rotate_a_part
+    if hf_liger.has_liger(run):
+        return partial(hf_liger.rotate_both, copy_grads=copy_grads)
+    return lambda tape, q, k, cos, sin: (turn(tape, q, cos, sin), turn(tape, k, cos, sin))
 
 
 def gated_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None) -> Tensor:

@@ -71,7 +71,7 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
         return [*norms, blocks[1], blocks[0]]
     if kind.family == "glm4":
         return [*blocks, *norms, *(_norm(f"{b.behind}.", kind.hidden) for b in kind.branches)]
-    if kind.family in (*_GEMMA, "olmo2"):
+    if kind.family in (*_GEMMA, "olmo2", "olmo3"):
         behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
         return [*blocks, *(norm for pair in zip(norms, behind, strict=True) for norm in pair)]
     if kind.shared is not None:
@@ -131,8 +131,9 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
             yield _bias(f"{name}.{part}", out, "attention")
     if b.qk_norm:
         sizes = (b.q_size, b.kv_size) if b.whole_norms else (b.head_dim, b.head_dim)
-        for part, size in zip("qk", sizes, strict=True):
-            yield from _norm(f"{name}.{part}_norm.", size, "heads" if b.whole_norms else "head_dim")
+        names = ("query_layernorm", "key_layernorm") if family == "hunyuan_v1_dense" else ("q_norm", "k_norm")
+        for part, size in zip(names, sizes, strict=True):
+            yield from _norm(f"{name}.{part}.", size, "heads" if b.whole_norms else "head_dim")
 
 
 def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:

@@ -15,7 +15,8 @@ from simcore.simulate import simulate
 SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "num_hidden_layers": 4,
                          "num_attention_heads": 8, "num_key_value_heads": 4}
 HEADS = {"glm-4-9b-chat": 32, "glm-4-32b-0414": 32, "seed-oss-36b": 32, "ernie-4.5-0.3b": 32}
-PRESETS = ("phi-2", "phi-1.5", "command-r7b", "starcoder2-3b", *HEADS)
+HEADS |= {"afm-4.5b": 32, "hunyuan-0.5b": 32, "nemotron-mini-4b": 32}
+PRESETS = ("phi-2", "phi-1.5", "command-r7b", "starcoder2-3b", "olmo-3-7b", *HEADS)
 
 
 def graph(preset: str, **changed: Any) -> ModelGraph:
@@ -30,6 +31,13 @@ def test_every_fourth_layer_of_cohere_2_sees_all_and_turns_nothing() -> None:
         (4096, True), (4096, True), (4096, True), (0, False)] * 8
 
 
+def test_every_fourth_layer_of_olmo_3_sees_all_and_tables_are_two() -> None:
+    found = graph("olmo-3-7b")
+    mixers = [found.kinds[layer.kind].branches[0].block for layer in found.layers[1:33]]
+    assert [mixer.window for mixer in mixers if isinstance(mixer, Attention)] == [4096, 4096, 4096, 0] * 8
+    assert len(found.architecture.buffers) == 2
+
+
 def test_a_head_with_a_bias_and_layers_side_by_side() -> None:
     found = graph("phi-2")
     head = next(kind.block for kind in found.kinds if isinstance(kind.block, Head))
@@ -42,7 +50,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("phi-2", {"qk_layernorm": True}), ("phi-2", {"hidden_act": "relu"}), ("command-r7b", {"use_qk_norm": True}),
     ("command-r7b", {"attention_bias": True}), ("starcoder2-3b", {"residual_dropout": 0.0}),
     ("starcoder2-3b", {"hidden_act": "silu"}), ("seed-oss-36b", {"mlp_bias": True}),
-    ("seed-oss-36b", {"attention_out_bias": True}), ("ernie-4.5-0.3b", {"use_bias": True})]
+    ("seed-oss-36b", {"attention_out_bias": True}), ("ernie-4.5-0.3b", {"use_bias": True}),
+    ("afm-4.5b", {"hidden_act": "silu"}), ("nemotron-mini-4b", {"mlp_bias": True}),
+    ("olmo-3-7b", {"attention_bias": True}), ("hunyuan-0.5b", {"attention_bias": True})]
 
 
 def test_what_is_not_modelled_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from simcore.operators.shared.aten.kernels import Grads, Saved, needs_grad, new
+from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_grad, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["layer_norm", "rms_norm"]
@@ -34,18 +34,18 @@ def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor
     return out
 
 
-def layer_norm(tape: Tape, x: Tensor, weight: Param, bias: Param | None, name: str = "norm") -> Tensor:
+def layer_norm(tape: Tape, x: Tensor, weight: Operand, bias: Operand | None, name: str = "norm") -> Tensor:
     """`F.layer_norm` in x's own type: a new tensor with the shape of `x`.
 
     `bias` None for a norm without one. Autograd saves x, the weight, and the fp32 mean and inverse deviation of each
     row. torch 2.13 `csrc/autograd` native_layer_norm; its backward is a kernel over rows and one over columns.
     """
-    shape, dtype, moved = x.shape, x.dtype, x.nbytes
+    shape, dtype, moved, w_shape, w_dtype = x.shape, x.dtype, x.nbytes, weight.shape, weight.dtype
     needs = [needs_grad(x), *(needs_grad(p) for p in (weight, bias) if p is not None)]
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         to_x = new(tape, shape, dtype, f"grad_{name}", 3 * moved, Kernel.NORM) if needs[0] else None
-        made = [tape.empty(weight.shape, weight.dtype, "grad_weight") if need else None for need in needs[1:]]
+        made = [tape.empty(w_shape, w_dtype, "grad_weight") if need else None for need in needs[1:]]
         if any(needs[1:]):
             tape.compute(Kernel.NORM, math.prod(shape), 2 * moved)
         return [to_x, *made]
