@@ -23,6 +23,8 @@ from simcore.models.blocks import (
     SharedTransformer,
 )
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import VisionPart
+from simcore.operators.hf.vision.tensors import tower_tensors
 from simcore.operators.shared import mpt_tensors
 from simcore.operators.shared.features import refuse_megatrons
 
@@ -46,6 +48,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     if isinstance(block, Head):
         component = "embedding" if block.tied else "lm_head"
         return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
+    if isinstance(block, VisionPart):
+        return tower_tensors(block)
     if block is not None:
         return ()  # the loss; transformers builds no modules of multi-token prediction
     norms = [_norm(f"{b.norm}.", kind.hidden, layer_norm=b.layer_norm) if b.norm else () for b in kind.branches]

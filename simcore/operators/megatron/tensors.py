@@ -46,8 +46,8 @@ __all__ = ["tensors"]
 
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
-NOT_BUILT: Final = ("bailing_moe", "bamba", "gemma", "gemma2", "gemma3_text", "glm4_moe_lite",
-                    "granite", "granitemoehybrid", "hy_v3", "mamba2", "minimax_m2", "mpt", "nemotron-nas", "olmo2",
+NOT_BUILT: Final = ("bailing_moe", "bamba", "gemma", "gemma2", "gemma3", "gemma3_text", "glm4_moe_lite", "granite",
+                    "granitemoehybrid", "hy_v3", "mamba2", "minimax_m2", "mpt", "nemotron-nas", "olmo2",
                     "phi3", "zamba2")
 
 

@@ -13,7 +13,8 @@ from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "DTYPES", "REST_ROWS", "read_model"]
 
-_BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config")
+_BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config",
+                    "NeMoAutoModelForImageTextToText.from_pretrained")
 _FORMATS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "fp16": "fp16",
                    "float16": "fp16", "half": "fp16"}
 DTYPES: Final = _FORMATS | {f"torch.{word}": value for word, value in _FORMATS.items()}
