@@ -1,8 +1,8 @@
 """Gemma 3's projector and what follows it in `Gemma3Model.forward` (transformers 5.23 `models/gemma3`).
 
-The tower's output is kept with the projector's in `mm_encoder_outputs` until the model's forward is over; the projected
-patches leave the model in its output (`image_hidden_states`), which a training loop holds until backward is over.
-Behind them the model makes masks, positions and rotary tables for its layers.
+The tower's output is kept with the projector's in `mm_encoder_outputs` until the model's forward is over, and so is the
+mask of image tokens; the projected patches leave the model in its output (`image_hidden_states`), which a training loop
+holds until backward is over. Behind them the model makes masks, positions and rotary tables for its layers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ def projector(tape: Tape, block: Projector, run: LayerWorkload, make_tables: Cal
     assert patches is not None
     features: Tensor | None = _projected(tape, block, run, patches)
     assert features is not None
-    out, leaf = _merged(tape, block, run, features)
+    held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
+    out, leaf = _merged(tape, block, run, held[0], features)
     make_tables()
     hand_on(tape, out)
     forward = tape.cut()
     patches = None
+    held.clear()
     if run.no_grad:  # no backward pass follows, whose end drops the output
         features = None
     late = tape.cut()
@@ -59,9 +61,9 @@ def _projected(tape: Tape, block: Projector, run: LayerWorkload, patches: Tensor
     return made
 
 
-def _merged(tape: Tape, block: Projector, run: LayerWorkload, features: Tensor) -> tuple[Tensor, Node | None]:
+def _merged(tape: Tape, block: Projector, run: LayerWorkload, mask: Tensor,
+            features: Tensor) -> tuple[Tensor, Node | None]:
     """(the sequence with image tokens, node of the embedding's output if it needs a gradient)."""
     embedded = tape.external((run.batch, run.seq, block.hidden), stream_dtype(run), HIDDEN, -block.below)
     embedded.node = Node() if run.input_requires_grad else None
-    mask = aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)
     return masked_scatter(tape, embedded, mask, features), embedded.node
