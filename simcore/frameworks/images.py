@@ -47,6 +47,9 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     if training.lengths != "fixed":
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")
     graph = job.graph
+    if any(spec.module == "adapter" for layer in graph.layers for spec in graph.tensors[layer.kind]
+           if isinstance(graph.kinds[layer.kind].block, VisionPart)):
+        raise job.not_yet("training.lora", "adapters in a vision tower (exclude_modules: ['*vision*'] leaves it out)")
     trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
                and not isinstance(graph.kinds[layer.kind].block, Projector)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]

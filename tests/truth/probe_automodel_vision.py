@@ -44,10 +44,11 @@ FIELDS: dict[str, Any] = json.loads((HERE / "tape" / "cases-vision.json").read_t
 FROZEN = {"freeze_vision_tower": True, "freeze_language_model": False}
 CASES: dict[str, dict[str, Any]] = {
     "gemma3": {"freeze": FROZEN, "images": 1}, "gemma3, four images": {"freeze": FROZEN, "images": 4},
+    "gemma3, large images": {"freeze": FROZEN, "images": 4, "seq": 128, "image_size": 448},
     "gemma3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 1},
     "gemma3, adapted": {"freeze": FROZEN, "images": 1, "lora": 8, "exclude_modules": ["*vision*", "*lm_head*"]},
 }
-SEQ, IMAGE_TOKEN = 512, 500
+IMAGE_TOKEN = 500
 
 
 class Scattered(torch.autograd.Function):
@@ -72,20 +73,22 @@ def scattered(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
     return Scattered.apply(x, mask, source)
 
 
-def built() -> Any:
+def built(case: dict[str, Any]) -> Any:
+    """The model on the meta device; `image_size` of a case is that of its tower."""
     fields = {name: {k: v for k, v in FIELDS[name].items() if k != "model_type"} for name in (
         "text_config", "vision_config")}
+    fields["vision_config"] |= {k: case[k] for k in ("image_size",) if k in case}
     config = Gemma3Config(**{**FIELDS, **fields}, image_token_index=IMAGE_TOKEN, attn_implementation="eager")
     with torch.device("meta"):
         return Gemma3ForConditionalGeneration(config).to(torch.bfloat16)
 
 
-def micro_step(model: Any, tr: Tracker, images: int, *, first: bool) -> None:
+def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) -> None:
     """One microbatch; the output lives as long as this function."""
     tr.phase = "fwd"
-    side = FIELDS["vision_config"]["image_size"]
-    given = {"input_ids": torch.randint(0, 100, (1, SEQ)), "labels": torch.randint(0, 100, (1, SEQ)),
-             "pixel_values": torch.empty(images, 3, side, side)}
+    side, seq = case.get("image_size", FIELDS["vision_config"]["image_size"]), case.get("seq", 512)
+    given = {"input_ids": torch.randint(0, 100, (1, seq)), "labels": torch.randint(0, 100, (1, seq)),
+             "pixel_values": torch.empty(case["images"], 3, side, side)}
     for one in given.values():
         tr.tag(one, "input")
     labels = given.pop("labels")
@@ -111,7 +114,7 @@ def units(model: Any) -> list[list[Any]]:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    model = built().train()
+    model = built(case).train()
     adapted(model, case)
     apply_parameter_freezing(model, case["freeze"])
     mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(), world_size=8)
@@ -125,7 +128,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         for step in range(2):
             gc.collect()
             start, sent = len(tr.events), len(tr.comms)
-            micro_step(model, tr, case["images"], first=step == 0)
+            micro_step(model, tr, case, first=step == 0)
             gc.collect()
             done, comms = len(tr.events), tr.comms[sent:]
             optimizer_step(optimizer, tr)
