@@ -173,7 +173,10 @@ _PAGED: Final[tuple[Tree, ...]] = ({
     "framework_options": {
         "fp8_recipe": "mxfp8", "use_transformer_engine_op_fuser": True, "moe_token_dispatcher_type": "flex",
         "moe_flex_dispatcher_backend": "hybridep", "moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True}},)
-PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED}
+_IMAGES: Final[tuple[Tree, ...]] = ({
+    "model": "gemma-3-4b", "mesh": {"dp_shard": 8}, "framework_options": {"attn_implementation": "eager"},
+    "training": {"seq_len": 1024, "images": 3, "frozen": ["model.vision_tower"]}},)
+PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED, "automodel": _IMAGES}
 """Jobs with options that matter in them alone; they come last, so that others keep their numbers."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "automodel": ({"framework_options": {"enable_fsdp2_prefetch": True}},), "megatron": _MEGATRON,

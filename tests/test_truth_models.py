@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ TRUTH = ROOT / "tests/truth" / "models" / "transformers-5.23.0.json"
 ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 OTHER_SIZES: dict[str, Any] = json.loads((TRUTH.parent / "other-sizes.json").read_text(encoding="utf-8"))
 PUBLISHED: dict[str, dict[str, str]] = json.loads((TRUTH.parent / "published.json").read_text(encoding="utf-8"))
+TOWER = ("model.vision_tower", "model.multi_modal_projector")
+REPEATED = re.compile(r"model\.vision_tower\.encoder\.layers\.(?![01]$)")
+"""Layers of a tower that are as the first."""
 REMOTE = ("bailing_moe", "nemotron-nas")
 """Transformers has no code for them: their own repositories have."""
 
@@ -28,7 +33,9 @@ def graph(name: str, **changed: Any) -> ModelGraph:
 
 def spelled(found: ModelGraph, *, buffers: bool) -> list[str]:
     """`path shape` of every tensor in running order; of buffers with the dtype."""
-    specs = [(layer.path, t) for layer in found.layers for t in found.tensors[layer.kind] if t.is_buffer == buffers]
+    parts = sorted(found.layers, key=lambda layer: not layer.path.startswith(TOWER))  # a tower is registered first
+    specs = [(layer.path, t) for layer in parts for t in found.tensors[layer.kind] if t.is_buffer == buffers
+             and not REPEATED.match(layer.path)]
     return [f"{path}.{t.name} {'x'.join(map(str, t.shape))}{_dtype(t)}" for path, t in specs if not t.tied]
 
 
@@ -77,11 +84,17 @@ def test_names_shapes_and_order_of_the_first_layers(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ROWS)
 def test_buffers_of_the_layers_and_around_them(preset: str) -> None:
-    """Rotary frequencies are told as bytes of the architecture: fp32, two tables."""
+    """Rotary frequencies are told as bytes of the architecture: fp32, two tables; positions of patches, int64."""
     found = graph(preset, num_hidden_layers=ROWS[preset]["num_hidden_layers"])
-    rotary = [name for name in ROWS[preset]["buffers"] if "rotary" in name]
+    rotary = [name for name in ROWS[preset]["buffers"] if "rotary" in name or name.endswith(" int64")]
     assert spelled(found, buffers=True) == [name for name in ROWS[preset]["buffers"] if name not in rotary]
-    assert sum(size for _, size in found.architecture.buffers) == sum(4 * int(name.split()[1]) for name in rotary)
+    assert sum(size for _, size in found.architecture.buffers) == sum(map(_bytes, rotary))
+
+
+def _bytes(buffer: str) -> int:
+    """`path shape dtype`"""
+    _, shape, dtype = buffer.split()
+    return math.prod(map(int, shape.split("x"))) * {"float32": 4, "int64": 8}[dtype]
 
 
 # ---- Megatron-Core --------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.simulate import check_step
 
-__all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "scenario_of"]
+__all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "reading_images", "scenario_of"]
 
+_IMAGES: Final[dict[str, Any]] = {"seq_len": 512, "images": 1, "frozen": ["model.vision_tower"]}
 METHODS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "full": ({"training": {"method": "full"}},),
     "lora": ({"training": {"method": "lora"}},
@@ -55,6 +56,12 @@ def best(answers: Iterable[str]) -> str:
         if answer == ANSWERS[0]:
             break
     return min(found, key=ANSWERS.index)
+
+
+def reading_images(keys: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the same scenario of a model with a vision tower, which is frozen: an image in each sequence."""
+    options = {**keys.get("framework_options", {}), "attn_implementation": "eager"}
+    return {**keys, "training": {**keys.get("training", {}), **_IMAGES}, "framework_options": options}
 
 
 def scenario_of(keys: dict[str, Any]) -> Scenario:

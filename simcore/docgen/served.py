@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Final
 
-from simcore.docgen.asking import METHODS, asked, best
+from simcore.docgen.asking import METHODS, asked, best, reading_images
 from simcore.docgen.models import graph_of
 from simcore.frameworks.registry import known_frameworks
 from simcore.models.graph import known_presets
@@ -49,14 +49,17 @@ def asked_of(preset: str, frameworks: Sequence[str] = ()) -> dict[str, Any]:
     `frameworks`: those that are asked; none for all.
     """
     graph = graph_of(preset)
-    answers = {framework: {name: _answer(preset, framework, ways) for name, ways in METHODS.items()}
+    sees = graph.architecture.has_tower
+    answers = {framework: {name: _answer(preset, framework, ways, sees=sees) for name, ways in METHODS.items()}
                for framework in frameworks or known_frameworks()}
     return {"parameters": graph.count(), "layers": graph.num_blocks, "answers": answers}
 
 
-def _answer(preset: str, framework: str, ways: tuple[dict[str, Any], ...]) -> str:
+def _answer(preset: str, framework: str, ways: tuple[dict[str, Any], ...], *, sees: bool) -> str:
+    """`sees`: the model has a vision tower."""
     base = {"model": preset, "framework": framework}
-    return best(asked({**base, "mesh": mesh, **way}) for way in ways for mesh in _MESHES)
+    whole = ({**base, "mesh": mesh, **way} for way in ways for mesh in _MESHES)
+    return best(asked(reading_images(keys) if sees else keys) for keys in whole)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.frameworks.adapter import FrameworkAdapter, LoraChoice
+from simcore.frameworks.images import check_images
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Imbalance, Quantization
@@ -58,6 +59,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _check_positions(job)
     _check_base(job, adapter)
     _check_logprobs(job, adapter)
+    check_images(job, adapter)
     _check_host(job)
     framework = adapter.table(job, defaults)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")

@@ -90,6 +90,8 @@ _POSITIONS: Final = 2**27
 """Positions: Llama 4 Scout has 10 million."""
 _STATE: Final = 2**12
 """State size of Mamba: 128, codestral 128, Falcon-H1 256."""
+_IMAGE: Final = 2**13
+"""Pixels of an image's side: Gemma 3 has 896."""
 _FEW: Final = 2**7
 """Widths of convolutions and factors of expansion: 4 and 2 in every published Mamba; predicted tokens: 1 to 4."""
 
@@ -112,6 +114,9 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
     (_FEW, ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "expand", "mamba_expand", "expansion_ratio",
            "mtp_num_layers", "num_nextn_predict_layers")),
     (_POSITIONS, ("max_position_embeddings", "n_positions", "max_seq_len", "sliding_window")),
+    (_IMAGE, ("image_size", "patch_size")),
+    (_FEW, ("num_channels",)),
+    (2**16, ("mm_tokens_per_image",)),
     (2**24, ("vocab_size",)),  # XLM-V has 901,629 (Liang et al., 2023), Gemma 3 262,208
 )
 CONFIG: Final[Mapping[str, int]] = MappingProxyType(

@@ -237,6 +237,10 @@ class Training(Block):
     method: Literal["full", "lora", "qlora"] = Field(default="full", description="What is trained")
     seq_len: Length = Field(description="Tokens of one sequence, before cp splits it")
     micro_batch_size: Sequences = Field(default=1, description="Sequences of one microbatch, per data-parallel rank")
+    images: Sequences | None = Field(
+        default=None, description="Images in each sequence, for a model with a vision tower; their tokens are part of "
+        "seq_len"
+    )
     global_batch_size: Sequences | None = Field(
         default=None, description="Sequences per optimizer step; left out: one microbatch on every data-parallel rank"
     )

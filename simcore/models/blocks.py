@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.vision_blocks import VisionPart
+
 __all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "GatedDeltaNet", "Head", "LatentAttention",
            "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "SharedTransformer"]
 
@@ -230,7 +232,8 @@ class Embedding:
     `rotary_dim` > 0: cos and sin tables for the layers. `positions`: number of learned position vectors, 0 none.
     `shared`: multi-token prediction looks tokens up in it too. `window` > 0: a mask for layers that see this many
     tokens, if sequences are as long or longer. `further_tables`: rotary tables beside those that `rotary_dim` tells of,
-    of the same size.
+    of the same size. `tower`: number of parts of a vision tower that run before what is made for the layers; the last
+    of them makes it.
     """
 
     vocab: int
@@ -240,6 +243,7 @@ class Embedding:
     shared: bool = False
     window: int = 0
     further_tables: int = 0
+    tower: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +295,8 @@ class Loss:
 
 
 Mixer = Attention | LatentAttention | Mamba2 | GatedDeltaNet | Moe | Mlp
-Block = Mixer | Embedding | FinalNorm | Head | Loss | Mtp
+Part = Embedding | FinalNorm | Head | Loss | Mtp | VisionPart
+Block = Mixer | Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,21 +320,21 @@ class LayerKind:
     """Layers that are alike, or one of the parts around them (embedding, norm, head, loss).
 
     `block`: a part around layers; None for a layer, which has `branches` (multi-token prediction: both). `family` tells
-    implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds in the order
-    embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the head. `dropout`: some
-    of what is added to the residual stream is dropped, or of the embedding's output. `fp8`: linears compute in 8 bits
-    (a framework may leave the first and last layers in 16). `scaled`: what a block adds is multiplied by a number
-    first, or the embedding's output, or the logits. `wide`: the residual stream is fp32. `tables`: columns of the
-    rotary tables that pass by for other layers. `shared`: a transformer in front of the branches, whose output the
-    first of them reads too. `beside`: all branches read the output of the first one's norm, and their outputs are added
-    to the stream at the end.
+    implementations which modelling code runs: the `model_type` of the configuration, or of its text part. A model runs
+    its kinds in the order embedding, parts of a vision tower, layers, final norm, head, loss; modules of multi-token
+    prediction stand before the head. `dropout`: some of what is added to the residual stream is dropped, or of the
+    embedding's output. `fp8`: linears compute in 8 bits (a framework may leave the first and last layers in 16).
+    `scaled`: what a block adds is multiplied by a number first, or the embedding's output, or the logits. `wide`: the
+    residual stream is fp32. `tables`: columns of the rotary tables that pass by for other layers. `shared`: a
+    transformer in front of the branches, whose output the first of them reads too. `beside`: all branches read the
+    output of the first one's norm, and their outputs are added to the stream at the end.
     """
 
     name: str
     family: str
     hidden: int
     branches: tuple[Branch, ...] = ()
-    block: Embedding | FinalNorm | Head | Loss | Mtp | None = None
+    block: Part | None = None
     dropout: bool = False
     fp8: bool = False
     scaled: bool = False

@@ -10,6 +10,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.block import shorten
 from simcore.inputs.bounds import most_of
 from simcore.models.blocks import LayerKind
+from simcore.models.vision_blocks import VisionPart
 
 __all__ = ["QUANTIZED", "Architecture", "Config", "ModelFamily", "quantization_of"]
 
@@ -37,6 +38,11 @@ class Architecture:
     buffers: tuple[tuple[str, int], ...] = ()
     assumed: str = ""
     ignored: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def has_tower(self) -> bool:
+        """True for a model that reads images by a vision tower."""
+        return any(isinstance(kind.block, VisionPart) for _, kind in self.parts)
 
 
 class Config:

@@ -27,6 +27,7 @@ from simcore.models.names import find, how_to_go_on
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
 from simcore.models.registry import family_of, known_families
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import VisionPart
 
 __all__ = ["Layer", "ModelGraph", "architecture_of", "build", "known_presets", "layer_kinds", "model_config"]
 
@@ -75,6 +76,11 @@ class ModelGraph:
     def blocks(self) -> tuple[int, ...]:
         """Indices (in `layers`) of the layers proper: no embedding, norm, head, loss or multi-token prediction."""
         return tuple(layer.index for layer in self.layers if self.kinds[layer.kind].block is None)
+
+    @cached_property
+    def num_tower_parts(self) -> int:
+        """Number of parts of a vision tower, between the embedding and the first layer; 0 for a model without one."""
+        return sum(isinstance(self.kinds[layer.kind].block, VisionPart) for layer in self.layers)
 
     @property
     def num_blocks(self) -> int:
@@ -293,6 +299,9 @@ def _build(key: str, implementation: str) -> ModelGraph:
     config = Config(json.loads(key), "model")
     architecture = _untied(config, _architecture(config), implementation)
     operators = importlib.import_module(f"simcore.operators.{implementation}.implementation")
+    if architecture.has_tower and not operators.IMPLEMENTATION.builds_towers:
+        raise NotYet(Problem("model", f"not yet: the vision tower of {architecture.family} in the layers of "
+                             f"{implementation} (served: those of hf)"))
     _check_mtp(config, architecture, operators.tensors)
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
     if len(kinds) > KINDS:

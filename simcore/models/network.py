@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from simcore.models.blocks import Head, LayerKind, Mtp, SharedTransformer
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import Projector
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -31,9 +32,9 @@ class Edge(StrEnum):
     """Kind of an edge between two layers, and its key in the network.
 
     FLOW: hidden states go to the next layer. RESIDUAL: an output passes layers by and is used again (the embedding's,
-    by each shared transformer of Zamba2). BRANCH: into a module of multi-token prediction, and from it to the head.
-    TIED: the second layer uses a weight of the first. SHARED: it uses all weights of a block of the first. COPY: it
-    holds a copy of the weight on another pipeline stage; gradients of all copies are summed.
+    by each shared transformer of Zamba2, or behind a vision tower). BRANCH: into a module of multi-token prediction,
+    and from it to the head. TIED: the second layer uses a weight of the first. SHARED: it uses all weights of a block
+    of the first. COPY: it holds a copy of the weight on another pipeline stage; gradients of all copies are summed.
     """
 
     FLOW = "flow"
@@ -89,7 +90,8 @@ def _data(parts: Sequence[tuple[str, LayerKind]]) -> Iterator[_Edge]:
     for before, path in pairwise((chain[chain.index(head) - 1], *further)):
         yield before, path, Edge.BRANCH, ()
         yield path, head, Edge.BRANCH, ()
-    yield from ((chain[0], path, Edge.RESIDUAL, ()) for path, kind in parts if kind.shared is not None)
+    yield from ((chain[0], path, Edge.RESIDUAL, ()) for path, kind in parts
+                if kind.shared is not None or isinstance(kind.block, Projector))
 
 
 def _weights(parts: Sequence[tuple[str, LayerKind]],

@@ -21,16 +21,20 @@ _MODULES: Final = {
     "qwen3_5_moe_text": "qwen3_next", "qwen3_5_text": "qwen3_next", "qwen3_moe": "qwen", "qwen3_next": "qwen3_next",
     "seed_oss": "llama", "starcoder2": "mistral", "zamba2": "zamba2",
 }
-"""The module of each `model_type`, which is loaded when a configuration has it."""
+"""The module in `families` of each `model_type`, which is loaded when a configuration has it."""
+_WITH_TOWERS: Final = {"gemma3": "gemma3"}
+"""The module in `vision` of each `model_type` of a model that reads images."""
 
 
 def known_families() -> tuple[str, ...]:
     """Every `model_type` that a configuration may have, in alphabetical order."""
-    return tuple(_MODULES)
+    return tuple(sorted((*_MODULES, *_WITH_TOWERS)))
 
 
 @lru_cache
 def family_of(model_type: str) -> ModelFamily:
     """Model family of a `model_type` that is one of `known_families`; KeyError for another."""
-    family: ModelFamily = importlib.import_module(f"simcore.models.families.{_MODULES[model_type]}").FAMILY
+    module = (f"vision.{_WITH_TOWERS[model_type]}" if model_type in _WITH_TOWERS else
+              f"families.{_MODULES[model_type]}")
+    family: ModelFamily = importlib.import_module(f"simcore.models.{module}").FAMILY
     return family

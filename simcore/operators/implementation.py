@@ -36,6 +36,7 @@ class Implementation:
     share; `stands_by_chunk`: each of a rank's parts of the model has its own. `stage_stem`: the same of tensors that a
     stage after the model's first makes for its layers in each microbatch, in the place of the model's stem.
     `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
+    `builds_towers`: it has vision towers too.
     """
 
     record: _Recorder
@@ -44,3 +45,4 @@ class Implementation:
     stage_stem: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
     stands_by_chunk: bool = False
     exports_experts_apart: bool = False
+    builds_towers: bool = False

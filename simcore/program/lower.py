@@ -107,6 +107,7 @@ class _Chunk:
         ends = {layers[0] for layers in plan.chunks} | {layers[-1] for layers in plan.chunks}
         self.is_first, self.is_last = self.first == 0, self.last == len(plan.graph.layers) - 1
         self.follows, self.precedes = self.first - 1 in ends, self.last + 1 in ends
+        self.begun = self.first + plan.graph.num_tower_parts  # the last part before the layers
         names = {_kind(plan, layer): layer for layer in self.layers}
         self.norm, self.head = names.get("final_norm", -1), names.get("head", -1)
         self.losses = frozenset(layer for layer in self.layers if _kind(plan, layer) == "loss")
@@ -199,7 +200,7 @@ class _Walk:
         self.inputs.drop()
         self.passes.write((True, action.chunk, self.stash.kept), partial(self._up, chunk))
         if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
-            out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
+            self._drop_stem(chunk)
         if chunk.head >= 0:
             out.tile(self.tiles[chunk.head].after, chunk.head)
         if not (chunk.is_last or chunk.precedes):
@@ -234,7 +235,13 @@ class _Walk:
         if layer in chunk.unkept:
             out.tile(self.edges.drop_hidden, layer - 1)
         if layer == chunk.norm and chunk.is_first:
-            out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
+            self._drop_stem(chunk)
+
+    def _drop_stem(self, chunk: _Chunk) -> None:
+        """Frees what the model's inner part holds for its layers, and of its vision tower, when it has returned."""
+        self.out.tile(self.tiles[chunk.begun + 1].late, chunk.begun + 1)
+        if chunk.begun > chunk.first:
+            self.out.tile(self.tiles[chunk.begun].late, chunk.begun)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """Backward of a chunk.

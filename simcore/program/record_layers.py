@@ -46,7 +46,7 @@ class Workload:
     `rows_per_token`, `sent_per_token`: tokens that its experts receive and that it sends to experts per token of the
     rank, times 2**16, see `recording.LayerWorkload` (`sent_per_token` 0: top_k). `spaces`: workspaces of libraries, as
     (name, bytes). `packed`: (sequences packed in the microbatch, positions that a token attends to), 0 for unpacked.
-    `no_grad`: passes run under torch.no_grad().
+    `no_grad`: passes run under torch.no_grad(). `images`: of the microbatch, for a model that reads them.
     """
 
     batch: int
@@ -56,6 +56,7 @@ class Workload:
     spaces: tuple[tuple[str, int], ...] = ()
     packed: tuple[int, int] = (0, 0)
     no_grad: bool = False
+    images: int = 0
 
 
 class Shape:
@@ -111,7 +112,8 @@ def keys_of(plan: Plan) -> Mapping[int, Key]:
 
     Layers with equal keys (`Key`) share a recording.
     """
-    first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
+    stem = plan.layers[0] + plan.graph.num_tower_parts  # the last part before the layers
+    first_block = stem + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
     framework = plan.framework
     named = dict.fromkeys(framework.kept_inputs, INPUT_STAYS) | dict.fromkeys(framework.kept_whole, "none")
@@ -121,7 +123,7 @@ def keys_of(plan: Plan) -> Mapping[int, Key]:
     unsplit = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
                     named.get(layer, framework.checkpoint), layer not in unsplit,
-                    layer - plan.layers[0] if layer == lowest else 0, moved.get(layer, NONE))
+                    layer - stem if layer == lowest else 0, moved.get(layer, NONE))
             for layer in plan.layers}
 
 
@@ -165,7 +167,7 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1],
                key[2] and not workload.no_grad, framework.options, workload.sent_per_token, *workload.packed,
                split=key[4], stem=key[5], no_grad=workload.no_grad, leaves=0 if workload.no_grad else leaves,
-               groups=None if workload.no_grad else groups_of(plan, kind, key[6]))
+               groups=None if workload.no_grad else groups_of(plan, kind, key[6]), images=workload.images)
 
 
 class _Params(dict[str, Param]):

@@ -6,12 +6,13 @@ the layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Final
 
 from simcore.models.blocks import Embedding, Head, Loss, Mtp
+from simcore.models.vision_blocks import Patches
 from simcore.program.outline import Tables
 from simcore.program.tile import LayerRows, small_tile
 from simcore.recording.layer import LayerWorkload
@@ -21,6 +22,7 @@ from simcore.units import dtype_bytes
 __all__ = ["BORDER_HANDLES", "Edges", "edges_of"]
 
 NO_STEM: Final[Mapping[str, int]] = MappingProxyType({})
+Owners = Sequence[tuple[int, int]]
 BORDER_HANDLES = 8, 9
 """Handles of messages across a stage border: in forward, in backward."""
 
@@ -71,7 +73,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     Tokens and labels are int64; where `loads_whole_sequences`, the batch of all cp ranks, from which they are sliced,
     exists as well, and their int32 positions. Hidden states are split over tp if the framework runs sequence
     parallelism. `stem`: bytes by name (`Implementation.stage_stem`). Stages with an embedding or a loss receive the
-    data loader's mask, a byte for each pair of positions.
+    data loader's mask, a byte for each pair of positions. Images are fp32.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * run.options.loads_whole_sequences
@@ -79,17 +81,19 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     ends = any(isinstance(block, Embedding | Loss | Mtp) for block in blocks)
     squares = ends and run.options.loads_attention_mask
     mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
+    images = _images(run, blocks, tables)
     vocab = sum(block.vocab for block in blocks if isinstance(block, Head))
     vocab //= 1 if run.options.outputs_whole_vocabulary else run.tp
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
     waiting = tables.slot("deferred_head", "activation")
+    made = [(tables.slot(name, "activation"), size) for name, size in stem.items()]
     of_head = of_hidden + of_output
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
         _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
     return Edges(
-        small_tile((Op.ALLOC, tokens, of_tokens)), small_tile((Op.FREE, tokens, -of_tokens)),
-        small_tile(*((Op.ALLOC, tables.slot(name, "activation"), size) for name, size in stem.items())),
-        small_tile(*((Op.FREE, tables.slot(name, "activation"), -size) for name, size in stem.items())),
+        small_tile((Op.ALLOC, tokens, of_tokens), *_allocs(images)),
+        small_tile((Op.FREE, tokens, -of_tokens), *_frees(images)),
+        small_tile(*_allocs(made)), small_tile(*_frees(made)),
         small_tile(*((Op.ALLOC, mask, of_mask),) * squares), small_tile(*((Op.FREE, mask, -of_mask),) * squares),
         small_tile((Op.ALLOC, HIDDEN, of_hidden), receive), small_tile(wait), small_tile(send),
         small_tile((Op.ALLOC, HIDDEN, of_hidden)), small_tile((Op.FREE, HIDDEN, -of_hidden)),
@@ -97,6 +101,20 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), small_tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
         small_tile((Op.ALLOC, output, of_output)), small_tile((Op.FREE, output, -of_output)),
         small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)))
+
+
+def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:
+    """Images of the data loader in fp32, as (slot, bytes); () for none."""
+    pixels = run.images * sum(block.pixels for block in blocks if isinstance(block, Patches))
+    return [(tables.slot("pixel_values", "input"), 4 * pixels)] if pixels else []
+
+
+def _allocs(owners: Owners) -> Iterator[tuple[int, int, int]]:
+    return ((Op.ALLOC, slot, size) for slot, size in owners)
+
+
+def _frees(owners: Owners) -> Iterator[tuple[int, int, int]]:
+    return ((Op.FREE, slot, -size) for slot, size in owners)
 
 
 def _messages(comm: int, size: int, handle: int) -> tuple[tuple[int, ...], ...]:

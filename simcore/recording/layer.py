@@ -35,7 +35,7 @@ class LayerWorkload:
     gradients of parameters are made in a separate backward pass. `stem`: number of layers down to the embedding, if
     this layer frees the tensors that the embedding made for all layers; else 0. `no_grad`: under torch.no_grad(),
     nothing is kept for backward. `leaves`: elements of the smallest saved tensor that waits on the host; 0: all stay.
-    `groups`: modules whose saved tensors wait on the host.
+    `groups`: modules whose saved tensors wait on the host. `images`: of the microbatch.
     """
 
     batch: int
@@ -62,6 +62,7 @@ class LayerWorkload:
     no_grad: bool = False
     leaves: int = 0
     groups: ModuleGroups | None = None
+    images: int = 0
 
     @property
     def tokens(self) -> int:

@@ -30,12 +30,12 @@ def configuration(preset: str) -> dict[str, Any]:
 
 def shortened(fields: dict[str, Any], layers: int, random: Random) -> dict[str, Any]:
     """Overrides for `layers` layers, each of a kind that the model has."""
-    count = next(key for key in _COUNTS if key in fields)
+    count = next((key for key in _COUNTS if key in fields), "num_hidden_layers")  # of a decoder inside a model
     made: dict[str, Any] = {count: layers}
     for key, value in fields.items():
         if key == "hybrid_override_pattern":
             made[key] = "".join(random.choice(value) for _ in range(layers))
-        elif isinstance(value, list) and len(value) == fields[count]:
+        elif isinstance(value, list) and len(value) == fields.get(count):
             made[key] = [random.choice(value) for _ in range(layers)]
         elif key == "attn_layer_indices":
             made[key] = sorted(random.sample(range(layers), random.randint(0, layers)))

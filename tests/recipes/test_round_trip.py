@@ -40,7 +40,7 @@ USUAL: Final[Mapping[str, Any]] = {
                                                        "fake_balanced_gate", "create_attention_mask",
                                                        "overlap_moe_expert_parallel_comm",
                                                        "use_transformer_engine_op_fuser", "nccl_ub",
-                                                       "defer_embedding_wgrad_compute")},
+                                                       "defer_embedding_wgrad_compute", "log_num_zeros_in_grad")},
 }
 """Values of options that are those without the option."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -25,8 +26,10 @@ STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
+TOWER_LAYER = re.compile(r"vision_tower\.encoder\.layers\.(\d+)\.")
 # Words of a name -> component; the first that fits.
-WORDS = (("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("experts", "routed_experts"),
+WORDS = (("vision_tower", "vision_tower"), ("multi_modal_projector", "projector"),
+         ("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("experts", "routed_experts"),
          ("mlp.gate.", "router"), ("mixer.gate.", "router"), ("router", "router"),
          ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
          *((f"mixer.{part}_proj", "attention") for part in "qkvo"), ("mixer.up_proj", "mlp"),
@@ -38,6 +41,9 @@ WORDS = (("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("ex
 def built(fields: dict[str, Any]) -> Any:
     """The model of a configuration, without storage."""
     fields = dict(fields)
+    for part in ("text_config", "vision_config"):
+        if part in fields:
+            fields[part] = {key: value for key, value in fields[part].items() if key != "model_type"}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
@@ -45,6 +51,7 @@ def built(fields: dict[str, Any]) -> Any:
 
 def first_layers(fields: dict[str, Any]) -> int:
     """So many that each kind of layer is among them; of shared layers one that uses another's weights."""
+    fields = fields.get("text_config", fields)
     plain = max(FIRST_LAYERS, fields.get("first_k_dense_replace", 0) + 1, fields.get("full_attention_interval", 0))
     kinds = fields.get("hybrid_override_pattern") or fields.get("layer_types") or fields.get("layers_block_type") or []
     seen = [max(kinds.index(kind) for kind in set(kinds)) + 1] if kinds else []
@@ -55,6 +62,8 @@ def first_layers(fields: dict[str, Any]) -> int:
 
 def cut(fields: dict[str, Any], layers: int) -> dict[str, Any]:
     """The configuration with its first layers alone."""
+    if "text_config" in fields:
+        return {**fields, "text_config": cut(fields["text_config"], layers)}
     kinds = ("hybrid_override_pattern", "layer_types", "layers_block_type")
     return {**fields, "num_hidden_layers": layers} | {k: fields[k][:layers] for k in kinds if fields.get(k)}
 
@@ -67,7 +76,7 @@ def component_of(name: str, *, sparse: bool) -> str:
 
 
 def row(fields: dict[str, Any]) -> dict[str, Any]:
-    """Counts of the whole model, names and shapes of its first layers."""
+    """Counts of the whole model, names and shapes of its first layers, of a vision tower the first two."""
     model = built(fields)
     sparse = any(".experts." in name for name, _ in model.named_parameters())
     counts: Counter[str] = Counter()
@@ -77,7 +86,8 @@ def row(fields: dict[str, Any]) -> dict[str, Any]:
     small = built(cut(fields, layers))
     return {
         "parameters": model.num_parameters(), "components": dict(counts), "num_hidden_layers": layers,
-        "tensors": [f"{name} {'x'.join(map(str, p.shape))}" for name, p in small.named_parameters()],
+        "tensors": [f"{name} {'x'.join(map(str, p.shape))}" for name, p in small.named_parameters()
+                    if not (found := TOWER_LAYER.search(name)) or int(found[1]) < FIRST_LAYERS],
         "buffers": [f"{name} {'x'.join(map(str, b.shape))} {str(b.dtype).removeprefix('torch.')}"
                     for name, b in small.named_buffers()],
     }

@@ -29,6 +29,8 @@ _FLEX = (("attention", "by a compiled flex_attention, as long as flash attention
           "_inductor/kernel/flex/flex_attention.py, read, not run: delta is the only tensor besides gradients"),
          ("framework_options.attn", "masks are there; the first step makes each of a byte for each pair and head",
           "derived", "0.7.0 components/attention/flex_attention.py: create_block_mask, _compile False"))
+_PATCHES = ("vision tower", "cuDNN's convolution of patches needs no workspace", "assumed", "transformers 5.23 "
+            "models/siglip: a convolution whose stride is its size is one product")
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
 
@@ -48,6 +50,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made = packed_assumptions(job)
     made += [_INSTALLED] if has_liger else []
     made += [STAGES] if job.mesh.pp > 1 else []
+    made += [_PATCHES] if job.graph.architecture.has_tower else []
     made += [_READ] if is_read else []
     made += fp8_assumptions(job)
     made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts
 from simcore.frameworks.automodel.tensor_parallel import check_tensor_parallel
@@ -60,7 +61,7 @@ def _check_packed(job: Job) -> None:
                           "products under automodel")
 
 
-_BY_HF = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite",
+_BY_HF = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
           "hunyuan_v1_dense", "llama", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "qwen2",
           "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
 
@@ -78,6 +79,14 @@ def _check_hf(job: Job) -> None:
     for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
         if size > 1:
             raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data")
+    if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0"):
+        raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
+    if job.graph.architecture.has_tower and job.scenario.framework_version not in ("auto", "0.7.0"):
+        raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
+    if job.graph.architecture.has_tower and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager":
+        raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "another attention than eager in a model that reads "
+                          "images: tokens of an image see each other, by masks (transformers 5.23 models/gemma3, "
+                          "create_masks_for_vision_model)")
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
 
 

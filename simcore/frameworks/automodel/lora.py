@@ -27,6 +27,7 @@ from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.frameworks.common.lora import dropout_at
 from simcore.models.blocks import LayerKind, Moe
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import VisionPart
 from simcore.placement.job import Draft, Job
 from simcore.recording.options import LoraDropout
 
@@ -38,6 +39,7 @@ _WHERE: Final = "training.lora"
 _OWN_EXPERTS: Final = "_projs"
 _LAYERS: Final = "model.layers"
 _LAYER: Final = f"{_LAYERS}.0."
+_TOWER: Final = "model.vision_tower.encoder.layers.0."
 _NUMBERS: Final = 256
 """Layers whose numbers a pattern is tried with: twice as many as any model here has."""
 
@@ -49,7 +51,7 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     or InputError for targets that Automodel refuses, NotYet for those not modelled.
     """
     _refuse(lora)
-    inside = "" if kind.block is not None else _LAYER
+    inside = _TOWER if isinstance(kind.block, VisionPart) else "" if kind.block is not None else _LAYER
     grouped = _grouped(specs, lora, inside)
     found: list[TensorSpec] = []
     for spec in specs:

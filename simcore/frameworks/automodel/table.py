@@ -83,7 +83,7 @@ e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
-NOT_REGISTERED = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "granite",
+NOT_REGISTERED = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
                   "hunyuan_v1_dense", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "seed_oss",
                   "starcoder2")
 """Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
@@ -198,8 +198,10 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return _chosen(job, options, _LAYERS[version])
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
-    return replace(_OF_HF, attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
-                   embeddings_require_grad=_transformers.replayed(job))
+    keeps = job.graph.architecture.has_tower  # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has
+    own = replace(RELEASE_0_7_0, keeps_logits=keeps)
+    return replace(_OF_HF, automodel=own, attn_implementation=attention_of(job, options),
+                   liger=_has_liger(job, options), embeddings_require_grad=_transformers.replayed(job))
 
 
 def _has_liger(job: Draft, options: dict[str, object]) -> bool:

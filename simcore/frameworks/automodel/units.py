@@ -9,6 +9,7 @@ from functools import lru_cache
 from simcore.frameworks.automodel.policies import trains_policies
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import VisionPart
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 
@@ -137,6 +138,8 @@ class _Maker:
 
         The root has all other tensors.
 
+        A frozen vision tower is among them (0.7.0 distributed/config.py: multimodal.frozen_sharding is root), and a
+        projector (distributed/parallelizer.py apply_fsdp2_sharding_recursively wraps modules of lists alone).
         0.7.0 distributed/parallelizer.py, `ModelParallelizer`: tied tables stay with the root
         (_fully_shard_untied_input_output_embeddings), the last layer reshards only where it is asked for
         (apply_fsdp2_sharding_recursively). Nemotron-H has a separate parallelizer.
@@ -150,7 +153,7 @@ class _Maker:
             kind = self._kind(layer)
             if kind in ("embedding", "head") and apart and self._trains(layer):
                 own.append((layer, children if kind == "embedding" else False))
-            elif kind in ("embedding", "final_norm", "head"):
+            elif kind in ("embedding", "final_norm", "head") or isinstance(self._block_of(layer), VisionPart):
                 rest.append(layer)
             elif kind != "loss":
                 blocks.append(layer)
@@ -199,6 +202,9 @@ class _Maker:
 
     def _kind(self, layer: int) -> str:
         return self.graph.kinds[self.graph.layers[layer].kind].name
+
+    def _block_of(self, layer: int) -> object:
+        return self.graph.kinds[self.graph.layers[layer].kind].block
 
     def _trains(self, layer: int) -> bool:
         return any(t.trainable for t in self.graph.tensors[self.graph.layers[layer].kind])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 from simcore.models.blocks import Attention, Embedding, LayerKind
 from simcore.operators.hf import remote_code
@@ -10,11 +11,30 @@ from simcore.operators.hf.families import EMBEDDINGS, TABLES, Family, of_family
 from simcore.operators.hf.layers import has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, meet_waiting, nothing, run_backward, stream_dtype
+from simcore.operators.shared.layer_borders import (
+    AFTER,
+    BEFORE,
+    hand_on,
+    meet_waiting,
+    nothing,
+    run_backward,
+    stream_dtype,
+)
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Node, Tape, Tensor
 
-__all__ = ["embedding", "mask_of", "window_of"]
+__all__ = ["embedding", "mask_of", "shared_tables", "window_of"]
+
+
+class _Stem(Protocol):
+    """A part that says which tables are made, with the fields of an `Embedding` (`models.blocks`)."""
+
+    @property
+    def rotary_dim(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def further_tables(self) -> int: ...
 
 
 def window_of(kind: LayerKind) -> int:
@@ -56,25 +76,26 @@ def _is_masked(run: LayerWorkload, family: str, window: int) -> bool:
 def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload) -> RecordedLayer:
     """Recording of the embedding: its output [batch, seq, hidden], and tables that all layers read.
 
-    The tables (position ids, rotary cosines and sines, a mask) are allocated here, and a layer records their frees.
+    The tables (position ids, rotary cosines and sines, a mask) are allocated here, and a layer records their frees;
+    behind a vision tower, which then takes in the output, its projector makes them.
     """
     weight = run.params["weight"]
     out = aten.embedding(tape, weight, run.batch, run.seq)
     if kind.scaled:
         out = aten.mul_scalar(tape, out)
     family = of_family(kind.family)
-    positions = _positions(tape, run, family) if family.has_positions else None
+    positions = _positions(tape, run, family) if family.has_positions and not block.tower else None
     if kind.dropout:
         out = _dropped(tape, family, out)
     hand_on(tape, out)
     if positions is not None:
-        _shared_tables(tape, kind.family, block, run, positions)
+        _make_tables(tape, kind.family, block, run, positions)
     del positions
     forward = tape.cut()
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks has one owner
     if out.node is None and run.options.embeddings_require_grad:
         out.node = tape.node((Tensor(None, (), "fp32", Node()),), (), lambda tape, grads, saved: [None])
-    back = run_backward(tape, out, None, meet if weight.tied else nothing)
+    back = run_backward(tape, out, None, meet if weight.tied else nothing, above=block.tower or AFTER)
     return RecordedLayer(forward, back, grads=tape.release_grads())
 
 
@@ -87,8 +108,14 @@ def _dropped(tape: Tape, family: Family, given: Tensor) -> Tensor:
     return out
 
 
-def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload, positions: Tensor) -> None:
-    """Position ids and, for rotary models, cos and sin: the layers' to free."""
+def shared_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload) -> None:
+    """Records position ids, for rotary models cos and sin, and masks of a decoder of `family`: the layers' to free."""
+    if of_family(family).has_positions:
+        _make_tables(tape, family, block, run, _positions(tape, run, of_family(family)))
+
+
+def _make_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload, positions: Tensor) -> None:
+    """Rotary cosines and sines and masks, beside the position ids."""
     made = [positions]
     if block.rotary_dim and of_family(family).grids:
         made += _tables_of_grids(tape, run, block.rotary_dim, positions, of_family(family).grids)

@@ -21,7 +21,8 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
-from simcore.operators.hf.embedding import embedding, mask_of, window_of
+from simcore.models.vision_blocks import VisionPart
+from simcore.operators.hf.embedding import embedding, mask_of, shared_tables, window_of
 from simcore.operators.hf.families import EMBEDDINGS, TABLES, mix, norm, of_family
 from simcore.operators.hf.head import final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention
@@ -29,6 +30,7 @@ from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
+from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.compiled_block import compiled_block
@@ -49,7 +51,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "the gated delta rule", "a gate of attention's output",
                            "norms over all heads of query and key", "norms behind blocks", "scores below a cap",
                            "logits below a cap", "LayerNorm", "LayerNorm without a bias", "dropout",
-                           "biases of the MLP", "a bias of the head", "attention and MLP beside each other"})
+                           "biases of the MLP", "a bias of the head", "attention and MLP beside each other",
+                           "a vision tower"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -69,6 +72,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     tape = Tape(slots, comms, no_grad=run.no_grad)
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
+    if isinstance(kind.block, VisionPart):
+        return record_part(tape, kind.block, run, lambda last: shared_tables(tape, last.text, last, run))
     trainer = HfOptions.of(run.options).automodel
     if isinstance(kind.block, Head | Loss) and trainer is not None:
         from simcore.operators.automodel import implementation as automodel
@@ -303,4 +308,4 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     return weight_buffer(runs) | input_buffers(runs)
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, builds_towers=True)

@@ -23,6 +23,8 @@ from simcore.models.blocks import (
     SharedTransformer,
 )
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import VisionPart
+from simcore.operators.hf.vision.tensors import tower_tensors
 from simcore.operators.shared import mpt_tensors
 from simcore.operators.shared.features import refuse_megatrons
 
@@ -47,6 +49,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         component = "embedding" if block.tied else "lm_head"
         weight = TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear")
         return (weight, *[TensorSpec("bias", (block.vocab,), ("vocab",), "lm_head", "bias")] * block.bias)
+    if isinstance(block, VisionPart):
+        return tower_tensors(block)
     if block is not None:
         return ()  # the loss; transformers builds no modules of multi-token prediction
     norms = [_norm(f"{b.norm}.", kind.hidden, biased=b.layer_norm and b.norm_bias) if b.norm else ()

@@ -28,11 +28,10 @@ def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *,
                by_heads: bool, caps: bool = False) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Attention function: (query, key, value), each [b, s, heads, d], to query's shape.
 
-    `mask`: added to the scores. `held`: list that gets the probabilities, which the module returns to the layer.
-    `by_heads`: query and key are in the memory order [b, heads, s, d], as rotation leaves them if it ends by joining.
-    `caps`: scores are kept below a cap before the mask is added (`models/gemma2`).
+    `mask`: added to the scores, None without one. `held`: list that gets the probabilities, which the module returns to
+    the layer. `by_heads`: query and key are in the memory order [b, heads, s, d], as rotation leaves them if it ends by
+    joining. `caps`: scores are kept below a cap before the mask is added (`models/gemma2`).
     """
-    assert mask is not None
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
@@ -40,7 +39,7 @@ def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *,
                            _stacked(tape, keys, by_heads=by_heads or keys is not k))
         for step in CAP if caps else ():
             scores = step(tape, scores)
-        weights = added_mask(tape, scores, mask)
+        weights = scores if mask is None else added_mask(tape, scores, mask)
         del scores
         weights = aten.cast(tape, _softmax_in_fp32(tape, weights), q.dtype)
         held.append(weights)
@@ -72,6 +71,7 @@ def added_mask(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
 def weighted_values(tape: Tape, weights: Tensor, values: Tensor) -> Tensor:
     """`weights @ values`, then a copy in the memory order [b, s, heads, d]; values in the same shape, by heads."""
     out = aten.product(tape, weights, values, values.shape, weights.shape[2], "attention")
+    del values  # a copy by heads is the product's own
     shape, dtype = out.shape, out.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:

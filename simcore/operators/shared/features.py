@@ -21,6 +21,7 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
+from simcore.models.vision_blocks import VisionPart
 
 __all__ = ["LATENT", "features", "refuse", "refuse_megatrons"]
 
@@ -75,6 +76,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
                     ("attention and MLP beside each other", kind.beside),
                     ("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),
                     ("a transformer that layers share", kind.shared is not None),
+                    ("a vision tower", isinstance(kind.block, VisionPart)),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
         found.append("multi-token prediction" + " by several modules" * (kind.block.modules > 1))

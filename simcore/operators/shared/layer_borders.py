@@ -66,15 +66,16 @@ def hold_logits(tape: Tape, run: LayerWorkload, vocab: int) -> None:
 
 
 def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None],
-                 held: list[Any] | None = None) -> Section:
+                 held: list[Any] | None = None, above: int = AFTER) -> Section:
     """Section of a layer's backward pass, from the gradient of its output to that of its input.
 
     The next layer has made the former. `inputs`: node of the layer's input, None if it needs no gradient. `finish`:
     called after the last node has run. `held`: objects that are kept until then, together with the incoming gradient,
     as in a layer that is one autograd function.
+    `above`: layers up to the one that takes in the output, whose gradient it makes.
     """
     if out.node is not None:
-        grad: Tensor | None = tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER)
+        grad: Tensor | None = tape.external(out.shape, out.dtype, GRAD_HIDDEN, above)
         assert grad is not None
         tape.seed(out, grad)
         grad = grad if held else None

@@ -15,7 +15,8 @@ from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "REST_ROWS", "read_model"]
 
-_BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config")
+_BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config",
+                    "NeMoAutoModelForImageTextToText.from_pretrained")
 BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3", "gpt_oss")
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",

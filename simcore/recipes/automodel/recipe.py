@@ -10,6 +10,7 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.automodel.batches import read_batches, read_lengths
 from simcore.recipes.automodel.cluster import read_cluster
 from simcore.recipes.automodel.distributed import read_distributed
+from simcore.recipes.automodel.images import VLM_RECIPE, read_images
 from simcore.recipes.automodel.model import read_model
 from simcore.recipes.automodel.optimizer import read_loss, read_optimizer
 from simcore.recipes.automodel.peft import read_method
@@ -27,7 +28,7 @@ __all__ = ["FORMAT"]
 
 _NULLS: Final = frozenset({"none", "None"})
 """Words that its loader reads as null (`components/config/loader.py`, translate_value)."""
-_RECIPES: Final = ("TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction")
+_RECIPES: Final = ("TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction", VLM_RECIPE)
 
 _BLOCKS: Final = frozenset({"step_scheduler", "distributed", "dist_env", "recipe_args"})
 _PEAKS: Final = {989.0: ("dgx-h100", "in bf16"), 312.0: ("dgx-a100", "in bf16"),
@@ -62,6 +63,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     read_machine(draft, _machine_hint(reader))
     read_distributed(reader, draft)
     read_method(reader, draft)
+    read_images(reader, draft)
     read_lengths(reader, draft)
     read_batches(reader, draft)
     read_loss(reader, draft, family)

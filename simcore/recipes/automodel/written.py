@@ -32,6 +32,9 @@ _PEFT: Final = "nemo_automodel.components._peft.lora.PeftConfig"
 
 
 def _write(outline: Outline) -> None:
+    if outline.settled.graph.architecture.has_tower:
+        outline.refuse("model", "a recipe of a model with a vision tower (FinetuneRecipeForVLM), whose data are images")
+        return
     outline.put("recipe", "TrainFinetuneRecipeForNextTokenPrediction")
     _write_batches(outline)
     _write_model(outline)

@@ -87,7 +87,7 @@ def test_a_refusal_of_the_framework_names_the_recipes_line() -> None:
     ("shuffle: true", "shuffled: true", "mine.yaml:23: unknown key 'dataloader.shuffled'"),
     ("seed: 7", "seed: 7\ncheckpoint: {enable: false}", "mine.yaml:3: unknown key 'checkpoint.enable'"),
     ("seed: 7", "seed: 7\nlr_scheduler: {lr_decay: cosine}", "mine.yaml:3: unknown key 'lr_scheduler.lr_decay'"),
-    ("TrainFinetuneRecipeForNextTokenPrediction", "FinetuneRecipeForVLM", "mine.yaml:1: not yet: recipe"),
+    ("TrainFinetuneRecipeForNextTokenPrediction", "TrainBiEncoderRecipe", "mine.yaml:1: not yet: recipe"),
     ("strategy: fsdp2", "strategy: ddp", "mine.yaml:15: not yet: distributed.strategy"),
     ("tp_size: 1", "tp_size: two", "mine.yaml:18: distributed.tp_size: expected a whole number, got 'two'"),
     ("torch.optim.AdamW", "os.system", "mine.yaml:24: not yet: optimizer._target_: optimizer os.system"),

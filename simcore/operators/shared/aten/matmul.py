@@ -158,10 +158,11 @@ def permuted(tape: Tape, weight: Param, shape: tuple[int, ...]) -> Tensor:
     return Tensor(None, shape, dtype, node)
 
 
-def product(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], inner: int, name: str) -> Tensor:
+def product(tape: Tape, a: Tensor, b: Operand, shape: tuple[int, ...], inner: int, name: str) -> Tensor:
     """`torch.matmul` of two stacks of matrices, one a head: a new tensor of the given `shape`.
 
-    `inner`: length of the dimension that is summed over. In backward the gradient of `b` is made first.
+    `inner`: length of the dimension that is summed over; `b` may be one matrix for all. In backward the gradient of `b`
+    is made first.
     """
     shapes, dtype, out_numel = (a.shape, b.shape), a.dtype, math.prod(shape)
     a_needs, b_needs, flops, moved = needs_grad(a), needs_grad(b), 2 * out_numel * inner, a.nbytes + b.nbytes

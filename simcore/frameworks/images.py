@@ -1,0 +1,58 @@
+"""Models that read images: what a scenario says of them, and what is refused by name."""
+
+from __future__ import annotations
+
+from simcore.errors import InputError, Problem
+from simcore.frameworks.adapter import FrameworkAdapter
+from simcore.models.vision_blocks import Projector, VisionPart
+from simcore.placement.job import Job
+
+__all__ = ["check_images"]
+
+_AT = "training.images"
+
+
+def check_images(job: Job, adapter: FrameworkAdapter) -> None:
+    """Raises InputError for images that do not fit the model or its sequences, NotYet for what is not modelled."""
+    images = job.scenario.training.images
+    where = job.scenario.where("training", "images")
+    if not job.graph.architecture.has_tower:
+        if images is not None:
+            raise InputError(Problem(where, f"images: changes nothing: {job.graph.architecture.family} has no vision "
+                                     "tower"))
+        return
+    _refuse(job, adapter)
+    if images is None:
+        raise InputError(Problem(job.scenario.where("training"), f"{_AT}: expected the number of images in each "
+                                 "sequence: the model has a vision tower, which runs on them"))
+    tokens = next(kind.block.tokens for kind in job.graph.kinds if isinstance(kind.block, Projector))
+    if images * tokens > job.scenario.training.seq_len:
+        raise InputError(Problem(where, f"images: expected at most {job.scenario.training.seq_len // tokens} in a "
+                                 f"sequence of {job.scenario.training.seq_len} tokens, each of which has {tokens}, got "
+                                 f"{images}"))
+
+
+def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
+    scenario, training = job.scenario, job.scenario.training
+    if not adapter.reads_images:
+        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel)")
+    if scenario.workload != "train":
+        raise job.not_yet("workload", f"a vision tower in {scenario.workload}")
+    if training.method == "qlora":
+        raise job.not_yet("training.method", "qlora of a model with a vision tower")
+    if any("language" in name for name in (*training.lora.target_modules, *training.lora.exclude_modules)):
+        raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
+    if training.recompute != "none":
+        raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
+    if training.lengths != "fixed":
+        raise job.not_yet("training.lengths", "sequences with images that are not all of one length")
+    graph = job.graph
+    if any(spec.module == "adapter" for layer in graph.layers for spec in graph.tensors[layer.kind]
+           if isinstance(graph.kinds[layer.kind].block, VisionPart)):
+        raise job.not_yet("training.lora", "adapters in a vision tower (exclude_modules: ['*vision*'] leaves it out)")
+    trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
+               and not isinstance(graph.kinds[layer.kind].block, Projector)
+               and any(spec.trainable for spec in graph.tensors[layer.kind])]
+    if trained:
+        raise job.not_yet("training.frozen", f"a vision tower that is trained ({trained[0]} and others; frozen: "
+                          "[model.vision_tower] leaves it as it is)")

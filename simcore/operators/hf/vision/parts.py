@@ -1,0 +1,105 @@
+"""SigLIP's tower under eager PyTorch: patches, layers, and the norm behind them (transformers 5.23 `models/siglip`).
+
+Images of a microbatch are one batch. The tower is frozen: no operator makes a node, and what a layer has made is freed
+when it returns, but for its output.
+
+[Note: attention of a tower]
+`models/siglip`, eager_attention_forward: scores of all pairs of patches of an image, scaled, softmax in fp32, cast
+back; there is no mask. A layer binds the probabilities to a name and holds them until it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.models.vision_blocks import Patches, Projector, TowerLayer, TowerNorm, VisionPart
+from simcore.operators.hf.vision.projector import projector
+from simcore.operators.shared import aten
+from simcore.operators.shared.eager_attention import eager_core
+from simcore.operators.shared.layer_borders import BEFORE, hand_on
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+
+__all__ = ["record_part"]
+
+MakeTables = Callable[[Projector], None]
+
+
+def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, make_tables: MakeTables) -> RecordedLayer:
+    """Recording of a part of a vision tower, forward and backward; a frozen tower has no backward.
+
+    `make_tables`: records, behind the projector, what the model makes for its layers.
+    """
+    match block:
+        case Patches():
+            return _patches(tape, block, run)
+        case TowerLayer():
+            return _behind(tape, block, run, lambda x: _layer(tape, block, run, x))
+        case TowerNorm():
+            return _behind(tape, block, run, lambda x: _norm(tape, run, "", x))
+        case Projector():
+            return projector(tape, block, run, lambda: make_tables(block))
+
+
+def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:
+    """`SiglipVisionEmbeddings`: a convolution without overlap, which is one product, and learned positions."""
+    pixels = (run.images, block.pixels)
+    copy = aten.new(tape, pixels, run.compute, "pixel_values.to", run.images * block.pixels * 4)
+    weight, shape = run.params["patch_embedding.weight"], (run.images, block.count, block.width)
+    read = run.images * block.pixels * (weight.nbytes // weight.numel) + weight.nbytes
+    flops = 2 * run.images * block.count * weight.numel
+    found = aten.new(tape, shape, run.compute, "patch_embedding", read, Kernel.GEMM, flops)
+    del copy
+    positions = aten.new(tape, (1, *shape[1:]), run.compute, "position_embedding")
+    out = aten.add(tape, found, positions, "embeddings")
+    hand_on(tape, out)
+    del found, positions
+    return RecordedLayer(tape.cut(), Section(()))
+
+
+def _behind(tape: Tape, block: TowerLayer | TowerNorm, run: LayerWorkload,
+            body: Callable[[Tensor], Tensor]) -> RecordedLayer:
+    """A part whose caller holds its input until it has returned; the tower holds the first layer's to its end."""
+    shape = (run.images, block.patches, block.width)
+    hidden: Tensor | None = tape.external(shape, run.compute, HIDDEN, BEFORE)
+    held = [tape.external(shape, run.compute, HIDDEN, BEFORE - block.layers)] if isinstance(block, TowerNorm) else []
+    assert hidden is not None
+    if isinstance(block, TowerLayer) and block.first:
+        hidden.disown()
+    hand_on(tape, body(hidden))
+    forward = tape.cut()
+    hidden = None
+    held.clear()
+    return RecordedLayer(forward, Section(()), tape.cut())
+
+
+def _layer(tape: Tape, block: TowerLayer, run: LayerWorkload, x: Tensor) -> Tensor:
+    """`SiglipEncoderLayer`."""
+    held: list[Tensor] = []
+    made = _attention(tape, block, run, _norm(tape, run, "layer_norm1.", x), held)
+    residual = aten.add(tape, x, made, "residual")
+    del made
+    made = _mlp(tape, run, _norm(tape, run, "layer_norm2.", residual))
+    return aten.add(tape, residual, made, "residual")
+
+
+def _attention(tape: Tape, block: TowerLayer, run: LayerWorkload, x: Tensor, held: list[Tensor]) -> Tensor:
+    tape.scope = "self_attn."
+    q, k, v = (aten.to_heads(tape, _linear(tape, run, f"self_attn.{part}_proj", x), block.head_dim) for part in "qkv")
+    out = eager_core(tape, None, held, by_heads=False)(q, k, v)
+    return _linear(tape, run, "self_attn.out_proj", out.view(*x.shape))
+
+
+def _mlp(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    tape.scope = "mlp."
+    return _linear(tape, run, "mlp.fc2", aten.gelu(tape, _linear(tape, run, "mlp.fc1", x)))
+
+
+def _linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
+    return aten.linear(tape, x, run.params[f"{name}.weight"], name.removeprefix(tape.scope),
+                       bias=run.params[f"{name}.bias"])
+
+
+def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
+    tape.scope = at
+    return aten.layer_norm(tape, x, run.params[f"{at}weight"], run.params[f"{at}bias"])

@@ -1,0 +1,87 @@
+"""Models that read images in an Automodel recipe: how many images a sample has, and which parts are frozen.
+
+[Note: freeze_config]
+0.7.0 `components/utils/model_utils.py`, apply_parameter_freezing: a block without `freeze_vision_tower` freezes the
+tower; its switch matches modules with vision, visual or image_encoder in their name, that of the language model those
+with language, text or llm. A projector such as Gemma 3's `multi_modal_projector` has none of these words and is
+trained. `freeze_embeddings` is read by nothing in main of 2026-08-22 (36044ad3), whose examples have it, and refused by
+0.7.0 (parse_freeze_config).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.errors import InputError, Problem
+from simcore.models.graph import architecture_of, model_config
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Row, read_rows
+
+__all__ = ["VLM_RECIPE", "read_images"]
+
+VLM_RECIPE: Final = "FinetuneRecipeForVLM"
+"""Class of recipes whose samples have images."""
+_DATASETS: Final = "components/datasets/vlm/datasets.py"
+_ONE_IMAGE: Final = ("make_rdr_dataset", "make_cord_v2_dataset", "make_medpix_dataset",
+                     "make_shopify_product_catalogue_dataset")
+"""Makers of data sets each sample of which has one image (`components/datasets/vlm/datasets.py`)."""
+_FREEZING: Final = "components/utils/model_utils.py apply_parameter_freezing"
+_TOWER, _LANGUAGE = "freeze_config.freeze_vision_tower", "freeze_config.freeze_language_model"
+_ROWS: Final[tuple[Row, ...]] = (
+    Idle(("freeze_config.freeze_embeddings",), "nothing reads it (main 2026-08-22 components/utils/model_utils.py); "
+         "0.7.0 refuses the file for it (parse_freeze_config)"),
+    Idle(("freeze_config.freeze_audio_tower", "freeze_config.freeze_video_embedder"), "the model has no such part"),
+    Idle(("processor", "processor.*"), "which pixels an image becomes: its size is the model's"),
+)
+
+
+def read_images(reader: Reader, draft: Draft) -> None:
+    """Writes the number of images of a sequence, or asks for it, and what the recipe freezes of the model."""
+    kind = reader.text("recipe._target_" if reader.is_mapping("recipe") else "recipe")
+    sees = kind is not None and kind.value.endswith(VLM_RECIPE)
+    name = draft.values.get("model", draft.answers.settings.get("model", ""))
+    has_tower = _has_tower(name.get("config", "") if isinstance(name, dict) else str(name))
+    if not sees:
+        if has_tower and kind is not None:
+            draft.refused.append(Problem(kind.where, f"not yet: {kind.key}: a model with a vision tower that is given "
+                                         "text alone"))
+        return
+    draft.use(kind, why="samples have images")
+    read_rows(reader, draft, _ROWS)
+    _read_number(reader, draft)
+    _read_frozen(reader, draft)
+
+
+def _has_tower(name: str) -> bool:
+    try:
+        return architecture_of(model_config(name, None, "")).has_tower
+    except InputError:
+        return False
+
+
+def _read_number(reader: Reader, draft: Draft) -> None:
+    target = reader.text("dataset._target_")
+    made = target.value.rpartition(".")[2] if target else ""
+    if made in _ONE_IMAGE:
+        draft.infer("training.images", 1, f"{made}: a sample has one image", target, source=_DATASETS)
+    else:
+        draft.ask("training.images", "--set training.images=N", "images in each sequence", target)
+
+
+def _read_frozen(reader: Reader, draft: Draft) -> None:
+    """Names of modules without gradients, see [Note: freeze_config]; without the block nothing is frozen."""
+    tower, language = reader.flag(_TOWER), reader.flag(_LANGUAGE)
+    frozen, by = list[str](), list[Taken[bool]]()
+    if reader.names("freeze_config") and (tower is None or tower.value):
+        frozen.append("model.vision_tower")
+        by += [tower] if tower else []
+    else:
+        draft.idle(tower, "the tower is trained")
+    if language is not None and language.value:
+        frozen.append("model.language_model")
+        by.append(language)
+    else:
+        draft.idle(language, "the default")
+    if frozen:
+        draft.infer("training.frozen", frozen, "modules whose names the switches match", *by, source=_FREEZING)

@@ -1,0 +1,81 @@
+"""Models with a vision tower: what a scenario must say of images, what is refused, what a frozen tower costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simcore.inputs.scenario import Scenario
+from simcore.results.report import Report
+from simcore.simulate import check, place, simulate
+
+TOWER, IMAGE, PATCHES, WIDTH = 416_866_032, 3 * 896 * 896, 4096, 1152
+"""Parameters of SigLIP's tower as transformers registers them, values of an image, its patches and their elements."""
+
+
+def scenario(model: str = "gemma-3-4b", **training: Any) -> Scenario:
+    keys: dict[str, Any] = {"seq_len": 1024, "images": 1, "frozen": ["model.vision_tower"]} | training
+    options = {"attn_implementation": "eager"}
+    return Scenario.model_validate({
+        "name": "sees", "model": model, "framework": keys.pop("framework", "automodel"), "topology": "dgx-h100",
+        "mesh": keys.pop("mesh", {"dp_shard": 8}), "framework_options": options,
+        "training": {key: value for key, value in keys.items() if value is not None}})
+
+
+def ok(report: Report) -> Report:
+    assert report.status == "ok", report.problems
+    return report
+
+
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"images": None}, "training.images: expected the number of images in each sequence"),
+    ({"images": 5}, "images: expected at most 4 in a sequence of 1024 tokens, each of which has 256, got 5"),
+    ({"model": "gemma-3-4b-text", "frozen": None}, "images: changes nothing: gemma3_text has no vision tower"),
+    ({"frozen": None}, "not yet: a vision tower that is trained (model.vision_tower.embeddings and others"),
+    ({"recompute": "full"}, "not yet: activation checkpointing of a model with a vision tower"),
+    ({"lengths": "packed"}, "not yet: sequences with images that are not all of one length"),
+    ({"method": "qlora"}, "not yet: qlora of a model with a vision tower"),
+    ({"method": "lora", "lora": {"exclude_modules": ["*language*"]}}, "not yet: patterns of adapters that tell"),
+    ({"method": "lora", "lora": {"target_modules": ["*"]}}, "not yet: adapters in a vision tower"),
+    ({"framework": "fsdp2"}, "not yet: a vision tower under fsdp2 (served: automodel)"),
+    ({"framework": "megatron", "frozen": None}, "not yet: the vision tower of gemma3 in the layers of megatron"),
+    ({"mesh": {"dp_shard": 4, "tp": 2}}, "not yet: transformers' layers under automodel over more than data"),
+])
+def test_what_is_not_served_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
+    assert any(message in problem.message for problem in check(scenario(**changed)).problems), changed
+
+
+def test_a_frozen_tower_has_no_gradients_and_no_states() -> None:
+    """It is stored in bf16 over all ranks, two bytes an element; a trained parameter has two moments besides."""
+    sees, reads = (ok(place(one)).ranks[0] for one in (scenario(), scenario(
+        "gemma-3-4b-text", images=None, frozen=None)))
+    tower, projector = sees.at_rest["vision_tower"], sees.at_rest["projector"]
+    assert tower.num_params == TOWER // 8
+    assert (tower.params_bytes, tower.grads_bytes, tower.optimizer_bytes) == (2 * tower.num_params, 0, 0)
+    assert projector.optimizer_bytes == 2 * projector.params_bytes > 0
+    assert sees.at_rest["mlp"] == reads.at_rest["mlp"]
+
+
+def test_the_root_gathers_the_tower_until_backward_is_over() -> None:
+    """The peak of text is that of the same model without a tower, and its weights, its images and what it hands on."""
+    sees, reads = (ok(simulate(one)).ranks[0].peak for one in (scenario(), scenario(
+        "gemma-3-4b-text", images=None, frozen=None)))
+    assert sees is not None
+    assert reads is not None
+    more = sees.by_category["unsharded_param"] - reads.by_category["unsharded_param"]
+    assert more >= 2 * TOWER
+    assert more < 2 * TOWER + 2 * 3_000_000  # the projector's
+    assert sees.by_category["input"] - reads.by_category["input"] == 4 * IMAGE
+
+
+def test_images_add_to_the_step_and_to_nothing_that_is_kept() -> None:
+    """A frozen tower keeps no activations: three images more are three images of input, and tokens that are there."""
+    one, four = (ok(simulate(scenario(images=count, seq_len=2048))) for count in (1, 4))
+    assert one.ranks[0].peak is not None
+    assert four.ranks[0].peak is not None
+    kept = [peak.by_category["activation"] for peak in (one.ranks[0].peak, four.ranks[0].peak)]
+    assert 0 <= kept[1] - kept[0] < 3 * (2 * 256 * 2560 + 8 * 256 * WIDTH) + 2**20
+    assert one.time is not None
+    assert four.time is not None
+    assert four.time.step_s > one.time.step_s

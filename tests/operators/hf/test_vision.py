@@ -1,0 +1,133 @@
+"""Tapes of Gemma 3's vision tower and projector against event logs of real runs, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from checkout import ROOT
+from eventlog import Events, grouped, sizes
+from every import expect_of_every
+from simcore.models.blocks import Embedding
+from simcore.models.frozen import with_frozen
+from simcore.models.graph import ModelGraph, build
+from simcore.models.vision_blocks import Patches, Projector, TowerLayer, TowerNorm
+from simcore.operators.hf import implementation as hf
+from simcore.operators.hf.options import HfOptions
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import Kernel, Op, Param, Section
+
+CASES: dict[str, Any] = json.loads((ROOT / "tests/truth/tape/vision-torch-2.13.0-transformers-5.23.0.json").read_text(
+    encoding="utf-8"))
+INSIDE = ("mask.prefix_sum", "mask.contiguous", "nonzero")
+"""Allocated inside of CUDA's kernels: a log of operators has none of it."""
+
+
+class Model:
+    """The parts of a case up to the projector, recorded on their own."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case, self.slots = case, dict[tuple[str, str], int]()
+        graph, unmatched = with_frozen(build(case["fields"], "hf"), tuple(case["frozen"]))
+        assert not unmatched
+        self.graph: ModelGraph = graph
+        self.tapes: list[RecordedLayer] = []
+        trains = False
+        for layer in graph.layers[:1 + graph.num_tower_parts]:
+            params = {spec.name: Param(spec.name, spec.shape, "bf16", spec.trainable)
+                      for spec in graph.tensors[layer.kind] if not spec.is_buffer}
+            run = LayerWorkload(case["batch"], case["seq"], "bf16", params, input_requires_grad=trains,
+                                images=case["batch"] * case["images"], options=HfOptions(attn_implementation="eager"))
+            self.tapes.append(hf.record(graph.kinds[layer.kind], run, self.slots, {}))
+            trains = trains or any(param.trainable for param in params.values())
+
+    def events(self, *sections: Section) -> Events:
+        names = {number: name for (name, _), number in self.slots.items()}
+        return [row[3] for section in sections for row in section.rows
+                if row[0] in (Op.ALLOC, Op.FREE) and names[row[2]] not in INSIDE]
+
+    def block(self, index: int) -> object:
+        return self.graph.kinds[self.graph.layers[index].kind].block
+
+
+def measured(name: str) -> dict[str, Events]:
+    """Sections of a case; a CPU keeps a norm's statistics in 16 bits (`layer_norm` of mixed types), a GPU in 32."""
+    case = CASES[name]["case"]
+    vision = case["fields"]["vision_config"]
+    rows = case["batch"] * case["images"] * (vision["image_size"] // vision["patch_size"]) ** 2
+    found = {section["at"]: section["events"] for section in CASES[name]["sections"]}
+    return {at: [2 * size if abs(size) == 2 * rows and not at.startswith(("proj", "back", "dec")) else size
+                 for size in events] for at, events in found.items()}
+
+
+def expect_forward(name: str) -> None:
+    """Every event of the tower, in order."""
+    model, truth = Model(CASES[name]["case"]), measured(name)
+    numbers = {"patches": 0} | {f"layer {i}": i + 1 for i in range(2)} | {"norm": 3}
+    for at, place in numbers.items():
+        tape = model.tapes[1 + place]
+        assert grouped(model.events(tape.forward, tape.after)) == grouped(truth[at]), at
+        assert not tape.backward.rows
+        assert not tape.grads
+
+
+def expect_projector(name: str) -> None:
+    """Every event until the images are in their places; then what is left until the model has returned."""
+    model, truth = Model(CASES[name]["case"]), measured(name)
+    case, tape = CASES[name]["case"], model.tapes[-1]
+    merged = 2 * case["batch"] * case["seq"] * case["fields"]["text_config"]["hidden_size"]
+    mine, theirs = model.events(tape.forward), truth["projector"]
+    up_to = [events.index(-merged, events.index(merged)) for events in (mine, theirs)]
+    both = [[size for size in events[:end] if abs(size) > 8] for events, end in zip((mine, theirs), up_to, strict=True)]
+    assert grouped(both[0]) == grouped(both[1])
+
+
+def expect_backward(name: str) -> None:
+    """Every event from the merged sequence's gradient to that of the embedding's output, and what is dropped last."""
+    model, truth = Model(CASES[name]["case"]), measured(name)
+    tape = model.tapes[-1]
+    theirs = [size for size in truth.get("backward projector", []) if abs(size) > 8]
+    assert grouped(model.events(tape.backward)) == grouped(theirs)
+    assert sizes(model.events(tape.release))[-1] == truth["over"][-1]
+
+
+def test_the_tower_and_the_projector_allocate_what_was_measured() -> None:
+    for expect in (expect_forward, expect_projector, expect_backward):
+        expect_of_every(((name, name) for name in CASES), expect)
+
+
+def test_every_birth_has_a_death_in_its_slot_and_layer() -> None:
+    """Across the tower: the embedding's output dies in the projector, the patches behind the norm."""
+    for name, row in CASES.items():
+        model, balance = Model(row["case"]), Counter[tuple[int, int]]()
+        for i, tape in enumerate(model.tapes):
+            for section in (tape.forward, tape.after, tape.late, tape.backward, tape.release):
+                for op, offset, slot, amount, _, _ in section.rows:
+                    if op in (Op.ALLOC, Op.FREE):
+                        balance[i + offset, slot] += amount
+            for _, slot, num_bytes in tape.grads:
+                balance[i, slot] -= num_bytes
+        names = {number: slot for slot, number in model.slots.items()}
+        left = {names[slot][0] for (at, slot), amount in balance.items() if amount and at < len(model.tapes)}
+        handed_on = {"hidden_states", "position_ids", "causal_mask"}
+        assert {one for one in left if not one.startswith("rotary.")} <= handed_on, (name, left)
+
+
+def test_products_of_a_tower_are_two_operations_a_weight_and_patch() -> None:
+    """Attention adds two products of the whole square of an image's patches."""
+    model = Model(CASES["gemma3-vision-b2"]["case"])
+    for index, tape in enumerate(model.tapes):
+        block = model.block(index)
+        flops = sum(row[3] for row in tape.forward.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM)
+        weights = sum(spec.numel for spec in model.graph.tensors[model.graph.layers[index].kind]
+                      if spec.module in ("linear", "conv"))
+        match block:
+            case Embedding() | TowerNorm():
+                assert flops == 0
+            case Patches():
+                assert flops == 2 * 4 * block.count * weights
+            case TowerLayer():
+                assert flops == 2 * 4 * block.patches * (weights + 2 * block.patches * block.width)
+            case Projector():
+                assert flops == 2 * 4 * block.tokens * block.width * block.hidden

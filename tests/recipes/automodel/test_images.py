@@ -1,0 +1,90 @@
+"""Recipes of models that read images: number of images, what is frozen, and the answer of the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.simulate import check, simulate
+
+RECIPE = """\
+recipe: FinetuneRecipeForVLM
+step_scheduler: {global_batch_size: 8, local_batch_size: 1}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForImageTextToText.from_pretrained
+  pretrained_model_name_or_path: google/gemma-3-4b-it
+  torch_dtype: torch.bfloat16
+  use_liger_kernel: false
+  attn_implementation: eager
+processor: {_target_: transformers.AutoProcessor.from_pretrained}
+distributed: {strategy: fsdp2, dp_size: none}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
+dataset:
+  _target_: nemo_automodel.components.datasets.vlm.datasets.make_medpix_dataset
+  path_or_dataset: mmoukouba/MedPix-VQA
+optimizer: {_target_: torch.optim.AdamW, lr: 1e-5}
+freeze_config:
+  freeze_embeddings: true
+  freeze_vision_tower: true
+  freeze_language_model: false
+"""
+FREEZING = RECIPE.index("freeze_config:")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def imported(text: str) -> Imported:
+    Path("sees.yaml").write_text(text, encoding="utf-8")
+    return import_recipe(["sees.yaml"], Answers.of_options(gpus=8, seq_len=1024, topology="dgx-h100"))
+
+
+def told(text: str) -> list[str]:
+    """Problems of the scenario that a recipe becomes."""
+    return [problem.message for problem in check(parse_scenario(imported(text).document())).problems]
+
+
+def test_a_recipe_with_images_is_answered() -> None:
+    found = imported(RECIPE)
+    found.expect_complete()
+    assert {key: found.values["training"][key] for key in ("images", "frozen", "seq_len")} == {
+        "images": 1, "frozen": ["model.vision_tower"], "seq_len": 1024}
+    assert [one.why for one in found.left if one.key == "freeze_config.freeze_embeddings"] == [
+        "nothing reads it (main 2026-08-22 components/utils/model_utils.py); 0.7.0 refuses the file for it "
+        "(parse_freeze_config)"]
+    assert simulate(parse_scenario(found.document())).status == "ok"
+
+
+def test_what_is_frozen_is_what_the_switches_say() -> None:
+    """A block without the tower's switch freezes it, no block freezes nothing; the text is frozen where it says so."""
+    def frozen(block: str) -> object:
+        return imported(RECIPE[:FREEZING] + block).values["training"].get("frozen")
+
+    assert frozen("freeze_config: {freeze_language_model: true}\n") == ["model.vision_tower", "model.language_model"]
+    assert frozen("freeze_config: {freeze_vision_tower: false, freeze_language_model: false}\n") is None
+    assert frozen("") is None
+
+
+def test_a_tower_that_is_trained_is_refused_by_name() -> None:
+    [message] = told(RECIPE[:FREEZING])
+    assert "not yet: a vision tower that is trained" in message
+
+
+def test_other_data_sets_are_asked_for_their_images() -> None:
+    found = imported(RECIPE.replace("make_medpix_dataset", "make_llava_onevision_dataset"))
+    assert [one.key for one in found.questions] == ["training.images"]
+
+
+def test_text_alone_and_other_attention_are_refused() -> None:
+    plain = RECIPE.replace("FinetuneRecipeForVLM", "TrainFinetuneRecipeForNextTokenPrediction")
+    assert [problem.message for problem in imported(plain).refused] == [
+        "not yet: recipe: a model with a vision tower that is given text alone"]
+    [message] = told(RECIPE.replace("attn_implementation: eager", "attn_implementation: sdpa"))
+    assert "not yet: another attention than eager in a model that reads images" in message

@@ -1,0 +1,95 @@
+"""Whole steps of Gemma 3 with a frozen tower that Automodel wrapped itself, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from simcore.frameworks.setup import prepare
+from simcore.inputs.scenario import Scenario
+from simcore.results.report import RankReport
+from simcore.simulate import simulate
+
+TAPE = ROOT / "tests/truth/tape"
+STEPS: dict[str, Any] = json.loads((TAPE / "automodel-vision-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+FIELDS: dict[str, Any] = json.loads((TAPE / "cases-vision.json").read_text(encoding="utf-8"))[0]["fields"]
+LEFT_OUT = ("opt_state", "buffer")
+"""Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of configurations, one a case."""
+    return tmp_path_factory.mktemp("vision")
+
+
+@cache
+def asked(name: str, config: Path) -> Scenario:
+    case, path = STEPS[name]["case"], config / f"{name}.json"
+    vision = FIELDS["vision_config"] | {k: case[k] for k in ("image_size",) if k in case}
+    path.write_text(json.dumps(FIELDS | {"vision_config": vision}), encoding="utf-8")
+    frozen = ["model.vision_tower", *["model.language_model"] * case["freeze"]["freeze_language_model"]]
+    training: dict[str, Any] = {"seq_len": case.get("seq", 512), "images": case["images"], "frozen": frozen,
+                                "optimizer": {"implementation": "fused"}}
+    options: dict[str, Any] = {"attn_implementation": "eager", "use_liger_kernel": False}
+    if "lora" in case:
+        training |= {"method": "lora", "lora": {"rank": case["lora"], "exclude_modules": case["exclude_modules"]}}
+        options["use_memory_efficient_lora"] = False
+    return Scenario.model_validate({
+        "name": "sees", "model": {"config": str(path)}, "framework": "automodel", "topology": "dgx-h100",
+        "mesh": {"dp_shard": 8}, "framework_options": options, "training": training})
+
+
+@cache
+def ran(name: str, config: Path) -> RankReport:
+    report = simulate(asked(name, config))
+    assert report.status == "ok", report.problems
+    return report.ranks[0]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_units_are_those_that_automodel_wraps(name: str, config: Path) -> None:
+    """The tower and the projector are the root's, element by element."""
+    job, table = prepare(asked(name, config))
+    graph = job.graph
+    found = [["" if unit.is_root else unit.name, sum(
+        graph.tensors[graph.layers[layer].kind][number].numel for layer, numbers in unit.members for number in numbers)]
+        for unit in table.units]
+    assert found == STEPS[name]["units"]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_peak_is_made_of_what_was_measured(name: str, config: Path) -> None:
+    """To the byte, in the backward of most, in the tower of large images."""
+    half = max((STEPS[name][half] for half in ("forward", "backward")), key=lambda half: half["peak"])
+    measured, peak = half["breakdown"], ran(name, config).peak
+    assert peak is not None
+    assert {k: v for k, v in peak.by_category.items() if k not in LEFT_OUT} == {
+        k: v for k, v in measured.items() if k not in LEFT_OUT}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
+    row, peak = STEPS[name], ran(name, config).peak
+    assert peak is not None
+    apart = sum(row["backward"]["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
+    assert row["forward"]["peak"] - peak.by_phase["forward"] == apart
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_is_sent_is_what_was_measured(name: str, config: Path) -> None:
+    phases = {"fwd": "forward", "bwd": "backward"}
+    measured, found = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for key, sent in STEPS[name]["traffic"].items():
+        collective, phase, *_ = key.split("|")
+        measured += {(collective, phases[phase], "calls"): sent["count"],
+                     (collective, phases[phase], "bytes"): sent["payload_bytes"]}
+    for t in ran(name, config).traffic:
+        found += {(t.collective, t.phase, "calls"): t.calls, (t.collective, t.phase, "bytes"): t.payload_bytes}
+    assert found == measured
