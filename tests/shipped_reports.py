@@ -14,5 +14,5 @@ __all__ = ["reports"]
 
 @cache
 def reports(file: Path) -> tuple[Report, ...]:
-    """Of every scenario of a file, with its time."""
+    """Reports of every scenario of a file, with times."""
     return tuple(simulate(scenario) for scenario in load(file))
