@@ -34,9 +34,28 @@ run: $(READY)  ## a first comparison of two frameworks, then the best of all lay
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
 	$(BIN)/rankscope search scenarios/nano-explore/lora.yaml --gpus 8 --free mesh --top 5  # which layout of all
 
-test: $(READY)  ## everything; what needs one core runs beside each other
-	$(MAKE) --no-print-directory -j 2 --output-sync=target lint lowest
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder  # a file's tests share what was simulated
+# Each part is a process on one core, the long ones first; all end, whatever fails.
+PARTS := test-rest test-commands test-pages test-first lint lowest
+COMMANDS := tests/batch tests/cli tests/inputs tests/search tests/studio tests/viz
+FIRST := $(wildcard tests/test_[a-n]*.py)
+PYTEST = $(BIN)/python -m pytest -q
+export RUN_OF_TESTS := $(shell date +%s)
+
+test: $(READY)  ## everything; two parts run beside each other
+	$(MAKE) --no-print-directory -j 2 --keep-going --output-sync=target $(PARTS)
+
+.PHONY: test-rest test-commands test-pages test-first
+test-rest: $(READY)
+	$(PYTEST) tests $(COMMANDS:%=--ignore=%) --ignore-glob='tests/test_*.py'
+
+test-commands: $(READY)
+	$(PYTEST) $(COMMANDS)
+
+test-pages: $(READY)
+	$(PYTEST) $(filter-out $(FIRST),$(wildcard tests/test_*.py))
+
+test-first: $(READY)
+	$(PYTEST) $(FIRST)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from simcore.frameworks.common import transformers
 
 pytest.register_assert_rewrite("eventlog", "claims")
 gc.set_threshold(100_000, 20, 50)  # as the command does; tests, too, seldom make circles
-os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers a width; tables are tested as a pipe gets them
+os.environ.pop("COLUMNS", None)  # a terminal may tell its width; tables are tested as a pipe gets them
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """All measured runs beside their scenarios, memory alone: about twenty seconds, once in a run of the tests.
 
-Processes of one run share the result by a file in pytest's cache, which names the run.
+Parts of one `make test` share the result by a file in pytest's cache, which names the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def measured_rows() -> tuple[Measured, ...]:
 @cache
 def compared_memory() -> Validation:
     """Result of `rankscope validate`, without step times."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    run = os.environ.get("RUN_OF_TESTS")
     if run is None:
         return _simulated()
     if (found := _stored(run)) is None:

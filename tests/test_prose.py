@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from shipped_reports import reports
 from simcore.results.report import Peak, Report
 from simcore.units import GIB
-from test_scenarios import MARKED, SCENARIOS, reports
+from test_scenarios import MARKED, SCENARIOS
 
 Sizes = dict[str, Callable[[], float]]
 

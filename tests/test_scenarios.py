@@ -14,7 +14,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from decimal import Decimal
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,12 @@ import nano_ep4
 import nano_explore
 from checkout import ROOT
 from published import in_gib_too
+from shipped_reports import reports
 from simcore.cli.sheets.comparison import sheet
-from simcore.inputs.loading import load
 from simcore.results.compare import compare
 from simcore.results.phases import PhaseReport
 from simcore.results.report import AtRest, Peak, RankReport, Report, TrafficRow
 from simcore.results.time import StepTime
-from simcore.simulate import simulate
 from simcore.units import GIB, in_gib
 
 SCENARIOS = ROOT / "scenarios"
@@ -76,11 +74,6 @@ def _id(path: Path) -> str:
 
 
 # ---- what is kept of a result ----------------------------------------------------------------------------------------
-@cache
-def reports(file: Path) -> tuple[Report, ...]:
-    return tuple(simulate(scenario) for scenario in load(file))
-
-
 def answer(file: Path) -> dict[str, Any]:
     return {report.name: _facts(report, timed=file.parent.name in TIMED) for report in reports(file)}
 

@@ -12,7 +12,7 @@ import math
 
 from simcore.models.blocks import Branch, Moe
 from simcore.operators.hf.layers import Core
-from simcore.operators.hf.moe import as_rows
+from simcore.operators.hf.moe import as_rows, by_expert, by_token
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import added_mask, scores_of, weighted_values
 from simcore.recording.layer import LayerWorkload
@@ -130,25 +130,15 @@ def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> 
 def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
              scores: Tensor) -> Tensor:
     """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, with biases of every row's expert."""
-    rows, params = run.tokens * block.top_k, {part: run.params[f"{name}.experts.{part}"] for part in (
+    params = {part: run.params[f"{name}.experts.{part}"] for part in (
         "gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")}
-    ids = aten.select(tape, indices, (rows,), "int64", "sorted")
-    order = tape.empty((rows,), "int64", "order")
-    selected = aten.index(tape, hidden, aten.select(tape, order, (rows,), "int64", "token"), "dispatched")
-    row_weights = aten.index(tape, scores.view(rows), order, "row_weights")
-    counted = aten.select(tape, ids, (rows,), "int32", "histc_input")
-    counts = aten.select(tape, counted, (block.num_experts,), "int32", "tokens_per_expert")
-    offsets = aten.select(tape, counts, (block.num_experts,), "int32", "offsets")
-    biases = aten.index(tape, params["gate_up_proj_bias"], ids, "row_biases")
-    x = _grouped_linear(tape, selected, params["gate_up_proj"], biases, offsets)
+    found = by_expert(tape, block, hidden, indices, scores)
+    biases = aten.index(tape, params["gate_up_proj_bias"], found.ids, "row_biases")
+    x = _grouped_linear(tape, found.rows, params["gate_up_proj"], biases, found.offsets)
     x = _gate(tape, x)
-    biases = aten.index(tape, params["down_proj_bias"], ids, "row_biases")
-    x = _grouped_linear(tape, x, params["down_proj"], biases, offsets)
-    weighted = aten.mul_rows(tape, x, row_weights, "weighted")
-    inverse = aten.select(tape, order, (rows,), "int64", "inverse")
-    aten.select(tape, order, (rows,), "int64", "arange")
-    weighted = aten.index(tape, weighted, inverse, "weighted")
-    return aten.cast(tape, aten.sum_of(tape, weighted, block.top_k), hidden.dtype)
+    biases = aten.index(tape, params["down_proj_bias"], found.ids, "row_biases")
+    x = _grouped_linear(tape, x, params["down_proj"], biases, found.offsets)
+    return by_token(tape, block, x, found, hidden.dtype)
 
 
 def _grouped_linear(tape: Tape, x: Tensor, weight: Param, biases: Tensor, offsets: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ Routing cannot be known here: it is perfectly balanced, batched products over eq
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.autocast import product
@@ -23,7 +25,7 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["as_rows", "moe", "returning_logits", "routed"]
+__all__ = ["ByExpert", "as_rows", "by_expert", "by_token", "moe", "returning_logits", "routed"]
 
 
 def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool = False) -> Tensor:
@@ -215,25 +217,48 @@ def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tens
 def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
                      weights: Tensor) -> Tensor:
     """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, its default on a GPU; local experts."""
-    rows = run.tokens * block.top_k
     first = "gate_up_proj" if block.gated else "up_proj"
     matrices = ExpertWeights(tape, run, f"{name}.experts", (first, "down_proj"))
-    ids = aten.select(tape, indices, (rows,), "int64", "sorted")
-    order = tape.empty((rows,), "int64", "order")
-    selected = aten.index(tape, hidden, aten.select(tape, order, (rows,), "int64", "token"), "dispatched")
-    row_weights = aten.index(tape, weights.view(rows), order, "row_weights")
-    counted = aten.select(tape, ids, (rows,), "int32", "histc_input")
+    found = by_expert(tape, block, hidden, indices, weights)
+    x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
+    x = _swiglu(tape, x) if block.gated else relu2(tape, x)
+    x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
+    return by_token(tape, block, x, found, hidden.dtype)
+
+
+class ByExpert(NamedTuple):
+    """Rows in the order of their experts, and what `grouped_mm_experts_forward` holds with them until it returns."""
+
+    ids: Tensor
+    order: Tensor
+    rows: Tensor
+    weights: Tensor
+    counted: Tensor
+    counts: Tensor
+    offsets: Tensor
+
+
+def by_expert(tape: Tape, block: Moe, hidden: Tensor, indices: Tensor, weights: Tensor) -> ByExpert:
+    """Rows [tokens * top_k, hidden] sorted by expert, with the offsets of each expert's rows."""
+    num = hidden.shape[0] * block.top_k
+    ids = aten.select(tape, indices, (num,), "int64", "sorted")
+    order = tape.empty((num,), "int64", "order")
+    rows = aten.index(tape, hidden, aten.select(tape, order, (num,), "int64", "token"), "dispatched")
+    row_weights = aten.index(tape, weights.view(num), order, "row_weights")
+    counted = aten.select(tape, ids, (num,), "int32", "histc_input")
     counts = aten.select(tape, counted, (block.num_experts,), "int32", "tokens_per_expert")
     offsets = aten.select(tape, counts, (block.num_experts,), "int32", "offsets")
-    x = aten.grouped_mm(tape, selected, matrices[first], offsets, f"experts.{first}")
-    x = _swiglu(tape, x) if block.gated else relu2(tape, x)
-    x = aten.grouped_mm(tape, x, matrices["down_proj"], offsets, "experts.down_proj")
-    weighted = aten.mul_rows(tape, x, row_weights, "weighted")
-    inverse = aten.select(tape, order, (rows,), "int64", "inverse")
-    aten.select(tape, order, (rows,), "int64", "arange")
+    return ByExpert(ids, order, rows, row_weights, counted, counts, offsets)
+
+
+def by_token(tape: Tape, block: Moe, x: Tensor, found: ByExpert, dtype: str) -> Tensor:
+    """Output [tokens, hidden] of experts' rows `x`, weighted and added, in the type `dtype`."""
+    weighted = aten.mul_rows(tape, x, found.weights, "weighted")
+    inverse = aten.select(tape, found.order, found.order.shape, "int64", "inverse")
+    aten.select(tape, found.order, found.order.shape, "int64", "arange")
     weighted = aten.index(tape, weighted, inverse, "weighted")
     out = aten.sum_of(tape, weighted, block.top_k)
-    return aten.cast(tape, out, hidden.dtype)
+    return aten.cast(tape, out, dtype)
 
 
 def _swiglu(tape: Tape, x: Tensor) -> Tensor:
