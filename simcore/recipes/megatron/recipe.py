@@ -20,6 +20,7 @@ from simcore.recipes.launch.slurm import job_of, options_of_launchers, read_job
 from simcore.recipes.launch.starters import starters_of
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by, names_of
+from simcore.recipes.megatron.determinism import expect_determinism
 from simcore.recipes.megatron.environment import READ, expect_backend, write_environment
 from simcore.recipes.megatron.fields import Writer
 from simcore.recipes.megatron.launch import agreed, expect_launcher, gpus_of, split_launch
@@ -201,6 +202,7 @@ def _imported(draft: Draft, reader: Reader, found: Given, gpus: Answer | None, o
         draft.fail(problem.where, problem.message)
     expect_backend(draft, variables, fields.text("attention_backend").value or "auto")
     _write(Writer(draft, fields), fields, gpus)
+    expect_determinism(draft, fields, variables)
     for row in left_out(draft.values):
         names = [found.keys[name] for name in fields.rest()
                  if any(fnmatchcase(name, pattern) for pattern in row.keys)]
