@@ -51,7 +51,7 @@ def fewest(question: Question, say: Say) -> None:
     of a step is no multiple of, so that few layouts have it or none; `other`: the least of the largest that surely fits
     with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest of them does not;
     `on_device`: where `layout` has states on the host, the same of layouts that have none there (`value`, which may be
-    the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`), else None.
+    the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`, `skipped`), else None.
     """
     base = question.scenario()
     own = base.framework
@@ -151,15 +151,17 @@ class _Fewest:
         """Says the row with the fewest GPUs of layouts without further states on the host."""
         self._trying(on_device=True)
         asked = self._search(on_device=True)
+        unit = topology_of(asked.space.base).gpus_per_host
         try:
-            found = free_limit(asked, "gpus", ranks=False, unit=topology_of(asked.space.base).gpus_per_host)
+            found = free_limit(asked, "gpus", ranks=False, unit=unit)
         except RankscopeError as error:
             self._found(on_device={**dict.fromkeys(("value", "layout", "beyond", "nearest_bytes")), "is_fewest": True,
-                                   "why": f"refused: {error.problems[0].message}"})
+                                   "skipped": [], "why": f"refused: {error.problems[0].message}"})
             return
         best = self._fastest(found.value, on_device=True) if isinstance(found.value, int) else None
         self._found(on_device={"value": found.value, "is_fewest": not found.untried, "layout": best,
-                               "beyond": found.beyond, "why": found.why, "nearest_bytes": found.nearest_bytes})
+                               "beyond": found.beyond, "why": found.why, "nearest_bytes": found.nearest_bytes,
+                               "skipped": _skipped(asked, found, unit)})
 
     def rank(self) -> None:
         """Says the row with fewer GPUs that fit with another batch, then with the fastest layout on the fewest."""
@@ -173,7 +175,7 @@ class _Fewest:
             beside = None
         elif beside is None:
             beside = {"value": self.row["value"], "is_fewest": self.row["is_fewest"], "beyond": None, "why": "",
-                      "nearest_bytes": None, "layout": self._fastest(self.row["value"], on_device=True)}
+                      "nearest_bytes": None, "skipped": [], "layout": self._fastest(self.row["value"], on_device=True)}
         self._found(on_device=beside)
 
     def _fastest(self, number: int, *, on_device: bool = False) -> dict[str, Any] | None:

@@ -236,7 +236,8 @@ const take = (job, files = state.files, missed = state.missed) => {
   wait("");
   document.getElementById("example").hidden = JSON.stringify(job) !== JSON.stringify(catalogue.start);
   const box = document.getElementById("missed");
-  box.textContent = `Without ${missed.join(", ")} of the recipe, which may change the answer. `;
+  const few = missed.length > 4 ? [...missed.slice(0, 3), `${missed.length - 3} more keys`] : missed;
+  box.textContent = `Without ${few.join(", ").replace(/, ([^,]*)$/, " and $1")} of the recipe, which may change the answer. `;
   if (recipe_card.childElementCount) box.append(make("button", { type: "button", id: "why-missed", textContent: "why" }));
   box.hidden = !missed.length;
   wanted += 1;

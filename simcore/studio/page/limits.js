@@ -29,12 +29,13 @@ export const key_words = (keys) => {
 const beside = (keys, job) => key_words(Object.fromEntries(Object.entries(keys).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key]))));
 
 /* Numbers of GPUs that do not divide the batch of a step, and what is known of them with another batch. */
-export const batch_words = ({ skipped = [], other, failed }, job) => {
+export const batch_words = ({ skipped = [], other, failed }, job, is_open = true) => {
   if (!skipped.length) return "";
   const own = value_of(job, "training.global_batch_size");
   const most = skipped[skipped.length - 1];
   const words = ` A global batch of ${count(own)} is no multiple of ${skipped.map(count).join(", ")} GPUs, so that few layouts there have it, or none`;
   if (other) return `${words}; ${count(other.gpus)} fit with ${count(other.batch)}: ${[other.layout.layout, ...beside(other.layout.keys, job)].join(", ")}: ${gib(other.layout.peak_bytes)}.`;
+  if (!is_open) return `${words}.`;
   return `${words}; ${failed ? `with ${count(failed)}, ${count(most)} do not surely fit either` : "another batch has not been tried yet"}.`;
 };
 
@@ -46,9 +47,9 @@ export const NOT_TRIED = "Not tried: several of these options at once, activatio
 const there_words = (layout, job) => (layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "");
 
 /* Fewest GPUs of layouts without states on the host, where the fewest have some there: number, and what is known of it. */
-export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest }, job) => {
+export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped }, job) => {
   const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
-  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}`];
+  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${batch_words({ skipped }, job, false)}`];
 };
 
 /* The layout nearest to fitting, where none fits yet. */
