@@ -305,14 +305,25 @@ def _of_expert(linear: Linear, expert: int) -> Linear:
 
 
 def _linears(plan: Plan, layer: int, branch: str) -> dict[str, Linear]:
-    """In the order of calls: queries and keys are normed as soon as they are there (5.23 `modeling_qwen3.py`:244)."""
+    """In the order of calls: queries and keys are normed as soon as they are there (5.23 `modeling_qwen3.py`:244).
+
+    Hunyuan's are normed behind their rotation, before the output projection (`modeling_hunyuan_v1_dense.py`).
+    """
     named = _by_module(plan, layer)
     paths = sorted((path for path in named if path.startswith(f"{branch}.")
                     and not path.endswith((*_ADAPTERS, _MAGNITUDE))),
-                   key=lambda path: list(named).index(path.replace("q_norm", "q_proj").replace("k_norm", "k_proj")))
+                   key=lambda path: _place(list(named), path))
     drops = bool(plan.framework.options.lora_dropout)
     return {path: Linear(named[path], tuple(named[f"{path}{end}"] for end in _ADAPTERS if f"{path}{end}" in named),
                          named.get(f"{path}{_MAGNITUDE}", ()), drops) for path in paths}
+
+
+def _place(named: Sequence[str], path: str) -> float:
+    """Place of a module among the calls of its block, where that is not the one of its registration."""
+    module, _, name = path.rpartition(".")
+    if name in ("query_layernorm", "key_layernorm"):
+        return named.index(f"{module}.o_proj") - 0.5
+    return named.index(path.replace("q_norm", "q_proj").replace("k_norm", "k_proj"))
 
 
 def _in_order(plan: Plan, layer: int, branch: str) -> Refs:

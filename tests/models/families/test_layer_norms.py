@@ -8,6 +8,7 @@ import pytest
 
 import small
 from simcore.errors import InputError
+from simcore.frameworks.deepspeed.module_order import forward_calls
 from simcore.models.blocks import Attention, Head
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.simulate import simulate
@@ -84,3 +85,11 @@ def test_hooks_in_the_order_of_modules_are_refused_where_two_stand_side_by_side(
     model = {"config": "phi-2", "overrides": SMALL}
     report = simulate(small.scenario("zero3", {"dp_shard": 2}, model=model))
     assert any("beside each other" in problem.message for problem in report.problems)
+
+
+def test_zero_3_calls_norms_behind_the_rotation_before_the_output_projection() -> None:
+    size = {**SMALL, "head_dim": 32}
+    plan = small.plan_of("zero3", {"dp_shard": 2}, model={"config": "hunyuan-0.5b", "overrides": size})
+    names = [plan.of_layer(1)[call.own[0][0]].spec.path for call in forward_calls(plan, 1) if call.own]
+    assert names[1:7] == [f"self_attn.{name}" for name in (
+        "q_proj", "k_proj", "v_proj", "query_layernorm", "key_layernorm", "o_proj")]
