@@ -10,11 +10,12 @@ what is refused is truth as well. `tests/truth/regenerate.py --file drawn` measu
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from json_lines import listed
 
 HERE = Path(__file__).resolve().parent
 COUNT, ASKED, SEED = 180, 40, 16
@@ -267,7 +268,7 @@ def main() -> None:
     ap.add_argument("--write", action="store_true", help="write the stored list")
     a = ap.parse_args()
     cases = [draw(a.seed, i) for i in range(a.count)] + [ask(a.seed, i) for i in range(a.asked)] + [*CHOSEN]
-    body = "[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n"
+    body = f"{listed(cases)}\n"
     if a.write:
         (HERE / "fsdp2/drawn-cases.json").write_text(body)
     else:

@@ -11,7 +11,6 @@ Runs on a CPU with real tensors. Dropout is `native_dropout`, which torch 2.13 `
 from __future__ import annotations
 
 import gc
-import json
 import warnings
 from typing import Any
 
@@ -20,6 +19,7 @@ import bitsandbytes.autograd._functions as functions
 import peft
 import probe_qlora
 import torch
+from json_lines import with_cases
 from oracle.steps.tracker import Tracker
 from torch.utils.checkpoint import checkpoint
 
@@ -142,5 +142,4 @@ if __name__ == "__main__":
     prepare()
     made = {"peft": peft.__version__, "bitsandbytes": bnb.__version__, "torch": torch.__version__,
             "rows": BATCH * SEQ, "shape": [NARROW, WIDE]}
-    rows = [f"{json.dumps(name)}: {json.dumps(case | {'found': measured(case)})}" for name, case in CASES.items()]
-    print(json.dumps(made)[:-1] + ', "cases": {\n' + ",\n".join(rows) + "\n}}")
+    print(with_cases(made, {name: case | {"found": measured(case)} for name, case in CASES.items()}))

@@ -8,13 +8,13 @@ use_memory_efficient_lora. `refused`: its message, where it refuses.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import nemo_automodel
 import nemo_automodel.components._peft.lora as peft_lora
 import probe_adapters
 import torch
+from json_lines import with_cases
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "by operators": {"efficient": False},
@@ -56,5 +56,4 @@ if __name__ == "__main__":
     probe_adapters.built = built
     made = {"nemo_automodel": nemo_automodel.__version__, "torch": torch.__version__,
             "rows": probe_adapters.BATCH * probe_adapters.SEQ, "shape": [probe_adapters.NARROW, probe_adapters.WIDE]}
-    rows = [f"{json.dumps(name)}: {json.dumps(case | found(case))}" for name, case in CASES.items()]
-    print(json.dumps(made)[:-1] + ', "cases": {\n' + ",\n".join(rows) + "\n}}")
+    print(with_cases(made, {name: case | found(case) for name, case in CASES.items()}))

@@ -32,6 +32,8 @@ import sys
 import warnings
 from typing import Any
 
+from json_lines import by_name
+
 warnings.filterwarnings("ignore")
 logging.disable(logging.CRITICAL)
 
@@ -309,7 +311,7 @@ def main() -> str:
 
 
 def lines(rows: dict[str, Any]) -> str:
-    return "{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(r, separators=(',', ':'))}" for n, r in rows.items()) + "}"
+    return f"{{\n{by_name(rows, compact=True)}}}"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import logging
 import warnings
 from typing import Any
 
+from json_lines import by_name
+
 warnings.filterwarnings("ignore")
 logging.disable(logging.CRITICAL)
 
@@ -134,5 +136,5 @@ if __name__ == "__main__":
     stand_in()
     rows = {name: events(case) for name, case in CASES.items()}
     print(json.dumps({"shape": SHAPE, "registered": registered()})[:-1] + ', "layers": {')
-    print(",\n".join(f"{json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items()))
+    print(by_name(rows, compact=True))
     print("}}")

@@ -20,6 +20,7 @@ from typing import Any
 import probe_automodel_dense as dense
 import probe_automodel_mla as mla
 import torch
+from json_lines import by_name
 from nemo_automodel.components.attention.flex_attention import FlexAttention
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.gpt_oss import layers as oss_layers
@@ -258,10 +259,6 @@ def stand_in() -> None:
                                      set_allocator=lambda _: None)
 
 
-def lines(rows: dict[str, Any]) -> str:
-    return ",\n".join(f"{json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items())
-
-
 if __name__ == "__main__":
     MASKS = [mask_bytes(*case) for case in ((1, 1024, 0), (2, 1000, 0), (2, 1024, 64))]
     stand_in()
@@ -270,4 +267,4 @@ if __name__ == "__main__":
              "gates": {name: gate_events(given) for name, given in GATES.items()},
              "experts": {name: expert_events(case) for name, case in EXPERTS.items()}}
     print(json.dumps({"shape": SHAPE, "registered": known, "masks": MASKS})[:-1], end="")
-    print("".join(f',\n"{name}": {{\n{lines(rows)}}}' for name, rows in parts.items()) + "}")
+    print("".join(f',\n"{name}": {{\n{by_name(rows, compact=True)}}}' for name, rows in parts.items()) + "}")

@@ -17,6 +17,7 @@ from typing import Any
 import probe_automodel_dense as dense
 import probe_automodel_mla as mla
 import torch
+from json_lines import by_name
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.glm4_moe import layers as glm_layers
 from nemo_automodel.components.models.glm4_moe import model as glm
@@ -143,5 +144,5 @@ if __name__ == "__main__":
     known = {family: registered(family) for family in SHAPES}
     rows = {name: events(case) for name, case in CASES.items()}
     print(json.dumps({"shapes": SHAPES, "registered": known})[:-1] + ', "layers": {')
-    print(",\n".join(f"{json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items()))
+    print(by_name(rows, compact=True))
     print("}}")

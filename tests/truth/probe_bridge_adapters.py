@@ -9,9 +9,9 @@ around a frozen torch linear that returns its output and no bias, on the first o
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from json_lines import with_cases
 from oracle import megatron, te_stub
 from oracle.apart import run_apart
 
@@ -83,5 +83,4 @@ if __name__ == "__main__":
     torch.cuda.is_available = lambda: False
     probe_adapters.built = built
     made = {"rows": probe_adapters.BATCH * probe_adapters.SEQ, "shape": [probe_adapters.NARROW, probe_adapters.WIDE]}
-    rows = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in run_apart(CASES, run).items()]
-    print(json.dumps(made)[:-1] + ', "cases": {\n' + ",\n".join(rows) + "\n}}")
+    print(with_cases(made, run_apart(CASES, run)))

@@ -28,12 +28,12 @@ ZeRO-3 compares its record with rank 0's, which only rank 0 survives here.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import tempfile
 from functools import partial
 
+from json_lines import with_cases
 from oracle.apart import run_apart
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -344,8 +344,7 @@ def main():
     prepare()
     rows = run_apart(MODES[sys.argv[2]] if sys.argv[2:] else CASES,
                      averaged if sys.argv[2:] == ["averaged"] else run)
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    print(f'{{"deepspeed": "0.19.6 edaa72212", "cases": {{\n{lines}\n}}}}')
+    print(with_cases({"deepspeed": "0.19.6 edaa72212"}, rows, indent=" "))
 
 
 main()

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from json_lines import listed
 from oracle import te_stub
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -265,5 +266,5 @@ def measured(name: str, case: Case) -> dict[str, Any]:
 
 if __name__ == "__main__":
     cases: list[Case] = json.loads((HERE / "tape" / "cases-megatron-delta.json").read_text(encoding="utf-8"))
-    rows = ",\n".join(json.dumps(measured(sys.argv[1], case)) for case in cases)
-    (HERE / "tape" / f"megatron-delta-{sys.argv[1]}.json").write_text(f"[\n{rows}\n]\n", encoding="utf-8")
+    rows = listed(measured(sys.argv[1], case) for case in cases)
+    (HERE / "tape" / f"megatron-delta-{sys.argv[1]}.json").write_text(f"{rows}\n", encoding="utf-8")

@@ -17,6 +17,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+from json_lines import by_name
 from oracle.steps import models
 from oracle.steps.measured_steps import two_measured_steps
 from oracle.steps.tracker import Tracker
@@ -134,11 +135,11 @@ def events(case: dict[str, Any]) -> dict[str, list[int]]:
 def main() -> None:
     print(json.dumps({"peft": peft.__version__, "transformers": transformers.__version__,
                       "torch": torch.__version__.partition("+")[0]})[:-1] + ', "adapters": {')
-    print(",\n".join(f"{json.dumps(name)}: {json.dumps(case | adapted(case))}" for name, case in TARGETS.items()))
+    print(by_name({name: case | adapted(case) for name, case in TARGETS.items()}))
     for title, cases, measure in (("steps", STEPS, measured), ("events", STEPS, events)):
         print(f'}}, "{title}": {{')
-        print(",\n".join(f"{json.dumps(name)}: {json.dumps(case | {'found': measure(case)})}"
-                         for name, case in cases.items() if title == "steps" or not case["recompute"]))
+        print(by_name({name: case | {"found": measure(case)} for name, case in cases.items()
+                       if title == "steps" or not case["recompute"]}))
     print("}}")
 
 

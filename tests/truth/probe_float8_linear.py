@@ -11,13 +11,13 @@ signed bytes of storages in order, after a first pass; those of up to 8 bytes, s
 from __future__ import annotations
 
 import gc
-import json
 import warnings
 from typing import Any
 
 import probe_adapters
 import torch
 import torchao
+from json_lines import with_cases
 from oracle.steps.tracker import Tracker
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig
@@ -96,5 +96,4 @@ if __name__ == "__main__":
     probe_adapters.WIDE, probe_adapters.SEQ = WIDE, SEQ
     gc.freeze()
     made = {"torchao": torchao.__version__, "torch": torch.__version__, "rows": BATCH * SEQ, "shape": [WIDE, NARROW]}
-    rows = [f"{json.dumps(name)}: {json.dumps(case | measured(case))}" for name, case in CASES.items()]
-    print(json.dumps(made)[:-1] + ', "cases": {\n' + ",\n".join(rows) + "\n}}")
+    print(with_cases(made, {name: case | measured(case) for name, case in CASES.items()}))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
+from json_lines import by_name
 from nemo_automodel.components.utils.flops_utils import _nemotronh_mtp_flops, get_flops_formula_for_hf_config
 from oracle import titan  # noqa: F401 - torchtitan's Triton kernels are replaced
 from torchtitan.models.deepseek_v3 import DeepSeekV3Model, deepseekv3_args
@@ -151,7 +152,7 @@ def main() -> None:
         rows[path.stem] = {name: flops for name, flops in found.items() if flops is not None}
         if path.stem in WITH_FURTHER:
             rows[f"{path.stem} mtp"] = further(fields | {"mtp": 2})
-    print("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}")
+    print(f"{{\n{by_name(rows)}\n}}")
 
 
 if __name__ == "__main__":

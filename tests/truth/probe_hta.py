@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from json_lines import listed
+
 os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # else it rounds times inwards to microseconds
 warnings.simplefilter("ignore")
 
@@ -121,7 +123,7 @@ def main(arguments: Sequence[str]) -> int:
         wrong = [] if rows() == json.loads(STORED.read_text(encoding="utf-8")) else [f"{STORED.name} differs"]
         print(f"{STORED.name}: {'as stored' if not wrong else 'differs'}")
     else:
-        print("[\n" + ",\n".join(json.dumps(row) for row in rows()) + "\n]")
+        print(listed(rows()))
         return 0
     for line in wrong:
         print(line, file=sys.stderr)

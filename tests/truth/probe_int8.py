@@ -17,6 +17,7 @@ import bitsandbytes.autograd._functions as functions
 import peft
 import probe_qlora
 import torch
+from oracle import qlora
 from oracle.steps import models
 from transformers import BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
@@ -117,7 +118,7 @@ def rest_of(model: Any) -> int:
 
 
 def main() -> None:
-    probe_qlora.built, probe_qlora.rest_of, probe_qlora.Ops = built, rest_of, Ops
+    probe_qlora.built, qlora.rest_of, qlora.Ops = built, rest_of, Ops
     bnb.matmul, functions.F = multiplied, Functional
     rows = {name: case | {"found": probe_qlora.measured(case)} for name, case in CASES.items()}
     print(json.dumps({"version": bnb.__version__, "peft": peft.__version__, "cases": rows}, indent=1))

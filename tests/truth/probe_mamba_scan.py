@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch._dynamo  # before Triton is replaced: it looks for the real one
 from host_time import module_of, replace_triton
+from json_lines import by_name
 from oracle.steps.mamba import fused_mamba
 from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -80,4 +81,4 @@ if __name__ == "__main__":
     for name, row in rows.items():
         if row["case"]["tail"] and measured(fused_mamba, row["case"]) != row:
             sys.exit(f"{name}: the stand-in has other events")
-    print("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}")
+    print(f"{{\n{by_name(rows)}\n}}")

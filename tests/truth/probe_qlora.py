@@ -16,7 +16,9 @@ from typing import Any
 import bitsandbytes as bnb
 import peft
 import torch
-from oracle.qlora import packed, steps_of
+from oracle.qlora import Autocast, Ops, packed, rest_of, steps_of
+
+__all__ = ["ALL", "CASES", "SHAPE", "Autocast", "Ops", "built", "measured", "rest_of"]
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 3}
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

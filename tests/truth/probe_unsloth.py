@@ -18,13 +18,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-import json
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import torch
+from json_lines import by_name
 from oracle.liger import stub_triton
 from oracle.steps.tracker import Tracker
 from peft import LoraConfig, get_peft_model
@@ -214,4 +214,4 @@ if __name__ == "__main__":
     nn.Dropout.forward = fused_dropout  # type: ignore[method-assign]
     functions = unsloth(Path(sys.argv[1]))
     rows = {name: measure(Path(sys.argv[1]), functions, case) for name, case in CASES.items()}
-    print("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}")
+    print(f"{{\n{by_name(rows)}\n}}")

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import SimpleNamespace as Bag
 from unittest.mock import MagicMock
 
+from json_lines import listed
+
 REAL = ("vllm.v1.kv_cache_interface", "vllm.v1.core.kv_cache_utils", "vllm.model_executor.models.config",
         "vllm.model_executor.layers.mamba.mamba_utils", "vllm.platforms.interface", "vllm.utils.math_utils",
         "vllm.utils.torch_utils", "vllm.v1.kv_cache_spec_registry")
@@ -171,7 +173,7 @@ def measure(case) -> dict[str, object]:
 def main() -> None:
     sys.meta_path.insert(0, StandIns(Path(sys.argv[1])))
     rows = [measure(case) for case in CASES]
-    sys.stdout.write("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    print(listed(rows))
 
 
 if __name__ == "__main__":

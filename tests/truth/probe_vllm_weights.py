@@ -28,6 +28,8 @@ import types
 from pathlib import Path
 from unittest.mock import MagicMock
 
+from json_lines import listed
+
 os.environ |= {"VLLM_LOGGING_LEVEL": "CRITICAL", "HF_HUB_OFFLINE": "1"}
 
 import torch
@@ -312,7 +314,7 @@ def main(capability: str, sms: str, file: str, *only: str) -> None:
                     row.pop("created", row.pop("held", None))
                 rows.append(row)
                 print(family, name, tp, row.get("refused") or row["held_bytes"], file=sys.stderr)
-    Path(file).write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    Path(file).write_text(f"{listed(rows)}\n")
 
 
 def states() -> list[dict[str, object]]:

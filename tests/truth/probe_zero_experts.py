@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import json
 import sys
 import types
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from typing import Any
 
 import probe_zero_qlora
 import torch
+from json_lines import with_cases
 from oracle.apart import run_apart
 from oracle.zero3_calls import watch
 
@@ -181,8 +181,7 @@ def main() -> None:
     sys.path.insert(0, sys.argv[1])
     probe_zero_qlora.prepare()
     rows = run_apart({name: row for name, row in CASES.items() if not sys.argv[3:] or name in sys.argv[3:]}, run)
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items())
-    print(f'{{"deepspeed": "0.19.6 edaa72212", "cases": {{\n{lines}\n}}}}')
+    print(with_cases({"deepspeed": "0.19.6 edaa72212"}, rows, compact=True, indent=" "))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ it has unpacked back into its module, as a new parameter: here it does not, as o
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import probe_zero_qlora
+from json_lines import with_cases
 from oracle.apart import run_apart
 from oracle.zero3_calls import watch
 
@@ -119,8 +119,7 @@ def main() -> None:
     sys.path.insert(0, sys.argv[1])
     probe_zero_qlora.prepare()
     rows = run_apart({name: row for name, row in CASES.items() if not sys.argv[2:] or name in sys.argv[2:]}, run)
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items())
-    print(f'{{"deepspeed": "0.19.6 edaa72212", "cases": {{\n{lines}\n}}}}')
+    print(with_cases({"deepspeed": "0.19.6 edaa72212"}, rows, compact=True, indent=" "))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ backward, when backward ends and its loss is still there, and when that is gone.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from itertools import accumulate
 from typing import Any
 
+from json_lines import with_cases
 from oracle.apart import run_apart
 
 LLAMA = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -137,8 +137,7 @@ def main() -> None:
     sys.path.insert(0, sys.argv[1])
     prepare()
     rows = run_apart({name: row for name, row in CASES.items() if not sys.argv[2:] or name in sys.argv[2:]}, run)
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    print(f'{{"deepspeed": "0.19.6 edaa72212", "bitsandbytes": "0.50.2", "cases": {{\n{lines}\n}}}}')
+    print(with_cases({"deepspeed": "0.19.6 edaa72212", "bitsandbytes": "0.50.2"}, rows, indent=" "))
 
 
 if __name__ == "__main__":
