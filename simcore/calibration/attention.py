@@ -75,7 +75,8 @@ def work_of(core: Core, seq: int) -> Work:
     """
     q, v = 2 * seq * core.heads * core.dim, 2 * seq * core.heads * core.value
     flops, moved = seq * seq * core.heads * (core.dim + core.value), 2 * q + v
-    packed = shape_of_heads(core.dim, core.value), shape_of_heads(core.dim, core.value, backward=True)
+    sizes = core.dim, core.value, seq * core.heads
+    packed = shape_of_heads(*sizes), shape_of_heads(*sizes, backward=True)
     return Work((flops, moved + v), (flops * 5 // 2, 3 * moved), packed)
 
 

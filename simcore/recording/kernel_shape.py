@@ -33,14 +33,14 @@ def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int
     return (sides << _GROUP_BITS | groups) << 1 | sums_rows if each and n and not groups >> _GROUP_BITS else 0
 
 
-def shape_of_heads(keys: int, values: int, *, backward: bool = False) -> int:
-    """Packed shape, one integer, of attention: its FLOPs per exponential, and those of heads of 128 elements.
+def shape_of_heads(keys: int, values: int, queries: int, *, backward: bool = False) -> int:
+    """Packed shape, one integer, of attention: its FLOPs per exponential, and its tiles of 128 queries of one head.
 
-    They are packed as `shape_of` packs two sides. `keys`, `values`: number of elements of one head of each. Forward has
-    two products a score, `backward` five.
+    They are packed as `shape_of` packs two sides; `sums_rows` says that the kernel is `backward`, which has five
+    products a score and not two. `keys`, `values`: number of elements of one head of each; `queries`: number of
+    queries of all heads and sequences, at least one.
     """
-    products = 5 if backward else 2
-    return shape_of(products * (keys + values), products * 256)
+    return shape_of((5 if backward else 2) * (keys + values), -(-queries // 128), sums_rows=backward)
 
 
 class Products(NamedTuple):

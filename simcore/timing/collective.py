@@ -30,6 +30,7 @@ from simcore.hardware.collective_curves import Curve, load_curves
 from simcore.hardware.topology import Fabric, Link
 from simcore.inputs.quantity import Rate
 from simcore.placement.token_dispatch import Dispatch
+from simcore.timing.nccl_latency import over_nodes_s
 
 __all__ = ["COLLECTIVES", "Crossing", "Timing", "algorithm", "collective_ns", "crossing", "measured_sizes", "timing",
            "wire_bytes", "wire_factor"]
@@ -189,7 +190,8 @@ def _model_ns(collective: str, payload_bytes: int, group_size: int, link: Link, 
     """Alpha plus bytes over bus bandwidth. A chain forwards every byte; all parts of a gather arrive at one rank."""
     factor = 1.0 if collective in _CHAINS else factor * (group_size if collective == "gather" else 1)
     busy = payload_bytes * _seconds_per_byte(collective, factor, group_size, link, dispatch)
-    return math.ceil((_latency_s(collective, group_size, link) + busy) * 1e9)
+    steps = over_nodes_s(collective, group_size, link.num_nodes, busy) if link.name == "network" else 0.0
+    return math.ceil(max(_latency_s(collective, group_size, link) + busy, steps) * 1e9)
 
 
 def _domain_ns(collective: str, payload_bytes: int, group_size: int, link: Link) -> int:

@@ -71,7 +71,7 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
     products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
     attention = np.where(_IS_ATTENTION[kernel_ids], shapes, 0)
     result: NDArray[np.float64] = flops * gemm_stretch(device, products, flops, bits) * softmax_stretch(
-        device, attention, bits, older=kernel_ids != KERNELS.index("attention"))
+        device, attention, flops, bits, older=kernel_ids != KERNELS.index("attention"))
     return result
 
 

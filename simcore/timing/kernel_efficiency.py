@@ -31,6 +31,17 @@ and 989 of products on H100), Blackwell Ultra twice as many (NVIDIA, "Making Sof
 Blackwell Ultra"). Both times are added, as arithmetic and traffic are (`kernel.py`). Shares of peaks were measured with
 heads of 128 (`tests/truth/fit_priors.py`), so the result is the ratio to those: small heads are slower for their FLOPs,
 wide heads faster, and 8-bit products do not shorten the exponentials.
+
+[Note: tiles of attention]
+A multiprocessor works on 128 queries of a head, or two with 256 in forward on Blackwell, or in backward on 128 keys,
+and goes through whole tiles of the other side: at the edge of a causal mask half of them are masked, on average 64
+scores a query. A tile at the end of a sequence has twice the work of a mean one. If there are few tiles for a device,
+multiprocessors wait for the last: tiles of forward begin in order, so that the kernel ends half a longest tile, that is
+one mean tile, after all would have ended together; those of backward end together; and no kernel is shorter than the
+longest tile. So 64, 32, 16, 8, 4 heads over 4096 tokens reach 0.85, 0.75, 0.61, 0.42, 0.21 of the rate of many long
+ones on a B200 in forward, and 0.97, 0.97, 0.97, 0.84, 0.42 in backward. Measured were 0.87, 0.73,
+0.58, 0.31, 0.17 of the peak of the whole square and 0.73, 0.80, 0.76, 0.66, 0.35; with 128 heads 1.00 and 0.83 (SimuMax
+4dcaae51 `configs/system/b200_bf16_ceperm.json`, sdp_fwd and sdp_bwd).
 """
 
 from __future__ import annotations
@@ -44,7 +55,7 @@ from numpy.typing import NDArray
 
 from simcore.hardware.device import Device
 from simcore.placement.mesh import IntArray
-from simcore.recording.kernel_shape import unpacked
+from simcore.recording.kernel_shape import Products, unpacked
 
 __all__ = ["gemm_stretch", "softmax_stretch"]
 
@@ -152,23 +163,40 @@ def _pieces(amount: Floats, by_chance: NDArray[np.bool_]) -> Floats:
     return np.where(by_chance[:, None], np.maximum(amount + 0.5, 1), np.ceil(amount))
 
 
-def softmax_stretch(device: Device, shapes: IntArray, operand_bits: IntArray, *,
+def softmax_stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: IntArray, *,
                     older: NDArray[np.bool_]) -> Floats:
-    """Factor, for each attention kernel, by which its FLOPs take longer than with heads of 128 in 16 bits.
+    """Factor, for each attention kernel, by which its FLOPs take longer than many long heads of 128 in 16 bits.
 
-    Below 1 for wider heads. `shapes`: FLOPs per exponential, relative to heads of 128, as `kernel_shape.shape_of_heads`
-    packs them (0: unknown heads, factor 1). `operand_bits`: bits of an element. `older`: True for kernels that issue
-    products as on Ampere.
+    Below 1 for wider heads. `shapes`: FLOPs per exponential and tiles, as `kernel_shape.shape_of_heads` packs them (0:
+    unknown heads, factor 1); `flops`: two for a multiply-add, masked scores not counted. `operand_bits`: bits of an
+    element. `older`: True for kernels that issue products as on Ampere.
     """
     out = np.ones(len(shapes))
     at = np.flatnonzero(shapes)
     if len(at):
-        packed = unpacked(shapes[at])
+        packed, bits = unpacked(shapes[at]), operand_bits[at]
         adds = np.where(older[at], _multiply_adds(device, as_on_ampere=True), _multiply_adds(device))
         exponential_flops = 2 * adds / _EXPONENTIALS.get(device.compute_capability, _OTHERS_EXPONENTIALS)
-        out[at] = ((1 + exponential_flops * 16 / operand_bits[at] / packed.rows)
-                   / (1 + exponential_flops / packed.columns))
+        of_128 = np.where(packed.sums_rows, 5, 2) * 256
+        heads = (1 + exponential_flops * 16 / bits / packed.rows) / (1 + exponential_flops / of_128)
+        out[at] = heads * _masked_stretch(packed, flops[at]) * _waves_stretch(device, packed, older[at])
     return out
+
+
+def _masked_stretch(heads: Products, flops: IntArray) -> Floats:
+    """Factor for the masked scores of tiles at the mask's edge, see [Note: tiles of attention]."""
+    seen = flops / (heads.rows * heads.columns * 128.0)
+    stretch: Floats = (seen + 64) / np.maximum(seen, 1)
+    return stretch
+
+
+def _waves_stretch(device: Device, heads: Products, older: NDArray[np.bool_]) -> Floats:
+    """Factor for multiprocessors that wait for the last tiles, see [Note: tiles of attention]."""
+    in_pairs = (_machine(device) is _BLACKWELL) & ~older & ~heads.sums_rows
+    waves = heads.columns / np.where(in_pairs, 2, 1) / int(device.num_sms.si)
+    last = np.where(heads.sums_rows, 0.0, 1.0)
+    stretch: Floats = np.maximum(waves + last, 2) / waves
+    return np.where(heads.sums_rows, np.maximum(stretch, 1), stretch)
 
 
 def _multiply_adds(device: Device, *, as_on_ampere: bool = False) -> int:

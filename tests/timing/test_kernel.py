@@ -52,7 +52,7 @@ def test_shapes_are_of_products_and_of_attention_alone() -> None:
     """The number of operators that other kernels have in its place adds no FLOPs."""
     kinds = np.arange(len(KERNELS))
     flops = np.full(len(KERNELS), 10**12)
-    shapes = np.full(len(KERNELS), shape_of_heads(64, 64))
+    shapes = np.full(len(KERNELS), shape_of_heads(64, 64, 2**20))
     worked = worked_flops(H100.device, kinds, flops, np.full(len(KERNELS), BF16), shapes)
     changed = {KERNELS[at] for at in np.flatnonzero(worked > 1.01 * flops)}
     assert changed == {"gemm", "grouped_gemm", "attention", "attention_flash2", "attention_triton",

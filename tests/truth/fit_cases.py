@@ -45,6 +45,12 @@ def valued(number: Number, point: Point) -> float:
     return min(value, 1.0) if number.unit == "%" else value
 
 
+def at_most(file: str, keys: Sequence[tuple[str, ...]], point: Point) -> bool:
+    """Whether one of a file's numbers is all of a peak at a point, beyond which it says nothing."""
+    return any(number.unit == "%" and valued(number, point) == 1.0 for number in NUMBERS
+               if number.file == file and number.keys in keys)
+
+
 def written(number: Number, point: Point, digits_kept: int = 3) -> str:
     value = valued(number, point)
     scale = {"%": 100.0, "us": 1e6, "ms": 1e3}[number.unit]
@@ -115,8 +121,9 @@ class Case:
         found = dict.fromkeys(FACTORS, 0.0)
         for keys, names in alike(self.file).items():
             if any(self._knows(key) for key in keys):
-                beside = {**point, names[0]: point[names[0]] + STEP}
-                slope = (self._log_time(self.short, beside) - here) / STEP
+                step = -STEP if at_most(self.file, keys, {**point, names[0]: point[names[0]] + STEP}) else STEP
+                beside = {**point, names[0]: point[names[0]] + step}
+                slope = (self._log_time(self.short, beside) - here) / step
                 found |= dict.fromkeys(names, slope)
         return found
 

@@ -57,6 +57,13 @@ PEAK: Final = {"a100": 312e12, "h100": 989.4e12, "h100-hbm2e": 989.4e12, "b200":
                "gb200": 2500e12, "gb300": 2500e12}
 """Dense bf16, of which a scan's share is told."""
 FP8: Final = {"hopper": 0.95, "blackwell": 0.86}
+LIMITED: Final = tuple(file for file, family in FAMILY.items() if family != "ampere")
+FP4: Final = tuple(file for file, family in FAMILY.items() if family == "blackwell")
+"""GPUs with products in 8 and in 4 bits. What a power cap takes of a product depends on its format, since a
+multiply-add of fewer bits draws less: so a GPU's share in 8 or 4 bits is not that in 16 bits times a number of its
+family alone. Isolated products in 8 bits reach 0.58 (B200, B300, GB300) and 0.63 (GB200) of twice the rate in 16 bits,
+those in 4 bits 0.57 to 0.60 (B200, GB200) and 0.38 (B300, GB300, by the peak in 4 bits of 14 and 15 PFLOP/s) of that of
+their peaks (aiconfigurator 095f58a5, medians at 8192 rows)."""
 FILLING: Final = ("by torch 2.13 a kernel for each empty tensor: two a module of TransformerEngine, 5 us a launch, "
                   "of 61 us")
 SENDING: Final = {"x86-a100": 20 / 108, "x86-h100": 20 / 132, "x86-b200": 32 / 148, "grace": 32 / 148}
@@ -85,6 +92,7 @@ _THOUGHT: Final[dict[str, float]] = {
     "scan": 0.3, **{f"scan {family}": 0.2 for family in GROUPED},
     "memory": 0.1, "eager": 0.3, "permute": 0.3, "loss": 0.2, "optimizer": 0.15, "grouped memory": 0.15,
     "fp8 hopper": 0.15, "fp8 blackwell": 0.15, "fp4": 0.2,
+    **{f"fp8 {file}": 0.12 for file in LIMITED}, **{f"fp4 {file}": 0.25 for file in FP4},
     "permutation": 0.8, **{f"{what} {host}": spread for host in dict.fromkeys(HOSTS.values())
        for what, spread in (("module", 0.2), ("collective", 0.25), ("operator", 0.2))},
     "step": 0.5, **{f"statistics {host}": 0.5 for host in STATISTICS_S},
@@ -122,9 +130,11 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
     yield compute("mamba_scan", scan, ("scan", f"scan {family}"), "isolated SSD forward, 1.4 times slower in situ")
     yield from _of_memory(file)
     if family != "ampere":
-        yield Number(file, ("low_precision", "fp8"), FP8[family], "%", (f"fp8 {family}",), "SimuMax, aiconfigurator")
+        yield Number(file, ("low_precision", "fp8"), FP8[family], "%", (f"fp8 {family}", f"fp8 {file}"),
+                     "SimuMax, aiconfigurator")
     if family == "blackwell":
-        yield Number(file, ("low_precision", "fp4"), 0.61, "%", ("fp4",), "NVFP4 products with their casts")
+        yield Number(file, ("low_precision", "fp4"), 0.61, "%", ("fp4", f"fp4 {file}"),
+                     "NVFP4 products with their casts")
 
 
 def _of_memory(file: str) -> Iterator[Number]:

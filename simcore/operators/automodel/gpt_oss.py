@@ -73,14 +73,15 @@ def _flex(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int) -> tuple[Tens
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         _delta = new(tape, rows, "fp32", "attention_delta", 2 * q_bytes)
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
+                     shape_of_heads(dim, dim, batch * seq * heads, backward=True))
         return made
 
     q_bytes = q.nbytes
     node = tape.node((q, k, v), (q, k, v), backward)
     out = tape.empty(q.shape, dtype, "attention")
     statistics = tape.empty(rows, "fp32", "logsumexp")
-    tape.compute(Kernel.ATTENTION, flops, moved + out.nbytes, shape_of_heads(dim, dim))
+    tape.compute(Kernel.ATTENTION, flops, moved + out.nbytes, shape_of_heads(dim, dim, batch * seq * heads))
     scaled = new(tape, rows, "fp32", "logsumexp_scaled", statistics.nbytes)
     tape.save(node, out, statistics)
     out.node, scaled.node, scaled.output = node, node, 1

@@ -179,7 +179,7 @@ def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if env.run.cp > 1:  # TE rings keys and values round the group
         tape.collective("send_recv", "cp", (env.run.cp - 1) * (k.nbytes + v.nbytes), k.dtype)
         tape.compute(Kernel.ATTENTION, 2 * batch * heads * seq * seq * dim * (env.run.cp - 1), 0,
-                     shape_of_heads(dim, dim))
+                     shape_of_heads(dim, dim, batch * seq * heads))
     return aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
 
 
@@ -203,7 +203,8 @@ def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor, *, sinks: Param | No
         if sinks is not None:
             made.append(tape.empty(sinks.shape, dtype, "grad_sinks") if sinks.trainable else None)
         _work = tape.empty((batch, seq, heads, dim + 1), "fp32", "attention_workspace")
-        tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved, shape_of_heads(dim, v_dim, backward=True))
+        tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved,
+                     shape_of_heads(dim, v_dim, batch * seq * heads, backward=True))
         if exchange:
             tape.collective("send_recv", "cp", 2 * exchange, dtype)
         return made
@@ -213,7 +214,7 @@ def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor, *, sinks: Param | No
     statistics = tape.empty((batch, seq, heads), "fp32", "softmax_statistics")
     if exchange:
         tape.collective("send_recv", "cp", exchange, dtype)
-    tape.compute(Kernel.ATTENTION, flops * run.cp, moved + out.nbytes, shape_of_heads(dim, v_dim))
+    tape.compute(Kernel.ATTENTION, flops * run.cp, moved + out.nbytes, shape_of_heads(dim, v_dim, batch * seq * heads))
     tape.save(node, out, statistics)
     out.node = node
     return out

@@ -31,14 +31,16 @@ def triton(tape: Tape, run: LayerWorkload, block: Attention, qkv: Tensor, bias: 
         wide = tape.empty(shape, "fp32", "dq_accum")
         _delta = aten.new(tape, statistics, "fp32", "delta", 2 * moved // 3)
         tape.compute(Kernel.ELEMENTWISE, wide.numel, wide.nbytes)
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
+                     shape_of_heads(dim, dim, batch * seq * heads, backward=True))
         tape.compute(Kernel.COPY, wide.numel, wide.nbytes + moved // 3)
         return made
 
     node = tape.node((q, k, v), (q, k, v, *((bias,) if bias is not None else ())), backward)
     log_sum_exp = tape.empty(statistics, "fp32", "log_sum_exp")
     _scratch = tape.empty(statistics, "fp32", "scratch")
-    out = aten.new(tape, shape, dtype, "attention", moved, Kernel.ATTENTION, flops, shape_of_heads(dim, dim))
+    out = aten.new(tape, shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
+                   shape_of_heads(dim, dim, batch * seq * heads))
     tape.save(node, out, log_sum_exp)
     out.node = node
     return out.view(batch, seq, heads * dim)

@@ -211,7 +211,7 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     """Keeps q, k, v, the output, the softmax statistics and sinks (fp32, one a head). `pairs`: seen, 0 for all."""
     q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
-    sizes = q.shape[1] // heads, columns // heads
+    sizes = q.shape[1] // heads, columns // heads, rows * heads
     flash = c.has_flash_attention and sinks is None
     flops = (pairs or c.run.pairs) * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
     shapes = [t.shape for t in (q, k, v)]

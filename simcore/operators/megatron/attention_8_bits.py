@@ -42,7 +42,8 @@ def core_8_bits(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor]
     own = _own(c)
     rows, heads = parts[0].shape[0], num_heads // c.run.tp
     widths = [part.shape[1] for part in parts]
-    sizes, flops = (widths[0] // heads, columns // heads), (pairs or c.run.pairs) * (widths[0] + columns)
+    sizes = widths[0] // heads, columns // heads, rows * heads
+    flops = (pairs or c.run.pairs) * (widths[0] + columns)
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         given = quantized(own, rows, columns, "grad_attention_out", backward=False)

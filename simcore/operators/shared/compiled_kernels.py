@@ -186,8 +186,12 @@ class Code:
         flops = 2 * self.run.pairs * q.shape[-1]
         moved = q.nbytes + 2 * self.key_bytes
         return (aten.new(self.tape, q.shape, q.dtype, "attention", moved, Kernel.ATTENTION, flops,
-                         shape_of_heads(self.mixer.head_dim, self.mixer.head_dim)),
+                         shape_of_heads(*self.heads_of(q))),
                 self.tape.empty((q.shape[0], q.shape[1], q.shape[2] // self.mixer.head_dim), "fp32", "log_sum_exp"))
+
+    def heads_of(self, q: Tensor) -> tuple[int, int, int]:
+        """(elements of a key, of a value, number of queries of all heads)."""
+        return self.mixer.head_dim, self.mixer.head_dim, q.numel // self.mixer.head_dim
 
     def to_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of queries, keys and values."""
@@ -199,7 +203,7 @@ class Code:
             return of_q.view(*q.shape), of_k.view(*k.shape), of_v.view(*k.shape)
         to_q, to_k, to_v = (aten.new(self.tape, x.shape, x.dtype, "grad_attention") for x in (q, k, k))
         self.tape.compute(Kernel.ATTENTION, 5 * self.run.pairs * q.shape[-1], 3 * (q.nbytes + 2 * self.key_bytes),
-                          shape_of_heads(self.mixer.head_dim, self.mixer.head_dim, backward=True))
+                          shape_of_heads(*self.heads_of(q), backward=True))
         return to_q, to_k, to_v
 
     def ring(self, q: Tensor) -> Ring:

@@ -92,7 +92,7 @@ class Ring:
     def attend(self, tape: Tape, out: Shape, lse: Shape) -> tuple[Tensor, Tensor]:
         """(output of the given shape, fp32 log-sum-exp of shape `lse`) of the attention kernel of one step."""
         return (aten.new(tape, out, self.dtype, "ring_attention", kernel=Kernel.ATTENTION, flops=self.flops,
-                         product=shape_of_heads(self.q[3], self.v[3])),
+                         product=shape_of_heads(self.q[3], self.v[3], _numel(out) // out[3])),
                 tape.empty(lse, "fp32", "log_sum_exp"))
 
     def wide(self, tape: Tape, block: tuple[Tensor, Tensor]) -> Tensor:
@@ -145,7 +145,7 @@ class Ring:
         """Gradients of (queries of shape `q`, keys, values) that the backward kernel of one step makes."""
         made = tuple(tape.empty(shape, self.dtype, "ring_grad_part") for shape in (q, self.k, self.v))
         tape.compute(Kernel.ATTENTION, self.flops * 5 // 2, 3 * sum(x.nbytes for x in made),
-                     shape_of_heads(self.q[3], self.v[3], backward=True))
+                     shape_of_heads(self.q[3], self.v[3], _numel(q) // q[3], backward=True))
         return made
 
     def flattened(self, tape: Tape) -> Tensor:

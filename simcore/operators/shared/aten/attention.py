@@ -47,13 +47,14 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, v_dim, backward=True))
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
+                     shape_of_heads(dim, v_dim, batch * seq * heads, backward=True))
         return made
 
     node = tape.node((q, k, v), (q, k, v), backward)
     out, lse = tape.outputs("attention", lambda: (
         new(tape, (batch, seq, heads, v_dim), dtype, "attention", moved, Kernel.ATTENTION, flops,
-            shape_of_heads(dim, v_dim)),
+            shape_of_heads(dim, v_dim, batch * seq * heads)),
         tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
@@ -78,7 +79,8 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
         _delta = tape.empty((batch, heads, seq), "fp32", "attention_delta")
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
+                     shape_of_heads(dim, dim, batch * seq * heads, backward=True))
         return made
 
     bias = new(tape, (batch, seq, seq), dtype, "attention_bias", seq * seq)
@@ -87,7 +89,7 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     del bias
     out, lse = tape.outputs("attention", lambda: (
         new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
-            shape_of_heads(dim, dim)),
+            shape_of_heads(dim, dim, batch * seq * heads)),
         tape.empty((batch, heads, -(-seq // 32) * 32), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
@@ -154,13 +156,14 @@ def _fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int,
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
         _held = temporaries(tape)
-        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
+                     shape_of_heads(dim, dim, batch * seq * heads, backward=True))
         return made
 
     node = tape.node((q, k, v), (q, k, v), backward)
     out, lse = tape.outputs("attention", lambda: (
         new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
-            shape_of_heads(dim, dim)),
+            shape_of_heads(dim, dim, batch * seq * heads)),
         tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node
