@@ -303,3 +303,13 @@ def test_the_loss_that_balances_experts_is_on_by_default() -> None:
     kinds = [[one.kind for one in imported({**experts, **said}).left if one.key == "router_aux_loss_coef"]
              for said in ({}, {"router_aux_loss_coef": 0.0}, {"router_aux_loss_coef": 0.1})]
     assert kinds == [["not modelled"], ["no effect"], ["not modelled"]]
+
+
+@pytest.mark.parametrize("model", ["gemma-2-2b", "gpt-oss-20b"])
+def test_transformers_takes_eager_attention_for_models_without_sdpa(model: str) -> None:
+    recipe = {**RECIPE, "model_name_or_path": model}
+    assert imported(recipe).values["framework_options"]["attn_implementation"] == "eager"
+    assert "the model has no SDPA" in refusal({**recipe, "attn_implementation": "sdpa"})
+    flash = imported({**recipe, "attn_implementation": "flash_attention_2"}).values["framework_options"]
+    assert flash["attn_implementation"] == "flash_attention_2"
+    assert "attn_implementation" not in imported(RECIPE).values.get("framework_options", {})
