@@ -74,7 +74,8 @@ def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
     assert isinstance(block, Attention)
     if block.capped and not has_eager_attention(run):
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another "
-                             "attention than eager (transformers 5.23 models/gemma2: SDPA has none)"))
+                             "attention than eager (transformers 5.23 models/gemma2: SDPA has none, and "
+                             "flash-attn with one is not served)"))
     core = eager_core(tape, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
     return layers.attention(tape, run, branch, inputs, core=core, head_norm=rms_norm_from_zero), held
 

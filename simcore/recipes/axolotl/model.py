@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.attention import read_attention
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.tf32 import read_tf32
@@ -24,9 +25,6 @@ _AUTOCAST: Final = "core/builders/base.py: bf16 of the Trainer; accelerate 1.15.
 _LEGACY: Final = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
                   "xformers_attention": "xformers", "flex_attention": "flex_attention"}
 """Switches of older recipes (`utils/schemas/enums.py`, LEGACY_ATTN_FLAG_TO_IMPL)."""
-_SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-flash-attn3")
-_ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
-_CHOICE: Final = "modeling_utils.py: SDPA where the model has it"
 _CUT: Final = "CutCrossEntropyPlugin"
 _PLUGINS: Final = (_CUT, "LigerPlugin", "SwanLabPlugin", "LMEvalPlugin")
 """Plugins of which nothing else is simulated than keys of theirs: the last two log, and evaluate after training."""
@@ -101,28 +99,19 @@ def _read_kind(reader: Reader, draft: Draft) -> None:
 
 
 def _read_attention(reader: Reader, draft: Draft) -> None:
-    """Writes `attn_implementation`; transformers' own choice, SDPA, is left to the simulation."""
-    asked, refused = reader.text("attn_implementation"), False
+    """Writes `attn_implementation`, or what a switch of an older recipe asks for."""
+    asked, found = reader.text("attn_implementation"), False
     for key, name in _LEGACY.items():
         switch = reader.flag(key)
         if switch is None:
             continue
         if asked is not None or not switch.value:
             draft.idle(switch, "attn_implementation decides" if asked is not None else "the default")
-        elif name in _SERVED:
-            draft.put("framework_options.attn_implementation", switch, name, "utils/schemas/enums.py")
         else:
-            draft.refuse(switch, f"attention by {name}")
-            refused = True
-    if asked is None:
-        if "attn_implementation" not in draft.values.get("framework_options", {}) and not refused:
-            draft.release_default("attn_implementation", "sdpa", "transformers 5.23.0", _CHOICE)
-        return
-    name = _ALIKE.get(asked.value, asked.value)
-    if name in _SERVED:
-        draft.put("framework_options.attn_implementation", asked, name)
-    else:
-        draft.refuse(asked, f"attention by {asked.value}")
+            read_attention(draft, switch, name, "utils/schemas/enums.py")
+            found = True
+    if asked is not None or not found:
+        read_attention(draft, asked, asked.value if asked else "")
 
 
 def _read_loss(reader: Reader, draft: Draft) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.attention import read_attention
 from simcore.recipes.huggingface.config_fields import BALANCED
 from simcore.recipes.huggingface.modules import BALANCING, family_of, is_dense
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
@@ -14,9 +15,6 @@ from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 
 __all__ = ["read_loss", "read_model"]
 
-_SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-flash-attn3")
-_ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
-_CHOICE: Final = "modeling_utils.py: SDPA where the model has it"
 _FILES: Final = ("revision", "code_revision", "cache_dir", "token", "local_files_only", "subfolder", "force_download",
                  "use_safetensors", "variant", "low_cpu_mem_usage", "weights_only")
 _OWN: Final = ("dtype", "torch_dtype", "attn_implementation", "trust_remote_code", "use_cache", "use_kernels",
@@ -46,13 +44,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
     if asked is not None:
         draft.idle(other, f"{asked.key} goes before it (TRL 1.16.0 scripts/sft.py)")
     asked = asked or other
-    name = _ALIKE.get(asked.value, asked.value) if asked else ""
-    if asked is not None and name not in _SERVED:
-        draft.refuse(asked, f"attention by {asked.value}")
-    elif asked is None:
-        draft.release_default("attn_implementation", "sdpa", "transformers 5.23.0", _CHOICE)
-    else:
-        draft.put("framework_options.attn_implementation", asked, name)
+    read_attention(draft, asked, asked.value if asked else "")
     draft.refuse(reader.take("model_init_kwargs.quantization_config"), "a packed base by an argument of the model")
     read_rows(reader, draft, _ROWS)
 

@@ -502,3 +502,12 @@ def test_settings_of_bitsandbytes_are_of_four_bits(tmp_path: Path) -> None:
     packed = imported(tmp_path, changed(QLORA, group_by_length=True, debug=True))
     assert {one.key: one.why for one in packed.left if one.key in ("group_by_length", "debug")} == {
         "group_by_length": "which samples come into a pack", "debug": "messages"}
+
+
+def test_transformers_takes_eager_attention_for_models_without_sdpa(tmp_path: Path) -> None:
+    bare = RECIPE.replace("attn_implementation: flash_attention_2\n", "")
+    without = bare.replace("qwen3-8b", "gpt-oss-20b")
+    assert imported(tmp_path, without).values["framework_options"]["attn_implementation"] == "eager"
+    assert "attn_implementation" not in imported(tmp_path, bare).values.get("framework_options", {})
+    with pytest.raises(RankscopeError, match="sdp_attention: the model has no SDPA"):
+        imported(tmp_path, without + "sdp_attention: true\n").expect_complete()

@@ -322,3 +322,13 @@ def test_states_on_the_host_have_deepspeeds_adam_whatever_optim_says() -> None:
     assert imported({**RECIPE, "optim": "sgd"}, ZERO).values["training"]["optimizer"]["name"] == "sgd"
     (refused,) = imported(RECIPE, {**host, "zero_force_ds_cpu_optimizer": False}).refused
     assert "another optimizer than DeepSpeed's own Adam" in refused.message
+
+
+@pytest.mark.parametrize("model", ["gemma-2-2b", "gpt-oss-20b"])
+def test_transformers_takes_eager_attention_for_models_without_sdpa(model: str) -> None:
+    recipe = {**RECIPE, "model_name_or_path": model}
+    assert imported(recipe).values["framework_options"]["attn_implementation"] == "eager"
+    assert "the model has no SDPA" in refusal({**recipe, "attn_implementation": "sdpa"})
+    flash = imported({**recipe, "attn_implementation": "flash_attention_2"}).values["framework_options"]
+    assert flash["attn_implementation"] == "flash_attention_2"
+    assert "attn_implementation" not in imported(RECIPE).values.get("framework_options", {})

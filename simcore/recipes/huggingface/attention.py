@@ -1,0 +1,36 @@
+"""Attention of a recipe, or the one that transformers chooses where none is named."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.modules import family_of
+from simcore.recipes.reader import Taken
+
+__all__ = ["read_attention"]
+
+_KEY: Final = "framework_options.attn_implementation"
+_RELEASE: Final = "transformers 5.23.0"
+_WITHOUT_SDPA: Final = frozenset({"gemma2", "gpt_oss"})
+"""Families whose `_supports_sdpa` is false: scores below a cap, and sinks."""
+_SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-flash-attn3")
+_ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
+
+
+def read_attention(draft: Draft, asked: Taken[str] | Taken[bool] | None, name: str = "", source: str = "") -> None:
+    """Writes the attention `name` that `asked` stands for; transformers' own choice is SDPA where the model has it."""
+    name = _ALIKE.get(name, name)
+    has_none = family_of(draft.answers.settings.get("model") or draft.values.get("model")) in _WITHOUT_SDPA
+    if asked is None and has_none:
+        draft.default(_KEY, "eager", _RELEASE, "modeling_utils.py:1872: the model has no SDPA")
+    elif asked is None:
+        draft.release_default("attn_implementation", "sdpa", _RELEASE, "modeling_utils.py: SDPA where the model has it")
+    elif name not in _SERVED:
+        draft.refuse(asked, f"attention by {name}")
+    elif name == "sdpa" and has_none:
+        draft.use(asked)
+        draft.fail(asked.where, f"{asked.key}: the model has no SDPA, at which {_RELEASE} stops "
+                                "(modeling_utils.py:1665)")
+    else:
+        draft.put(_KEY, asked, name, source)
