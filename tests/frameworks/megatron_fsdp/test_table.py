@@ -171,7 +171,7 @@ def test_scales_of_experts_lie_where_their_experts_are() -> None:
     held = {}
     for ep in (1, 4):
         mesh = {"dp_shard": 4, "ep": ep}
-        given = {"options": {"fp8_recipe": "mxfp8", "first_last_layers_bf16": False}, "version": MAIN,
+        given: dict[str, Any] = {"options": {"fp8_recipe": "mxfp8", "first_last_layers_bf16": False}, "version": MAIN,
                  "model": "qwen3-30b-a3b", "precision": {"compute": "fp8"}, "topology": "gb200-nvl72"}
         plan = small.plan_of("megatron_fsdp", mesh, **given)
         held[ep] = sum(p.rest_bytes for p in plan.of_layer(plan.layers[1]) if ".experts." in p.spec.name
