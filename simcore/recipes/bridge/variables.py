@@ -12,7 +12,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import SETTINGS, row_of
 from simcore.recipes.imported import Left
-from simcore.recipes.megatron.determinism import ALGORITHMS
+from simcore.recipes.megatron.determinism import DETERMINISTIC, expect_variables
 from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Unmodelled, read_rows
@@ -67,21 +67,14 @@ def read_variables(reader: Reader, draft: Draft) -> None:
 def _expect_determinism(reader: Reader, draft: Draft, options: dict[str, Any]) -> None:
     """Records what a deterministic run does not start with; variables that nothing sets here may be of the shell.
 
-    Megatron-Bridge 067f987d training/config.py:1043; Megatron-LM core/extensions/transformer_engine.py:2155.
+    Megatron-Bridge 067f987d training/config.py:1043.
     """
     if options.get("cross_entropy_loss_fusion") is not False:
         draft.fail(draft.path, "Cross Entropy Fusion is currently not deterministic: give "
                                "model.cross_entropy_loss_fusion=false beside model.deterministic_mode=true (Bridge "
                                "training/config.py:1053)")
-    for name, accepted, rule in (("NCCL_ALGO", ALGORITHMS, "Bridge training/config.py:1057"), (
-            "NVTE_ALLOW_NONDETERMINISTIC_ALGO", ("0",), "Megatron-LM core/extensions/transformer_engine.py:2156")):
-        found = reader.take(f"env_vars.{name}")
-        if found is None:
-            draft.left.append(Left("not modelled", draft.path, f"env_vars.{name}", "not set", f"a deterministic run "
-                                   f"starts with {' or '.join(accepted)} alone ({rule}): the shell is taken to set it"))
-        elif str(found.value) not in accepted:
-            draft.fail(found.where, f"{name} must be one of {list(accepted)} with model.deterministic_mode=true "
-                                    f"({rule})")
+    found = {name: one for name in DETERMINISTIC if (one := reader.take(f"env_vars.{name}"))}
+    expect_variables(draft, found, "env_vars.")
 
 
 def _read_fused(reader: Reader, draft: Draft, *, is_on: bool) -> None:

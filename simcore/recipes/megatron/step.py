@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.recipes.megatron.determinism import is_main
 from simcore.recipes.megatron.fields import Setting, Writer
 from simcore.recipes.megatron.without_effect import limit_of_gradients
 
@@ -244,6 +245,10 @@ def write_loss(writer: Writer) -> None:
     if fused.value and kind.value in ("te", "linear"):
         if kind.value == "linear":
             writer.refuse("head and loss in one kernel", kind)
+        if kind.value == "te" and is_main(writer.draft):
+            writer.draft.fail(kind.taken[0].where if kind.taken else writer.draft.path, "Transformer Engine cross "
+                              "entropy loss fusion is disabled due to stability issues: --cross-entropy-fusion-impl "
+                              "native, or no --cross-entropy-loss-fusion (main megatron/training/arguments.py:1696)")
         writer.write("training.loss", "te", kind, fused)
     else:
         writer.write("training.loss", "megatron", fused, *((kind,) if fused.value else ()))

@@ -35,6 +35,9 @@ def _write(outline: Outline) -> None:
     _write_options(puts)
     if not outline.has_option("data_parallel_sharding_strategy"):
         outline.set_variable("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if outline.given(f"{_OPTION}deterministic_mode") is True:
+        outline.set_variable("NCCL_ALGO", "Ring")
+        outline.set_variable("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
     outline.put("--mock-data", True, stand_in=True)  # noqa: FBT003
     outline.put("--train-iters", 10, stand_in=True)
     outline.put("--lr", 1e-4, stand_in=True)

@@ -138,6 +138,9 @@ def _write_loss(puts: ArgumentPuts) -> None:
     if loss == "te" and puts.is_main:
         outline.refuse(key, "Transformer Engine cross entropy loss fusion is disabled due to stability issues "
                             "(Megatron-LM d98e8a64 training/arguments.py:1700)")
+    if outline.given(f"{_OPTION}deterministic_mode") is True:
+        outline.refuse(key, "a fused cross entropy is not deterministic: Megatron-LM asks for "
+                            f"{option}=false beside deterministic_mode (training/determinism.py)")
     if loss in ("te", "megatron"):
         puts.put("cross_entropy_loss_fusion", True, key)  # noqa: FBT003
         puts.put("cross_entropy_fusion_impl", "te" if loss == "te" else "native", key)

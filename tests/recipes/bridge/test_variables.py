@@ -9,10 +9,12 @@ import pytest
 
 from recipes.bridge.test_recipe import imported
 from recipes.looked_into import messages
+from simcore.recipes.megatron.determinism import DETERMINISTIC
 
 _BASE: Final = "llama3_8b_pretrain_8gpu_h100_bf16_config model.deterministic_mode=true"
 _UNFUSED: Final = f"{_BASE} model.cross_entropy_loss_fusion=false"
-_SET: Final = "env_vars.NCCL_ALGO={} env_vars.NVTE_ALLOW_NONDETERMINISTIC_ALGO={}"
+_SET: Final = ("env_vars.NCCL_ALGO={} env_vars.NVTE_ALLOW_NONDETERMINISTIC_ALGO={} "
+               "env_vars.CUBLAS_WORKSPACE_CONFIG=:16:8")
 
 
 @pytest.mark.parametrize(("words", "told"), [
@@ -28,7 +30,7 @@ def test_what_does_not_repeat_is_refused(tmp_path: Path, words: str, told: str) 
 def test_variables_that_a_deterministic_run_needs_are_told(tmp_path: Path) -> None:
     found = imported(tmp_path, _UNFUSED)
     assert not found.wrong
-    needed = {"env_vars.NCCL_ALGO", "env_vars.NVTE_ALLOW_NONDETERMINISTIC_ALGO"}
+    needed = {f"env_vars.{name}" for name in DETERMINISTIC}
     assert {one.key for one in found.left if one.value == "not set" and "deterministic" in one.why} == needed
     found = imported(tmp_path, f"{_UNFUSED} {_SET.format('Ring', 0)}")
     assert not found.wrong

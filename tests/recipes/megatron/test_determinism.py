@@ -20,7 +20,10 @@ torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 1024 --
 """
 
 
-def _imported(tmp_path: Path, variables: str, arguments: str, version: str = "") -> Imported:
+MAIN: Final = "main 2026-08-22"
+
+
+def _imported(tmp_path: Path, variables: str, arguments: str, version: str = MAIN) -> Imported:
     (tmp_path / "run.sh").write_text(RUN.format(variables, arguments), encoding="utf-8")
     settings = {"framework_version": version} if version else {}
     return import_recipe([str(tmp_path / "run.sh")], Answers.of_options(None, None, "dgx-h100", settings))
@@ -50,8 +53,20 @@ def test_deterministic_mode_sets_the_workspace_of_cublas(tmp_path: Path) -> None
 
 
 def test_core_asks_for_its_own_algorithms(tmp_path: Path) -> None:
-    core = "core 0.16.1"
-    assert not _imported(tmp_path, "export NCCL_ALGO=Tree", "--deterministic-mode --tp-comm-overlap", core).wrong
-    found = _imported(tmp_path, "export NCCL_ALGO=NVLS", "--deterministic-mode", core)
+    found = _imported(tmp_path, "export NCCL_ALGO=Tree", "--deterministic-mode --tp-comm-overlap", "")
+    assert not found.wrong
+    missing = {one.key for one in found.left if one.value == "not set" and "deterministic" in one.why}
+    assert missing == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "CUBLAS_WORKSPACE_CONFIG"}
+    found = _imported(tmp_path, "export NCCL_ALGO=NVLS", "--deterministic-mode", "")
     assert ["NCCL_ALGO must be one of" in str(one) for one in found.wrong] == [True]
     assert "cublas_workspace_config" not in found.values.get("environment", {})
+    found = _imported(tmp_path, "export NVTE_ALLOW_NONDETERMINISTIC_ALGO=1", "--deterministic-mode", "")
+    assert ["NVTE_ALLOW_NONDETERMINISTIC_ALGO must be one of" in str(one) for one in found.wrong] == [True]
+
+
+def test_main_has_no_cross_entropy_of_transformer_engine(tmp_path: Path) -> None:
+    """Megatron-LM main training/arguments.py:1696; core 0.16.1 has it."""
+    asked = "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"
+    found = _imported(tmp_path, "", asked)
+    assert ["disabled due to stability issues" in str(one) for one in found.wrong] == [True]
+    assert not _imported(tmp_path, "", asked, "").wrong
