@@ -18,8 +18,6 @@ __all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of"]
 
 _KBIT: Final = "prepare_model_for_kbit_training"
 AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, False), _KBIT: (True, False)}
-_CASTS_NORMS: Final = ("nemotron",)
-"""Families whose own code runs LayerNorm in the compute dtype under autocast."""
 _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
 
@@ -71,8 +69,5 @@ def _check(job: Job, stored: str) -> None:
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     if not all(isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks) for block in blocks):
         raise job.not_yet("framework_options.autocast", "autocast over experts, Mamba layers or attention sinks")
-    plain = [kind for kind in job.graph.kinds if kind.family not in _CASTS_NORMS]
-    if any(branch.layer_norm and branch.norm_bias for kind in plain for branch in kind.branches):
-        raise job.not_yet("framework_options.autocast", "autocast over LayerNorm, which it runs in fp32")
     if stored != job.compute:
         job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))

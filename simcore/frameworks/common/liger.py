@@ -25,7 +25,7 @@ def has_liger(job: Job, options: Mapping[str, Any]) -> bool:
     if family not in LIGER_FAMILIES:
         raise job.not_yet(at, f"Liger's kernels in {family} (served: {', '.join(LIGER_FAMILIES)})")
     if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
-        raise job.not_yet(at, "Liger's kernels under autocast over fp32 parameters")
+        raise job.not_yet(at, "Liger's kernels under autocast (parameters or adapters in fp32)")
     if options.get("FastLanguageModel"):
         raise job.not_yet(at, "Liger's kernels in Unsloth's layers")
     return True

@@ -5,7 +5,7 @@ torch 2.13 `aten/src/ATen/autocast_mode.cpp`, cached_cast: the copy of a trained
 ends, so one copy serves all its uses; that of a frozen one and of any other tensor dies with its last user. The region
 is the model's forward with its loss (accelerate 1.15 `accelerator.py`, prepare_model), and in a replay the layer
 (`torch/utils/checkpoint.py`). Linears and SDPA compute in the narrow type; embeddings, sums and products of elements
-take what they get, norms and losses are fp32 in the modelling code already.
+take what they get, norms and losses are fp32 in the modelling code already. LayerNorm and powers are cast up to fp32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["is_autocast", "narrowed", "product", "set_apart"]
+__all__ = ["is_autocast", "layer_norm", "narrowed", "product", "set_apart"]
 
 
 def is_autocast(run: LayerWorkload) -> bool:
@@ -34,12 +34,22 @@ def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: aten.Operand, lab
             bias: Param | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`: [..., n] for `x` [..., k] and `weight` [n, k].
 
-    Under autocast input and weight are cast before. `label`: name of the output's storage.
+    Under autocast input, weight and bias are cast before. `label`: name of the output's storage.
     """
     if not is_autocast(run):
         return aten.linear(tape, x, weight, label, bias=bias)
-    narrow = _weight(tape, run, weight)  # arguments are cast from the last to the first
-    return aten.linear(tape, aten.cast(tape, x, run.compute), narrow, label, bias=bias)
+    short = None if bias is None else _weight(tape, run, bias)  # arguments are cast from the last to the first
+    narrow = _weight(tape, run, weight)
+    return aten.linear(tape, aten.cast(tape, x, run.compute), narrow, label, bias=short)
+
+
+def layer_norm(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, bias: Param) -> Tensor:
+    """`F.layer_norm` of `x`, in its shape: under autocast all is cast to fp32, and so is the result."""
+    if not is_autocast(run):
+        return aten.layer_norm(tape, x, weight, bias)
+    wide_bias = aten.cast(tape, bias, "fp32")
+    wide_weight = aten.cast(tape, weight, "fp32")
+    return aten.layer_norm(tape, aten.cast(tape, x, "fp32"), wide_weight, wide_bias)
 
 
 def _weight(tape: Tape, run: LayerWorkload, weight: aten.Operand) -> aten.Operand:

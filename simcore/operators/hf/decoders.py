@@ -182,21 +182,27 @@ def nemotron_norm(tape: Tape, run: LayerWorkload, weight: Param, bias: Param, x:
     Under autocast all three are cast to its type first.
     """
     scale = aten.add_scalar(tape, weight)
-    if not is_autocast(run):
-        return aten.layer_norm(tape, x, scale, bias)
-    given = (narrowed(tape, run, x), narrowed(tape, run, scale), aten.cast(tape, bias, run.compute))
-    return aten.layer_norm(tape, *given)
+    if is_autocast(run):
+        x, narrow = narrowed(tape, run, x), narrowed(tape, run, scale)
+        short = aten.cast(tape, bias, run.compute)
+        del scale
+        return aten.layer_norm(tape, x, narrow, short)
+    return aten.layer_norm(tape, x, scale, bias)
 
 
 # ---- Phi, StarCoder 2: two linears -----------------------------------------------------------------------------------
-def new_gelu(tape: Tape, x: Tensor) -> Tensor:
-    """GELU by tanh of `x`, operator by operator, in its shape and type."""
+def new_gelu(tape: Tape, x: Tensor, *, run: LayerWorkload) -> Tensor:
+    """GELU by tanh of `x`, operator by operator, in its shape and type; in fp32 from its power on under autocast."""
     half = aten.mul_scalar(tape, x)
-    inner = aten.add(tape, x, aten.mul_scalar(tape, aten.square(tape, x)))
+    inner = aten.add(tape, x, aten.mul_scalar(tape, aten.square(tape, _wide(tape, run, x))))
     inner = aten.mul_scalar(tape, inner)
     inner = aten.tanh(tape, inner)
     inner = aten.add_scalar(tape, inner)
     return aten.mul(tape, half, inner)
+
+
+def _wide(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    return aten.cast(tape, x, "fp32") if is_autocast(run) else x
 
 
 def two_linears(tape: Tape, run: LayerWorkload, first: str, second: str, x: Tensor, activate: Activation) -> Tensor:

@@ -15,6 +15,7 @@ from simcore.models.blocks import Attention, Branch, GatedDeltaNet, LayerKind, M
 from simcore.operators.hf import decoders, gpt_oss, hybrid, layers, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
+from simcore.operators.hf.autocast import layer_norm
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.recurrent import delta_net, mamba
@@ -133,7 +134,8 @@ def _mlp_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs)
 
 def _mlp_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     name = branch.name
-    return decoders.two_linears(tape, run, f"{name}.fc1", f"{name}.fc2", inputs.hidden, decoders.new_gelu), None
+    return decoders.two_linears(tape, run, f"{name}.fc1", f"{name}.fc2", inputs.hidden,
+                                partial(decoders.new_gelu, run=run)), None
 
 
 def _mlp_of_starcoder2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -247,7 +249,7 @@ def norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor, family: str) -> Ten
     if bias is not None and family == "nemotron":
         return decoders.nemotron_norm(tape, run, weight, bias, x)
     if bias is not None:
-        return aten.layer_norm(tape, x, weight, bias)
+        return layer_norm(tape, run, x, weight, bias)
     return hf_liger.rms_norm(tape, weight, x) if hf_liger.has_liger(run) else of_family(family).norm(tape, weight, x)
 
 

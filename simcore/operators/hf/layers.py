@@ -187,7 +187,7 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
     pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
     if block.sinks:
         return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
-    query, key, value = (narrowed(tape, run, part) for part in parts)
+    value, key, query = (narrowed(tape, run, part) for part in reversed(parts))
     if has_flash_attention(run):
         return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
     if mask is not None:
@@ -225,8 +225,8 @@ def rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor,
     q_out, k_out = rotate(tape, q_turned, cos, sin), rotate(tape, k_turned, cos, sin)
     if held is not None:
         held += [q_out, k_out, q_rest, k_rest]
-    q_out = aten.cat(tape, q_out, q_rest)
-    k_out = aten.cat(tape, k_out, k_rest)
+    q_out = aten.cat(tape, q_out, aten.cast(tape, q_rest, q_out.dtype))  # autocast joins in the wider type
+    k_out = aten.cat(tape, k_out, aten.cast(tape, k_rest, k_out.dtype))
     return q_out, k_out
 
 

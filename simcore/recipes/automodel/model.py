@@ -220,6 +220,8 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
         return
     draft.use(reader.text("model.backend._target_"), why="the class of these settings")
+    if experts_of(draft) == []:
+        draft.idle(reader.matching("model.backend.experts", _DISPATCHER), "the model has no experts")
     kernels: list[tuple[str, tuple[str, ...]]] = [("rms_norm", ("te", "torch", "torch_fp32", "quack"))]
     if not read_te_fp8(reader, draft):
         _read_experts(reader, draft)

@@ -24,6 +24,8 @@ _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa:
                         ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch",
                          "limit_all_gathers", "mixed_precision_policy"),
                         "axolotl's utils/schemas/fsdp.py, utils/trainer.py setup_fsdp_envs")
+_BESIDE_FSDP1: Final = ("adamw_8bit", "adamw_bnb_8bit")
+"""Optimizers of bitsandbytes that axolotl refuses under FSDP 2."""
 _ROWS: Final = (Idle(("expert_parallel_*",), "one rank"), *ACCELERATOR)
 
 
@@ -65,6 +67,9 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
     second = any(str(one.value) == "2" for one in version)
     draft.infer("framework", "fsdp2" if second else "fsdp1", "version of FSDP", *asked, source=_VERSION,
                 where=(asked or reader.untouched())[0].where)
+    if second and (optimizer := reader.look("optimizer")) in _BESIDE_FSDP1:
+        draft.fail(reader.document.where(("optimizer",)), f"FSDP2 not compatible with {optimizer}, use "
+                   "`adamw_torch_8bit` instead (axolotl 067b021c utils/schemas/validation.py check_fsdp2_w_8bit_optimizer)")
     read_plugin(reader, draft, _PLUGIN, second=second)
     _shards(reader, draft)
     return Sharding(Shards.EACH if second else Shards.FLAT)

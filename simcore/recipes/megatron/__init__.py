@@ -6,7 +6,8 @@ Input: the file. Output: a scenario of framework `megatron` or `megatron_fsdp`. 
 arguments, and words as values. `fields`: fields of Megatron's configurations, whatever their form, and keys written
 from them. `model`, `hybrid`, `patterns`, `vocabulary`: the model by its sizes. `layout`: degrees, stages, batches.
 `step`: formats, optimizer, recomputation, loss. `options`: framework options. `launch`, `environment`, `determinism`:
-the command around the arguments. `refused`, `without_effect`: arguments that no scenario can say, and that change nothing.
+the command around the arguments. `refused`, `without_effect`: arguments that no scenario can say, or without
+effect.
 
 Facts are those of Megatron-LM d98e8a64 (main, 2026-08-22) and of core 0.16.1.
 """

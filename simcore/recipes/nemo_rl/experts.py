@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.errors import InputError
-from simcore.models.blocks import Moe
-from simcore.models.graph import architecture_of, model_config
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.experts import experts_of
 from simcore.recipes.megatron.without_effect import SMS
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader
@@ -46,25 +44,13 @@ def read_experts(reader: Reader, draft: Draft, at: str) -> None:
 
 def _has_experts(draft: Draft) -> bool:
     """True for a model with a mixture of experts, and for one that is not known."""
-    found = _experts(draft)
+    found = experts_of(draft)
     return found is None or bool(found)
 
 
 def _routes_by_softmax(draft: Draft) -> bool:
     """True for experts whose router is simulated in the format of its input where nothing says another."""
-    return all(block.router == "softmax" for block in _experts(draft) or ())
-
-
-def _experts(draft: Draft) -> list[Moe] | None:
-    """Mixtures of experts of the model; None for one that is not known."""
-    model = draft.answers.settings.get("model", draft.values.get("model"))
-    block = model if isinstance(model, dict) else {"config": model}
-    try:
-        fields = model_config(str(block.get("config")), block.get("overrides"), "")
-        parts = architecture_of(fields).parts
-    except InputError:
-        return None
-    return [branch.block for _, kind in parts for branch in kind.branches if isinstance(branch.block, Moe)]
+    return all(block.router == "softmax" for block in experts_of(draft) or ())
 
 
 def _read_dispatcher(reader: Reader, draft: Draft, at: str) -> None:

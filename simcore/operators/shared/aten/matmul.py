@@ -13,7 +13,7 @@ __all__ = ["baddbmm", "bmm", "grouped_mm", "linear", "permuted", "product", "res
 
 
 def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM,
-           bias: Param | None = None, operator: str = "mm") -> Tensor:
+           bias: Operand | None = None, operator: str = "mm") -> Tensor:
     """`x @ weight.T + bias` of `x` [..., k] and `weight` [n, k]: a new tensor [..., n] named `name`.
 
     In backward the weight's gradient is made first; with a bias the operator is `addmm` and the gradient of x comes
@@ -23,17 +23,18 @@ def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
     n = weight.shape[0]
     x_shape, w_shape, w_dtype, dtype, moved = x.shape, weight.shape, weight.dtype, x.dtype, x.nbytes + weight.nbytes
     x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
+    has_bias, b_needs = bias is not None, bias is not None and needs_grad(bias)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         (grad,) = grads
         assert grad is not None
         moved = grad.nbytes
-        to_w = for_weight(tape, moved) if bias is None and tape.half != "input" else None
+        to_w = for_weight(tape, moved) if not has_bias and tape.half != "input" else None
         to_x = (new(tape, x_shape, dtype, f"grad_{name}", moved + w_bytes, kernel, flops)
                 if x_needs and tape.half != "weight" else None)
-        if bias is None:
+        if not has_bias:
             return [None, to_x, to_w]
-        return [grad if bias.trainable else None, to_x, for_weight(tape, moved)]
+        return [grad if b_needs else None, to_x, for_weight(tape, moved)]
 
     def for_weight(tape: Tape, moved: int) -> Tensor | None:
         return new(tape, w_shape, w_dtype, "grad_weight", moved + x_bytes, kernel, flops) if w_needs else None

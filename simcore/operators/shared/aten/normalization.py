@@ -37,7 +37,7 @@ def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor
 def layer_norm(tape: Tape, x: Tensor, weight: Operand, bias: Operand | None, name: str = "norm") -> Tensor:
     """`F.layer_norm` in x's own type: a new tensor with the shape of `x`.
 
-    `bias` None for a norm without one. Autograd saves x, the weight, and the fp32 mean and inverse deviation of each
+    `bias` None for a norm without one. Autograd saves x, weight, bias, and the fp32 mean and inverse deviation of each
     row. torch 2.13 `csrc/autograd` native_layer_norm; its backward is a kernel over rows and one over columns.
     """
     shape, dtype, moved, w_shape, w_dtype = x.shape, x.dtype, x.nbytes, weight.shape, weight.dtype
@@ -50,7 +50,8 @@ def layer_norm(tape: Tape, x: Tensor, weight: Operand, bias: Operand | None, nam
             tape.compute(Kernel.NORM, math.prod(shape), 2 * moved)
         return [to_x, *made]
 
-    node = tape.node((x, weight, *((bias,) if bias else ())), (x, weight), backward)
+    given = (x, weight, *((bias,) if bias else ()))
+    node = tape.node(given, given, backward)
     out = new(tape, shape, dtype, name, moved, Kernel.NORM)
     statistics = [tape.empty((*shape[:-1], 1), "fp32", what) for what in ("mean", "rstd")]
     tape.save(node, *statistics)
