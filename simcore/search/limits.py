@@ -104,11 +104,9 @@ class _Tries:
         return self.held.get(value, False)
 
     def can_be(self, value: Value) -> bool:
-        """True if some layout is legal with the value; else the value holds in none, and is not tried again."""
-        if value not in self.held and value not in self.legal and not any(
-                self._is_legal(value, each) for each in candidates(self.space(value))):
-            self.held[value] = False
-        return value in self.legal
+        """True if some layout is legal with the value."""
+        return value in self.legal or (value not in self.held and any(
+            self._is_legal(value, each) for each in candidates(self.space(value))))
 
     def _by_last_peak(self, value: Value) -> Sequence[Candidate]:
         """Candidates of a value: first those that had the lowest peaks, then those that cut least besides the data."""
