@@ -10,6 +10,7 @@ from simcore.models.graph import model_config
 from simcore.recipes.automodel.config_fields import NAMES, changed_fields, drop_fields, read_format
 from simcore.recipes.automodel.te_fp8 import read_te_fp8
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.experts import experts_of
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
@@ -220,11 +221,13 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
         return
     draft.use(reader.text("model.backend._target_"), why="the class of these settings")
-    if experts_of(draft) == []:
+    is_dense = experts_of(draft) == []
+    if is_dense:
         draft.idle(reader.matching("model.backend.experts", _DISPATCHER), "the model has no experts")
     kernels: list[tuple[str, tuple[str, ...]]] = [("rms_norm", ("te", "torch", "torch_fp32", "quack"))]
     if not read_te_fp8(reader, draft):
-        _read_experts(reader, draft)
+        if not is_dense:
+            _read_experts(reader, draft)
         kernels = [("linear", ("te", "torch", "quack")), *kernels]
     for name, served in kernels:
         kernel = reader.text(f"model.backend.{name}")
@@ -232,13 +235,19 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
             draft.refuse(kernel, f"{name} by {kernel.value}")
         else:
             draft.unmodelled(kernel, _ALIKE)
-    dispatcher = reader.text(_DISPATCHER)
+    _read_dispatcher(reader, draft, is_dense=is_dense)
+
+
+def _read_dispatcher(reader: Reader, draft: Draft, *, is_dense: bool) -> None:
+    """Writes the exchange of tokens, which a dense model has none of, and the settings that stand beside it."""
+    others = [row for row in BACKEND_ROWS if getattr(row, "key", "") != _DISPATCHER]
+    dispatcher = None if is_dense else reader.text(_DISPATCHER)
     if dispatcher is not None and dispatcher.value == "uccl_ep":
         draft.infer("framework_options.dispatcher", "deepep", "UCCL-EP: DeepEP's manager, tensors, sizes of buffers; "
                     "its transport is not told apart", dispatcher, source="components/moe/megatron/token_dispatcher.py")
-        read_rows(reader, draft, [row for row in BACKEND_ROWS if getattr(row, "key", "") != _DISPATCHER])
+        read_rows(reader, draft, others)
     else:
-        read_rows(reader, draft, BACKEND_ROWS)
+        read_rows(reader, draft, others if is_dense else BACKEND_ROWS)
 
 
 def _read_experts(reader: Reader, draft: Draft) -> None:

@@ -69,7 +69,8 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
                 where=(asked or reader.untouched())[0].where)
     if second and (optimizer := reader.look("optimizer")) in _BESIDE_FSDP1:
         draft.fail(reader.document.where(("optimizer",)), f"FSDP2 not compatible with {optimizer}, use "
-                   "`adamw_torch_8bit` instead (axolotl 067b021c utils/schemas/validation.py check_fsdp2_w_8bit_optimizer)")
+                   "`adamw_torch_8bit` instead (axolotl 067b021c utils/schemas/validation.py "
+                   "check_fsdp2_w_8bit_optimizer)")
     read_plugin(reader, draft, _PLUGIN, second=second)
     _shards(reader, draft)
     return Sharding(Shards.EACH if second else Shards.FLAT)

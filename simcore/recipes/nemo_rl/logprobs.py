@@ -82,6 +82,7 @@ def _more(draft: Draft) -> str:
     """Memory of log-probabilities beside that of a cross entropy."""
     training, mesh = draft.values.get("training", {}), draft.values.get("mesh", {})
     tokens, tp = (training.get("seq_len"), training.get("micro_batch_size", 1)), mesh.get("tp", 1)
-    count = f"{tokens[0] * tokens[1] // mesh.get('cp', 1):,} tokens" if all(isinstance(one, int) for one in tokens) else "tokens"
+    is_known, cp = all(isinstance(one, int) for one in tokens), mesh.get("cp", 1)
+    count = f"{tokens[0] * tokens[1] // cp:,} tokens" if is_known else "tokens"
     rows = f"rows of the vocabulary / {tp}" if tp > 1 else "rows of the vocabulary"
     return f"while they are computed they take 8 bytes x {count} x {rows} more than is counted"

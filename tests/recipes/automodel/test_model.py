@@ -127,3 +127,22 @@ def test_kernels_of_sdpa_are_an_option() -> None:
     assert one.values["framework_options"]["sdpa_backend"] == "flash"
     idle = reasons(named("attn_implementation: sdpa, use_sdpa_patching: false, sdpa_method: [math]"))
     assert idle["model.sdpa_method"] == "no effect: use_sdpa_patching is off"
+
+
+def test_settings_of_experts_mean_nothing_in_a_dense_model() -> None:
+    """Automodel 0.7.0 components/models/llama/model.py reads attn, rms_norm, linear and rope alone."""
+    for model, why in (("llama-3-8b", "the model has no experts"), ("qwen3-30b-a3b", "not a loop over experts")):
+        found = imported(DENSE.replace("llama-3-8b", model), **ANSWERS)
+        assert [why in one.why for one in found.left if one.key == "model.backend.experts"] == [True], model
+
+
+DENSE = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 8, local_batch_size: 4}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: llama-3-8b
+  backend: {dispatcher: torch, experts: torch}
+distributed: {strategy: fsdp2}
+dataset: {_target_: nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset, seq_len: 256}
+"""

@@ -511,3 +511,10 @@ def test_transformers_takes_eager_attention_for_models_without_sdpa(tmp_path: Pa
     assert "attn_implementation" not in imported(tmp_path, bare).values.get("framework_options", {})
     with pytest.raises(RankscopeError, match="sdp_attention: the model has no SDPA"):
         imported(tmp_path, without + "sdp_attention: true\n").expect_complete()
+
+
+def test_bitsandbytes_in_8_bits_is_refused_under_fsdp_2_by_axolotls_own_rule(tmp_path: Path) -> None:
+    """axolotl 067b021c utils/schemas/validation.py:1142 check_fsdp2_w_8bit_optimizer."""
+    for optimizer, is_wrong in (("adamw_bnb_8bit", True), ("adamw_torch_8bit", False)):
+        found = imported(tmp_path, changed(FSDP2, optimizer=optimizer))
+        assert bool([one for one in found.wrong if "adamw_torch_8bit` instead" in one.message]) is is_wrong, optimizer
