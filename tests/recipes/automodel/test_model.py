@@ -131,7 +131,7 @@ def test_kernels_of_sdpa_are_an_option() -> None:
 
 def test_settings_of_experts_mean_nothing_in_a_dense_model() -> None:
     """Automodel 0.7.0 components/models/llama/model.py reads attn, rms_norm, linear and rope alone."""
-    for model, why in (("llama-3-8b", "the model has no experts"), ("qwen3-30b-a3b", "not a loop over experts")):
+    for model, why in (("llama-3-8b", "the model has no experts"), ("qwen3-30b-a3b", "not as a loop over experts")):
         found = imported(DENSE.replace("llama-3-8b", model), **ANSWERS)
         assert [why in one.why for one in found.left if one.key == "model.backend.experts"] == [True], model
 
