@@ -31,7 +31,7 @@ def test_a_search_in_which_nothing_fits_tells_what_was_tried_and_the_nearest(pag
     page.until("/memory: [1-9]/.test(document.getElementById('progress').innerText)", LONG_S)
     page.click("#search-stop")
     page.until("document.getElementById('none')")
-    assert "stopped while" in page.text("#progress")
+    assert "stopped at: memory: " in page.text("#progress")
     assert "No layout that was tried fits so far: " in page.text("#none")
 
 

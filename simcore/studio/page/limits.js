@@ -67,7 +67,7 @@ export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why
   if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
   const there = there_words(layout, job);
   const batch = value_of(job, "training.global_batch_size");
-  const fewer = `${untried ? `${count(untried)} smaller numbers were not tried` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}, of several hosts whole ones`}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${batch_words(more, job)} ${NOT_TRIED}`;
+  const fewer = value === 1 ? NOT_TRIED : `${untried ? `${count(untried)} smaller numbers were not tried` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}, of several hosts whole ones`}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${batch_words(more, job)} ${NOT_TRIED}`;
   const number = `${count(value)} GPU${value === 1 ? "" : "s"}`;
   const head = more.other ? `${number} with this batch, ${count(more.other.gpus)} with ${count(more.other.batch)}` : number;
   const [without, known] = on_device ? device_words(on_device, job) : [];
@@ -100,7 +100,7 @@ export class Limits {
     if (quantity === "gpus") this.least(free, running);
     let found;
     try { found = await ask("limit", { ...this.question(), quantity }, running.signal); } catch (error) {
-      if (!(error instanceof Superseded) && error.name !== "AbortError") kept.textContent = error.message;
+      if (!(error instanceof Superseded)) kept.textContent = error.name === "AbortError" ? "" : error.message;
       return;
     }
     kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With all other keys of this job as they are, only data parallel changed: " : ""}${words_of(found)}` }));
@@ -165,10 +165,10 @@ export class Limits {
       await stream({ ...this.question(), frameworks: [framework], free: FREE, fewest: true }, running.signal, show);
       doing.textContent = `done in ${Math.round((Date.now() - begun) / 1000)} s`;
     } catch (error) {
-      doing.textContent = error.name === "AbortError" ? `stopped while trying ${trying.replace(/,$/, "")}` : error.message;
+      doing.textContent = error.name === "AbortError" ? `stopped${trying && ` while trying ${trying.replace(/,$/, "")}`}` : error.message;
       if (error.name === "AbortError" && !row) {
         number.textContent = "none fits so far";
-        known.textContent = nearest ? `Nearest to fitting: ${nearest_words(nearest, this.question().values)}` : "What rests on a rank alone was more than fits, in every layout that was tried.";
+        known.textContent = nearest ? `Nearest to fitting: ${nearest_words(nearest, this.question().values)}` : trying ? "Of each layout that was tried more rests on a rank than fits, or the framework refuses it." : "No layout was tried yet.";
       }
     } finally {
       clearInterval(clock);

@@ -111,7 +111,7 @@ export class Search {
       if (this.running === running) this.progress.textContent = this.over || "The search ended without an answer.";
     } catch (error) {
       running.abort(); /* of an answer that cannot be read, too: the studio stops where nobody listens */
-      if (this.running === running) this.progress.textContent = error.name === "AbortError" ? `stopped while ${this.doing}` : error.message;
+      if (this.running === running) this.progress.textContent = error.name === "AbortError" ? `stopped at: ${this.doing}` : error.message;
       if (this.running === running && error.name === "AbortError") this.stopped();
       this.progress.classList.toggle("wrong", error.name !== "AbortError");
     } finally {
@@ -129,7 +129,7 @@ export class Search {
     this.is_stopped = true;
     if (this.counted.length) this.count();
     else if (!this.layouts.length && this.sized.length) this.draw(true);
-    if (!this.layouts.length && !this.sized.length && !this.counted.some((one) => one.layout)) this.none("No layout that was tried fits so far");
+    if (!this.layouts.length && !this.sized.length && !this.counted.some((one) => one.layout)) this.none(this.doing === "starting" ? "No layout was tried yet" : "No layout that was tried fits so far");
   }
 
   /* Why nothing fits: what became of the layouts, and the one that is nearest to fitting. */
