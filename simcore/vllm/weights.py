@@ -122,6 +122,8 @@ def unserved(architecture: Architecture) -> str:
     """Description of a part of the model that is not modelled here, such as latent attention; "" if none."""
     if any(kind.shared for kind in _kinds(architecture)):
         return "layers that share a transformer"
+    if architecture.has_tower:
+        return "a vision tower"
     blocks = [branch.block for kind in _kinds(architecture) for branch in kind.branches]
     if len({(block.num_kv_heads, block.head_dim) for block in blocks if isinstance(block, Attention)}) > 1:
         return "attention layers of different widths"

@@ -46,6 +46,12 @@ def test_what_is_not_served_is_refused_by_name(changed: dict[str, Any], message:
     assert any(message in problem.message for problem in check(scenario(**changed)).problems), changed
 
 
+def test_an_engine_with_a_tower_is_refused_by_name() -> None:
+    asked = Scenario.model_validate({"name": "serves", "workload": "serve", "model": "gemma-3-4b",
+                                     "topology": "dgx-h100", "generation": {"max_model_len": 1024}})
+    assert [problem.message for problem in check(asked).problems] == ["not yet: serving a vision tower"]
+
+
 def test_a_frozen_tower_has_no_gradients_and_no_states() -> None:
     """It is stored in bf16 over all ranks, two bytes an element; a trained parameter has two moments besides."""
     sees, reads = (ok(place(one)).ranks[0] for one in (scenario(), scenario(
