@@ -1,4 +1,4 @@
-"""What NCCL counts for the steps of a collective over nodes: they follow each other, one per rank of a ring.
+"""Steps of a collective over nodes, as NCCL counts them: they follow each other, one per rank of a ring.
 
 [Note: steps of a ring]
 In an all-gather or reduce-scatter over n ranks a part of the data passes n - 1 ranks one after another, in an

@@ -86,7 +86,7 @@ def test_no_product_is_faster_than_its_arithmetic_or_gets_faster_by_growing(
 # ---- attention -------------------------------------------------------------------------------------------------------
 def attention(device: Device, keys: int, values: int = 0, *, backward: bool = False, bits: int = 16,
               older: bool = False) -> float:
-    """Of so many long heads that neither tiles nor waves matter."""
+    """Factor for so many long heads that neither tiles nor waves matter."""
     return of_heads(device, 2**13, 2**20, (keys, values or keys), backward=backward, bits=bits, older=older)
 
 
