@@ -95,14 +95,14 @@ def test_what_is_unknown_is_refused_with_a_hint() -> None:
         model_config("llama-3.1-8c", None, "model")
     with pytest.raises(InputError, match="'hiden_size': the configuration has no such field"):
         model_config("llama-tiny", {"hiden_size": 1}, "model")
-    with pytest.raises(InputError, match=r"model_type: expected one of bailing_moe, bamba, .*, zamba2, got 'bert'"):
+    with pytest.raises(InputError, match=r"model_type: expected one of arcee, bailing_moe, .*, zamba2, got 'bert'"):
         build({"model_type": "bert"}, "hf")
 
 
 def test_a_family_that_is_not_known_is_told_at_the_files_line(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{\n "hidden_size": 64,\n "model_type": "bert"\n}')
-    with pytest.raises(InputError, match=r"config\.json:3: model configuration: model_type: expected one of baili"):
+    with pytest.raises(InputError, match=r"config\.json:3: model configuration: model_type: expected one of arcee"):
         model_config(str(path), None, "f.yaml:2")
     assert model_config(str(path), {"model_type": "llama"}, "f.yaml:2")["model_type"] == "llama"
 

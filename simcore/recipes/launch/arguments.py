@@ -53,9 +53,8 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
     `names`: words that may stand alone, such as `train`. `dashes`: dashes in keys are underscores, and `--no-KEY` or
     `--block.no-KEY` is false. `hydra`: `~KEY` takes a key out.
     """
-    found: list[Override] = []
+    found, number = list[Override](), 0
     config: Word | None = None
-    number = 0
     while number < len(words):
         word = words[number]
         where = f"{path}:{word.line}"
