@@ -7,8 +7,9 @@ Start: `trainer.read_sharding`, `accelerate.read_launch`, `deepspeed.read_deepsp
 `accelerate`: the YAML of `accelerate launch`. `optimizers`: transformers' names of optimizers. `modules`: modules that
 get adapters. `companions`: which of the files beside a recipe is what. `named_model`: the model that a key names.
 `config_fields`: fields of its configuration. `experts`: its mixtures of experts. `attention`: the kernel that
-transformers takes. `trainer`: arguments of its Trainer. `tf32`: the one of fp32 products. `without_effect`: those that
-change nothing. `written`: the same parts of recipes that are written.
+transformers takes. `script`: a launch script in place of a recipe. `trainer`: arguments of transformers' Trainer.
+`tf32`: the one of fp32 products. `without_effect`: those that change nothing. `written`: the same parts of recipes that
+are written.
 
 Facts are those of accelerate 1.15.0, transformers 5.23.0 and DeepSpeed 0.19.6.
 """

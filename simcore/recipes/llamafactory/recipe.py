@@ -14,6 +14,7 @@ from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import Companions, companions_of
 from simcore.recipes.huggingface.fields import fields_of
+from simcore.recipes.huggingface.script import Script, names_model, read_launch_script
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported, read_known, with_job
@@ -24,7 +25,6 @@ from simcore.recipes.llamafactory.kind import VERSION_1, trains
 from simcore.recipes.llamafactory.lengths import read_lengths
 from simcore.recipes.llamafactory.method import read_method
 from simcore.recipes.llamafactory.model import read_model
-from simcore.recipes.llamafactory.script import Script, is_script, read_launch_script
 from simcore.recipes.llamafactory.without_effect import WITHOUT_EFFECT
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
@@ -34,12 +34,13 @@ from simcore.recipes.rows import read_rows
 __all__ = ["FORMAT"]
 
 _TELLING: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len"})
+"""Arguments that trainers of other projects do not have."""
 
 
 def _recognises(file: RecipeFile) -> bool:
     document = file.mapping()
     if document is None:
-        return is_script(file)
+        return names_model(file) and any(f"--{name}" in file.text for name in _TELLING)
     names = {*document.data}
     return ("model_name_or_path" in names and not _TELLING.isdisjoint(names)) or (
         "model" in names and len(names & VERSION_1) > 1)

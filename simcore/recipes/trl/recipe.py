@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
+from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import read_processes
 from simcore.recipes.huggingface.companions import companions_of
 from simcore.recipes.huggingface.fields import fields_of
+from simcore.recipes.huggingface.script import Script, names_model, read_launch_script
 from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
-from simcore.recipes.imported import Imported
+from simcore.recipes.imported import Imported, read_known, with_job
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
@@ -34,14 +37,27 @@ _OTHERS: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len"
 """Keys of recipes of other tools that also name their model by `model_name_or_path`."""
 
 
+_STARTS: Final = re.compile(r"\btrl\s+sft\b|\bsft\w*\.py\b")
+_NAMES_FILE: Final = re.compile(r"--config[ =]")
+
+
 def _recognises(file: RecipeFile) -> bool:
     document = file.mapping()
-    return document is not None and "model_name_or_path" in document.data and _OTHERS.isdisjoint(document.data)
+    if document is None:
+        return names_model(file) and bool(_STARTS.search(file.text)) and not _NAMES_FILE.search(file.text)
+    return "model_name_or_path" in document.data and _OTHERS.isdisjoint(document.data)
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
-    reader, draft = Reader(file.document, fields=fields_of("trl") | {"env"}), Draft("trl", file.path, answers)
+    script = read_launch_script(file, answers) if file.mapping() is None else Script(file.document, answers)
+    return read_known(lambda: _of_document(files, script, loose=loose), script.unknown)
+
+
+def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
+    file = files[0]
+    reader = Reader(script.document, fields=fields_of("trl") | {"env"})
+    draft = Draft("trl", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     refuse_older(reader, draft)
     draft = read_launcher(reader, draft, [Path(one.path).name for one in files[1:]])
@@ -61,7 +77,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     read_batches(reader, draft, launch)
     read_optimizer(reader, draft, launch)
     read_rows(reader, draft, WITHOUT_EFFECT)
-    return draft.imported([reader, *beside.readers()], loose=loose)
+    imported = draft.imported([reader, *beside.readers()], loose=loose)
+    return with_job(with_environment(imported, script.environment), script.job)
 
 
 FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read, WRITER, takes_launcher=True)

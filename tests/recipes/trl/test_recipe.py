@@ -332,3 +332,32 @@ def test_transformers_takes_eager_attention_for_models_without_sdpa(model: str) 
     flash = imported({**recipe, "attn_implementation": "flash_attention_2"}).values["framework_options"]
     assert flash["attn_implementation"] == "flash_attention_2"
     assert "attn_implementation" not in imported(RECIPE).values.get("framework_options", {})
+
+
+SCRIPT = """\
+accelerate launch --num_processes 8 --use_deepspeed --zero_stage 3 trl/scripts/sft.py \\
+  --model_name_or_path llama-3.2-3b --dataset_name some/answers --packing --per_device_train_batch_size 2 \\
+  --use_peft --lora_r 32 --lora_target_modules q_proj v_proj --max_length 1024
+"""
+
+
+def test_a_script_with_all_arguments_is_the_recipe() -> None:
+    """As TRL docs/source/peft_integration.md and the heads of its scripts show it."""
+    Path("run.sh").write_text(SCRIPT, encoding="utf-8")
+    found = import_recipe(["run.sh"], Answers.of_options(None, None, "dgx-h100"))
+    found.expect_complete()
+    training = found.values["training"]
+    assert (found.values["framework"], found.values["mesh"]) == ("zero3", {"dp_shard": 8})
+    assert (training["seq_len"], training["lora"]["target_modules"]) == (2048, ["q_proj", "v_proj"])
+    assert found.origins["training", "lora", "rank"].where == "run.sh:3"
+    Path("mine.yaml").write_text(json.dumps({**RECIPE, "max_length": 512}), encoding="utf-8")
+    Path("run.sh").write_text("trl sft --config mine.yaml --model_name_or_path llama-3.2-1b --num_processes 2\n",
+                              encoding="utf-8")
+    both = import_recipe(["run.sh", "mine.yaml"], Answers.of_options(None, None, "dgx-h100"))
+    assert (both.values["model"], both.values["training"]["seq_len"]) == ("llama-3.2-1b", 512)
+
+
+def test_another_training_of_trl_is_refused_by_its_name() -> None:
+    Path("run.sh").write_text("trl dpo --model_name_or_path llama-3.2-1b\n", encoding="utf-8")
+    with pytest.raises(RankscopeError, match=r"no format"):
+        import_recipe(["run.sh"], Answers.of_options(8, None, "dgx-h100")).expect_complete()

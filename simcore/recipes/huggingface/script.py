@@ -1,4 +1,4 @@
-"""Recipes of LLaMA-Factory that are a launch script: arguments of `llamafactory-cli train` in place of a YAML."""
+"""Launch scripts that are the recipe themselves: arguments of the training in place of a YAML."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.launch.slurm import JobOption
 from simcore.recipes.recipe_file import RecipeFile
 
-__all__ = ["Script", "is_script", "read_launch_script"]
+__all__ = ["Script", "names_model", "read_launch_script"]
 
 _NAMED: Final = "--model_name_or_path"
-_TELLING: Final = ("--stage", "--finetuning_type", "--template", "--cutoff_len")
 _MOST: Final = 2**16
 """Characters of a text that is looked at."""
 
@@ -36,9 +35,9 @@ class Script:
     job: tuple[JobOption, ...] = ()
 
 
-def is_script(file: RecipeFile) -> bool:
-    """True for a text that gives LLaMA-Factory's arguments."""
-    return len(file.text) < _MOST and _NAMED in file.text and any(name in file.text for name in _TELLING)
+def names_model(file: RecipeFile) -> bool:
+    """True for a text, of no more than is looked at, in which an argument of transformers' trainers names the model."""
+    return len(file.text) < _MOST and _NAMED in file.text
 
 
 def read_launch_script(file: RecipeFile, answers: Answers) -> Script:
