@@ -10,10 +10,10 @@ from checkout import ROOT
 
 # Reasons, each with the names that it covers. A name that vulture no longer reports must leave the list.
 USED_FROM_OUTSIDE: Final[dict[str, frozenset[str]]] = {
-    "called by Python, simpy, pickle, pydantic or IPython": frozenset({
-        "__class__", "__getattr__", "_accept_plain", "_are_tables", "_countable", "_day_or_month", "_in_range", "_ok",
-        "_one_length_of_the_run", "_ordered", "_render_traceback_", "_repr_html_", "callbacks", "find_class",
-        "persistent_load", "pid"}),
+    "called by Python, simpy, pickle, pydantic, ruamel or IPython": frozenset({
+        "__class__", "__getattr__", "_accept_plain", "_are_tables", "_countable", "_day_or_month", "_in_range",
+        "_ok", "_one_length_of_the_run", "_ordered", "_render_traceback_", "_repr_html_", "callbacks", "check_token",
+        "find_class", "get_token", "persistent_load", "pid", "tokens_taken"}),
     "commands and values of the command line": frozenset({
         "CPU", "JUNIT", "rankscope"}),
     "fields of results, published": frozenset({
