@@ -98,7 +98,8 @@ class Job:
             for part in key.split("."):
                 value = getattr(value, part)
             if str(value) not in (idle, "auto"):
-                raise self.not_yet(key, f"{value} under {self.scenario.framework}")
+                told = key.rpartition(".")[2] if value is True else value
+                raise self.not_yet(key, f"{told} under {self.scenario.framework}")
 
     def refuse_offload(self, *served: str) -> None:
         """Raises NotYet for offloaded parts (params, optimizer, gradients, activations) that are not in `served`."""

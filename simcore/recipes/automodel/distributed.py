@@ -25,6 +25,13 @@ _CHECKPOINTS: Final = "recipes/_dist_utils.py parse_distributed_section"
 _SIZES: Final = "components/distributed/mesh_utils.py _infer_dp_size"
 _STAGES: Final = "components/distributed/pipelining/functional.py calculate_virtual_stages"
 PARAM_DTYPE: Final = "distributed.mp_policy.param_dtype"
+_OF_OTHERS: Final = (
+    "megatron_fsdp_unit_modules", "zero_dp_strategy", "init_fsdp_with_meta_device", "grad_reduce_in_fp32",
+    "preserve_fp32_weights", "overlap_grad_reduce", "overlap_param_gather", "check_for_nan_in_grad",
+    "report_nan_in_param_grad", "average_in_collective", "disable_bucketing", "calculate_per_token_loss",
+    "keep_fp8_transpose_cache", "nccl_ub", "fsdp_double_buffer", "broadcast_buffers", "find_unused_parameters",
+    "static_graph", "bucket_cap_mb", "gradient_as_bucket_view")
+"""Fields of the strategies megatron_fsdp and ddp (0.7.0 `components/distributed/config.py`)."""
 STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     *(Says(f"distributed.{name}", f"framework_options.{name}", "flag")
       for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")),
@@ -65,6 +72,7 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     strategy = reader.text("distributed.strategy")
     if strategy is not None and strategy.value.lower() != "fsdp2":
         draft.refuse(strategy, f"strategy {strategy.value} of Automodel", always=True)
+        draft.idle(reader.matching(*(f"distributed.{name}" for name in _OF_OTHERS)), "of a strategy that is refused")
     else:
         draft.use(strategy, why="FSDP2 shards, as is simulated")
     draft.idle(reader.take("distributed._target_"), "strategy decides; the loader strips it")

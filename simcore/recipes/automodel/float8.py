@@ -20,7 +20,7 @@ _ROWS: Final = (
     Says("fp8.enable_fsdp_float8_all_gather", "framework_options.fp8_all_gather", "flag"),
     Off("fp8.emulate", "products in 8 bits that are emulated"),
     Idle(("fp8.precompute_float8_dynamic_scale_for_fsdp",), "scales of all weights at once: a few bytes"),
-    Idle(("fp8.force_recompute_fp8_weight_in_bwd",), "what is gathered is in fp8 already"),
+    Idle(("fp8.force_recompute_fp8_weight_in_bwd",), "torchao reads it no more (float8/config.py: deprecated)"),
 )
 
 

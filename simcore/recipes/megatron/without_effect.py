@@ -166,7 +166,7 @@ NOT_MODELLED: Final = (
                "not say: it is counted over whole rows"),
     Unmodelled(("--logits-save-dir",), "logits that are written in each step"),
     Unmodelled(("--spec",), "layers by code of a file: those of the arguments are simulated", (*_LAYERS,
-            *(name.split() for name in _LAYERS))),
+            *(name.split() for name in _LAYERS), *(f"[{name}]" for name in _LAYERS))),
     Unmodelled(("--disable-jit-fuser", "--no-bias-dropout-fusion"), "pointwise operators of torch in place of compiled "
                "ones, which move and keep more: the compiled ones are simulated"),
     Unmodelled(("--disable-bf16-reduced-precision-matmul",), "products of torch's own that sum in fp32: they are timed "

@@ -41,7 +41,7 @@ export const batch_words = ({ skipped = [], other, failed }, job, is_open = true
 
 /* What the fewest GPUs are looked for among, and what is not among it. */
 export const TRIED = "degrees, micro batch, recompute, and one of the framework's own memory options, a fused optimizer, or states on the host";
-export const NOT_TRIED = "Not tried: several of these options at once, activations on the host, optimizers in 8 bits, other formats.";
+export const NOT_TRIED = "Not tried: several of these options at once, activations on the host, another loss, optimizers in 8 bits, other formats.";
 
 /* A layout in the words of a reader: degrees, other keys, memory, speed. */
 const there_words = (layout, job) => (layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "");
@@ -64,7 +64,7 @@ export const mesh_of = (keys) => Object.entries(keys).filter(([key, n]) => key.s
 /* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
 export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, on_device, ...more }, job) => {
   if (is_refused) return ["not answered", why];
-  if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs: ` : ""}${why_not(why)}` : ""];
+  if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs, and fewer: ` : ""}${why_not(why)}. ${NOT_TRIED}` : ""];
   const there = there_words(layout, job);
   const batch = value_of(job, "training.global_batch_size");
   const fewer = value === 1 ? NOT_TRIED : `${untried ? `${count(untried)} smaller numbers were not tried` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}, of several hosts whole ones`}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${batch_words(more, job)} ${NOT_TRIED}`;

@@ -146,3 +146,11 @@ model:
 distributed: {strategy: fsdp2}
 dataset: {_target_: nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset, seq_len: 256}
 """
+
+
+def test_keys_of_another_strategy_are_not_called_misspelt() -> None:
+    """Automodel 0.7.0 components/distributed/config.py MegatronFSDPConfig."""
+    text = DENSE.replace("{strategy: fsdp2}", "{strategy: megatron_fsdp, zero_dp_strategy: 3, nccl_ub: true}")
+    found = imported(text, **ANSWERS)
+    assert [one.message for one in (*found.wrong, *found.refused)] == [
+        "not yet: distributed.strategy: strategy megatron_fsdp of Automodel"]

@@ -85,8 +85,8 @@ _STAGED = {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_s
     ({"optimizer": "dist_muon", "muon_num_ns_steps": 5}, "no effect: as it"),
     ({"high_priority_a2a_comm_stream": True}, "not modelled: exchanges go before"),
     ({"spec": "some.file a_spec"}, "not modelled: layers by code"),
-    ({"spec": "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"},
-     "no effect: as it is simulated")])
+    ({"spec": "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"}, "no effect: as it is simulated"),
+    ({"spec": "[megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec]"}, "no effect: as it is simulated")])
 def test_a_reason_admits_an_effect_where_there_is_one(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     found = of(tmp_path, 8, **changes)
     (left,) = (one for one in found.left if one.key.endswith(f"--{[*changes][-1].replace('_', '-')}"))
