@@ -78,7 +78,7 @@ class Evidence(_Frozen):
         if self.kind == "recipe":
             shipped = _listed([_recipe(recipe) for recipe in self.recipes])
             return f"shipped as a recipe, no measured run published: {shipped}; {of_class}"
-        return f"nobody is known to have run this layout, no known recipe ships it; {of_class}"
+        return f"nobody is known to have run this layout; {of_class}"
 
 
 def _listed(words: list[str]) -> str:

@@ -122,7 +122,8 @@ class FreeLimit(_Frozen):
     not hold, None if none was tried; `nearest_bytes`: lowest simulated peak of a layout there, None without one; `why`:
     what decides in that layout, or refuses all. `exceptions`: values on the good side of `value` that were tried and do
     not hold. `untried`: how many numbers of GPUs below `value` were left out because too many layouts have them; they
-    are larger than half a power of two that does not hold.
+    are larger than half a power of two that does not hold. `unserved`: layouts with fewer GPUs that are not simulated
+    yet, which may fit: how many, by what they have.
     """
 
     name: str
@@ -134,3 +135,4 @@ class FreeLimit(_Frozen):
     why: str = ""
     exceptions: tuple[Value, ...] = ()
     untried: int = 0
+    unserved: dict[str, int] = {}

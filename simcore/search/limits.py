@@ -16,6 +16,7 @@ tried as a check, the latter with the `_NEAR` layouts that have the lowest peaks
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -67,6 +68,7 @@ class _Tries:
     order: dict[tuple[tuple[str, object], ...], int] = field(default_factory=dict)
     refusals: dict[Value, str] = field(default_factory=dict)
     unit: int = 1
+    unserved: dict[tuple[Value, tuple[tuple[str, object], ...]], str] = field(default_factory=dict)
     count: int = 0
     cost: float = 0.0
     watch: LimitWatch = UNHEARD
@@ -132,6 +134,8 @@ class _Tries:
         self.cost += _REFUSAL if is_refused else 1
         if isinstance(answer, Refused):
             self.refusals.setdefault(value, answer.message)  # the first: of the plainest layout
+            if answer.status == "not yet":
+                self.unserved[value, self._layout(candidate)] = answer.message.removeprefix("not yet: ")
         return answer
 
     def _fits(self, value: Value, candidate: Candidate) -> bool:
@@ -222,7 +226,15 @@ def _answer(tries: _Tries, value: Value | None, beyond: Value | None, untried: i
     return FreeLimit(
         name=question.space.base.name, quantity=tries.quantity, value=value, best=best, beyond=beyond,
         nearest_bytes=None if near is None else near[0], why="" if beyond is None else tries.why(beyond),
-        exceptions=_exceptions(tries, value), untried=untried)
+        exceptions=_exceptions(tries, value), untried=untried, unserved=_unserved(tries, value))
+
+
+def _unserved(tries: _Tries, value: Value | None) -> dict[str, int]:
+    """Layouts with fewer GPUs than `value` that are not simulated yet: their number, by what they have."""
+    if tries.quantity != "gpus":
+        return {}
+    return dict(Counter(what for (number, _), what in tries.unserved.items() if isinstance(number, int) and (
+        not isinstance(value, int) or number < value)).most_common())
 
 
 def _exceptions(tries: _Tries, value: Value | None) -> tuple[Value, ...]:

@@ -47,11 +47,12 @@ def fewest(question: Question, say: Say) -> None:
     A row replaces the one before of its framework: `framework`; `value`: GPUs that some layout surely fits on, None if
     none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`:
     largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
-    needs; `untried`: numbers left out; `is_refused`: every layout is; `skipped`: numbers below `value` that the batch
-    of a step is no multiple of, so that few layouts have it or none; `other`: the least of the largest that surely fits
-    with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest of them does not;
-    `on_device`: where `layout` has states on the host, the same of layouts that have none there (`value`, which may be
-    the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`, `skipped`), else None.
+    needs; `nearest`: the layout nearest to fitting on any fewer; `untried`: numbers left out; `unserved`: numbers of
+    layouts there that are not simulated yet, by what they have; `is_refused`: every layout is; `skipped`: numbers below
+    `value` that the batch of a step is no multiple of, so that few layouts have it or none; `other`: the least of the
+    largest that surely fits with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest
+    of them does not; `on_device`: where `layout` has states on the host, the same of layouts that have none there
+    (`value`, which may be the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`, `skipped`), else None.
     """
     base = question.scenario()
     own = base.framework
@@ -121,13 +122,14 @@ class _Fewest:
     row: dict[str, Any]
     said_at: float
     missed: Missed
+    at: dict[int, Missed]
 
     def __init__(self, question: Question, name: str, say: Say, place: Mapping[str, int]) -> None:
         self.question, self.name, self.say, self.place, self.said_at = question, name, say, place, 0.0
-        self.missed = Missed()
+        self.missed, self.at = Missed(), {}
         self.row = {"framework": name, "value": None, "is_fewest": False, "is_best": False, "layout": None,
-                    "beyond": None, "why": "", "nearest_bytes": None, "untried": 0, "is_refused": False,
-                    "skipped": [], "other": None, "failed": None, "on_device": None}
+                    "beyond": None, "why": "", "nearest_bytes": None, "nearest": None, "untried": 0, "unserved": {},
+                    "is_refused": False, "skipped": [], "other": None, "failed": None, "on_device": None}
 
     def find(self) -> None:
         """Says a row for each smaller number that is found, at last the fewest."""
@@ -138,7 +140,8 @@ class _Fewest:
             watch = LimitWatch(self._tried, self._holds, self._misses)
             found = free_limit(asked, "gpus", watch, ranks=False, unit=unit)
             self._found(value=found.value, is_fewest=True, beyond=found.beyond, why=found.why,
-                        nearest_bytes=found.nearest_bytes, untried=found.untried,
+                        nearest_bytes=found.nearest_bytes, untried=found.untried, unserved=found.unserved,
+                        nearest=self._nearest(found.value),
                         skipped=_skipped(asked, found, unit))
         except RankscopeError as error:
             self._found(why=error.problems[0].message, is_refused=True)
@@ -230,6 +233,13 @@ class _Fewest:
 
     def _misses(self, value: Value, candidate: Candidate, sized: Sized) -> None:
         self.missed.add(candidate, sized)
+        if isinstance(value, int):
+            self.at.setdefault(value, Missed()).add(candidate, sized)
+
+    def _nearest(self, value: Value | None) -> dict[str, Any] | None:
+        """The layout nearest to fitting of those on fewer GPUs than the fewest; None if none was simulated there."""
+        found = [one.said()["nearest"] for number, one in self.at.items() if isinstance(value, int) and number < value]
+        return max(found, key=lambda one: one["usable_bytes"] - one["peak_bytes"], default=None)
 
     def _timed(self, candidate: Candidate, sized: Sized) -> Mapping[str, Any] | None:
         base = self.question.scenario()

@@ -8,7 +8,7 @@ from typing import Any, Final, cast, get_args
 
 from simcore.batch.advice import advise
 from simcore.batch.measured import beside_scenario
-from simcore.batch.solve import limit_of
+from simcore.batch.solve import keys_of, limit_of
 from simcore.errors import InputError, Problem
 from simcore.results.limit import QUANTITIES, Quantity
 from simcore.results.report import Report
@@ -53,8 +53,12 @@ def limit(question: Question) -> dict[str, Any]:
     if asked not in get_args(Quantity) or asked in ("machine", "cost"):
         raise InputError(Problem("quantity", "expected gpus, micro_batch, global_batch or sequence"))
     quantity = cast(Quantity, asked)
-    found = limit_of(question.scenario(), quantity, checked=False)
+    scenario = question.scenario()
+    found = limit_of(scenario, quantity, checked=False)
+    beyond = keys_of(scenario, quantity, found.beyond) if isinstance(found.beyond, int) else {}
+    batch = beyond.get("training.global_batch_size", scenario.training.global_batch_size)
     return {"words": QUANTITIES[quantity], **found.model_dump(),
+            "beyond_batch": batch if batch != scenario.training.global_batch_size else None,
             "peak": format_bytes(found.peak_bytes) if found.peak_bytes else "",
             "beyond_peak": format_bytes(found.beyond_bytes) if found.beyond_bytes else ""}
 

@@ -22,9 +22,9 @@ def known(kind: EvidenceKind, runs: tuple[MeasuredRun, ...] = (), recipes: tuple
     (known("recipe", recipes=(RECIPE,), num=1),
      "shipped as a recipe, no measured run published: c.yaml of a/b, 1.0 (there training.seq_len 4096; a test); "
      "1 measured run of its class (gathered, moe, full)"),
-    (known("class", num=7), "nobody is known to have run this layout, no known recipe ships it; "
+    (known("class", num=7), "nobody is known to have run this layout; "
      "7 measured runs of its class (gathered, moe, full)"),
-    (known("none"), "nobody is known to have run this layout, no known recipe ships it; "
+    (known("none"), "nobody is known to have run this layout; "
      "no measured runs of its class (gathered, moe, full)")])
 def test_one_sentence_with_its_sources(evidence: Evidence, words: str) -> None:
     assert evidence.sentence() == words

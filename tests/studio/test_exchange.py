@@ -80,7 +80,7 @@ def test_options_of_a_framework_are_listed(asked: Asked) -> None:
 
 
 def test_a_launch_script_alone_is_told_what_it_lacks(asked: Asked) -> None:
-    script = "accelerate launch trl/scripts/sft.py --model_name_or_path Qwen/Qwen3-8B --max_length 4096\n"
+    script = "accelerate launch -m axolotl.cli.train --learning_rate 1e-4\n"
     (problem,) = asked("import", 422, files={"sft.sh": script})["problems"]
     assert "together with the recipe" in problem["message"]
     (problem,) = asked("import", 422, files={"sft.yaml": "a: 1\n"})["problems"]

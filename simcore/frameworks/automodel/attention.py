@@ -44,7 +44,11 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
     if given is None:
         return "sdpa"
     if own and job.scenario.training.lengths == "packed":
-        raise job.not_yet(_AT, f"{given} with packed sequences under automodel")
+        if options.get("attn", "te") != "te":
+            raise job.not_yet(_AT, f"{given} with packed sequences and attn {options['attn']} under automodel")
+        job.note("attention of packed sequences", "TransformerEngine's", f"0.7.0 components/models/{family}/model.py: "
+                 "whatever attn_implementation is")
+        return "sdpa"
     if job.mesh.cp > 1 and given != "sdpa":
         raise job.not_yet(_AT, f"{given} with cp {job.mesh.cp} in Automodel's own layers, each rank of which attends "
                           "to its own part alone (0.7.0 components/distributed/context_parallel/utils.py exchanges "

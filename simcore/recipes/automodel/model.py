@@ -37,7 +37,7 @@ BACKEND_ROWS: Final = (
          "rope by"),
     Off("model.backend.compile_attn", "attention by torch.compile"),
     Off("model.backend.cuda_graph", "layers in CUDA graphs"),
-    Off("model.backend.enable_deepep", "the older name of dispatcher deepep"),
+    Idle(("model.backend.enable_deepep",), "0.7.0 ignores it with a warning: dispatcher and experts say it"),
     Unmodelled(("model.backend.fake_gate_noise",), "noise of a gate that is balanced: tokens are spread evenly", (0,)),
     Idle(("model.backend.rope_fusion",), "BackendConfig switches it off for all models (0.7.0 components/models/common/"
          "utils.py:603)"),
@@ -252,7 +252,9 @@ def _read_dispatcher(reader: Reader, draft: Draft, *, is_dense: bool) -> None:
 
 def _read_experts(reader: Reader, draft: Draft) -> None:
     experts = reader.text("model.backend.experts")
-    if experts is not None and experts.value not in _EXPERTS:
+    if experts is not None and experts.value == "te" and reader.look(_DISPATCHER) == "torch":
+        draft.idle(experts, "with dispatcher torch experts are torch_mm (0.7.0 models/common/utils.py:658), as counted")
+    elif experts is not None and experts.value not in _EXPERTS:
         draft.refuse(experts, f"products of experts by {experts.value}")
     elif experts is not None and _EXPERTS[experts.value]:
         draft.unmodelled(experts, _EXPERTS[experts.value])

@@ -26,7 +26,7 @@ from simcore.recipes.megatron.fields import Writer
 from simcore.recipes.megatron.launch import agreed, expect_launcher, gpus_of, split_launch
 from simcore.recipes.megatron.layout import expect_counts, write_batches, write_mesh, write_pipeline
 from simcore.recipes.megatron.model import write_model
-from simcore.recipes.megatron.offload import write_offload
+from simcore.recipes.megatron.offload import FINE, write_offload
 from simcore.recipes.megatron.options import write_options
 from simcore.recipes.megatron.refused import refuse_rest
 from simcore.recipes.megatron.step import write_formats, write_loss, write_optimizer, write_recompute
@@ -218,6 +218,9 @@ def _write(writer: Writer, fields: ArgumentFields, gpus: Answer | None) -> None:
     version = fields.only_in_main()
     if version:
         writer.draft.infer("framework_version", MAIN, f"core 0.16.1 does not have {version[0]}")
+    elif fields.flag(FINE).value:
+        writer.draft.infer("framework_version", MAIN, "the arguments are main's; core 0.16.1 moves modules to the host "
+                           "by other code")
     write_model(writer)
     if writer.draft.refused:
         return

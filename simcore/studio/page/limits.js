@@ -61,13 +61,20 @@ export const nearest_words = ({ keys, num_gpus, peak_bytes, usable_bytes, verdic
 
 export const mesh_of = (keys) => Object.entries(keys).filter(([key, n]) => key.startsWith("mesh.") && n !== null && n !== 1).map(([key, n]) => `${key.slice(5)} ${n}`).join(" ") || "one GPU";
 
+/* Layouts on fewer GPUs that the framework may run and that are not simulated yet, by what they have. */
+const unserved_words = (unserved) => {
+  const found = Object.entries(unserved || {}).sort((one, other) => other[1] - one[1]);
+  const all = found.reduce((sum, [, number]) => sum + number, 0);
+  return all ? ` ${count(all)} layouts that the framework may run are not simulated yet, so they were not tried: ${found.slice(0, 2).map(([what]) => what).join("; ")}.` : "";
+};
+
 /* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
-export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, on_device, ...more }, job) => {
+export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, nearest, on_device, unserved, ...more }, job) => {
   if (is_refused) return ["not answered", why];
-  if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs, and fewer: ` : ""}${why_not(why)}. ${NOT_TRIED}` : ""];
+  if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs, and fewer: ` : ""}${why_not(why)}.${unserved_words(unserved)} ${NOT_TRIED}` : ""];
   const there = there_words(layout, job);
   const batch = value_of(job, "training.global_batch_size");
-  const fewer = value === 1 ? NOT_TRIED : `${untried ? `${count(untried)} smaller numbers were not tried` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}, of several hosts whole ones`}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${batch_words(more, job)} ${NOT_TRIED}`;
+  const fewer = value === 1 ? `${unserved_words(unserved)} ${NOT_TRIED}`.trim() : `${untried ? `${count(untried)} smaller numbers were not tried` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}, of several hosts whole ones`}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${nearest && nearest.num_gpus !== beyond ? ` Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""}${unserved_words(unserved)}${batch_words(more, job)} ${NOT_TRIED}`;
   const number = `${count(value)} GPU${value === 1 ? "" : "s"}`;
   const head = more.other ? `${number} with this batch, ${count(more.other.gpus)} with ${count(more.other.batch)}` : number;
   const [without, known] = on_device ? device_words(on_device, job) : [];
@@ -188,5 +195,6 @@ const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const words_of = (found) => {
   if (found.value === null) return `${found.words}: none surely fits. ${sentence(found.problem || mostly(found.why))}${found.words === "fewest GPUs" ? ". The answer above has other layouts too." : ""}`;
   const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}: ${mostly(found.why)}` : why_not(found.why);
-  return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)} ${beyond}`}`;
+  const batch = found.beyond_batch ? ` with a global batch of ${count(found.beyond_batch)}` : "";
+  return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)}${batch} ${beyond}`}`;
 };

@@ -39,10 +39,16 @@ def test_flash_changes_time_alone() -> None:
     assert flash.peak == default.peak
 
 
+def test_packs_of_automodels_own_layers_run_by_transformer_engine_whatever_is_asked() -> None:
+    """Automodel 0.7.0 components/models/llama/model.py, qwen2/model.py:110: BSHD alone goes through the interface."""
+    reports = [_ran(lengths="packed", options=options) for options in (EAGER, {})]
+    assert reports[0].peak == reports[1].peak
+
+
 @pytest.mark.parametrize(("given", "error", "message"), [
     ({}, InputError, "changes nothing in Automodel's layers of nemotron_h"),
     ({"model": MOE}, InputError, "changes nothing in Automodel's layers of qwen3_moe"),
-    (LLAMA | {"lengths": "packed"}, NotYet, "eager with packed sequences under automodel"),
+    (LLAMA | {"lengths": "packed", "options": EAGER | {"attn": "sdpa"}}, NotYet, "with packed sequences and attn"),
     (LLAMA | {"options": EAGER | {"attn": "sdpa"}}, InputError, "attn: changes nothing with attn_implementation"),
     (LLAMA | {"options": EAGER | {"sdpa_backend": "flash"}}, InputError, "changes nothing with attn_implementation"),
     (LLAMA | {"options": {"attn_implementation": "flash"}}, InputError, "expected None or 'eager' or 'sdpa'"),

@@ -401,3 +401,10 @@ def test_a_capacity_of_experts_needs_a_balancing_that_takes_it(tmp_path: Path) -
         found = of(tmp_path, **(experts | {"moe-router-load-balancing-type": balancing}))
         told = [problem.message for problem in found.wrong if "global_aux_loss or none" in problem.message]
         assert bool(told) is is_wrong, (balancing, found.wrong)
+
+
+def test_modules_on_the_host_are_those_of_main(tmp_path: Path) -> None:
+    """Core 0.16.1 has the option too, by other code, which is not simulated."""
+    found = of(tmp_path, **{"fine-grained-activation-offloading": True, "offload-modules": ["core_attn"]})  # type: ignore[arg-type]
+    assert found.values["framework_version"] == "main 2026-08-22"
+    assert "by other code" in str(found.origins[("framework_version",)])
