@@ -198,9 +198,8 @@ def test_sequences_of_an_assumed_length_are_not_compared(tmp_path: Path) -> None
 @pytest.mark.parametrize("form", SAMPLES)
 def test_a_sound_recipe_of_each_format_is_judged(form: str, tmp_path: Path) -> None:
     sample = SAMPLES[form]
-    answers = Answers.of_options(16, 4096, "dgx-h100", sample.settings)
-    if form == "accelerate":
-        answers = Answers.of_options(None, 4096, "dgx-h100", sample.settings)
+    answers = Answers.of_options(None if form == "accelerate" else 16, 256 if form == "megatron" else 4096, "dgx-h100",
+                                 sample.settings)
     found = lint([sample.write(tmp_path)], answers)
     assert (found.format, found.problems) == (form, ())
     assert [one for one in found.findings if one.severity != "note"] == []
