@@ -9,7 +9,7 @@ in several ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from simcore.errors import InputError, Problem
@@ -74,9 +74,10 @@ def beside_log(name: str, log: Log, report: Report, rank: int | None) -> SideByS
         raise InputError(Problem(name, f"has no reading of ranks {', '.join(rank_class.ranks)}, only of {others}"))
     rows = tuple(beside(*_WORDS[reading.of], reading.value, _simulated(reading.of, report, rank_class, peak),
                         _told(reading, peak, report)) for reading in _highest(rank_readings))
+    every = (*rows, *_derived(log, rank_readings, report))
     return SideBySide(measured=name, source=f"log of {log.trainer}", scenario=report.name, ranks=rank_class.ranks,
-                      verdict=report.verdict or "", quantities=(*rows, *_derived(log, rank_readings, report)),
-                      differs=(*_of_batch(log, report), *_of_device(rank_readings, report)), notes=log.notes)
+                      verdict=report.verdict or "", quantities=every, notes=(*_of_numbers(log, every), *log.notes),
+                      differs=(*_of_batch(log, report), *_of_device(rank_readings, report)))
 
 
 def _of_phases(name: str, log: Log, report: Report) -> SideBySide:
@@ -148,13 +149,22 @@ def _derived(log: Log, readings: list[Reading], report: Report) -> Iterator[Besi
     rate = read.get("tokens_per_s_per_gpu") or read.get("tokens_per_s", 0.0) / gpus
     batch = report.scenario.get("training", {}).get("global_batch_size")
     if rate and "step_s" not in read:
-        yield beside("step", "seconds", tokens / rate, time.step_s, "from tokens a second, of the scenario's batch")
+        told = "from tokens a second, of the scenario's batch" + ", if the run had it" * (log.batch is None)
+        yield beside("step", "seconds", tokens / rate, time.step_s, told)
     elif batch and read.get("samples_per_s") and "step_s" not in read:
         told = "from sequences a second, of the scenario's batch"
         yield beside("step", "seconds", batch / read["samples_per_s"], time.step_s, told)
     if (took := read.get("step_s")) and not rate:
         yield beside("tokens a second and GPU", "per second", tokens / took, time.tokens_per_s_per_gpu,
                      "from the step's time, of the scenario's batch")
+
+
+def _of_numbers(log: Log, rows: Sequence[Beside]) -> Iterator[str]:
+    """Says that a log without its batch is far from the job: more than twice or less than half."""
+    far = [row.what for row in rows if row.error is not None and not -0.5 <= row.error <= 1]
+    if far and log.batch is None:
+        yield (f"{', '.join(far)}: more than twice or less than half of what this job has. The log does not say its "
+               "batch: most likely it is of another job, and then these numbers compare different work")
 
 
 def _of_device(readings: list[Reading], report: Report) -> Iterator[str]:

@@ -124,3 +124,10 @@ def test_phases_of_reinforcement_learning() -> None:
     assert (found["peak allocated"].measured, found["peak allocated"].simulated) == (41.25 * GIB, None)
     assert "not compared" in comparison.notes[0]
     assert rows(beside_log("x", read(LOGS["NeMo RL"]), simulated, None))["phase refit"].simulated == seconds["refit"]
+
+
+def test_a_log_far_from_the_job_is_most_likely_of_another(report: Report) -> None:
+    assert report.time is not None
+    for times, batch, is_told in ((10, None, True), (1.2, None, False), (10, BATCH, False)):
+        found = beside_log("x", log(Reading("step_s", times * report.time.step_s, None, 2), batch=batch), report, None)
+        assert any("most likely it is of another job" in note for note in found.notes) is is_told, (times, batch)
