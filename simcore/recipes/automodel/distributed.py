@@ -43,7 +43,8 @@ STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     Says("distributed.activation_checkpointing_scope", "", "text", idle={"all": "the default"}, words={None: None},
          what="checkpoints of some parts alone:"),
     Off("distributed.enable_compile", "layers by torch.compile"),
-    Unmodelled(("distributed.mp_policy.output_dtype",), "outputs keep the format of the products"),
+    Unmodelled(("distributed.mp_policy.output_dtype",), "outputs are counted in the format of products: in float32 the "
+               "stream between two layers and the logits take 2 bytes an element more", ("bfloat16", "torch.bfloat16")),
     Idle(("distributed.mp_policy._target_",), "the class of the block"),
     On("distributed.mp_policy.cast_forward_inputs", "layers whose inputs keep their format"),
     Idle(("distributed.multimodal", "distributed.multimodal.*"), "towers beside text"),
