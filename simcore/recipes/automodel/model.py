@@ -27,9 +27,9 @@ _OF_FILES: Final = ("revision", "code_revision", "cache_dir", "token", "use_auth
 _FILES: Final = "which files are read, and by which code: not part of a step"
 _ALIKE: Final = "kernels are not told apart: memory is counted as torch's"
 _DISPATCHER: Final = "model.backend.dispatcher"
-BACKEND_ROWS: Final = (
-    Says(_DISPATCHER, "framework_options.dispatcher", "text",
-         {name: name for name in ("deepep", "hybridep", "torch")}, what="exchange of tokens by"),
+_DISPATCHER_ROW: Final = Says(_DISPATCHER, "framework_options.dispatcher", "text",
+                              {name: name for name in ("deepep", "hybridep", "torch")}, what="exchange of tokens by")
+_OTHER_ROWS: Final = (
     Says("model.backend.fake_balanced_gate", "framework_options.fake_balanced_gate", "flag", {True: True},
          {False: "the default"}),
     Says("model.backend.enable_fsdp_optimizations", "framework_options.enable_fsdp_optimizations", "flag"),
@@ -52,6 +52,7 @@ BACKEND_ROWS: Final = (
     Idle(("model.backend.enable_hf_state_dict_adapter",), _FILES),
     Idle(("model.backend.mok.*",), "settings of the dispatcher mok alone"),
 )
+BACKEND_ROWS: Final = (_DISPATCHER_ROW, *_OTHER_ROWS)
 REST_ROWS: Final = (
     Says("model.use_liger_kernel", "framework_options.use_liger_kernel", "flag"),
     Idle(("model.trust_remote_code", "model.load_base_model", *(f"model.{name}" for name in _OF_FILES)), _FILES),
@@ -240,14 +241,13 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
 
 def _read_dispatcher(reader: Reader, draft: Draft, *, is_dense: bool) -> None:
     """Writes the exchange of tokens, which a dense model has none of, and the settings that stand beside it."""
-    others = [row for row in BACKEND_ROWS if getattr(row, "key", "") != _DISPATCHER]
     dispatcher = None if is_dense else reader.text(_DISPATCHER)
     if dispatcher is not None and dispatcher.value == "uccl_ep":
         draft.infer("framework_options.dispatcher", "deepep", "UCCL-EP: DeepEP's manager, tensors, sizes of buffers; "
                     "its transport is not told apart", dispatcher, source="components/moe/megatron/token_dispatcher.py")
-        read_rows(reader, draft, others)
-    else:
-        read_rows(reader, draft, others if is_dense else BACKEND_ROWS)
+    elif not is_dense:
+        read_rows(reader, draft, [_DISPATCHER_ROW])
+    read_rows(reader, draft, _OTHER_ROWS)
 
 
 def _read_experts(reader: Reader, draft: Draft) -> None:
