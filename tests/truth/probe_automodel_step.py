@@ -104,6 +104,15 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     mesh = MeshContext.build(fsdp, sizes, world_size=8, activation_checkpointing=bool(
         case.get("checkpoint")))
     model = parallelize_model(model, mesh)
+    halves, traffic = two_steps(model, lambda tr, first: micro_step(model, tr, first))
+    return {"case": case, **halves, "traffic": traffic}
+
+
+def two_steps(model: Any, micro: Callable[[Tracker, bool], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Peaks of forward and backward of the second of two steps, and its traffic before the optimizer.
+
+    `micro`: forward and backward of one microbatch, told whether it is the first.
+    """
     tr = Tracker()
     with FakeTensorMode(allow_non_fake_inputs=True), tr:
         model.to_empty(device="cpu")
@@ -113,16 +122,15 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         for step in range(2):
             gc.collect()
             start, sent = len(tr.events), len(tr.comms)
-            micro_step(model, tr, step == 0)
+            micro(tr, step == 0)
             gc.collect()
             done, comms = len(tr.events), tr.comms[sent:]
             optimizer_step(optimizer, tr)
     middle = next(place for place, label in reversed(tr.markers) if label == "bwd:begin")
     rp = Replay(tr)
     halves = {"forward": rp.segment(start, middle), "backward": rp.segment(middle, done)}
-    return {"case": case, **{name: {k: part[k] for k in ("peak", "breakdown")} | {"where": rp.locate(part["at"])}
-                             for name, part in halves.items()},
-            "traffic": summarise_comms(comms)}
+    return {name: {k: part[k] for k in ("peak", "breakdown")} | {"where": rp.locate(part["at"])}
+            for name, part in halves.items()}, summarise_comms(comms)
 
 
 def main() -> str:

@@ -12,7 +12,6 @@ elements that its group of parameters holds in all.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import sys
@@ -29,11 +28,8 @@ from nemo_automodel.components.distributed.model_parallelizer import parallelize
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
 from oracle.drawn_automodel import adapted
-from oracle.steps.log import Replay
-from oracle.steps.run import summarise_comms
-from oracle.steps.setup import make_optim, optimizer_step, tag_shards
+from oracle.steps.setup import tag_shards
 from oracle.steps.tracker import Tracker
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
@@ -119,25 +115,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     apply_parameter_freezing(model, case["freeze"])
     mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(), world_size=8)
     model = parallelize_model(model, mesh)
-    wrapped, tr = units(model), Tracker()
-    with FakeTensorMode(allow_non_fake_inputs=True), tr:
-        model.to_empty(device="cpu")
-        for b in model.buffers():
-            tr.tag(b, "buffer")
-        optimizer = make_optim(model, {"optim": "adamw_fused", "optim_groups": "one"})
-        for step in range(2):
-            gc.collect()
-            start, sent = len(tr.events), len(tr.comms)
-            micro_step(model, tr, case, first=step == 0)
-            gc.collect()
-            done, comms = len(tr.events), tr.comms[sent:]
-            optimizer_step(optimizer, tr)
-    middle = next(place for place, label in reversed(tr.markers) if label == "bwd:begin")
-    rp = Replay(tr)
-    halves = {"forward": rp.segment(start, middle), "backward": rp.segment(middle, done)}
-    return {"case": case, "units": wrapped,
-            **{name: {k: part[k] for k in ("peak", "breakdown")} | {"where": rp.locate(part["at"])}
-               for name, part in halves.items()}, "traffic": summarise_comms(comms)}
+    wrapped = units(model)
+    halves, traffic = steps.two_steps(model, lambda tr, first: micro_step(model, tr, case, first=first))
+    return {"case": case, "units": wrapped, **halves, "traffic": traffic}
 
 
 def main() -> str:
