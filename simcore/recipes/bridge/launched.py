@@ -17,7 +17,7 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
-from simcore.recipes.bridge.options import Launcher
+from simcore.recipes.bridge.options import UNNAMED, Launcher
 from simcore.recipes.imported import Left
 
 __all__ = ["REPLACES", "aligned", "changed", "data_owns", "launched", "reads_mock_samples", "without_data"]
@@ -45,11 +45,11 @@ REPLACES: Final[Mapping[bool, str]] = {False: f"{_RUN}:401", True: f"{_SCRIPTS}u
 """Place at which launchers replace a benchmark's data set by mock samples; true: the performance launcher."""
 
 
-def reads_mock_samples(name: str, launcher: Launcher = "") -> bool:
+def reads_mock_samples(name: str, launcher: Launcher = UNNAMED) -> bool:
     """True for a benchmark over texts whose data set the launcher replaces; the performance launcher does it always."""
     found = _BENCHMARK.search(name)
     is_text = found is not None and not name.startswith(_OTHER_STEPS)
-    return is_text and (launcher == "performance" or (found is not None and found["task"] != "pretrain"))
+    return is_text and (launcher.rebuilds or (found is not None and found["task"] != "pretrain"))
 
 
 def launched(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ Change = tuple[str, Any, str]
 
 def _changes(document: Document, name: str, launcher: Launcher, given: frozenset[str], *,
              benchmark: bool) -> Iterator[Change]:
-    by_performance, tuned = launcher == "performance", not re.search(r"_pretrain(?:_|$)", name)
+    by_performance, tuned = launcher.rebuilds, not re.search(r"_pretrain(?:_|$)", name)
     is_given = bool(given & {"optimizer", _PRECISE})
     if (by_performance or (benchmark and not is_given)) and _is_precise(name, _value(document, "optimizer.optimizer")):
         yield _PRECISE, True, f"{_SCRIPTS}run_script.py:151" if by_performance else f"{_RUN}:393"
@@ -137,7 +137,7 @@ def aligned(document: Document, launcher: Launcher, given: frozenset[str], *,
         return _with(document, _MODEL, (data,), "benchmarks' launcher gives its mock samples the model's length "
                                                 "(scripts/performance/utils/overrides.py:524)")
     own, length = _value(document, _MODEL), _value(document, data)
-    if not launcher and _MODEL in given and own not in (None, length):
+    if not launcher.is_named and _MODEL in given and own not in (None, length):
         there = document.where(tuple(data.split(".")))
         raise InputError(Problem(document.where(tuple(_MODEL.split("."))),
                                  f"{_MODEL} {own} contradicts {data} {length} ({there}): the data set owns the length: "
@@ -150,7 +150,7 @@ def aligned(document: Document, launcher: Launcher, given: frozenset[str], *,
 
 def data_owns(launcher: Launcher, given: frozenset[str], *, benchmark: bool) -> bool:
     """True if the data set's length becomes the model's, False if it is the other way round."""
-    return launcher != "performance" and (bool(launcher) or not benchmark or bool(given & {*_DATA}))
+    return not launcher.rebuilds and (launcher.is_named or not benchmark or bool(given & {*_DATA}))
 
 
 def _with(document: Document, key: str, others: tuple[str, ...], why: str) -> tuple[Document, list[Left]]:

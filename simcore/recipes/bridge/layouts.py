@@ -48,7 +48,7 @@ def laid_out(document: Document, name: str, launcher: Launcher, given: frozenset
         return document
     where = document.where(tuple((_PP if _PP in given else _VP).split(".")))
     sizes = (_value(document, _PP) or 1, _value(document, _VP) or 1)
-    if launcher == "performance":
+    if launcher.rebuilds:
         return _by_performance(document, name, sizes, where)
     builder = "a function of the recipe" if computed else _value(document, BUILDER)
     if builder is None:

@@ -24,7 +24,7 @@ from simcore.recipes.bridge.launched import (
     without_data,
 )
 from simcore.recipes.bridge.layouts import BUILDER, laid_out
-from simcore.recipes.bridge.options import Launcher
+from simcore.recipes.bridge.options import UNNAMED, Launcher
 from simcore.recipes.bridge.selection import selected
 from simcore.recipes.bridge.vocabulary import without_computed
 from simcore.recipes.bridge.words import asked_of, program_of
@@ -98,14 +98,14 @@ class Launch:
     `gpus`: processes that torchrun, srun or mpirun starts, None where none is there; `environment`: variables of the
     script that change memory, with their places; `left`: options, and keys, of the launch that give nothing;
     `unknown`: problems of values that are not known, by their keys; `job`: options of `#SBATCH` lines; `launcher`:
-    the one of Bridge's that it names, "" for none; `mocks`: place of Bridge's launcher that replaces its data set, "".
+    the one of Bridge's that it names, if any; `mocks`: place of Bridge's launcher that replaces its data set, "".
     """
 
     def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
                  environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str],
                  left: tuple[Left, ...] = (), unknown: Mapping[str, Problem] | None = None,
                  job: tuple[JobOption, ...] = (), *,
-                 launcher: Launcher = "", mocks: str = "") -> None:
+                 launcher: Launcher = UNNAMED, mocks: str = "") -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
         self.gpus, self.environment, self._overridden, self.left = gpus, environment, overridden, left
         self.launcher: Launcher = launcher
@@ -140,9 +140,9 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     start = program_of(words, number)
     asked = asked_of(words, start, path, name, values)
     mocks = is_timed and reads_mock_samples(name, asked.launcher)
-    overrides, replaced = without_data(asked.overrides) if mocks and asked.launcher == "performance" else (
+    overrides, replaced = without_data(asked.overrides) if mocks and asked.launcher.rebuilds else (
         asked.overrides, [])
-    replaces = f"{path}: Bridge's launcher ({REPLACES[asked.launcher == 'performance']})"
+    replaces = f"{path}: Bridge's launcher ({REPLACES[asked.launcher.rebuilds]})"
     document = _document(path, place, values, replaces if mocks else "")
     document = document.with_values((tuple(key.split(".")), value, where)
                                     for key, value, where in (*asked.base, *overrides))
@@ -156,7 +156,7 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
                   (*environment_of(script, text, path), *asked.environment), given,
                   (*asked.left, *replaced, *after, *left, *of_model), asked.unknown,
                   (*job_of(script.sbatch, path), *options_of_launchers(starters_of([*command.around, *words]), path)),
-                  launcher=asked.launcher, mocks=REPLACES[asked.launcher == "performance"] if mocks else "")
+                  launcher=asked.launcher, mocks=REPLACES[asked.launcher.rebuilds] if mocks else "")
 
 
 def _document(path: str, place: str, values: Mapping[str, Any], mocks: str) -> Document:

@@ -11,14 +11,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 
-__all__ = ["FLAGS", "IDLE", "KEYS", "MANY", "NOT_MODELLED", "REFUSED", "SWITCHES", "TEXTS", "VARIABLES", "Launcher",
-           "launcher_of", "switched", "variables_of"]  # fmt: skip
+__all__ = ["EXPERIMENT", "FLAGS", "MANY", "PERFORMANCE", "REFUSED", "SWITCHES", "TEXTS", "UNNAMED", "VARIABLES",
+           "Launcher", "launcher_of", "switched", "variables_of"]  # fmt: skip
 
-Launcher = Literal["run_recipe", "experiment", "performance", ""]
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """One of Bridge's launchers.
+
+    `keys`: what each of its options sets, whole numbers but for those of `TEXTS`; `idle`: why nothing depends on an
+    option; `unmodelled`: changes by an option that the answer leaves out, a value that says no changes nothing.
+    `is_named`: False where a launch names none. `rebuilds`: it sets a recipe up anew behind its overrides, as
+    scripts/performance/utils/overrides.py does: optimizer, mock samples, lengths, batch, layout; it has `SWITCHES` and
+    `VARIABLES`, too.
+    """
+
+    keys: Mapping[str, str]
+    idle: Mapping[str, str]
+    unmodelled: Mapping[str, str] = field(default_factory=dict)
+    is_named: bool = True
+    rebuilds: bool = False
+
 
 _COMMON: Final[Mapping[str, str]] = {
     "-ms": "train.train_iters", "--max_steps": "train.train_iters",
@@ -40,9 +57,6 @@ _PERFORMANCE: Final = {**_COMMON, "-sl": "model.seq_length", "--seq_length": "mo
                        "-et": "model.expert_tensor_parallel_size", "--hidden_size": "model.hidden_size",
                        "--num_layers": "model.num_layers", "--num_moe_experts": "model.num_moe_experts",
                        "--pipeline_model_parallel_layout": "model.pipeline_model_parallel_layout"}
-KEYS: Final[Mapping[str, Mapping[str, str]]] = {"": _RUN, "run_recipe": _RUN, "experiment": _RUN,
-                                                "performance": _PERFORMANCE}
-"""Key that an option sets, by launcher and option; values are whole numbers but for those of `TEXTS`."""
 TEXTS: Final = frozenset({"optimizer.lr", "optimizer.min_lr", "checkpoint.pretrained_checkpoint", "checkpoint.save",
                           "checkpoint.load", "model.pipeline_model_parallel_layout"})
 _STARTS: Final = "how the job is started"
@@ -87,10 +101,6 @@ _OF_PERFORMANCE: Final[Mapping[str, str]] = {**dict.fromkeys((
     **dict.fromkeys(("-l", "--log_dir", "--save_config_filepath", "--dump_env", "-wdk", "--wandb_key", "-wdp",
                      "--wandb_project_name", "-wde", "--wandb_entity_name", "-wdj", "--wandb_experiment_name", "-wds",
                      "--wandb_save_dir", "--most_recent_k"), "files and logging")}
-IDLE: Final[Mapping[str, Mapping[str, str]]] = {"": _OF_RUN, "run_recipe": _OF_RUN,
-                                                "experiment": {**_OF_RUN, **_OF_EXPERIMENT},
-                                                "performance": _OF_PERFORMANCE}
-"""Reason why nothing depends on an option, by launcher and option."""
 FLAGS: Final = frozenset({"--dry-run", "--dry_run", "--dump-env", "--dump_env", "--deterministic", "--wait",
                           "--no-gpu-resource-request", "--submission-dry-run", "--use_recipes", "-d", "--dryrun",
                           "--offline", "--packed_sequence", "--head_only", "-en", "--enable_nsys",
@@ -101,13 +111,14 @@ MANY: Final = frozenset({"--c4_train_shards", "--dataset_paths", "-cb", "--custo
 """Options of which all words up to the next option are values."""
 _CLOCKS: Final = "clocks and power: rates are those of the machine as it is measured"
 _PROFILES: Final = "a profiler, which takes time of its own"
-NOT_MODELLED: Final[Mapping[str, Mapping[str, str]]] = {
-    "experiment": dict.fromkeys(("-lmc", "--peak-mem-clk", "--peak_mem_clk"), _CLOCKS),
-    "performance": {
-        **dict.fromkeys(("-vb", "--enable_vboost", "-lgc", "--lock_gpu_freq", "-lmc", "--peak_mem_clk"), _CLOCKS),
-        **dict.fromkeys(("-en", "--enable_nsys", "-pyp", "--pytorch_profiler"), _PROFILES),
-        **dict.fromkeys(("-cb", "--custom_bash_cmds"), "commands before the training, which are not read")}}
-"""Changes by an option that the answer leaves out, by launcher and option; a value that says no changes nothing."""
+UNNAMED: Final = Launcher(_RUN, _OF_RUN, is_named=False)
+_RUN_RECIPE: Final = Launcher(_RUN, _OF_RUN)
+EXPERIMENT: Final = Launcher(_RUN, {**_OF_RUN, **_OF_EXPERIMENT}, dict.fromkeys((
+    "-lmc", "--peak-mem-clk", "--peak_mem_clk"), _CLOCKS))
+PERFORMANCE: Final = Launcher(_PERFORMANCE, _OF_PERFORMANCE, {
+    **dict.fromkeys(("-vb", "--enable_vboost", "-lgc", "--lock_gpu_freq", "-lmc", "--peak_mem_clk"), _CLOCKS),
+    **dict.fromkeys(("-en", "--enable_nsys", "-pyp", "--pytorch_profiler"), _PROFILES),
+    **dict.fromkeys(("-cb", "--custom_bash_cmds"), "commands before the training, which are not read")}, rebuilds=True)
 REFUSED: Final[Mapping[str, str]] = {
     "--use_recipes": "a recipe of the library by the benchmarks' launcher: name it for scripts/training/run_recipe.py",
     "--first_k_dense_replace": "other layers without experts than the model's own"}
@@ -124,13 +135,13 @@ SWITCHES: Final[Mapping[str, str]] = {
 
 
 def launcher_of(script: str) -> Launcher:
-    """Launcher of Bridge's that a script is, by its path; "" for another."""
+    """Launcher of Bridge's that a script is, by its path; `UNNAMED` for another."""
     name = script.rpartition("/")[2]
     if name in ("run_script.py", "bootstrap.py") or "performance/" in script:
-        return "performance"
+        return PERFORMANCE
     if name in ("setup_experiment.py", "train.sh", "launch_with_nemo_run.py", "launch_with_sbatch.sh"):
-        return "experiment"
-    return "run_recipe" if name == "run_recipe.py" else ""
+        return EXPERIMENT
+    return _RUN_RECIPE if name == "run_recipe.py" else UNNAMED
 
 
 Set = tuple[str, Any, str]

@@ -14,7 +14,7 @@ from typing import Any, Final
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.named import is_benchmark, present_name, recipes
-from simcore.recipes.bridge.options import Launcher
+from simcore.recipes.bridge.options import UNNAMED, Launcher
 from simcore.recipes.bridge.parallel import gpus_of
 from simcore.recipes.draft import Draft
 
@@ -30,7 +30,7 @@ _EXPERT: Final = ("expert_tensor_parallel_size", "expert_model_parallel_size", "
 
 
 def scaled(draft: Draft, document: Document, name: str, gpus: Answer | None, *, given: bool,
-           launcher: Launcher = "") -> Document:
+           launcher: Launcher = UNNAMED) -> Document:
     """The recipe's document with the batch for `gpus`; `given`: an override says the batch.
 
     Other degrees than the recipe's change the data-parallel ranks on its own GPUs too; the performance launcher scales
@@ -39,12 +39,12 @@ def scaled(draft: Draft, document: Document, name: str, gpus: Answer | None, *, 
     Refuses in `draft` what upstream's launcher refuses.
     """
     own = gpus_of(present_name(name), "") if is_benchmark(name) else None
-    if own is None or gpus is None or (own.value == gpus.value and (given or launcher == "performance")):
+    if own is None or gpus is None or (own.value == gpus.value and (given or launcher.rebuilds)):
         return document
     base, model = recipes()[name], document.data.get("model")
     values = {key: base.get(f"model.{key}") for key in (*_DENSE, *_EXPERT)}
     before, after = _ranks(values, own.value), _ranks(model if isinstance(model, dict) else {}, gpus.value)
-    if launcher == "performance":
+    if launcher.rebuilds:
         document = _gathering(document, name, after or 0)
     if given or (before is None and own.value == gpus.value):
         return document  # of the recipe's own GPUs the framework refuses the degrees

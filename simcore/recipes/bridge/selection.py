@@ -47,7 +47,7 @@ def selected(words: Sequence[Word], path: str, names: Collection[str]) -> tuple[
 
     InputError, at the word, for a model, or a combination, that is none of `names`.
     """
-    if not any(launcher_of(word.text) for word in words):
+    if not any(launcher_of(word.text).is_named for word in words):
         return None
     options = _BY_PERFORMANCE if any(word.text.partition("=")[0] in ("-mr", "--model_recipe_name") for word in words) \
         else _BY_MODEL

@@ -15,11 +15,10 @@ from simcore.inputs.block import shorten
 from simcore.inputs.document import parse_value
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.options import (
+    EXPERIMENT,
     FLAGS,
-    IDLE,
-    KEYS,
     MANY,
-    NOT_MODELLED,
+    PERFORMANCE,
     REFUSED,
     SWITCHES,
     TEXTS,
@@ -90,9 +89,9 @@ def asked_of(words: Sequence[Word], start: int, path: str, name: str, values: Ma
     """
     launcher = launcher_of(words[start - 1].text if start else "")
     options = {word.text.partition("=")[0] for word in words}
-    if launcher == "experiment" and options & {"-mr", "--model_recipe_name"}:
-        launcher = "performance"  # scripts/performance/setup_experiment.py, which has another one's name
-    if launcher == "performance" and words[start - 1].text.endswith("run_recipe.py"):
+    if launcher is EXPERIMENT and options & {"-mr", "--model_recipe_name"}:
+        launcher = PERFORMANCE  # scripts/performance/setup_experiment.py, which has another one's name
+    if launcher.rebuilds and words[start - 1].text.endswith("run_recipe.py"):
         raise InputError(Problem(f"{path}:{words[start - 1].line}", f"not yet: {words[start - 1].text}: "
                                                                     f"{REFUSED['--use_recipes']}"))
     return _Words(words, path, name, values, Asked(launcher)).read(start)
@@ -129,7 +128,7 @@ class _Words:
             elif word.unknown or text not in ("", self.name):  # "$@" of a script without arguments is empty
                 self._refuse_word(word, where)
             number += 1
-        if self.asked.launcher == "performance":  # Hydra's before argparse's (scripts/performance/run_script.py)
+        if self.asked.launcher.rebuilds:  # Hydra's before argparse's (scripts/performance/run_script.py)
             given, gpu = {key for key, _, _ in trailing}, self._gpu()
             trailing += self._switched(trailing, gpu)
             self.asked.overrides = [*trailing, *self.options]
@@ -193,15 +192,15 @@ class _Words:
         """Reads one option; returns the number of further words that it takes."""
         option, has_value, value = self.words[number].text.partition("=")
         launcher = self.asked.launcher
-        keys = KEYS[launcher]
+        keys = launcher.keys
         self._expect_known(option, where)
         if option in FLAGS:
             self._flag(option, where)
             return 0
-        if option in MANY and launcher == "performance":
+        if option in MANY and launcher.rebuilds:
             return self._many(number, option, where)
         is_last = number + 1 == len(self.words) or self.words[number + 1].text.startswith("-")
-        if launcher == "performance" and option in _MAY_BE_BARE and not has_value and is_last:
+        if launcher.rebuilds and option in _MAY_BE_BARE and not has_value and is_last:
             self.options.append((keys[option], None, f"{where} {option}"))
             return 0
         if not has_value and number + 1 == len(self.words):
@@ -210,7 +209,7 @@ class _Words:
         value, unknown = value if has_value else given.text, given.unknown
         if not has_value and re.match(r"-(?![0-9])", value) and not unknown:
             raise InputError(Problem(where, f"{option}: has no value"))
-        if launcher == "performance" and option in {*SWITCHES, *VARIABLES}:
+        if launcher.rebuilds and option in {*SWITCHES, *VARIABLES}:
             self._own(option, value, unknown, where)
         elif option in keys and unknown:
             self._leave_open(option, keys[option], where, unknown)
@@ -224,8 +223,8 @@ class _Words:
     def _expect_known(self, option: str, where: str) -> None:
         """Raises InputError for an option that the launcher does not have, or that is refused."""
         launcher = self.asked.launcher
-        own = {*SWITCHES, *REFUSED, *VARIABLES} if launcher == "performance" else set[str]()
-        known = {*KEYS[launcher], *IDLE[launcher], *NOT_MODELLED.get(launcher, ()), *own, "--mode", "--dataset",
+        own = {*SWITCHES, *REFUSED, *VARIABLES} if launcher.rebuilds else set[str]()
+        known = {*launcher.keys, *launcher.idle, *launcher.unmodelled, *own, "--mode", "--dataset",
                  "--deterministic", "--model"}
         if option not in known:
             near = difflib.get_close_matches(option, sorted(known), 1, 0.8)
@@ -235,7 +234,7 @@ class _Words:
             raise InputError(Problem(where, f"{option}: not yet: {REFUSED[option]}"))
 
     def _set(self, option: str, key: str, value: str, where: str) -> None:
-        is_none = value == "None" and self.asked.launcher == "performance" and key.startswith("model.virtual")
+        is_none = value == "None" and self.asked.launcher.rebuilds and key.startswith("model.virtual")
         if key not in TEXTS and not is_none and not re.fullmatch(r"-?[0-9]{1,18}", value):
             raise InputError(Problem(where, f"{option}: expected a whole number, got {value!r}"))
         if option == "--num_layers" and not self.name.startswith(_LISTED):
@@ -243,7 +242,7 @@ class _Words:
                                             "(scripts/performance/utils/overrides.py:594): give model.num_layers=N"))
         read = None if is_none else value if key in TEXTS else int(value)
         self.options.append((key, read, f"{where} {option}"))
-        if self.asked.launcher == "performance" and key == "model.tensor_model_parallel_size":
+        if self.asked.launcher.rebuilds and key == "model.tensor_model_parallel_size":
             # scripts/performance/utils/overrides.py, set_user_overrides: -tp sets both
             self.options.append(("model.sequence_parallel", int(value) > 1, f"{where} {option}"))
 
@@ -256,7 +255,7 @@ class _Words:
         self._leave(option, "", where)
 
     def _idle(self, option: str, value: str, unknown: str, where: str) -> None:
-        why = IDLE[self.asked.launcher].get(option, "")
+        why = self.asked.launcher.idle.get(option, "")
         if option in ("--mode", "--dataset", "--model", "--nodes", "--gpus-per-node", "--gpus_per_node", "-ng",
                       "--num_gpus") and unknown:
             raise InputError(Problem(where, f"{option}: its value depends on {unknown}"))
@@ -278,13 +277,13 @@ class _Words:
 
     def _leave(self, option: str, value: str, where: str, why: str = "") -> None:
         """Lists an option that gives the scenario nothing; `why`: the reason, where no table has it."""
-        small = NOT_MODELLED.get(self.asked.launcher, {}).get(option, "")
+        small = self.asked.launcher.unmodelled.get(option, "")
         says_no = value == "-1" or value.lower() in ("false", "0", "f", "no", "n")
         kind: Any = "not modelled" if option in ("--step-func", "--step_func") or (small and not says_no) else \
             "no effect"
         reason = "it asks for nothing" if small and says_no else small or why
         self.asked.left.append(Left(kind, where, option, value,
-                                    reason or IDLE[self.asked.launcher].get(option, "")))
+                                    reason or self.asked.launcher.idle.get(option, "")))
 
     def _many(self, number: int, option: str, where: str) -> int:
         """Lists an option whose values are all words up to the next option; returns their number."""
@@ -323,6 +322,6 @@ class _Words:
         self.sizes[option.replace("_", "-") if option.startswith("--gpus") else option] = int(value)
         each = self.sizes.get("--gpus-per-node")
         whole = self.sizes.get("-ng", self.sizes.get("--num_gpus"))
-        total = whole if self.asked.launcher == "performance" else each and each * self.sizes.get("--nodes", 1)
+        total = whole if self.asked.launcher.rebuilds else each and each * self.sizes.get("--nodes", 1)
         if total:
             self.asked.gpus = Answer(total, f"{where} {option}")
