@@ -17,10 +17,10 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
-from simcore.recipes.bridge.options import UNNAMED, Launcher
+from simcore.recipes.bridge.options import PERFORMANCE, UNNAMED, Launcher
 from simcore.recipes.imported import Left
 
-__all__ = ["REPLACES", "aligned", "changed", "data_owns", "launched", "reads_mock_samples", "without_data"]
+__all__ = ["aligned", "changed", "data_owns", "launched", "reads_mock_samples", "without_data"]
 
 _MODEL: Final = "model.seq_length"
 _DATA: Final = ("dataset.seq_length", "dataset.sequence_length")
@@ -41,8 +41,6 @@ _PP: Final = "model.pipeline_model_parallel_size"
 _CP: Final = "model.context_parallel_size"
 _RUN: Final = "scripts/training/run_recipe.py"
 _SCRIPTS: Final = "scripts/performance/"
-REPLACES: Final[Mapping[bool, str]] = {False: f"{_RUN}:401", True: f"{_SCRIPTS}utils/overrides.py:523"}
-"""Place at which launchers replace a benchmark's data set by mock samples; true: the performance launcher."""
 
 
 def reads_mock_samples(name: str, launcher: Launcher = UNNAMED) -> bool:
@@ -70,7 +68,7 @@ def without_data(overrides: Sequence[tuple[str, Any, str]]) -> tuple[list[tuple[
     """
     lost = [one for one in overrides if one[0].startswith("dataset.") and one[0] not in _DATA]
     return [one for one in overrides if one not in lost], [
-        Left("no effect", where, key, shorten(value), f"mock samples replace the data set ({REPLACES[True]})")
+        Left("no effect", where, key, shorten(value), f"mock samples replace the data set ({PERFORMANCE.mocks_at})")
         for key, value, where in lost]
 
 

@@ -15,7 +15,6 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer
 from simcore.recipes.bridge.launched import (
-    REPLACES,
     aligned,
     changed,
     data_owns,
@@ -142,7 +141,7 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
     mocks = is_timed and reads_mock_samples(name, asked.launcher)
     overrides, replaced = without_data(asked.overrides) if mocks and asked.launcher.rebuilds else (
         asked.overrides, [])
-    replaces = f"{path}: Bridge's launcher ({REPLACES[asked.launcher.rebuilds]})"
+    replaces = f"{path}: Bridge's launcher ({asked.launcher.mocks_at})"
     document = _document(path, place, values, replaces if mocks else "")
     document = document.with_values((tuple(key.split(".")), value, where)
                                     for key, value, where in (*asked.base, *overrides))
@@ -156,7 +155,7 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None,
                   (*environment_of(script, text, path), *asked.environment), given,
                   (*asked.left, *replaced, *after, *left, *of_model), asked.unknown,
                   (*job_of(script.sbatch, path), *options_of_launchers(starters_of([*command.around, *words]), path)),
-                  launcher=asked.launcher, mocks=REPLACES[asked.launcher.rebuilds] if mocks else "")
+                  launcher=asked.launcher, mocks=asked.launcher.mocks_at if mocks else "")
 
 
 def _document(path: str, place: str, values: Mapping[str, Any], mocks: str) -> Document:

@@ -25,14 +25,15 @@ class Launcher:
 
     `keys`: what each of its options sets, whole numbers but for those of `TEXTS`; `idle`: why nothing depends on an
     option; `unmodelled`: changes by an option that the answer leaves out, a value that says no changes nothing.
-    `is_named`: False where a launch names none. `rebuilds`: it sets a recipe up anew behind its overrides, as
-    scripts/performance/utils/overrides.py does: optimizer, mock samples, lengths, batch, layout; it has `SWITCHES` and
-    `VARIABLES`, too.
+    `mocks_at`: place at which it replaces a benchmark's data set by mock samples. `is_named`: False where a launch
+    names none. `rebuilds`: it sets a recipe up anew behind its overrides, as scripts/performance/utils/overrides.py
+    does: optimizer, mock samples, lengths, batch, layout; it has `SWITCHES` and `VARIABLES`, too.
     """
 
     keys: Mapping[str, str]
     idle: Mapping[str, str]
     unmodelled: Mapping[str, str] = field(default_factory=dict)
+    mocks_at: str = "scripts/training/run_recipe.py:401"
     is_named: bool = True
     rebuilds: bool = False
 
@@ -118,7 +119,8 @@ EXPERIMENT: Final = Launcher(_RUN, {**_OF_RUN, **_OF_EXPERIMENT}, dict.fromkeys(
 PERFORMANCE: Final = Launcher(_PERFORMANCE, _OF_PERFORMANCE, {
     **dict.fromkeys(("-vb", "--enable_vboost", "-lgc", "--lock_gpu_freq", "-lmc", "--peak_mem_clk"), _CLOCKS),
     **dict.fromkeys(("-en", "--enable_nsys", "-pyp", "--pytorch_profiler"), _PROFILES),
-    **dict.fromkeys(("-cb", "--custom_bash_cmds"), "commands before the training, which are not read")}, rebuilds=True)
+    **dict.fromkeys(("-cb", "--custom_bash_cmds"), "commands before the training, which are not read")},
+    mocks_at="scripts/performance/utils/overrides.py:523", rebuilds=True)
 REFUSED: Final[Mapping[str, str]] = {
     "--use_recipes": "a recipe of the library by the benchmarks' launcher: name it for scripts/training/run_recipe.py",
     "--first_k_dense_replace": "other layers without experts than the model's own"}
