@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from recipes.jobs import IMAGES, OTHER, TEXT, job_of
 from recipes.upstream import OUTCOMES
 from recipes.upstream_table import PAGE, filled, reasons, rule_of, stored, table
 
@@ -44,6 +45,28 @@ def test_a_row_says_where_its_recipes_are_and_what_became_of_each(row: dict[str,
     assert {*row["counts"]} <= {*OUTCOMES}
     assert sum(row["counts"].values()) > 0
     assert row["counts"].get("traceback", 0) == 0
+    counted = [sum(row["jobs"][kind][place] for kind in (TEXT, IMAGES)) for place in (0, 1)]
+    assert counted[0] <= counted[1] <= sum(row["counts"].values())
+    assert all(answered <= every for answered, every in row["jobs"].values())
     if "loose" in row:
         assert sum(row["loose"].values()) == sum(row["counts"].values())
     assert max(row["why"].values(), default=0) <= sum(row["counts"].values())
+
+
+@pytest.mark.parametrize(("path", "text", "said", "job"), [
+    ("/0/examples/llm_finetune/qwen/qwen3_8b_squad.yaml", "", "", TEXT),
+    ("/0/examples/vlm_finetune/gemma4/gemma4_4b.yaml", "", "", IMAGES),
+    ("/0/examples/qwen2-vl/lora-7b.yaml", "base_model: a\nprocessor_type: AutoProcessor\n", "", IMAGES),
+    ("/0/examples/mimo/mimo-7b-qlora.yml", "", "", TEXT),
+    ("/0/qwen35_vl_9b_sft_8gpu_h100_bf16_config.sh", "", "", IMAGES),
+    ("/0/ministral3_8b_sft_2gpu_h100_bf16_config.sh", "", "", IMAGES),
+    ("/0/examples/llm_finetune/mistral/ministral3_3b_squad.yaml", "", "", TEXT),
+    ("/0/tests/functional_tests/test_cases/gpt/one/model_config.yaml", "", "", TEXT),
+    ("/0/tests/functional_tests/test_cases/gpt/one/model_config.yaml", "", "not yet: generation of text", OTHER),
+    ("/0/tests/functional_tests/test_cases/bert/one/model_config.yaml", "", "", OTHER),
+    ("/0/examples/modelopt/qa_grpo_math_megatron.yaml", "", "", TEXT),
+    ("/0/examples/configs/evals/mmlu.yaml", "", "", OTHER),
+    ("/0/wan_14b_sft_8gpu_h100_bf16_config.sh", "", "", OTHER)])
+def test_the_job_of_a_recipe_is_told_by_its_path_its_keys_and_its_refusals(path: str, text: str, said: str,
+                                                                         job: str) -> None:
+    assert job_of(path, text, [said]) == job

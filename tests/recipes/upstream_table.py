@@ -6,9 +6,10 @@
 
 CLONES: a folder with git directories `OWNER+NAME/repo`, or `NAME`. `upstream.json` has a row for each kind of recipe:
 repositories with commit and patterns of files, the formats that count (`every`: files of no format count too), and for
-each outcome of `upstream.py` the number of files; `why`: reasons with the number of recipes that meet them, numbers in
-them as N. Files are laid into a temporary folder and never kept. Recipes of Megatron-Bridge are asked for by their
-names, which the package knows.
+each outcome of `upstream.py` the number of files; `jobs`: of each kind of `jobs.py` how many are answered, and all;
+`why`: reasons with the number of recipes that meet them, numbers in them as N; `older`: a release that is not counted
+together with the others. Files are laid into a temporary folder and never kept. Recipes of Megatron-Bridge are asked
+for by their names, which the package knows.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from recipes.jobs import IMAGES, OTHER, TEXT, job_of
 from recipes.upstream import outcome
 from simcore.recipes.bridge.named import is_benchmark, present_name, recipes
 
@@ -49,8 +51,8 @@ UPSTREAMS_OWN: Final = {
     "the recipe has no sizes of its own": "Megatron-LM `core/transformer/transformer_config.py:1456`",
 }
 """Rules of upstream's own by the beginning of the message: a recipe with the GPUs of its name cannot run there."""
-_HEAD: Final = ("| recipes | all | answered | with `--loose` | refused by name | unknown key | model not known |",
-                "| --- | --- | --- | --- | --- | --- | --- |")
+_HEAD: Final = ("| recipes | all | answered | with `--loose` | of texts | with images | refused by name | "
+                "unknown key | model not known |", "| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
 
 
 def stored() -> list[dict[str, Any]]:
@@ -60,14 +62,29 @@ def stored() -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown of all rows."""
-    return "\n".join([*_HEAD, *map(_line, rows)])
+    """Markdown of all rows, and of their sum."""
+    return "\n".join([*_HEAD, *map(_line, rows), _together(rows)])
+
+
+def _together(rows: list[dict[str, Any]]) -> str:
+    """Line of all rows: each recipe counts in the newest release alone (`older`: rows that do not)."""
+    newest = [row for row in rows if not row.get("older")]
+    kinds = (_share([sum(row["jobs"][kind][place] for row in newest) for place in (0, 1)]) for kind in (TEXT, IMAGES))
+    numbers = (sum(sum(row["counts"].values()) for row in newest),
+               sum(_sum(row["counts"], _ANSWERED) for row in newest), "", *kinds, "", "", "")
+    return f"| together | {' | '.join(map(str, numbers))} |"
+
+
+def _share(found: Sequence[int]) -> str:
+    answered, every = found
+    return f"{answered} of {every} ({answered / every:.0%})" if every else ""
 
 
 def _line(row: Mapping[str, Any]) -> str:
     counts, loose = row["counts"], row.get("loose")
     numbers = (sum(counts.values()), _sum(counts, _ANSWERED), "" if loose is None else _sum(loose, _ANSWERED),
-               _sum(counts, _REFUSED), counts.get("unknown key", 0), counts.get("family", 0))
+               _share(row["jobs"][TEXT]), _share(row["jobs"][IMAGES]), _sum(counts, _REFUSED), counts.get("unknown key", 0),
+               counts.get("family", 0))
     return f"| {row['name']} | {' | '.join(map(str, numbers))} |"
 
 
@@ -166,8 +183,9 @@ def _by_name(git: Path, part: Mapping[str, Any], folder: Path) -> Iterator[Path]
 
 def counted(row: Mapping[str, Any], clones: Path) -> dict[str, Any]:
     """A row with its counts again."""
-    made = {key: value for key, value in row.items() if key not in ("counts", "loose", "why")}
+    made = {key: value for key, value in row.items() if key not in ("counts", "loose", "jobs", "why")}
     counts: Counter[str] = Counter()
+    jobs: dict[str, list[int]] = {TEXT: [0, 0], IMAGES: [0, 0]}
     loosely: Counter[str] = Counter()
     why: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -176,11 +194,15 @@ def counted(row: Mapping[str, Any], clones: Path) -> dict[str, Any]:
             if name not in row["formats"] and what != "traceback" and not row.get("every"):
                 continue
             counts[what] += 1
+            job = job_of(str(path).removeprefix(folder), path.read_text(encoding="utf-8", errors="replace"), messages)
+            if job != OTHER:
+                jobs[job][0] += what in _ANSWERED
+                jobs[job][1] += 1
             if "loose" in row:
                 loosely[outcome(path, row.get("gpus", 8), loose=True)[1]] += 1
             if what != "family":
                 why.update({_short(message, folder) for message in messages if not message.startswith(_FOLLOWS)})
-    made["counts"] = dict(sorted(counts.items()))
+    made |= {"counts": dict(sorted(counts.items())), "jobs": jobs}
     if "loose" in row:
         made["loose"] = dict(sorted(loosely.items()))
     return made | {"why": {reason: count for reason, count in sorted(why.items()) if count >= row.get("least", 5)}}
