@@ -234,6 +234,11 @@ def _grpos(framework: str) -> Iterator[Tree]:
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"max_loras": 2}}
     yield {"model": HYBRID, "mesh": {"dp_shard": 8, "ep": 8}, "rl": rl, "generation": generation | {"tp": 4}}
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"quantization": "fp8"}}
+    if framework == "fsdp1":
+        yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "rl": rl | {"trainer": "verl"},
+               "generation": generation | {"sleep_level": 2}}
+        yield {"model": HYBRID, "mesh": {"dp_shard": 8}, "training": {"loss": "flash"}, "rl": rl | {"trainer": "verl"},
+               "generation": generation | {"sleep_level": 2, "tp": 4}}
     if framework in ("automodel", "fsdp2"):  # logits are the most of a pass
         yield {"model": DENSE, "mesh": mesh, "rl": rl | {"logprob_batch_size": 4}, "generation": generation}
 

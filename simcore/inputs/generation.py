@@ -18,6 +18,7 @@ _Degree = Annotated[int, Field(ge=1, le=DEGREE)]
 class Rl(Block):
     """One step of reinforcement learning."""
 
+    trainer: Literal["nemo_rl", "verl"] = Field(default="nemo_rl", description="Whose workers run the step")
     prompts: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(description="Prompts per step")
     generations: Annotated[int, Field(ge=1, le=GENERATIONS)] = Field(description="Generations per prompt")
     logprob_batch_size: Sequences = Field(default=1, description="Sequences per rank of one log-probability pass")
@@ -34,6 +35,15 @@ class Rl(Block):
         default=False, description="Ratios of probabilities are taken as 1: the policy's own pass is left out"
     )
     refit_buffer: Fraction = Field(default=0.3, description="Fraction of free memory that refitting may use")
+    refit_bucket: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        default=2048, description="MiB of the buffer through which verl sends weights"
+    )
+    param_offload: bool = Field(
+        default=False, description="verl: the policy's parameters are on the host where no pass needs them"
+    )
+    optimizer_offload: bool = Field(
+        default=False, description="verl: the optimizer's states are on the host but for training"
+    )
 
 
 class Generation(Block):

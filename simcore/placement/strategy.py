@@ -76,6 +76,9 @@ class ParallelStrategy:
         return 0
 
     @property
-    def rl_worker(self) -> Literal["dtensor", "megatron", ""]:
-        """The kind of NeMo RL policy worker that trains with this strategy; "" if none does."""
+    def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:
+        """The kind of policy worker that trains with this strategy in reinforcement learning; "" if none does.
+
+        "dtensor", "megatron": NeMo RL's; "flat": verl's over FSDP 1.
+        """
         return ""

@@ -11,6 +11,10 @@ vocabulary (`distributed/model_utils.py` _compute_distributed_log_softmax): logi
 their exponentials. In chunks (`logprob_chunk_size`) the cast to fp32 stays one of all logits for DTensor's workers, and
 all but the last position are cut into chunks: a copy where there are several sequences, and log_softmax. Megatron's
 policies cast chunk by chunk, which is recorded as their loss is (`operators/megatron/logprobs.py`).
+
+[Note: in place]
+verl b178a3cd `workers/actor/dp_actor.py` _forward_micro_batch divides logits in place; flash-attn's cross entropy and
+the compiled entropy of a row (`utils/torch_functional.py` entropy_from_logits) make nothing of the logits' size.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.exact_sums import sums_by_key
 from simcore.recording.tape import Op
 from simcore.results.report import TrafficRow
+from simcore.rl.policy import MODULES
 from simcore.simulation.simulation import Simulation
 from simcore.timing.step import forward_ns
 from simcore.timing.traffic import traffic
@@ -75,17 +80,19 @@ class Passes:
         return [tuple(row for row in rows if row.calls) for rows in found]
 
 
-def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = True) -> Passes:
+def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = True, in_place: bool = False) -> Passes:
     """Memory, by class of ranks, and time of forward passes, one microbatch each: the first, and each further one.
 
     They are of the simulated model with all tensors frozen; their micro-batch size is that of `simulation`. `chunk`:
     tokens of a sequence whose log-probabilities are made at once, None for all. `timed` False: durations are 0.
+    `in_place`: see [Note: in place].
     """
     frozen = simulation.job.graph.with_tensors(_frozen)
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
     programs = [_program(simulation, plan, _WRITTEN) for plan in plans]
     rest = tuple(resting(program) for program in programs)
-    above = tuple(_above(program, own, simulation, chunk) for program, own in zip(programs, rest, strict=True))
+    above = tuple(_above(program, own, simulation, chunk, in_place=in_place)
+                  for program, own in zip(programs, rest, strict=True))
     return Passes(rest, above, tuple(programs), _durations(simulation, plans, programs) if timed else (0, 0))
 
 
@@ -123,7 +130,8 @@ def _held(program: Program, rows: int) -> dict[str, int]:
     return {category: size for category, size in sizes.items() if size}
 
 
-def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk: int | None) -> dict[str, int]:
+def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk: int | None, *,
+           in_place: bool) -> dict[str, int]:
     """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities.
 
     Only the last pipeline stage has logits.
@@ -134,6 +142,8 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
     first_loss = int(losses[0])
     highest = int(np.argmax(running(program)[:first_loss]))
     inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
+    if in_place:
+        return max(inside, after, key=lambda sizes: sum(sizes.values()))
     training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)
     cut = simulation.job.mesh.cp * (1 if _is_whole(simulation) else simulation.job.mesh.tp)
     position = training.micro_batch_size * simulation.job.graph.architecture.vocab
@@ -146,7 +156,7 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
 
 def _is_whole(simulation: Simulation) -> bool:
     """True if a rank has logits of the full vocabulary."""
-    return simulation.framework.strategy.rl_worker == "dtensor"
+    return simulation.framework.strategy.rl_worker in MODULES
 
 
 def _beside(total: dict[str, int], rest: dict[str, int]) -> dict[str, int]:

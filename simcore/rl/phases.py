@@ -33,8 +33,9 @@ from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.engine import Engine
 
-__all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "category_name", "dpo_step", "engine_step",
-           "grpo_step", "is_outside"]
+__all__ = ["ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away", "back",
+           "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside", "packing_ns",
+           "put_asleep", "score", "start", "train", "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
 FORWARD, STEPS, DECODING = "forward passes", "training steps", "decoding"
@@ -92,10 +93,16 @@ def _outside(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _copy(journal: Journal, topology: Topology, num_bytes: int, way: Way) -> None:
-    journal.copy(way, num_bytes, collective_ns("copy", num_bytes, 1, topology.node.host_link.way(way)))
+    journal.copy(way, num_bytes, host_ns(num_bytes, topology, way))
 
 
-def _start(policy: Policy, *, has_reference: bool) -> Journal:
+def host_ns(num_bytes: int, topology: Topology, way: Way) -> int:
+    """Time in ns of one copy of `num_bytes` between device and host."""
+    return collective_ns("copy", num_bytes, 1, topology.node.host_link.way(way))
+
+
+def start(policy: Policy, *, has_reference: bool) -> Journal:
+    """Journal before the first phase: the policy is on the device, a reference policy's copy on the host."""
     journal = Journal()
     for sizes in (_outside(policy.outside), policy.params, policy.states):
         journal.put(POLICY, sizes)
@@ -106,7 +113,8 @@ def _start(policy: Policy, *, has_reference: bool) -> Journal:
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
-def _logprob(journal: Journal, policy: Policy) -> None:
+def score(journal: Journal, policy: Policy) -> None:
+    """Adds the passes that make log-probabilities."""
     journal.spike(POLICY, policy.passing, "forward pass", {FORWARD: policy.passing_ns})
 
 
@@ -117,16 +125,17 @@ def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away:
     """
     journal.begin("reference")
     if is_away:
-        _back(journal, policy.params, topology)
+        back(journal, policy.params, topology)
     size = sum(policy.copied.values())
     journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
     for way in _SWAPS:
         _copy(journal, topology, size, way)
-    _logprob(journal, policy)
+    score(journal, policy)
     journal.drop(f"{POLICY}, copied", "host")
 
 
-def _training(journal: Journal, policy: Policy) -> None:
+def train(journal: Journal, policy: Policy) -> None:
+    """Adds the training steps."""
     journal.spike(POLICY, policy.training, "training step", {STEPS: policy.training_ns})
 
 
@@ -135,10 +144,10 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
 
     "reference": forward passes of the reference policy; see [Note: the order of a step].
     """
-    journal = _start(policy, has_reference=True)
+    journal = start(policy, has_reference=True)
     _reference(journal, policy, topology)
     journal.begin("training")
-    _training(journal, policy)
+    train(journal, policy)
     return journal
 
 
@@ -148,50 +157,57 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     "refit" (weights go to the engine), "generation", "logprob", "reference" (if the step has them), "training": see
     [Note: the order of a step]. The engine is in it only if it shares the GPU (`colocated`).
     """
-    journal = _start(policy, has_reference=step.has_reference)
+    journal = start(policy, has_reference=step.has_reference)
     colocated = step.engine.generation.colocated
     if colocated:
-        _asleep(journal, step.engine)
+        put_asleep(journal, step.engine)
     journal.begin("refit")
     (_refit if colocated else _broadcast)(journal, policy, step, topology)
     journal.begin("generation")
     if colocated:
-        journal.spike(ENGINE, {"activation": step.engine.profile.highest}, "prefill of the most tokens")
-    journal.take(DECODING, step.generate_ns)
-    if colocated:
-        _sleep(journal, step.engine, topology)
+        generate(journal, step, topology)
+    else:
+        journal.take(DECODING, step.generate_ns)
     if step.scores_policy:
         journal.begin("logprob")
-        _back(journal, policy.params, topology)
-        _logprob(journal, policy)
+        back(journal, policy.params, topology)
+        score(journal, policy)
     if step.has_reference:
         _reference(journal, policy, topology, is_away=not step.scores_policy)
     journal.begin("training")
     if not step.scores_policy:
-        _back(journal, policy.params, topology)
-    _back(journal, policy.states, topology)
-    _training(journal, policy)
+        back(journal, policy.params, topology)
+    back(journal, policy.states, topology)
+    train(journal, policy)
     return journal
 
 
-def _back(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
+def generate(journal: Journal, step: GrpoStep, topology: Topology) -> None:
+    """Adds generation by an engine on the policy's GPU, which sleeps afterwards."""
+    journal.spike(ENGINE, {"activation": step.engine.profile.highest}, "prefill of the most tokens")
+    journal.take(DECODING, step.generate_ns)
+    put_to_sleep(journal, step.engine, topology)
+
+
+def back(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
     """Moves tensors from the host back to the device; 0 ns if they never left."""
     _copy(journal, topology, journal.move(POLICY, "host", "device", sizes), "to_device")
 
 
-def _away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
+def away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
+    """Moves tensors of the policy from the device to the host."""
     _copy(journal, topology, journal.move(POLICY, "device", "host", sizes), "to_host")
 
 
 def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
-    _away(journal, policy.states, topology)
-    _wake(journal, step.engine, topology)
+    away(journal, policy.states, topology)
+    wake(journal, step.engine, topology)
     free = topology.device.usable_bytes - journal.size("device")
     buffers = ipc_buffers(max(0, free), step.refit_share, step.gathered.largest)
     batch = ipc_buffers(max(0, free), step.refit_share, 0)["buffer"] // _TURNS
     buffers["buffer"] += step.quantising.held_bytes(batch)
     _stream(journal, step, topology, buffers)
-    _away(journal, policy.params, topology)
+    away(journal, policy.params, topology)
     if step.engine.generation.sleep_level:
         journal.put(ENGINE, {"kv_cache": step.engine.cache.num_bytes}, event="cache wakes")
 
@@ -203,11 +219,15 @@ def _broadcast(journal: Journal, policy: Policy, step: GrpoStep, topology: Topol
 
 def _stream(journal: Journal, step: GrpoStep, topology: Topology, buffers: Mapping[str, int]) -> None:
     sizes = {**buffers, "all_gather_output": step.gathered.transient}
-    rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
-    packing = round(_COPIES * step.gathered.total / rate * 1e9)
     journal.spike(REFIT, sizes, "weights are streamed",
-                  {GATHERS: step.gathered.ns, PACKING: packing, BROADCAST: step.broadcast_ns,
-                   QUANTISING: round(step.quantising.moved_bytes / rate * 1e9)})
+                  {GATHERS: step.gathered.ns, BROADCAST: step.broadcast_ns, **packing_ns(step, topology)})
+
+
+def packing_ns(step: GrpoStep, topology: Topology) -> dict[str, int]:
+    """Time in ns, by part, in which a refit's weights cross device memory into buffers, and are quantised."""
+    rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
+    return {PACKING: round(_COPIES * step.gathered.total / rate * 1e9),
+            QUANTISING: round(step.quantising.moved_bytes / rate * 1e9)}
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
@@ -216,7 +236,7 @@ def _loaded(engine: Engine) -> dict[str, int]:
     return {"sharded_param": sum(engine.by_component.values()), "buffer": engine.buffers + engine.adapter_bytes}
 
 
-def _asleep(journal: Journal, engine: Engine) -> None:
+def put_asleep(journal: Journal, engine: Engine) -> None:
     """Adds the engine as the previous step left it."""
     stays = {"graph_pool": engine.graph_bytes, "workspace": engine.workspace_bytes}
     journal.put(ENGINE, {**_outside(engine.outside()), **stays})
@@ -227,14 +247,16 @@ def _asleep(journal: Journal, engine: Engine) -> None:
         journal.put(ENGINE, {"kv_cache": engine.cache.num_bytes})
 
 
-def _wake(journal: Journal, engine: Engine, topology: Topology) -> None:
+def wake(journal: Journal, engine: Engine, topology: Topology) -> None:
+    """Brings the engine's weights back, without its cache."""
     if engine.generation.sleep_level == 1:
         _copy(journal, topology, journal.move(ENGINE, "host", "device", _loaded(engine)), "to_device")
     elif engine.generation.sleep_level == 2:
         journal.put(ENGINE, _loaded(engine), event="weights wake")
 
 
-def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
+def put_to_sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
+    """Takes from the device what the engine drops when it sleeps."""
     level = engine.generation.sleep_level
     if level:
         journal.drop(ENGINE, "device", ["kv_cache"])

@@ -17,8 +17,10 @@ from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 
-__all__ = ["Policy", "policy_of"]
+__all__ = ["MODULES", "Policy", "policy_of"]
 
+MODULES = ("dtensor", "flat")
+"""Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
 _WORKSPACE = "workspace"
 _PRECISE = "use_precision_aware_optimizer"
 
@@ -81,7 +83,7 @@ def _states(plan: Plan) -> dict[str, int]:
 
 def _moving(plan: Plan, simulation: Simulation, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
     """Bytes by category that move, see [Note: what moves]."""
-    if plan.framework.strategy.rl_worker == "dtensor":
+    if plan.framework.strategy.rl_worker in MODULES:
         return {category: size for category, size in {**rest, **states}.items() if category != _WORKSPACE}
     learns = sum(count * placed.rest_bytes for kind, count in plan.kind_counts
                  for placed in plan.kinds[kind] if placed.trainable)

@@ -28,10 +28,11 @@ from typing import Final
 from simcore.operators.registry import implementation_of
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import Placed, PlacedKind, Plan
+from simcore.rl.policy import MODULES
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
 
-__all__ = ["Gather", "Gathered", "broadcast_buffers", "gathered", "ipc_buffers", "packed_bytes"]
+__all__ = ["Gather", "Gathered", "broadcast_buffers", "gathered", "gathering_ns", "ipc_buffers", "packed_bytes"]
 
 _ADAPTER: Final = re.compile(r"\.?lora_.*")
 _SENT: Final = 2
@@ -74,7 +75,7 @@ def gathered(plans: Sequence[Plan], routes: Routes) -> Gathered:
     `plans`: of one rank of each pipeline stage. See [Note: refit]; an unsharded model takes no time.
     """
     first = plans[0]
-    return _by_unit(first, routes) if first.framework.strategy.rl_worker == "dtensor" else _exported(plans, routes)
+    return _by_unit(first, routes) if first.framework.strategy.rl_worker in MODULES else _exported(plans, routes)
 
 
 def _by_unit(plan: Plan, routes: Routes) -> Gathered:
@@ -91,10 +92,10 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
                        adapted=placed.spec.path in _adapted(plan.kinds[kind]))
             for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.spec.is_owned),
         max(numel // _parts(placed, splits=splits) * _SENT for placed, _, numel in sizes),
-        sum(times * numel * _SENT for _, times, numel in sizes), tuple(calls), _time(calls, routes))
+        sum(times * numel * _SENT for _, times, numel in sizes), tuple(calls), gathering_ns(calls, routes))
 
 
-def _time(calls: Sequence[Gather], routes: Routes) -> int:
+def gathering_ns(calls: Sequence[Gather], routes: Routes) -> int:
     """Time in ns of all calls, one after the other."""
     return sum(call.num_calls * routes.of(call.collective, call.axis).ns(call.num_bytes) for call in calls)
 
@@ -110,7 +111,7 @@ def _exported(plans: Sequence[Plan], routes: Routes) -> Gathered:
         max(2 * matrix.num_bytes + (matrix.part if mesh.pp > 1 else 0) for matrix in matrices),
         max(placed.spec.numel * _SENT for placed, _ in sizes),
         sum(placed.spec.numel * placed.spec.copies * _SENT * count for placed, count in sizes), tuple(calls),
-        _time(calls, routes))
+        gathering_ns(calls, routes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.errors import IllegalLayout, InputError, Problem
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
@@ -21,9 +21,9 @@ from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
-from simcore.rl.phases import GrpoStep, dpo_step, engine_step, grpo_step
+from simcore.rl.phases import GrpoStep, dpo_step, engine_step
 from simcore.rl.policy import Policy, policy_of
-from simcore.rl.refit import gathered, packed_bytes
+from simcore.rl.refit import packed_bytes
 from simcore.rl.report import Laid, phase_report
 from simcore.rl.time import Batch
 from simcore.rl.traffic import (
@@ -38,6 +38,7 @@ from simcore.rl.traffic import (
     of_steps,
     rows,
 )
+from simcore.rl.trainers import check_worker, is_verl, sent_weights, step_of, told_of_verl
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
@@ -106,44 +107,8 @@ def _of_pairs(scenario: Scenario) -> dict[str, int | None]:
 def _passes_of(scenario: Scenario, passing: Scenario) -> Simulation:
     """Simulation of the forward passes; refused for workers other than those that are described."""
     simulation = placed_simulation(passing)
-    _check_worker(scenario, simulation)
+    check_worker(scenario, simulation)
     return simulation
-
-
-def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
-    """NotYet except for NeMo RL's two kinds of workers; IllegalLayout for what the workers refuse."""
-    workload, worker = scenario.workload, simulation.framework.strategy.rl_worker
-    if not worker:
-        raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
-                             "automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
-    if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == "dtensor":
-        at = scenario.where("generation", "kv_dtype")
-        raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
-                                    "dtensor_policy_worker_v2.py stream_weights_via_ipc_zmq: FP8 kvcache is not "
-                                    "currently supported for DTensor path"))
-    generation = scenario.generation
-    if generation is not None and generation.kv_dtype == "fp8" and generation.quantization != "fp8":
-        raise IllegalLayout(Problem(scenario.where("generation", "kv_dtype"), "kv_dtype: fp8 without quantization: fp8",
-                                    "NeMo RL 7ea279ab algorithms/grpo.py:1325: FP8 KV cache can only be used together "
-                                    "with FP8 model weights"))
-    mesh = scenario.mesh
-    if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
-        raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
-                             f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
-    if scenario.training.method == "qlora":
-        at = scenario.where("training", "method")
-        raise NotYet(Problem(at, f"not yet: {workload} over a base in few bits (NeMo RL 7ea279ab has no setting for "
-                             "one, and the engine is sent weights of 16 bits)"))
-    if scenario.mesh.pp > 1 and worker == "dtensor":
-        raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
-    if simulation.framework.schedule.num_chunks > 1:
-        at = scenario.where("training", "pipeline", "virtual_stages")
-        raise NotYet(Problem(at, f"not yet: {workload} with virtual stages"))
-    if not isinstance(scenario.training.lengths, str):
-        raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
-    if simulation.framework.offload is not None:
-        at = scenario.where("training", "offload", "activations")
-        raise NotYet(Problem(at, f"not yet: {workload} with what layers or modules save on the host"))
 
 
 def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: Simulation,
@@ -220,16 +185,18 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                         recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
-    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed)
+    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=is_verl(scenario))
     policies = _policies(scenario, trained, forward, simulation, steps)
-    weights, rounds = gathered(_stages(simulation), simulation.routes), _rounds(engine, -(-sequences // engines))
+    weights = sent_weights(scenario, _stages(simulation), simulation.routes)
+    rounds = _rounds(engine, -(-sequences // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
-    journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
+    stepped = step_of(scenario, simulation, simulation.plans[0])
+    journals = [stepped(policy, step) for policy in policies]
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
-        journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
+        journals = [stepped(policy, step) for policy in policies]
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
@@ -240,7 +207,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     batch = _batch(passing, rl.generations, steps)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
                 engines * engine.tp if beside else 0, engine_rows)
-    further = [*assumptions(engine), *_told(rl, engine, step), *_loss(simulation)]
+    further = [*assumptions(engine), *_told(rl, engine),
+               *(told_of_verl(rl) if is_verl(scenario) else (*_told_of_nemo_rl(rl, engine, step), *_loss(simulation)))]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})
@@ -265,7 +233,7 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
         raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
                                     "only supported for the Megatron generation backend"))
-    engine = engine_of(scenario, generation, topology_of(scenario), "library")
+    engine = engine_of(scenario, generation, topology_of(scenario), "server" if rl.trainer == "verl" else "library")
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
                                  f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
@@ -351,16 +319,21 @@ def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> 
     return engine_step(step, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
-def _told(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
-    """Assumptions on the time of generation and refit, and on a reference policy's cost."""
-    rows = [
+def _told(rl: Rl, engine: Engine) -> list[Assumption]:
+    """Assumptions on the time of generation, and of copies."""
+    return [
         Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to "
                    f"{engine.max_model_len:,} tokens", kind="assumed", source="prompt_tokens and max_model_len; no "
                    "answer ends early, prefill takes no time"),
-        Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
-                   "tensor after the other, NeMo RL 7ea279ab dtensor_params_generator; packing by bytes"),
         Assumption(what="copies to and from the host", value="at the rate of pinned copies", kind="assumed",
-                   source="module.to('cpu') is not pinned in NeMo RL 7ea279ab, and slower")]
+                   source="module.to('cpu') is not pinned in NeMo RL 7ea279ab and in verl b178a3cd, and slower")]
+
+
+def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
+    """Assumptions on NeMo RL's refit, and on what it never does."""
+    rows = [
+        Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
+                   "tensor after the other, NeMo RL 7ea279ab dtensor_params_generator; packing by bytes")]
     if rl.asynchronous:
         rows.append(Assumption(what="rl.asynchronous", value="a step takes as long as the slower of generation and "
                                 "the policy's passes and steps, and weights are sent after both", kind="assumed",

@@ -55,6 +55,11 @@ class Fsdp1Strategy(ParallelStrategy):
     on_host: bool = False
 
     @property
+    def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:
+        """"flat": parameters of verl's actor and reference policy (verl b178a3cd `workers/fsdp_workers.py`)."""
+        return "flat"
+
+    @property
     def gathers_on_side_streams(self) -> bool:
         """True: all-gathers have a CUDA stream for themselves.
 

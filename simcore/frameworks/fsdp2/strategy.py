@@ -61,7 +61,7 @@ class Fsdp2Strategy(ParallelStrategy):
         return max(self.prefetch, self.prefetch_backward)
 
     @property
-    def rl_worker(self) -> Literal["dtensor", "megatron", ""]:
+    def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:
         """"dtensor": the NeMo RL policy worker that trains with FSDP2.
 
         NeMo RL 7ea279ab `dtensor_policy_worker_v2.py`.

@@ -56,7 +56,7 @@ class MegatronDdpStrategy(ParallelStrategy):
         return self.bucket_numel
 
     @property
-    def rl_worker(self) -> Literal["dtensor", "megatron", ""]:
+    def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:
         """"megatron": the NeMo RL policy worker that trains with this strategy.
 
         NeMo RL 7ea279ab `megatron_policy_worker.py`.

@@ -105,7 +105,8 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     leaf = logits.node
     if block.upcast and not cut:
         logits = aten.cast(tape, logits, "fp32")
-    loss = aten.mul_scalar(tape, logits) if cut else _causal_loss(tape, run, logits)
+    loss = (aten.mul_scalar(tape, logits) if cut else _flash_loss(tape, logits) if run.loss == "flash" else
+            _causal_loss(tape, run, logits))
     forward = tape.cut()
     outputs = [logits] if run.loss == "hf_keep_logits" else []
     logits = None
@@ -114,6 +115,39 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     del ones, loss
     outputs.clear()
     return RecordedLayer(forward, backward, after, tape.cut(), seed)
+
+
+def _flash_loss(tape: Tape, logits: Tensor) -> Tensor:
+    """Loss, a scalar in fp32, of logits that are divided by the temperature in place: see [Note: in place].
+
+    [Note: in place] verl b178a3cd `workers/actor/dp_actor.py` _forward_micro_batch, flash-attn 2.8 `ops/triton/
+    cross_entropy.py` with inplace_backward: the gradient takes the place of the logits. `logits.squeeze(0).div_(t)`
+    changes a view, so that autograd copies a gradient of the base twice and divides it: four of the logits' size at
+    once (`tests/truth/probe_in_place_loss.py`).
+    """
+    shape, dtype = logits.shape, logits.dtype
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        size = logits_bytes
+        wide = aten.new(tape, shape, dtype, "grad_of_view", 2 * size)
+        saved.clear()
+        made = aten.new(tape, shape, dtype, "grad_of_base", 2 * size)
+        _copy = aten.new(tape, shape, dtype, "grad_copied", 2 * size)
+        _quotient = aten.new(tape, shape, dtype, "grad_divided", 2 * size)
+        tape.compute(Kernel.ELEMENTWISE, 0, 2 * size)
+        del wide, _copy, _quotient
+        return [made]
+
+    logits_bytes = logits.nbytes
+    tape.compute(Kernel.ELEMENTWISE, logits.numel, 2 * logits_bytes)
+    rows = logits.numel // shape[-1]
+    node = tape.node((logits,), (logits,), backward)
+    lse = aten.new(tape, (rows,), "fp32", "log_sum_exp")
+    losses = aten.new(tape, (rows,), "fp32", "losses", logits_bytes, Kernel.LOSS)
+    tape.save(node, lse)
+    out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
 
 
 def _scalar(tape: Tape, run: LayerWorkload) -> Tensor:

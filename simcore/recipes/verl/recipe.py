@@ -20,13 +20,14 @@ from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.verl.command import Command, command_of, trainer_in
 from simcore.recipes.verl.defaults import expect_new, expect_there
-from simcore.recipes.verl.rl import refuse_trainer
+from simcore.recipes.verl.rl import MAIN, read_or_refuse
 from simcore.recipes.verl.sft import SFT, read_sft
 
 __all__ = ["FORMAT"]
 
 _IDLE: Final = ("trainer", "hydra")
 _ENGINE: Final = "verl.trainer.sft_trainer"
+_MODELS: Final = ("actor_rollout_ref.model.path", "model.partial_pretrain")
 _PACKAGED: Final = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "_self_")
 """Parents whose values are verl's own defaults."""
 
@@ -54,7 +55,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     document, problems = resolved(_document(files, command, draft), {}, lambda path: path[0] in _IDLE)
     reader = Reader(document)
     trainer = reader.look("hydra.trainer") or (
-        _ENGINE if _has_engine(document) else SFT if reader.is_mapping("model") else "verl.trainer.main_ppo")
+        _ENGINE if _has_engine(document) else SFT if reader.is_mapping("model") else MAIN)
     if trainer == SFT:
         _read_groups(reader, draft)
         draft.wrong.extend(problems)
@@ -64,8 +65,10 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
                 expect_there(draft, command.plain)
         read_sft(reader, draft, agreed(answers.gpus, command.gpus if command else None))
         _tell_unknown(draft, document, command.unknown if command else {})
-    else:
-        refuse_trainer(reader, draft, str(trainer))
+    elif read_or_refuse(reader, draft, str(trainer)):
+        _read_groups(reader, draft)
+        draft.wrong.extend(problems)
+        _tell_unknown(draft, document, command.unknown if command else {})
     imported = draft.imported([reader], loose=loose)
     return with_job(with_environment(imported, command.environment), command.job) if command else imported
 
@@ -107,7 +110,11 @@ def _tell_unknown(draft: Draft, document: Document, unknown: Mapping[KeyPath, st
     """Tells values that more than the script decides, but for those on which nothing depends."""
     idle = {left.key for left in draft.left if left.kind == "no effect"}
     for path, reason in unknown.items():
-        if dotted(path) not in idle:
+        if dotted(path) in _MODELS:
+            draft.values.pop("model", None)
+            draft.origins.pop(("model",), None)
+            draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({dotted(path)}: {reason})")
+        elif dotted(path) not in idle:
             draft.fail(document.where(path), f"{dotted(path)} is not known from the script alone: {reason}")
 
 

@@ -1,10 +1,7 @@
-"""Trainers of verl that no scenario can say: reinforcement learning, generation, evaluation.
+"""Reinforcement learning by verl over FSDP 1 with vLLM on the same GPUs; what else it does is refused by name.
 
-A step of the workload grpo is that of NeMo RL's workers, which bring the policy to the host while the engine generates.
-verl's workers do otherwise: `actor.fsdp_config.param_offload` and `optimizer_offload` decide it, false by default; the
-reference policy is a model of its own (`ref.fsdp_config`); weights reach the engine layer by layer
-(`rollout.layered_summon`), and it may free its weights while it sleeps (`rollout.free_cache_engine`). An answer by the
-other workers' phases would be wrong by whole copies of the model.
+`verl.trainer.main_ppo`, whose defaults are `trainer/config/_generated_ppo_trainer.yaml`. Estimators of advantages that
+need no model of values (GRPO, RLOO, REINFORCE++ and others) have the same step; PPO trains a critic beside it.
 """
 
 from __future__ import annotations
@@ -12,24 +9,76 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.reader import Reader
+from simcore.recipes.machine import read_machine
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.verl.actor import ACTOR, RELEASE, read_actor, refuse_said
+from simcore.recipes.verl.batches import read_batches
+from simcore.recipes.verl.rollout import read_rollout
 
-__all__ = ["refuse_trainer"]
+__all__ = ["MAIN", "read_or_refuse"]
 
-_STRATEGY: Final = "actor_rollout_ref.actor.strategy"
-_ENGINES: Final = {"megatron": "Megatron", "fsdp2": "FSDP2", "fsdp": "FSDP"}
+MAIN: Final = "verl.trainer.main_ppo"
+_ENGINES: Final = {"megatron": "Megatron", "fsdp2": "FSDP2", "fsdp": "FSDP", "veomni": "VeOmni"}
+_UTILS: Final = "trainer/ppo/utils.py"
+_ROWS: Final = (
+    Off("reward_model.enable", "rewards by a model"),
+    Idle(("reward_model.*", "reward_manager.*", "custom_reward_function.*"), "rewards by functions, on the host"),
+    Off("algorithm.rollout_correction.bypass_mode", "log-probabilities of the engine in place of the actor's"),
+    Off("algorithm.use_pf_ppo", "sequences that are drawn again (PF-PPO)"),
+    Idle(("algorithm.*",), "numbers of rewards and advantages"),
+    Idle(("critic.*",), "no critic: the estimator of advantages has none"),
+    Says("trainer.device", "", "text", idle={"cuda": "the machine's own"}, words={None: None}, what="training on"),
+    Says("trainer.use_legacy_worker_impl", "", "text", words={None: None},
+         idle={"auto": "these workers", "enable": "these workers"}, what="workers of another kind:"),
+    Idle(("trainer.*", "global_profiler.*", "ray_kwargs.*", "hydra.*"), "the run around the steps"),
+    Off("transfer_queue.enable", "data that a queue carries"),
+    Idle(("actor_rollout_ref.nccl_timeout",), "a limit of time"),
+    Unmodelled(("data.custom_cls.*",), "prompts by a class of one's own: their longest is data.max_prompt_length",
+               (None,)),
+    Unmodelled(("data.datagen.*", "data.sampler.*"), "which prompts a step has", (None,)),
+    Idle(("data.*",), "which prompts are read; sequences are counted at full length"),
+)
 
 
-def refuse_trainer(reader: Reader, draft: Draft, trainer: str) -> None:
-    """Refuses a trainer by its name, with the algorithm and engines that the recipe asks for."""
-    first = next((one.key for one in reader.all() if one.path[0] == "actor_rollout_ref"), "defaults")
-    taken = reader.take("hydra.trainer") or reader.take(first)
-    if "main_ppo" in trainer or "actor_rollout_ref" in reader.names():
-        draft.refuse(taken, f"{_algorithm(reader)} by verl's workers ({_engine(reader)}): when they keep parameters on "
-                            "the device is not described (served: NeMo RL's workers)", always=True)
-    else:
-        draft.refuse(taken, f"the trainer {trainer} (read: verl.trainer.fsdp_sft_trainer)", always=True)
-    draft.idle(reader.matching("*"), "of a recipe that is refused")
+def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
+    """Reads a recipe of GRPO and its like; False for one that is refused by its name."""
+    reason = _other(reader, trainer)
+    if reason:
+        first = next((one.key for one in reader.all() if one.path[0] == "actor_rollout_ref"), "defaults")
+        draft.refuse(reader.take("hydra.trainer") or reader.take(first), reason, always=True)
+        draft.idle(reader.matching("*"), "of a recipe that is refused")
+        return False
+    estimator = reader.text("algorithm.adv_estimator")
+    draft.infer("workload", "grpo", "a step that generates, scores and trains", estimator)
+    if estimator is not None and estimator.value == "remax":
+        draft.unmodelled(estimator, "one more answer for each prompt, without sampling, is not counted")
+    read_machine(draft, None)
+    read_actor(reader, draft)
+    gpus = _read_gpus(reader, draft)
+    _read_reference(reader, draft)
+    read_rollout(reader, draft)
+    read_batches(reader, draft, gpus)
+    refuse_said(reader, draft, "data.gen_batch_size", "prompts that are generated beyond a step's (DAPO)")
+    read_rows(reader, draft, _ROWS)
+    return True
+
+
+def _other(reader: Reader, trainer: str) -> str:
+    """Reason for which a trainer is refused as a whole; "" for one that is read."""
+    if trainer != MAIN and "actor_rollout_ref" not in reader.names():
+        return f"the trainer {trainer} (read: verl.trainer.fsdp_sft_trainer, {MAIN})"
+    if trainer != MAIN:
+        return f"{_algorithm(reader)} by the trainer {trainer} (read: {MAIN})"
+    if reader.look("algorithm.adv_estimator") in (None, "gae") or reader.look("critic.enable") is True:
+        return (f"PPO by verl's workers ({_engine(reader)}): its critic is not described (served: estimators without "
+                "one)")
+    actor, rollout = _engine(reader).split(" and ")
+    if actor != "FSDP" or rollout != "vllm":
+        return f"{_algorithm(reader)} by verl's workers over {actor} and {rollout} (served: FSDP and vllm)"
+    if reader.look("actor_rollout_ref.hybrid_engine") is False:
+        return f"{_algorithm(reader)} by verl with an engine on GPUs of its own"
+    return ""
 
 
 def _algorithm(reader: Reader) -> str:
@@ -39,7 +88,42 @@ def _algorithm(reader: Reader) -> str:
 
 def _engine(reader: Reader) -> str:
     """Engines of actor and rollout, as far as the recipe says them."""
-    said = reader.look(_STRATEGY)
-    actor = _ENGINES.get(str(said), "Megatron" if reader.names("actor_rollout_ref.actor.megatron") else "FSDP")
+    said = reader.look(f"{ACTOR}.strategy")
+    by_default = "Megatron" if reader.names(f"{ACTOR}.megatron") else "FSDP"
+    actor = _ENGINES.get(str(said), by_default if said is None else f"{said:.40}")
     rollout = reader.look("actor_rollout_ref.rollout.name")
     return f"{actor} and {rollout if isinstance(rollout, str) else 'vllm'}"
+
+
+def _read_gpus(reader: Reader, draft: Draft) -> int:
+    """Writes the ranks, and returns their number: `fsdp_size` of them share a model."""
+    each, nodes = reader.integer("trainer.n_gpus_per_node"), reader.integer("trainer.nnodes")
+    part = reader.integer(f"{ACTOR}.fsdp_config.fsdp_size")
+    answer = draft.answers.gpus
+    gpus = answer.value if answer else (each.value if each else 8) * (nodes.value if nodes else 1)
+    size = part.value if part is not None and 0 < part.value < gpus else gpus
+    if gpus % size:
+        draft.fail(part.where if part else draft.path, f"fsdp_size {size}: {gpus} GPUs are no multiple of it")
+        size = gpus
+    where = answer.where if answer else ""
+    rule = "all GPUs" if size == gpus else "fsdp_size"
+    draft.infer("mesh.dp_shard", size, rule, part, each, nodes, source=f"{RELEASE} workers/fsdp_workers.py "
+                "create_device_mesh", where=where)
+    if size < gpus:
+        draft.infer("mesh.dp_replicate", gpus // size, "all GPUs over fsdp_size", part, where=where)
+    return gpus
+
+
+def _read_reference(reader: Reader, draft: Draft) -> None:
+    """A reference policy is there for a penalty in the rewards or in the loss; FSDP keeps it on the host."""
+    switches: list[Taken[bool]] = [one for key in ("algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss")
+                                   if (one := reader.flag(key)) is not None]
+    has = any(one.value for one in switches)
+    draft.infer("rl.reference", "host" if has else "none", "a penalty asks for a reference policy" if has else
+                "no penalty", *switches, source=f"{RELEASE} {_UTILS} need_reference_policy")
+    draft.refuse(reader.take("actor_rollout_ref.ref.model.path"), "another model as reference policy")
+    stored = reader.text("actor_rollout_ref.ref.fsdp_config.model_dtype")
+    if has and stored is not None and stored.value != reader.look(f"{ACTOR}.fsdp_config.model_dtype"):
+        draft.refuse(stored, "a reference policy in a format of its own")
+    else:
+        draft.idle(stored, "the actor's" if has else "no reference policy")

@@ -20,6 +20,7 @@ from simcore.recipes.huggingface.named_model import read_named_model, read_remot
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.verl.formats import FORMATS
 from simcore.recipes.world import share_out
 
 __all__ = ["SFT", "read_sft"]
@@ -29,10 +30,8 @@ _RELEASE: Final = "verl b178a3cd"
 _FILE: Final = "verl/trainer/config/sft_trainer.yaml"
 _TRAINER: Final = "verl/trainer/fsdp_sft_trainer.py"
 _UNITS: Final = "model.fsdp_config.wrap_policy"
-_FORMATS: Final = {word: name for name, words in {"fp32": ("fp32", "float32"), "bf16": ("bf16", "bfloat16"),
-                                                  "fp16": ("fp16", "float16")}.items() for word in words}
 _ROWS: Final = (
-    Says("model.fsdp_config.model_dtype", "training.precision.params", "text", _FORMATS, what="parameters in"),
+    Says("model.fsdp_config.model_dtype", "training.precision.params", "text", FORMATS, what="parameters in"),
     Says("model.use_liger", "framework_options.use_liger_kernel", "flag"),
     Says("optim.optimizer", "training.optimizer.name", "text", {"AdamW": "adamw", "Adam": "adam"}, what="optimizer"),
     Says("optim.optimizer_impl", "", "text", idle={"torch.optim": "the default"}, words={None: None},
@@ -85,6 +84,7 @@ def read_sft(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
         draft.put("training.recompute", checkpoints, "none")
     if not reader.has("model.fsdp_config.model_dtype"):
         draft.default("training.precision.params", "fp32", _RELEASE, _FILE)
+    draft.default("training.precision.grad_reduce", "fp32", _RELEASE, f"{_TRAINER}: reduce_dtype of both policies")
     draft.default("implementation", "hf", _RELEASE, f"{_TRAINER}: AutoModelForCausalLM")
     draft.default("framework_options.attn_implementation", "flash_attention_2", _RELEASE, _TRAINER)
     draft.default("framework_options.sync_gradients", "every", _RELEASE, f"{_TRAINER} training_step")

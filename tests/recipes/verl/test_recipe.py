@@ -46,7 +46,7 @@ training:
   micro_batch_size: 8
   global_batch_size: 256
   recompute: full
-  precision: {params: fp32}
+  precision: {params: fp32, grad_reduce: fp32}
   loss: hf
   lora:
     rank: 32
@@ -165,7 +165,7 @@ def test_a_misspelt_key_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loose", [False, True])
 def test_reinforcement_learning_is_refused_by_name(tmp_path: Path, loose: bool) -> None:
     found = imported(tmp_path, GRPO, loose=loose)
-    assert "GRPO by verl's workers (FSDP2 and vllm)" in str(found.refused[0])
+    assert "GRPO by verl's workers over FSDP2 and vllm (served: FSDP and vllm)" in str(found.refused[0])
     with pytest.raises(NotYet):
         found.expect_complete()
 
@@ -234,4 +234,4 @@ def test_the_newer_trainers_file_is_refused_by_its_name(tmp_path: Path) -> None:
     """verl b178a3cd trainer/config/sft_trainer_engine.yaml."""
     text = "defaults:\n  - model@model: hf_model\n  - engine@engine: fsdp\n  - _self_\ndata: {train_batch_size: 256}\n"
     found = imported(tmp_path, text, 8, "engine.yaml")
-    assert "the trainer verl.trainer.sft_trainer (read: verl.trainer.fsdp_sft_trainer)" in str(found.refused[0])
+    assert "the trainer verl.trainer.sft_trainer (read: verl.trainer.fsdp_sft_trainer, " in str(found.refused[0])

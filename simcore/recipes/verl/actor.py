@@ -1,0 +1,157 @@
+"""The actor of verl's reinforcement learning over FSDP: model, sharding, optimizer, and what the workers bring away.
+
+Defaults are those of verl b178a3cd `trainer/config/_generated_ppo_trainer.yaml`; code: `workers/fsdp_workers.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
+from simcore.recipes.verl.formats import FORMATS
+
+__all__ = ["ACTOR", "MODEL", "RELEASE", "WORKERS", "read_actor", "refuse_said", "said"]
+
+RELEASE: Final = "verl b178a3cd"
+WORKERS: Final = "workers/fsdp_workers.py"
+_YAML: Final = "trainer/config/_generated_ppo_trainer.yaml"
+MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+_FSDP: Final = f"{ACTOR}.fsdp_config"
+_OVERRIDE: Final = f"{MODEL}.override_config"
+_ROWS: Final = (
+    Says(f"{_FSDP}.param_offload", "rl.param_offload", "flag"),
+    Says(f"{_FSDP}.optimizer_offload", "rl.optimizer_offload", "flag"),
+    Says(f"{_FSDP}.forward_prefetch", "framework_options.forward_prefetch", "flag"),
+    Says(f"{_FSDP}.use_orig_params", "framework_options.use_orig_params", "flag"),
+    Says(f"{_FSDP}.dtype", "", "text", idle={"bfloat16": "as it is simulated", "bf16": "as it is simulated"},
+         words={None: None}, what="gathered parameters in"),
+    Says(f"{ACTOR}.optim.optimizer", "training.optimizer.name", "text", {"AdamW": "adamw", "Adam": "adam"},
+         what="optimizer"),
+    Says(f"{ACTOR}.optim.optimizer_impl", "", "text", idle={"torch.optim": "the default"}, words={None: None},
+         what="an optimizer of"),
+    Says(f"{ACTOR}.ppo_epochs", "", idle={1: "one pass over a step's sequences"}, words={None: None},
+         what="passes over a step's sequences:"),
+    Says(f"{ACTOR}.ulysses_sequence_parallel_size", "", idle={1: "the default"}, words={None: None},
+         what="sequences that are split over ranks (Ulysses):"),
+    Says(f"{MODEL}.lora_rank", "", idle={0: "no adapters"}, words={None: None}, what="adapters of rank"),
+    Idle((f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules", f"{MODEL}.lora.*"),
+         "of adapters, which the rank decides"),
+    On(f"{MODEL}.use_remove_padding", "padded rows, whose entropy is not compiled"),
+    Off(f"{MODEL}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
+    Off(f"{ACTOR}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
+    Idle((f"{MODEL}.fused_kernel_options.*",), "read with use_fused_kernels alone"),
+    Off(f"{MODEL}.use_liger", "Liger's kernels in verl's actor"),
+    Off(f"{MODEL}.enable_activation_offload", "activations on the host"),
+    Off(f"{MODEL}.tiled_mlp.enabled", "an MLP in tiles"),
+    Idle((f"{MODEL}.tiled_mlp.num_shards",), "read with tiled_mlp.enabled alone"),
+    Off(f"{MODEL}.mtp.enable", "multi-token prediction"),
+    Idle((f"{MODEL}.mtp.*",), "read with mtp.enable alone"),
+    Off(f"{ACTOR}.calculate_entropy", "an entropy that backward passes through"),
+    Off(f"{ACTOR}.calculate_sum_pi_squared", "sums of squared probabilities"),
+    Off(f"{ACTOR}.use_prefix_grouper", "prompts that sequences share"),
+    Off(f"{ACTOR}.freeze_vision_tower", "a tower beside text"),
+    On(f"{ACTOR}.use_torch_compile", "an entropy that is not compiled"),
+    Idle((f"{ACTOR}.entropy_checkpointing", f"{ACTOR}.entropy_from_logits_with_chunking"),
+         "the entropy is made without gradients alone, compiled"),
+    Unmodelled((f"{MODEL}.external_lib",), "code that is imported before the model is made", (None,)),
+    Idle((f"{_FSDP}.offload_policy",), "read under FSDP2 alone"),
+    Idle((f"{_FSDP}.seed", f"{_FSDP}.full_determinism", f"{_FSDP}.use_torch_compile",
+          f"{_FSDP}.ulysses_sequence_parallel_size", f"{_FSDP}.entropy_*", f"{_FSDP}.strategy",
+          f"{_FSDP}.forward_only"), "of verl's newer workers, or values"),
+    Unmodelled((f"{ACTOR}.optim.override_optimizer_config", f"{ACTOR}.optim.override_optimizer_config.*"),
+               "arguments of the optimizer are those of torch's defaults", (None,)),
+    Idle((f"{ACTOR}.optim.*",), "values, not tensors"),
+    Idle((f"{ACTOR}.clip_ratio*", f"{ACTOR}.policy_loss.*", f"{ACTOR}.loss_agg_mode", f"{ACTOR}.kl_loss_*",
+          f"{ACTOR}.loss_scale_factor", f"{ACTOR}.tau_*", f"{ACTOR}.grad_clip", f"{ACTOR}.sum_pi_squared_*"),
+         "numbers of a token's loss"),
+    Idle((f"{ACTOR}.shuffle", f"{ACTOR}.data_loader_seed"), "the order of sequences"),
+    Idle((f"{ACTOR}.checkpoint.*", f"{ACTOR}.profiler.*", f"{ACTOR}.router_replay.*"), "the run around the steps"),
+    Idle((f"{MODEL}.torch_dtype",), "no line of the release reads it"),
+    Idle((f"{MODEL}.use_shm", f"{MODEL}.tokenizer_path", f"{MODEL}.hf_config_path", f"{MODEL}.custom_chat_template"),
+         "from where files are read"),
+)
+
+
+def said(draft: Draft, key: str, taken: Taken[Any] | None, value: Any) -> None:
+    """Writes a key that the recipe says, or else the release's default."""
+    if taken is not None:
+        draft.put(key, taken, value)
+    else:
+        draft.default(key, value, RELEASE, _YAML)
+
+
+def refuse_said(reader: Reader, draft: Draft, key: str, what: str) -> None:
+    """Refuses a key that has a value of any kind; null is the default."""
+    taken = reader.take(key)
+    if taken is not None and taken.value is not None:
+        draft.refuse(taken, what)
+    else:
+        draft.idle(taken, "the default")
+
+
+def read_actor(reader: Reader, draft: Draft) -> None:
+    """Writes what the actor is: everything of it but the sizes of batches."""
+    read_named_model(reader, draft, f"{MODEL}.path")
+    read_remote_code(reader, draft, f"{MODEL}.trust_remote_code")
+    draft.default("framework", "fsdp1", RELEASE, f"{_YAML}: actor.strategy fsdp")
+    draft.default("implementation", "hf", RELEASE, f"{WORKERS}: AutoModelForCausalLM")
+    draft.default("framework_options.sync_gradients", "every", RELEASE, f"{WORKERS}: nothing sets gradients to wait")
+    draft.default("training.precision.grad_reduce", "fp32", RELEASE, f"{WORKERS} _build_model_optimizer")
+    stored = reader.text(f"{_FSDP}.model_dtype")
+    if stored is not None and stored.value not in FORMATS:
+        draft.refuse(stored, f"parameters in {stored.value}")
+    else:
+        said(draft, "training.precision.params", stored, FORMATS[stored.value] if stored else "fp32")
+    for one in reader.matching(f"{_FSDP}.mixed_precision.*"):
+        draft.refuse(one, "formats of gathered parameters and of reductions by themselves")
+    checkpoints = reader.flag(f"{MODEL}.enable_gradient_checkpointing")
+    said(draft, "training.recompute", checkpoints, "none" if checkpoints and not checkpoints.value else "full")
+    draft.infer("training.loss", "flash", "log-probabilities by flash-attn's cross entropy, whose gradient takes the "
+                "place of the logits", source="verl b178a3cd workers/actor/dp_actor.py _forward_micro_batch")
+    _read_attention(reader, draft)
+    _read_strategy(reader, draft)
+    coefficient = reader.number(f"{ACTOR}.entropy_coeff")
+    if coefficient is not None and coefficient.value:
+        draft.refuse(coefficient, "an entropy that backward passes through")
+    else:
+        draft.idle(coefficient, "no entropy in the loss")
+    refuse_said(reader, draft, f"{MODEL}.lora_adapter_path", "adapters that are read from files")
+    read_rows(reader, draft, _ROWS)
+
+
+def _read_attention(reader: Reader, draft: Draft) -> None:
+    named = reader.text(f"{_OVERRIDE}.attn_implementation")
+    said(draft, "framework_options.attn_implementation", named, named.value if named else "flash_attention_2")
+    for name in reader.names(_OVERRIDE):
+        if name not in ("attn_implementation", "attention_dropout"):
+            draft.refuse(reader.take(f"{_OVERRIDE}.{name}"), "a field of the model's configuration")
+    draft.idle(reader.matching(f"{_OVERRIDE}.attention_dropout"), "layers of a policy have no dropout")
+    draft.idle(reader.take(_OVERRIDE), "nothing is overridden")
+
+
+def _read_strategy(reader: Reader, draft: Draft) -> None:
+    strategy = reader.text(f"{ACTOR}.strategy")
+    if strategy is not None and strategy.value != "fsdp":
+        draft.refuse(strategy, f"verl's workers over {strategy.value} (served: fsdp)", always=True)
+    else:
+        draft.idle(strategy, "the default")
+    resharded = reader.flag(f"{_FSDP}.reshard_after_forward")
+    if resharded is not None and not resharded.value:
+        draft.put("framework_options.sharding_strategy", resharded, "SHARD_GRAD_OP")
+    else:
+        draft.idle(resharded, "the default")
+    units = f"{_FSDP}.wrap_policy"
+    few, whole = reader.integer(f"{units}.min_num_params"), reader.flag(f"{units}.disable")
+    for one, what in ((few, "units by their size"), (whole, "the whole model as one unit")):
+        if one is not None and one.value:
+            draft.refuse(one, what)
+        else:
+            draft.idle(one, "layers are units")
+    named = reader.words(f"{units}.transformer_layer_cls_to_wrap")
+    if named is not None and named.value:
+        draft.refuse(named, "units by the names of their classes, in place of the model's own")
+    else:
+        draft.idle(named, "the model's own: its layers")

@@ -1,0 +1,144 @@
+"""Sizes of a step of verl's reinforcement learning.
+
+[Note: full length]
+Sequences are counted at full length: `data.max_prompt_length` and `data.max_response_length`. Numbers of a step count
+prompts, each with `rollout.n` answers (`workers/fsdp_workers.py`: ppo_mini_batch_size times n over the ranks).
+Microbatches of varying size (`use_dynamic_bsz`) hold up to so many tokens, and are as many and as equal as can be
+(`utils/seqlen_balancing.py` rearrange_micro_batches): they are counted as the next number of sequences that divides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Says, read_rows
+from simcore.recipes.verl.actor import ACTOR, RELEASE, said
+from simcore.recipes.verl.rollout import ROLLOUT
+
+__all__ = ["read_batches"]
+
+_REF: Final = "actor_rollout_ref.ref"
+_TOKENS: Final = 16384
+"""Tokens of a microbatch of varying size, unless the recipe says so (`actor.ppo_max_token_len_per_gpu`)."""
+_MORE: Final = 1.5
+"""Most times by which a divisor may be more than the sequences of a microbatch of varying size."""
+
+
+def read_batches(reader: Reader, draft: Draft, gpus: int) -> None:
+    """Writes lengths and batch sizes, see [Note: full length]. `gpus`: ranks that train."""
+    length = _read_length(reader, draft)
+    prompts, answers = reader.integer("data.train_batch_size"), reader.integer(f"{ROLLOUT}.n")
+    said(draft, "rl.prompts", prompts, prompts.value if prompts else 1024)
+    said(draft, "rl.generations", answers, answers.value if answers else 1)
+    step, each = prompts.value if prompts else 1024, answers.value if answers else 1
+    batch = reader.integer(f"{ACTOR}.ppo_mini_batch_size")
+    whole = (batch.value if batch else 256) * each
+    draft.infer("training.global_batch_size", whole, "ppo_mini_batch_size prompts with all their answers", batch,
+                source=f"{RELEASE} workers/fsdp_workers.py __init__")
+    dynamic = reader.flag(f"{ACTOR}.use_dynamic_bsz")
+    is_dynamic = dynamic is not None and dynamic.value
+    draft.use(dynamic, why="how microbatches are cut")
+    most = reader.integer(f"{ACTOR}.ppo_max_token_len_per_gpu")
+    _read_size(draft, "training.micro_batch_size", _sizes(reader, ACTOR, "ppo_micro_batch_size"), most, whole // gpus,
+               (is_dynamic, length, gpus, most.value if most else _TOKENS))
+    draft.idle(most if not is_dynamic else None, "read with use_dynamic_bsz alone")
+    policy = _scoring(reader, draft, ROLLOUT, (is_dynamic, most.value if most else _TOKENS))
+    _read_size(draft, "rl.logprob_batch_size", _sizes(reader, ROLLOUT, "log_prob_micro_batch_size"), policy[2],
+               step * each // gpus, (policy[0], length, gpus, policy[1]))
+    _read_reference(reader, draft, (is_dynamic, most.value if most else _TOKENS), length, gpus)
+
+
+def _read_length(reader: Reader, draft: Draft) -> int:
+    """Writes the longest sequence, and returns its tokens."""
+    prompt, response = reader.integer("data.max_prompt_length"), reader.integer("data.max_response_length")
+    first, rest = prompt.value if prompt else 512, response.value if response else 512
+    answer = draft.answers.seq_len
+    length = answer.value if answer else first + rest
+    if answer is not None:
+        draft.answered("training.seq_len", answer)
+    else:
+        draft.infer("training.seq_len", length, "the longest prompt with the longest answer", prompt, response)
+    draft.infer("generation.max_model_len", length, "sequences end there, whatever the engine allows", prompt, response)
+    draft.infer("rl.prompt_tokens", min(first, length - 1), "the longest prompt", prompt)
+    read_rows(reader, draft, (
+        Says(f"{ROLLOUT}.prompt_length", "", idle={first: "the prompts' own"}, words={None: None},
+             what="prompts of another length:"),
+        Says(f"{ROLLOUT}.response_length", "", idle={rest: "the answers' own"}, words={None: None},
+             what="answers of another length:")))
+    return length
+
+
+def _sizes(reader: Reader, block: str, name: str) -> list[Taken[int]]:
+    """Sequences of a microbatch: of a rank, and of all ranks together, as far as the recipe has them."""
+    found = (reader.integer(f"{block}.{key}") for key in (f"{name}_per_gpu", name))
+    return [one for one in found if one is not None]
+
+
+def _scoring(reader: Reader, draft: Draft, block: str, actor: tuple[bool, int]) -> tuple[bool, int, Taken[int] | None]:
+    """(microbatches vary in size, tokens of one, the key that says so) of passes of log-probabilities."""
+    varies = reader.flag(f"{block}.log_prob_use_dynamic_bsz")
+    tokens = reader.integer(f"{block}.log_prob_max_token_len_per_gpu")
+    draft.use(varies, why="how microbatches of log-probabilities are cut")
+    is_varying = varies.value if varies is not None else actor[0]
+    if not is_varying:
+        draft.idle(tokens, "read with log_prob_use_dynamic_bsz alone")
+        return False, 0, None
+    return True, tokens.value if tokens else actor[1], tokens
+
+
+def _read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[int] | None, sequences: int,
+               how: tuple[bool, int, int, int]) -> None:
+    """Writes sequences of a microbatch. `how`: (they vary, tokens of a sequence, ranks, tokens of a microbatch)."""
+    varies, length, gpus, most = how
+    if varies:
+        size = _varying(sequences, most // length)
+        if not size:
+            draft.fail(tokens.where if tokens else draft.path, f"microbatches of {most} tokens: expected at least the "
+                       f"{length} of a sequence ({RELEASE} utils/seqlen_balancing.py), or a number near to "
+                       f"{most // length} that divides {sequences} sequences")
+            return
+        draft.infer(key, size, f"sequences of full length in {most} tokens, or the next number that divides", tokens,
+                    source=f"{RELEASE} utils/seqlen_balancing.py")
+        draft.idle(stated, "the tokens of a microbatch decide")
+    elif not stated:
+        draft.fail(draft.path, f"{key}: expected a size of microbatches, or use_dynamic_bsz "
+                   f"({RELEASE} workers/config/actor.py)")
+    elif stated[0].key.endswith("_per_gpu"):
+        draft.put(key, stated[0])
+        draft.idle(stated[1:], "the size of a rank decides")
+    else:
+        draft.infer(key, max(1, stated[0].value // gpus), "the size of all ranks over their number", stated[0])
+
+
+def _varying(sequences: int, most: int) -> int:
+    """Sequences of a microbatch: the least divisor of `sequences` of at least those of an equal cut; 0 for none."""
+    if most < 1 or sequences < 1:
+        return 0
+    equal = -(-sequences // -(-sequences // most))
+    found = next(size for size in range(equal, sequences + 1) if sequences % size == 0)
+    return found if found <= _MORE * most else 0
+
+
+def _read_reference(reader: Reader, draft: Draft, actor: tuple[bool, int], length: int, gpus: int) -> None:
+    """Sizes of the reference policy's passes, which are counted as the policy's; larger ones are refused."""
+    varies, most, tokens = _scoring(reader, draft, _REF, actor)
+    stated = _sizes(reader, _REF, "log_prob_micro_batch_size")
+    own: Any = most // max(1, length) if varies else stated[0].value // (
+        1 if stated[0].key.endswith("_per_gpu") else gpus) if stated else 0
+    counted = draft.values.get("rl", {}).get("logprob_batch_size", 0)
+    has = draft.values.get("rl", {}).get("reference") == "host"
+    keys = [*stated, *([tokens] if tokens else [])]
+    if has and isinstance(counted, int) and own > counted:
+        for one in keys[:1]:
+            draft.refuse(one, f"passes of the reference policy with more sequences than the policy's {counted}")
+        draft.idle(keys[1:], "of passes that are refused")
+    else:
+        draft.unmodelled([one for one in keys if has and own != counted],
+                         "passes of the reference policy are counted with the policy's sequences")
+        draft.idle([one for one in keys if not has or own == counted], "as the policy's" if has else "no such passes")
+    read_rows(reader, draft, (
+        Idle((f"{_REF}.fsdp_config.*", f"{_REF}.strategy", f"{_REF}.use_torch_compile", f"{_REF}.profiler.*",
+              f"{_REF}.ulysses_sequence_parallel_size", f"{_REF}.entropy_*", f"{_REF}.rollout_n", f"{_REF}.megatron.*"),
+             "FSDP keeps the reference policy on the host whatever they say (workers/fsdp_workers.py: CPUOffload)"),))

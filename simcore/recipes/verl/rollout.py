@@ -1,0 +1,81 @@
+"""The engine of verl's reinforcement learning: block `actor_rollout_ref.rollout`, vLLM in a server on the same GPUs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.verl.actor import RELEASE, refuse_said, said
+
+__all__ = ["ROLLOUT", "read_rollout"]
+
+ROLLOUT: Final = "actor_rollout_ref.rollout"
+_SERVER: Final = "workers/rollout/vllm_rollout/vllm_async_server.py"
+_VLLM: Final = f"{ROLLOUT}.engine_kwargs.vllm"
+_ONE: Final = {1: "one"}
+_DEFAULTS: Final = (("tensor_model_parallel_size", "generation.tp", 2),
+                    ("max_num_batched_tokens", "generation.max_num_batched_tokens", 8192),
+                    ("max_num_seqs", "generation.max_num_seqs", 256))
+"""Whole numbers with their defaults (`trainer/config/_generated_ppo_trainer.yaml`)."""
+_ROWS: Final = (
+    Says(f"{ROLLOUT}.pipeline_model_parallel_size", "", idle=_ONE, words={None: None}, what="an engine over stages:"),
+    Says(f"{ROLLOUT}.data_parallel_size", "", idle=_ONE, words={None: None}, what="an engine over copies:"),
+    Says(f"{ROLLOUT}.expert_parallel_size", "", idle=_ONE, words={None: None}, what="an engine over experts:"),
+    Says(f"{ROLLOUT}.enforce_eager", "generation.enforce_eager", "flag"),
+    Says(f"{ROLLOUT}.dtype", "", "text", idle={"bfloat16": "as it is simulated"}, words={None: None},
+         what="an engine in"),
+    Says(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", "rl.refit_bucket"),
+    Says(f"{ROLLOUT}.checkpoint_engine.backend", "", "text", idle={"naive": "the default"}, words={None: None},
+         what="weights that are sent by"),
+    Says(f"{ROLLOUT}.mode", "", "text", idle={"async": "a server, the only mode"}, words={None: None},
+         what="an engine in the mode"),
+    Idle((f"{ROLLOUT}.enable_chunked_prefill",), "a pass has max_num_batched_tokens in any case"),
+    Off(f"{ROLLOUT}.skip_rollout", "sequences from a file"),
+    Off(f"{ROLLOUT}.enable_rollout_routing_replay", "replay of the router's choices"),
+    Off(f"{ROLLOUT}.mtp.enable", "speculative decoding"),
+    Unmodelled((f"{ROLLOUT}.multi_turn.enable",), "turns and tools: a sequence is counted as one answer of full length",
+               (None, False)),
+    Unmodelled((f"{_VLLM}.compilation_config.*", f"{ROLLOUT}.cudagraph_capture_sizes"),
+               "graphs of the engine are those of its defaults", (None,)),
+    Unmodelled((f"{_VLLM}.attention_backend",), "kernels of the engine are not told apart", (None,)),
+    Idle((f"{_VLLM}.disable_mm_preprocessor_cache", f"{_VLLM}.limit_mm_per_prompt.*", f"{_VLLM}.swap_space"),
+         "inputs of other kinds than text, or memory of the host"),
+    Idle((f"{ROLLOUT}.engine_kwargs.sglang.*", f"{ROLLOUT}.engine_kwargs.trtllm.*", f"{ROLLOUT}.over_sample_rate",
+          f"{ROLLOUT}.multi_stage_wake_up"), "settings of other engines"),
+    Idle((f"{ROLLOUT}.temperature", f"{ROLLOUT}.top_k", f"{ROLLOUT}.top_p", f"{ROLLOUT}.do_sample",
+          f"{ROLLOUT}.ignore_eos", f"{ROLLOUT}.seed", f"{ROLLOUT}.repetition_penalty", f"{ROLLOUT}.val_kwargs.*"),
+         "which tokens are drawn; every sequence is decoded to its longest"),
+    Idle((f"{ROLLOUT}.layered_summon",), "how adapters are gathered, and there are none"),
+    Idle((f"{ROLLOUT}.load_format",), "weights come from the actor before the first step"),
+    Idle((f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.logprobs_mode"), "a number for each token"),
+    Idle((f"{ROLLOUT}.multi_turn.*", f"{ROLLOUT}.agent.*", f"{ROLLOUT}.trace.*", f"{ROLLOUT}.prometheus.*",
+          f"{ROLLOUT}.profiler.*", f"{ROLLOUT}.disable_log_stats", f"{ROLLOUT}.skip_dump_dir",
+          f"{ROLLOUT}.skip_tokenizer_init", f"{ROLLOUT}.scheduling_policy", f"{ROLLOUT}.mtp.*",
+          f"{ROLLOUT}.max_model_len", f"{ROLLOUT}.checkpoint_engine.engine_kwargs.*"),
+         "how requests come to the engine, and what is logged"),
+)
+
+
+def read_rollout(reader: Reader, draft: Draft) -> None:
+    """Writes the engine."""
+    draft.default("rl.trainer", "verl", RELEASE, "the recipe's trainer")
+    draft.idle(reader.text(f"{ROLLOUT}.name"), "vllm")
+    for name, key, default in _DEFAULTS:
+        taken = reader.integer(f"{ROLLOUT}.{name}")
+        said(draft, key, taken, taken.value if taken else default)
+    share, caches = reader.number(f"{ROLLOUT}.gpu_memory_utilization"), reader.flag(f"{ROLLOUT}.enable_prefix_caching")
+    said(draft, "generation.gpu_memory_utilization", share, share.value if share else 0.5)
+    said(draft, "generation.prefix_caching", caches, caches.value if caches else True)
+    frees = reader.flag(f"{ROLLOUT}.free_cache_engine")
+    level = 0 if frees is not None and not frees.value else 2
+    if frees is not None:
+        draft.put("generation.sleep_level", frees, level)
+    else:
+        draft.default("generation.sleep_level", level, RELEASE, f"{_SERVER} sleep")
+    for name in ("quantization", "quantization_config_file"):
+        refuse_said(reader, draft, f"{ROLLOUT}.{name}", "an engine in few bits")
+    read_rows(reader, draft, _ROWS)
+    for taken in reader.matching(f"{_VLLM}.*"):
+        draft.refuse(taken, "a setting of vLLM that is not described")

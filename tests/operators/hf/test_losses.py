@@ -1,0 +1,30 @@
+"""The loss in place, event by event, against torch with a stand-in for flash-attn's kernel (tests/truth/probe_verl.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from checkout import ROOT
+from operators.hf.test_implementation import CASES, Model
+from simcore.recording.tape import Op, Section
+
+TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/verl/torch-2.13.0.json").read_text(encoding="utf-8"))
+CASE = next(iter(CASES.values()))["case"] | {"loss": "flash"}
+
+
+def signs(size: int, *sections: Section) -> Iterator[str]:
+    """Allocations and frees of tensors of `size` bytes, in order."""
+    for section in sections:
+        yield from ("+" if row[0] == Op.ALLOC else "-" for row in section.rows
+                    if row[0] in (Op.ALLOC, Op.FREE) and abs(row[3]) == size)
+
+
+def test_a_loss_in_place_has_the_events_of_verls_actor() -> None:
+    """The logits' own gradient is handed to the head, which frees it: the last event of the real backward."""
+    model = Model(CASE)
+    head, loss = model.tapes[-2:]
+    logits = max(row[3] for row in head.forward.rows if row[0] == Op.ALLOC)
+    assert [*signs(logits, head.forward), *signs(logits, loss.forward)] == TRUTH["loss"]["forward"]
+    assert [*signs(logits, loss.backward), *signs(logits, head.backward)] == TRUTH["loss"]["backward"]

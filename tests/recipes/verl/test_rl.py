@@ -1,0 +1,131 @@
+"""Scripts of verl's reinforcement learning: the scenario that a person would write, and what is refused by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from recipes.verl.test_recipe import imported
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.verl.batches import _varying
+from simcore.simulate import check
+
+SCRIPT: Final = """\
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/data/gsm8k/train.parquet \\
+    data.train_batch_size=64 \\
+    data.max_prompt_length=512 \\
+    data.max_response_length=1024 \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.entropy_coeff=0 \\
+    actor_rollout_ref.actor.fsdp_config.param_offload=True \\
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    actor_rollout_ref.rollout.n=5 \\
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4 \\
+    trainer.n_gpus_per_node=4 \\
+    trainer.nnodes=2 $@
+"""
+WRITTEN: Final = """\
+name: run
+workload: grpo
+model: Qwen/Qwen2.5-0.5B-Instruct
+implementation: hf
+framework: fsdp1
+topology: dgx-h100
+mesh: {dp_shard: 8}
+training:
+  seq_len: 1536
+  micro_batch_size: 2
+  global_batch_size: 80  # 16 prompts of 5 answers
+  recompute: full
+  precision: {params: fp32, grad_reduce: fp32}
+  loss: flash
+rl: {trainer: verl, prompts: 64, generations: 5, logprob_batch_size: 4, reference: host, prompt_tokens: 512,
+     param_offload: true}
+generation: {tp: 1, gpu_memory_utilization: 0.6, max_model_len: 1536, sleep_level: 2, max_num_batched_tokens: 8192,
+             max_num_seqs: 256, prefix_caching: true}
+framework_options: {attn_implementation: flash_attention_2, sync_gradients: every}
+"""
+_ANY: Final = "    trainer.nnodes=2 $@\n"
+
+
+def test_a_script_is_the_written_scenario(tmp_path: Path) -> None:
+    found = imported(tmp_path, SCRIPT)
+    found.expect_complete()
+    assert parse_scenario(found.document()) == parse_scenario(parse_document(WRITTEN, "written.yaml"))
+    assert not check(parse_scenario(found.document())).problems
+
+
+def test_microbatches_of_all_ranks_are_shared_out(tmp_path: Path) -> None:
+    text = SCRIPT.replace("ppo_micro_batch_size_per_gpu=2", "ppo_micro_batch_size=16")
+    assert parse_scenario(imported(tmp_path, text).document()).training.micro_batch_size == 2
+
+
+def test_microbatches_by_tokens_are_the_next_number_that_divides(tmp_path: Path) -> None:
+    """80 sequences over 8 ranks are 10, of which 9,216 tokens hold 6: two microbatches of 5; all 320 are 40: 7 of 6."""
+    text = SCRIPT.replace("actor.ppo_micro_batch_size_per_gpu=2", "actor.use_dynamic_bsz=True \\\n"
+                          "    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=9216")
+    read = parse_scenario(imported(tmp_path, text).document())
+    assert read.rl is not None
+    assert (read.training.micro_batch_size, read.rl.logprob_batch_size) == (5, 8)
+
+
+@pytest.mark.parametrize(("sequences", "most", "size"), [
+    (160, 15, 16), (10, 6, 5), (40, 6, 8), (13, 4, 0), (64, 64, 64), (5, 9, 5), (7, 0, 0)])
+def test_the_least_divisor_above_an_equal_cut(sequences: int, most: int, size: int) -> None:
+    assert _varying(sequences, most) == size
+
+
+def test_ranks_that_share_a_model_are_fewer_than_all(tmp_path: Path) -> None:
+    text = SCRIPT.replace(_ANY, "    actor_rollout_ref.actor.fsdp_config.fsdp_size=4 \\\n" + _ANY)
+    read = parse_scenario(imported(tmp_path, text).document())
+    assert (read.mesh.dp_shard, read.mesh.dp_replicate) == (4, 2)
+
+
+def test_without_a_penalty_there_is_no_reference_policy(tmp_path: Path) -> None:
+    found = imported(tmp_path, SCRIPT.replace("use_kl_loss=True", "use_kl_loss=False"))
+    read = parse_scenario(found.document())
+    assert read.rl is not None
+    assert read.rl.reference == "none"
+
+
+def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
+    found = imported(tmp_path, SCRIPT.replace("Qwen/Qwen2.5-0.5B", "$HOME/Qwen2.5-0.5B"))
+    assert [question.key for question in found.questions] == ["model"]
+    assert "$HOME" in found.questions[0].text
+
+
+@pytest.mark.parametrize(("argument", "told"), [
+    ("actor_rollout_ref.actor.strategy=megatron", "GRPO by verl's workers over Megatron and vllm"),
+    ("actor_rollout_ref.rollout.name=sglang", "over FSDP and sglang"),
+    ("algorithm.adv_estimator=gae", "PPO by verl's workers (FSDP and vllm): its critic is not described"),
+    ("actor_rollout_ref.actor.entropy_coeff=0.001", "an entropy that backward passes through"),
+    ("actor_rollout_ref.model.lora_rank=32", "adapters of rank 32"),
+    ("actor_rollout_ref.model.use_remove_padding=False", "padded rows"),
+    ("actor_rollout_ref.model.use_fused_kernels=True", "logits in chunks"),
+    ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "split over ranks (Ulysses): 2"),
+    ("actor_rollout_ref.actor.ppo_epochs=2", "passes over a step's sequences: 2"),
+    ("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", "with more sequences than the policy's 4"),
+    ("actor_rollout_ref.rollout.quantization=fp8", "an engine in few bits"),
+    ("reward_model.enable=True", "rewards by a model"),
+    ("algorithm.rollout_correction.bypass_mode=True", "log-probabilities of the engine"),
+    ("trainer.use_legacy_worker_impl=disable", "workers of another kind: disable"),
+    ("+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=32", "a setting of vLLM that is not described")])
+def test_what_another_step_would_need_is_refused_by_its_key(tmp_path: Path, argument: str, told: str) -> None:
+    found = imported(tmp_path, SCRIPT.replace(_ANY, f"    {argument} \\\n{_ANY}"))
+    assert any(told in str(one) for one in found.refused), [str(one) for one in found.refused]
+
+
+def test_a_misspelt_key_is_unknown(tmp_path: Path) -> None:
+    found = imported(tmp_path, SCRIPT.replace("actor.use_kl_loss", "actor.use_kl_los"))
+    assert [problem.where for problem in found.unknown] == [f"{tmp_path}/run.sh:10"]
