@@ -83,8 +83,8 @@ def _share(found: Sequence[int]) -> str:
 def _line(row: Mapping[str, Any]) -> str:
     counts, loose = row["counts"], row.get("loose")
     numbers = (sum(counts.values()), _sum(counts, _ANSWERED), "" if loose is None else _sum(loose, _ANSWERED),
-               _share(row["jobs"][TEXT]), _share(row["jobs"][IMAGES]), _sum(counts, _REFUSED), counts.get("unknown key", 0),
-               counts.get("family", 0))
+               _share(row["jobs"][TEXT]), _share(row["jobs"][IMAGES]), _sum(counts, _REFUSED),
+               counts.get("unknown key", 0), counts.get("family", 0))
     return f"| {row['name']} | {' | '.join(map(str, numbers))} |"
 
 
