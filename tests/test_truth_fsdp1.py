@@ -174,3 +174,61 @@ def test_packed_values_are_never_cast() -> None:
     del rest["precision"], rest["rank"]
     with pytest.raises(IllegalLayout, match="packed values would be cast to bf16"):
         small.prepared("fsdp1", mesh, **rest)
+
+
+# ---- units of PEFT's wrap policy --------------------------------------------------------------------------------
+PEFT: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
+    (ROOT / "tests/truth/fsdp1/peft-units-torch-2.13.0.json").read_text(encoding="utf-8"))}
+
+
+def wrapped(name: str) -> tuple[dict[str, int], dict[str, Any]]:
+    """(mesh, the rest) of a case whose adapters are units; a base in bf16, packed or not, and adapters in fp32."""
+    case = PEFT[name]["case"]
+    rank, modules = case["lora"]
+    shard = case.get("shard", case["ranks"])
+    storage = {"bnb_4bit_quant_storage": case["storage"]} if "storage" in case else {}
+    return {"dp_shard": shard, "dp_replicate": case["ranks"] // shard}, {
+        "method": "qlora" if storage else "lora", "lora": {"rank": rank, "alpha": rank, "target_modules": modules},
+        "rank": PEFT[name]["rank"], "recompute": "full" if case.get("checkpoint") else "none",
+        "options": {"wrap": "layers_adapters", "backward_prefetch": case["backward_prefetch"], **storage,
+                    "use_orig_params": case.get("use_orig_params", False),
+                    **({"sync_gradients": "last"} if case.get("no_sync") else {})},
+        "model": {"config": "llama-3.2-3b", "overrides": LLAMA | case["model"]}}
+
+
+def test_units_of_adapters_have_torchs_lengths_and_formats() -> None:
+    wrong = []
+    for name, row in PEFT.items():
+        mesh, rest = wrapped(name)
+        plan = small.plan_of("fsdp1", mesh, **rest)
+        units, held, theirs = flat_units(plan), at_rest_of(plan.framework).exact(plan), row["rest"]
+        params, grads = at_rest_of(plan.framework).padding(plan, held, exact=True)
+        width = [4 if u.trains else 2 for u in units]
+        ours = [[[u.numel, u.shard] for u in units], [u.shard * u.trains for u in units], params + sum(
+                    r.params_bytes for r in held.values()), grads + sum(r.grads_bytes for r in held.values()),
+                sum(r.num_trainable_params for r in held.values()) if row["case"].get("use_orig_params") else sum(
+                    u.shard for u in units if u.trains)]
+        told = [row["units"], theirs["grads"], sum(w * u[1] for w, u in zip(width, row["units"], strict=True))
+                + row.get("constants", 0), 4 * sum(theirs["grads"]), theirs["trained"]]
+        wrong += [(name, mine, real) for mine, real in zip(ours, told, strict=True) if mine != real]
+    assert not wrong
+
+
+def test_units_of_adapters_come_and_go_as_torchs_do() -> None:
+    """Every gathering, release and reduction, in torch's order, in replays and over microbatches too."""
+    wrong = []
+    for name, row in PEFT.items():
+        mesh, rest = wrapped(name)
+        program = small.program_of("fsdp1", mesh, microbatches=row["case"].get("microbatches", 1), **rest)
+        comms = {number: kind for (kind, _, _), number in program.tables.comms.items()}
+        slot = {owner: number for (owner, _), number in program.tables.slots.items()}["flat_param"]
+        ours = [[comms[owner], amount] if op == Op.COLLECTIVE else ["+" if op == Op.ALLOC else "-", abs(amount)]
+                for op, _, owner, amount, *_ in program.columns.tolist()
+                if op == Op.COLLECTIVE or (op in (Op.ALLOC, Op.FREE) and owner == slot and amount)]
+        parts = mesh["dp_shard"]
+        sizes = [2 * shard * parts for _, shard in row["units"]]
+        theirs = [[kind, sizes[size] if kind in "+-" else size] for kind, size in row["step"]]
+        if ours != theirs:
+            at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), -1)
+            wrong.append((name, at, ours[at - 3:at + 5], theirs[at - 3:at + 5]))
+    assert not wrong

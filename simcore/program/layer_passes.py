@@ -30,6 +30,8 @@ TIED_HEAD = 1 << 30
 _MARK = int(Op.MARK)
 _SINGLE = 14
 """Tiles of a kind beside the pieces of forward and backward."""
+ADAPTER_MARKS = range(8, 12)
+"""Marks that a tape puts around a matrix of an adapter that is a separate unit."""
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
 
@@ -77,10 +79,20 @@ class LayerPasses:
         return tuple(grad for grad in self.grads if ".experts." in f".{grad[0].name}")
 
     @cached_property
+    def adapter_grads(self) -> tuple[tuple[Param, int, int], ...]:
+        """Entries of `grads` whose parameter is a matrix of an adapter."""
+        return tuple(grad for grad in self.grads if ".lora_" in f".{grad[0].name}")
+
+    def inner_grads(self, mark: int) -> tuple[tuple[Param, int, int], ...]:
+        """Entries of `grads` of the units inside the layer of which `mark` is a border."""
+        return self.adapter_grads if mark in ADAPTER_MARKS else self.expert_grads
+
+    @cached_property
     def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Entries of `grads` without those of experts that are a data-parallel unit of their own."""
-        has_inner = any(mark not in (0, STASH_BORDER) for _, mark, _ in self.backward)
-        return tuple(grad for grad in self.grads if not (has_inner and grad in self.expert_grads))
+        """Entries of `grads` without those of data-parallel units inside the layer: experts, adapters."""
+        marks = {mark for _, mark, _ in self.backward} - {0, STASH_BORDER}
+        inner = {grad for mark in marks for grad in self.inner_grads(mark)}
+        return tuple(grad for grad in self.grads if grad not in inner)
 
     @property
     def shape(self) -> tuple[object, ...]:

@@ -378,4 +378,4 @@ class _Walk:
             if mark == STASH_BORDER:
                 self.stash.border(layer)
             elif mark:
-                self.hooks.experts(layer, mark, tiles.expert_grads, replay=replay)
+                self.hooks.experts(layer, mark, tiles.inner_grads(mark), replay=replay)

@@ -28,7 +28,7 @@ def _model(case: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     config = AutoConfig.for_model("llama", **LLAMA | case.get("model", {}))
-    stored = torch.bfloat16 if "storage" in case else torch.float32
+    stored = torch.bfloat16 if "storage" in case or case.get("peft_wrap") else torch.float32
     model = AutoModelForCausalLM.from_config(config, dtype=stored, attn_implementation="sdpa").train()
     if "storage" in case:
         model = _packed(model, getattr(torch, case["storage"]), config)
@@ -37,9 +37,30 @@ def _model(case: dict[str, Any]) -> Any:
         rank, modules = case["lora"]
         model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=rank, target_modules=modules))
         for p in model.parameters():
-            p.data = p.data.to(stored) if p.requires_grad else p.data
+            p.data = p.data.to(stored) if p.requires_grad and not case.get("peft_wrap") else p.data
     if case.get("checkpoint"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={
+            "use_reentrant": case["checkpoint"] == "reentrant"})
+    return model
+
+
+def _policy(case: dict[str, Any], model: Any) -> Any:
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+    if case.get("peft_wrap"):
+        from peft.utils.other import fsdp_auto_wrap_policy
+        return fsdp_auto_wrap_policy(model)
+    return ModuleWrapPolicy({LlamaDecoderLayer}) if case.get("wrap", True) else None
+
+
+def _upcast(model: Any) -> Any:
+    """As accelerate 1.15.0 does under mixed precision (`accelerator.py`, prepare_model): what trains, unit by unit."""
+    import torch
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        if module._has_params and module._flat_param.requires_grad and module._flat_param.dtype != torch.float32:
+            module._flat_param.data = module._flat_param.data.to(torch.float32)
+            module._handle._orig_param_dtype = torch.float32
     return model
 
 
@@ -73,16 +94,14 @@ def _constants(model: Any) -> int:
 def _wrapped(case: dict[str, Any], model: Any, mesh: Any) -> Any:
     import torch
     from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
     low = MixedPrecision(torch.bfloat16, getattr(torch, case.get("reduce", "bfloat16")), torch.bfloat16)
     prefetch = case.get("backward_prefetch", "BACKWARD_PRE")
-    return FullyShardedDataParallel(
+    return _upcast(FullyShardedDataParallel(
         model, device_id=torch.device("cpu"), sharding_strategy=ShardingStrategy[case.get("strategy", "FULL_SHARD")],
-        auto_wrap_policy=ModuleWrapPolicy({LlamaDecoderLayer}) if case.get("wrap", True) else None, device_mesh=mesh,
+        auto_wrap_policy=_policy(case, model), device_mesh=mesh,
         mixed_precision=low if case.get("mixed", True) else None,
         backward_prefetch=None if prefetch == "NO_PREFETCH" else BackwardPrefetch[prefetch],
-        forward_prefetch=case.get("forward_prefetch", False), use_orig_params=case.get("use_orig_params", False))
+        forward_prefetch=case.get("forward_prefetch", False), use_orig_params=case.get("use_orig_params", False)))
 
 
 def _note(events: list[Any], units: dict[int, int]) -> None:
@@ -131,7 +150,10 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     events: list[Any] = []
     numbers: dict[int, int] = {}
     _note(events, numbers)
-    model = _wrapped(case, _model(case), mesh)
+    plain = _model(case)
+    if case.get("peft_wrap"):  # accelerate 1.15.0 accelerator.py prepare_model
+        plain.forward = torch.autocast("cpu", torch.bfloat16)(plain.forward)
+    model = _wrapped(case, plain, mesh)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     for _ in range(2):
         events.clear()
@@ -154,7 +176,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     if rest:
         states = [x for state in optimizer.state.values() for x in state.values() if torch.is_tensor(x)]
         rest["moments"] = sum(x.numel() for x in states if x.dim())
-        more = {"constants": _constants(model), "step": list(events)} if "storage" in case else {}
+        more = {"constants": _constants(model)} if "storage" in case else {}
+        more |= {"step": list(events)} if "storage" in case or "peft_wrap" in case else {}
         return placement_head(case) | {"units": units, "rest": rest} | more
     return placement_head(case) | {"units": units, "grads": sorted(grads), "step": list(events)}
 

@@ -67,7 +67,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
     """
     check_layers(job, options)
     job.refuse_capacity(NO_CAPACITY)
-    job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
+    job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger",
+                                                              "log_probs"))
     if job.mesh.tp > 1:
         raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "
                           "implementation: kempnerforge)")

@@ -87,7 +87,7 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate",),
     axes_refusal=("DistributedDataParallel replicates: its ranks are dp_replicate", RULE),
     offload=("activations",), fixed={**PLAIN_TORCH, **ONE_STAGE}, no_capacity=_transformers.NO_CAPACITY)
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", "log_probs")
 
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:

@@ -26,13 +26,15 @@ class FlatUnit:
     """The flat parameter of one FSDP1 unit: all of its tensors laid end to end.
 
     `numel`: its elements, with alignment; `shard`: those of one rank's part, rounded up. `trains`: it has a gradient,
-    because any tensor of it is trained. `places`: (layer number of the whole model, index of the tensor in its layer,
-    first element in the flat parameter, end) of each tensor; of each copy, where an entry stands for several.
+    because any tensor of it is trained. `policy`: that of its tensors, of which all have one format. `places`: (layer
+    number of the whole model, index of the tensor in its layer, first element in the flat parameter, end) of each
+    tensor; of each copy, where an entry stands for several.
     """
 
     numel: int
     shard: int
     trains: bool
+    policy: TensorPolicy
     places: tuple[tuple[int, int, int, int], ...]
 
 
@@ -56,15 +58,16 @@ def parts_of(plan: Plan) -> int:
 def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
     strategy, parts = plan.framework.strategy_as(Fsdp1Strategy), parts_of(plan)
     align = ALIGN // dtype_bytes(plan.framework.compute_dtype) if strategy.aligned else 1
-    end, places, trains = 0, [], False
+    end, places, trains, policy = 0, [], False, flat_policy(plan)
     for layer, number, placed in _members(plan, unit):
         for _ in range(placed.used_copies):
             start = -(-end // align) * align
             end = start + placed.used // placed.used_copies // placed.policy.at_rest.values
             places.append((layer, number, start, end))
         trains = trains or placed.trainable
+        policy = policy if placed.policy.at_rest.packed is not None else placed.policy
     shard = -(-end // parts)
-    return FlatUnit(shard * parts if strategy.aligned else end, shard, trains, tuple(places))
+    return FlatUnit(shard * parts if strategy.aligned else end, shard, trains, policy, tuple(places))
 
 
 def _members(plan: Plan, unit: Unit) -> Iterator[tuple[int, int, Placed]]:
@@ -81,16 +84,21 @@ def _adapted(name: str) -> str:
     return f"{module}.weight" if adapter else ""
 
 
-def unit_padding(plan: Plan) -> int:
-    """Returns the elements, of all units together, of this rank's shards that `Plan` does not count.
+def unit_padding(plan: Plan) -> tuple[int, int]:
+    """Returns what this rank's shards have beyond `Plan`: bytes of parameters, and elements of those that train.
 
-    They come from alignment and rounding up.
-
-    `Plan` counts the mean over the ranks that are simulated as one.
+    They come from alignment and rounding up. `Plan` counts the mean over the ranks that are simulated as one.
     """
-    counted = sum(count * sum(p.local // p.policy.at_rest.values for p in plan.kinds[kind] if p.spec.is_owned)
-                  for kind, count in plan.kind_counts)
-    return sum(unit.shard for unit in flat_units(plan)) - counted
+    units = flat_units(plan)
+    placed = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind] if p.spec.is_owned]
+    counted = sum(count * _stored(p) * dtype_bytes(p.policy.at_rest.dtype) for count, p in placed)
+    trained = sum(count * _stored(p) for count, p in placed if p.trainable)
+    return (sum(unit.shard * dtype_bytes(unit.policy.at_rest.dtype) for unit in units) - counted,
+            sum(unit.shard for unit in units if unit.trains) - trained)
+
+
+def _stored(placed: Placed) -> int:
+    return placed.local // placed.policy.at_rest.values
 
 
 def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
@@ -100,9 +108,10 @@ def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exa
     A flat parameter has one gradient: with `use_orig_params` those of the parameters are views of it, and it exists
     also on ranks whose shard has none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
     """
-    policy, units = flat_policy(plan), flat_units(plan)
-    params = sum(u.shard for u in units) * dtype_bytes(policy.at_rest.dtype) * (policy.at_rest.space == "device")
-    grads = sum(u.shard for u in units if u.trains) * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
+    units = flat_units(plan)
+    params = sum(u.shard * dtype_bytes(u.policy.at_rest.dtype) for u in units if u.policy.at_rest.space == "device")
+    grads = sum(u.shard * dtype_bytes(u.policy.grad.dtype) for u in units
+                if u.trains and u.policy.grad.space == "device")
     constants = sum(count * sum(p.constants for p in plan.kinds[kind]) for kind, count in plan.kind_counts)
     return (params + constants - sum(c.params_bytes for c in components.values()),
             grads - sum(c.grads_bytes for c in components.values()))

@@ -28,7 +28,7 @@ class FlatGradients:
         self.strategy = plan.framework.strategy_as(Fsdp1Strategy)
         self.flats, self.out, self.first = flats, out, plan.layers[0]
         self.parts = parts_of(plan)
-        policy = flat_policy(plan)
+        policy = next((flat.policy for flat in flats if flat.trains), flat_policy(plan))
         self.made, self.sent, self.stored = (dtype_bytes(dtype) for dtype in (
             plan.framework.compute_dtype, self.strategy.reduce_dtype, policy.grad.dtype))
         self.single: list[list[tuple[int, int, int]]] = [[] for _ in flats]

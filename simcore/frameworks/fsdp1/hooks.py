@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
-from simcore.frameworks.fsdp1.flat_parameters import flat_policy, flat_units, parts_of, unit_padding
+from simcore.frameworks.fsdp1.adapter_units import AdapterUnits
+from simcore.frameworks.fsdp1.flat_parameters import FlatUnit, flat_units, parts_of, unit_padding
 from simcore.frameworks.fsdp1.gradients import FlatGradients
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy
 from simcore.pipeline.schedule import Action
@@ -15,6 +16,7 @@ from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import UnrepeatedHooks
 from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
+from simcore.recording.rows import ADAPTER_BACKWARD_BEGIN, ADAPTER_FORWARD_BEGIN, ADAPTER_FORWARD_END
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
 
@@ -33,22 +35,25 @@ class Fsdp1Hooks(UnrepeatedHooks):
         self.strategy = plan.framework.strategy_as(Fsdp1Strategy)
         self.units, self.flats = plan.framework.units, flat_units(plan)
         self.parts, self.size = parts_of(plan), dtype_bytes(plan.framework.compute_dtype)
-        stored = flat_policy(plan).at_rest.dtype
-        self.stored = dtype_bytes(stored)
-        self.is_cast = self.strategy.on_host or plan.framework.compute_dtype != stored
+        kept = [flat.policy.at_rest.dtype for flat in self.flats]
+        self.stored = [dtype_bytes(dtype) for dtype in kept]
+        self.is_cast = [self.strategy.on_host or plan.framework.compute_dtype != dtype for dtype in kept]
         self.grads = FlatGradients(plan, tables, builder, self.flats)
         self.whole = [False] * len(self.units)
-        self.unit_of = {layer: u for u, unit in enumerate(self.units) for layer, _ in unit.members}
+        self.unit_of = {layer: u for u, unit in enumerate(self.units) for layer, _ in unit.members if not unit.inner}
+        self.adapters = AdapterUnits(plan, self.units)
         self.again = {unit.last: u for u, unit in enumerate(self.units) if u and unit.last != unit.first}
-        self.order = sorted(range(1, len(self.units)), key=lambda u: self.units[u].first)
+        self.order = sorted((u for u, unit in enumerate(self.units) if u and not unit.inner),
+                            key=lambda u: self.units[u].first)
         self.gather = tables.comm("all_gather", self.strategy.axis, plan.framework.compute_dtype)
-        self.from_host = tables.comm("copy", "to_device", stored) if self.strategy.on_host else -1
+        self.from_host = [tables.comm("copy", "to_device", dtype) if self.strategy.on_host else -1 for dtype in kept]
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("low_precision_shard", "all_gather_cast_input"), ("copy_from_host", "all_gather_cast_input"),
             ("flat_param", "unsharded_param"))}
         self.first_trained = next((layer for layer in plan.layers if plan.of_layer(layer).is_trained),
                                   len(plan.graph.layers))
-        self.syncs, self.due = True, list[int]()
+        self.syncs, self.due, self.behind = True, list[int](), list[int]()
+        self.asks_first = plan.framework.options.embeddings_require_grad
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
@@ -56,10 +61,10 @@ class Fsdp1Hooks(UnrepeatedHooks):
         """Simulates the allocation of all that lives across steps: the rank's shards, padding, states, buffers."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if not self.strategy.on_host:
-            padding, first = unit_padding(self.plan), self.plan.layers[0]
-            self.out.alloc(first, self.tables.slot("flat_param.padding", "sharded_param"), self.stored * padding)
-            states = 0 if self.strategy.aligned else sum(dtype_bytes(layout.dtype) for layout in _states(self.plan))
-            self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
+            (padding, trained), first = unit_padding(self.plan), self.plan.layers[0]
+            self.out.alloc(first, self.tables.slot("flat_param.padding", "sharded_param"), padding)
+            states = 0 if self.strategy.aligned else sum(dtype_bytes(layout.dtype) for layout in _states(self.flats))
+            self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * trained)
 
     def begin_microbatch(self, action: Action) -> None:
         """Sets whether the microbatch of the pass `action` reduces gradients; nothing is simulated."""
@@ -71,6 +76,7 @@ class Fsdp1Hooks(UnrepeatedHooks):
         Layers are numbered over the whole model, embedding 0. With `forward_prefetch` (`Fsdp1Strategy.ahead`) the next
         unit is gathered as well.
         """
+        self.adapters.enter()
         if layer == self.units[0].first:
             self._unshard(0, FORWARD_GATHER)
         u = self._own(layer)
@@ -98,12 +104,16 @@ class Fsdp1Hooks(UnrepeatedHooks):
         `Fsdp1Strategy.prefetch` "pre", the next unit of backward is gathered as well. Nothing for layers before the
         first trained one: their outputs have no gradient.
         """
+        self.adapters.enter()
         if layer < self.first_trained:  # the layer's output has no gradient, so there is no hook on it
+            if self.asks_first:
+                self._free_behind()
             return
         if layer == self.units[0].last:
             self._pre_backward(0)
         if self._own(layer):
             self._pre_backward(self._own(layer))
+        self._free_behind()
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Takes the layer's new gradients, (parameter, slot: index of its owner in `Tables.slots`, bytes) each.
@@ -120,10 +130,28 @@ class Fsdp1Hooks(UnrepeatedHooks):
             due += [*self.due, 0]
             self.due = []
         for unit in due:
-            self._post_backward(unit)
+            if self.adapters.wraps and unit:
+                self.behind = [unit]
+            else:
+                self._post_backward(unit)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Simulates nothing: experts belong to their layer's unit, and no argument is used."""
+        """Simulates the events of a unit inside layer number `layer` (whole model) at one of its four borders.
+
+        Such a unit is one matrix of an adapter: [Note: PEFT's units]. `mark`: number of the border; `grads`: as in
+        `backward_end`, of all adapters of the layer; `replay`: forward runs again for recomputation.
+        """
+        u = self.adapters.at(layer, mark)
+        if mark == ADAPTER_FORWARD_BEGIN:
+            self._unshard(u, BACKWARD_GATHER if replay else FORWARD_GATHER)
+        elif mark == ADAPTER_FORWARD_END:
+            self._free(u)
+        elif mark == ADAPTER_BACKWARD_BEGIN:
+            self._pre_backward(u)
+        else:
+            names = self.adapters.names(u)
+            self.grads.add(u, [(layer, slot, size) for param, slot, size in grads if param.name in names])
+            self._post_backward(u)
 
     def end_pass(self, action: Action) -> None:
         """Simulates, after a backward, the release of units still gathered, and the wait for reductions.
@@ -133,6 +161,7 @@ class Fsdp1Hooks(UnrepeatedHooks):
         """
         if action.forward:
             return
+        self.behind = []
         for u in range(len(self.units)):
             if self._is_freed():
                 self._free(u)
@@ -173,38 +202,49 @@ class Fsdp1Hooks(UnrepeatedHooks):
         """Casts, gathers and waits; posts nothing if the unit is unsharded."""
         if u < 0 or not self.flats[u].places:
             return
-        layer, flat = self.units[u].first, self.flats[u]
+        layer = self.units[u].first
         if not self.whole[u]:
             self.whole[u] = True
-            self._gather(layer, flat.shard, handle)
+            self._gather(layer, u, handle)
         if waits and self.parts > 1:
             self.out.wait(layer, handle)
 
-    def _gather(self, layer: int, shard: int, handle: int) -> None:
+    def _gather(self, layer: int, u: int, handle: int) -> None:
         """Gathers a unit; under NO_SHARD the low-precision copy is the parameter, if there is one."""
         low, staged = self.slots["low_precision_shard"], self.slots["copy_from_host"]
-        from_host = shard * self.stored * (self.strategy.on_host and self.stored != self.size)
+        shard, stored, is_cast = self.flats[u].shard, self.stored[u], self.is_cast[u]
+        from_host = shard * stored * (self.strategy.on_host and stored != self.size)
         self.out.alloc(layer, staged, from_host)
         if self.parts == 1:
-            self.out.alloc(layer, self.slots["flat_param"], shard * self.size * self.is_cast)
+            self.out.alloc(layer, self.slots["flat_param"], shard * self.size * is_cast)
         else:
-            self.out.alloc(layer, low, shard * self.size * self.is_cast)
-        if self.is_cast:
-            self.out.compute(Kernel.COPY, 0, shard * (self.size + self.stored))
+            self.out.alloc(layer, low, shard * self.size * is_cast)
+        if is_cast:
+            self.out.compute(Kernel.COPY, 0, shard * (self.size + stored))
         self.out.free(layer, staged, from_host)
         if self.parts > 1:
             gathered_bytes = shard * self.parts * self.size
             self.out.alloc(layer, self.slots["flat_param"], gathered_bytes)
             if self.strategy.on_host:  # in the stream that gathers, before it (`_runtime_utils.py`, _unshard)
-                self.out.copy(layer, self.from_host, shard * self.stored, Stream.ALL_GATHER, handle)
+                self.out.copy(layer, self.from_host[u], shard * stored, Stream.ALL_GATHER, handle)
             self.out.collective(layer, self.gather, gathered_bytes, Stream.ALL_GATHER, handle)
-            self.out.free(layer, low, shard * self.size * self.is_cast)
+            self.out.free(layer, low, shard * self.size * is_cast)
 
     def _free(self, u: int) -> None:
         if self.whole[u]:
             self.whole[u] = False
-            gathered_bytes = self.flats[u].shard * self.parts * self.size * (self.parts > 1 or self.is_cast)
+            gathered_bytes = self.flats[u].shard * self.parts * self.size * (self.parts > 1 or self.is_cast[u])
             self.out.free(self.units[u].first, self.slots["flat_param"], gathered_bytes)
+
+    def _free_behind(self) -> None:
+        """Frees a frozen unit, once the gradient of its input is there.
+
+        The same gradient is what the unit below waits for, whose hook comes first (torch 2.13 `_runtime_utils.py`,
+        _register_post_backward_reshard_only_hook).
+        """
+        for u in self.behind:
+            self._free(u)
+        self.behind = []
 
     def _is_freed(self) -> bool:
         """True if backward frees units.
@@ -220,7 +260,7 @@ class Fsdp1Hooks(UnrepeatedHooks):
 
     def _prefetch(self, u: int) -> None:
         """Unshards the unit before it in forward, if any gradient flows back to it."""
-        before = self._neighbour(u, -1)
+        before = self.adapters.before(u) if self.adapters.wraps else self._neighbour(u, -1)
         if before >= 0 and self.units[before].first >= self.first_trained:
             self._unshard(before, BACKWARD_GATHER, waits=False)
 
@@ -236,6 +276,7 @@ class Fsdp1Hooks(UnrepeatedHooks):
             self.grads.reduce(u, layer)
 
 
-def _states(plan: Plan) -> list[TensorLayout]:
+def _states(flats: Sequence[FlatUnit]) -> list[TensorLayout]:
     """Layouts of the optimizer's unquantized states, which include the padding of the flat parameter."""
-    return [layout for rule in plan.framework.rules for _, layout in rule.policy.optimizer_states if not layout.blocks]
+    policy = next((flat.policy for flat in flats if flat.trains), flats[0].policy)
+    return [layout for _, layout in policy.optimizer_states if not layout.blocks]

@@ -33,11 +33,13 @@ from simcore.frameworks.common.trainer import Trainers
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
+from simcore.operators.hf.options import HfOptions
 from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 from simcore.recording.number_formats import PackedWeights
+from simcore.recording.options import ImplementationOptions
 
 __all__ = ["OPTIONS", "TRAINERS", "VERSIONS", "in_fp8", "table"]
 
@@ -54,7 +56,9 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "sync_gradients": (None, "last", "every"),
     "wrap": (None, "layers_root", "root"),
 }
-_OF_TRANSFORMERS: Final[dict[str, tuple[Any, ...]]] = {**OPTIONS, STORAGE_OPTION: STORAGES}
+_ADAPTERS: Final = "layers_adapters"
+_OF_TRANSFORMERS: Final[dict[str, tuple[Any, ...]]] = {**OPTIONS, STORAGE_OPTION: STORAGES,
+                                                       "wrap": (*OPTIONS["wrap"], _ADAPTERS)}
 OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "hf": _transformers.LAYER_OPTIONS,
     "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"],
@@ -72,6 +76,8 @@ _CLASS: Final[dict[str, tuple[Any, str]]] = {
 """Defaults of the class, which a trainer may replace."""
 ASKED: Final = dict.fromkeys(LAYERS, _CLASS) | {"llmfoundry": _CLASS | _llmfoundry.FSDP1}
 """Defaults under the trainer around each implementation."""
+_FROZEN: Final = ("accelerate 1.15 accelerator.py prepare_model: flat parameters that train are upcast under mixed "
+                  "precision, frozen ones stay")
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
     fixed={**PLAIN_TORCH, **ONE_STAGE})
@@ -91,14 +97,16 @@ def table(job: Draft) -> Framework:
     options, defaults = job.options(trainer.options), trainer.defaults
     _check(job, options)
     precision = job.scenario.training.precision
-    stored = job.auto("training.precision.params", precision.params, *defaults.stored)
+    stored = job.auto("training.precision.params", precision.params, *(
+        (job.compute, f"{_FROZEN}: as it is read") if options.get("wrap") == _ADAPTERS else defaults.stored))
+    adapters = _adapter_format(job, options, stored)
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, defaults.reduce[1])
     strategy = _strategy(job, options, reduce)
     packed = _packed(job, options, stored, strategy)
     _check_offload(job, strategy)
     return Framework(
         name="fsdp1", version=VERSIONS[0],
-        rules=_rules(stored, job.compute, states_of(job, plain=True), strategy, packed),
+        rules=_rules(stored, adapters, job.compute, states_of(job, plain=True), strategy, packed),
         units=_units(job, options, reduce),
         strategy=strategy,
         optimizer=torch_optimizer(job, *reversed(defaults.optimizer), plain=True),
@@ -107,7 +115,7 @@ def table(job: Draft) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, defaults.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=trainer.layer_options(job, options),
+        options=_layer_options(job, options),
         communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
         files=fsdp1_files(job),
         afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
@@ -115,6 +123,21 @@ def table(job: Draft) -> Framework:
         libraries=torch_libraries(job, options),
         assumptions=_assumptions(strategy),
     )
+
+
+def _layer_options(job: Draft, options: dict[str, Any]) -> ImplementationOptions:
+    made = TRAINERS[job.graph.implementation].layer_options(job, options)
+    if options.get("wrap") != _ADAPTERS:
+        return made
+    assert isinstance(made, HfOptions)
+    return replace(made, adapter_units=True, embeddings_require_grad=_transformers.replayed(job))
+
+
+def _adapter_format(job: Draft, options: dict[str, Any], stored: str) -> str:
+    """Dtype of adapters at rest: that of all parameters, or accelerate's where they are units of their own."""
+    if options.get("wrap") != _ADAPTERS:
+        return stored
+    return job.auto("training.lora.dtype", job.scenario.training.lora.dtype, "fp32", f"{_FROZEN}: upcast")
 
 
 def in_fp8(job: Draft) -> ModelGraph:
@@ -186,14 +209,20 @@ def _sharding_strategy(job: Draft, options: dict[str, Any]) -> ShardingStrategy:
 
 
 def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> None:
-    """Refuses adapters without `use_orig_params`: a flat parameter is either trained or frozen."""
+    """Refuses adapters without `use_orig_params`, unless they are units: a flat parameter is trained or frozen."""
     if job.scenario.training.method == "full":
+        if options.get("wrap") == _ADAPTERS:
+            raise job.illegal("framework_options.wrap", f"{_ADAPTERS} wraps adapters: training.method has none",
+                              "transformers 5.23 distributed/fsdp.py update_fsdp_plugin_peft")
         return
     check_named_adapters(job)
+    if options.get("wrap") == _ADAPTERS:
+        _check_adapter_units(job, options)
+        return
     if not aligned:
         raise job.illegal("framework_options.use_orig_params", "Must flatten tensors with uniform `requires_grad` when "
                           "`use_orig_params=False`: a layer has frozen weights and adapters (write use_orig_params: "
-                          "true; units of one adapter, by PEFT's fsdp_auto_wrap_policy, are not modelled)",
+                          f"true, or wrap: {_ADAPTERS} for PEFT's fsdp_auto_wrap_policy)",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
     if adapts_experts(job):
         raise job.illegal(TARGETS, "Output 0 of View is a view and its base has been modified inplace: PEFT adds "
@@ -203,6 +232,18 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
     if job.scenario.training.lora.dtype not in ("auto", "fp32" if stored == "auto" else stored):
         raise job.illegal("training.lora.dtype", "Must flatten tensors with uniform dtype",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
+
+
+def _check_adapter_units(job: Draft, options: dict[str, Any]) -> None:
+    """Refuses what is not served where each matrix of an adapter is a unit: [Note: PEFT's units]."""
+    at, lora = "framework_options.wrap", job.scenario.training.lora
+    served = {"adapters of experts": adapts_experts(job), "DoRA": lora.use_dora, "one rank": job.mesh.dp_shard == 1,
+              "backward_prefetch: BACKWARD_POST": options.get("backward_prefetch") == "BACKWARD_POST",
+              "forward_prefetch": bool(options.get("forward_prefetch")),
+              "another sharding_strategy than FULL_SHARD":
+                  options.get("sharding_strategy") not in (None, "FULL_SHARD", "HYBRID_SHARD")}
+    if what := next((name for name, asked in served.items() if asked), ""):
+        raise job.not_yet(at, f"{_ADAPTERS} with {what}")
 
 
 def _packed(job: Draft, options: dict[str, Any], stored: str, strategy: Fsdp1Strategy) -> PackedWeights | None:
@@ -263,6 +304,8 @@ def _units(job: Draft, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]
         return _with_embedding(job, wrapped)
     if wrap == "layers_root":
         return wrapped
+    if wrap == _ADAPTERS:
+        return _with_adapters(job, wrapped)
     members = sorted(member for unit in wrapped for member in unit.members)
     return (replace(wrapped[0], members=tuple(members)),)
 
@@ -277,6 +320,22 @@ def _with_embedding(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
     return (replace(root, members=members), token, *layers)
 
 
+def _with_adapters(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    """Units with one for each matrix of an adapter, behind the unit of its layer: [Note: PEFT's units]."""
+    found: list[Unit] = []
+    for unit in units_:
+        members, inside = [], []
+        for layer, numbers in unit.members:
+            specs = job.graph.tensors[job.graph.layers[layer].kind]
+            apart = [number for number in numbers if specs[number].module == "adapter"]
+            members.append((layer, tuple(number for number in numbers if number not in apart)))
+            inside += [replace(unit, name=f"{job.graph.layers[layer].path}.{specs[number].path}",
+                               members=((layer, (number,)),), first=layer, last=layer, inner=True, is_root=False,
+                               explicit=False) for number in apart]
+        found += [replace(unit, members=tuple(one for one in members if one[1])), *inside]
+    return tuple(found)
+
+
 def _assumptions(strategy: Fsdp1Strategy) -> tuple[tuple[str, str, str, str], ...]:
     if not strategy.on_host:
         return ()
@@ -286,20 +345,26 @@ def _assumptions(strategy: Fsdp1Strategy) -> tuple[tuple[str, str, str, str], ..
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, compute: str, kept: States, strategy: Fsdp1Strategy,
+def _rules(stored: str, adapters: str, compute: str, kept: States, strategy: Fsdp1Strategy,
            packed: PackedWeights | None) -> tuple[Rule, ...]:
-    """Rules of shards of flat parameters; all parameters of a unit are stored in one dtype."""
+    """Rules of shards of flat parameters; all parameters of a unit are stored in one dtype.
+
+    `adapters`: dtype of adapters, another than `stored` only where they are units of their own.
+    """
     cut: Placements = () if strategy.sharding_strategy == "NO_SHARD" else ((strategy.axis, Flat("unit")),)
     space = "host_pinned" if strategy.on_host else "device"
     rest, unsharded = TensorLayout(cut, stored, space), TensorLayout((), compute)
     unreduced = TensorLayout(((strategy.axis, Partial()),), compute)
     plain = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", plain, plain, plain, plain, at_rest_category="buffer", updated=UpdateTime.NEVER)
-    states = kept.of(cut, stored, "host" if strategy.on_host else "device")
+    states = kept.of(cut, adapters, "host" if strategy.on_host else "device")
     if not strategy.aligned:  # the optimizer sees flat parameters, large enough for blocks and paging
         states = tuple((name, replace(layout, least_away=0, blocks=layout.blocks and replace(layout.blocks, least=0)))
                        for name, layout in states)
     policy = TensorPolicy("flat", rest, unsharded, unreduced, rest, states)
     columns = () if packed is None else (Rule(is_packed, replace(
         policy, name="packed", at_rest=TensorLayout(cut, packed.storage, space, packed=packed), optimizer_states=())),)
-    return Rule(lambda t: t.is_buffer, buffer), *columns, Rule(lambda t: True, policy)
+    kept_wide = TensorLayout(cut, adapters, space)
+    apart = () if adapters == stored else (Rule(lambda t: t.module == "adapter", replace(
+        policy, name="adapters", at_rest=kept_wide, grad=kept_wide)),)
+    return Rule(lambda t: t.is_buffer, buffer), *columns, *apart, Rule(lambda t: True, policy)

@@ -16,10 +16,12 @@ from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 
-__all__ = ["RULE", "axes_of", "check", "check_last_backward", "check_shared", "check_units"]
+__all__ = ["OUTSIDE", "RULE", "axes_of", "check", "check_last_backward", "check_shared", "check_units"]
 
 _AXES = ("dp_replicate", "dp_shard", "ep")
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
+OUTSIDE = "log_probs"
+"""Loss whose last part the trainer computes from the model's output, when the root has been resharded."""
 
 
 def axes_of(implementation: str) -> tuple[str, ...]:
@@ -48,6 +50,20 @@ def check(job: Draft) -> None:
         job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("torch", by_matrix=False))
         check_named_adapters(job)
     _check_experts(job)
+    _check_loss(job)
+
+
+def _check_loss(job: Job) -> None:
+    """Raises NotYet where the model's own loss, beside a gathered root, may need more than the trainer's.
+
+    The root's hooks are simulated around the head, so that its parameters, 2 bytes x vocabulary x hidden size, are
+    missing beside the model's loss; the trainer's needs a tensor more, 4 bytes x vocabulary x tokens.
+    """
+    training = job.scenario.training
+    tokens = training.seq_len * training.micro_batch_size
+    hidden = max(kind.hidden for kind in job.graph.kinds)
+    if training.loss == OUTSIDE and hidden > 2 * tokens:
+        raise job.not_yet("training.loss", f"{OUTSIDE} of {tokens} tokens, less than half the hidden size {hidden}")
 
 
 def _check_offload(job: Job) -> None:

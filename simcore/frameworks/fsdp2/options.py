@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
-from simcore.frameworks.fsdp2.checks import RULE
+from simcore.frameworks.fsdp2.checks import OUTSIDE, RULE
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import Wrapping
@@ -74,7 +74,7 @@ def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeigh
         experts=_reshard_policy(job, children, mesh.expert_dp) if fully else True,
         last_experts=_reshard_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
         separate=options.get("wrap", given.wrap) != "layers_root",
-        loss_inside=given.loss_inside,
+        loss_inside=given.loss_inside and job.scenario.training.loss != OUTSIDE,
         experts_unit=fully,
         experts_apart=mesh.ep > 1,
         packed_apart=packed is not None and packed.storage == "uint8" and not packed.is_tensor,

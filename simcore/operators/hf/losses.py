@@ -6,6 +6,7 @@ Sources: transformers 5.23 `loss/loss_utils.py`, cut-cross-entropy d42911f7, Lig
 
 from __future__ import annotations
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Loss
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.layers import is_of_hub
@@ -13,7 +14,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Node, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
 __all__ = ["cut_loss", "liger_loss", "loss_of"]
 
@@ -99,6 +100,8 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     The latter if the head has made the loss already (`cut`, `liger`, `chunked`).
     """
     cut = run.loss in ("cut", "liger", "chunked")  # the head has made it already
+    if run.loss == "log_probs":
+        return _log_probs_loss(tape, block, run)
     logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab,
                                                                                 run.compute)
     assert logits is not None
@@ -123,7 +126,7 @@ def _flash_loss(tape: Tape, logits: Tensor) -> Tensor:
     [Note: in place] verl b178a3cd `workers/actor/dp_actor.py` _forward_micro_batch, flash-attn 2.8 `ops/triton/
     cross_entropy.py` with inplace_backward: the gradient takes the place of the logits. `logits.squeeze(0).div_(t)`
     changes a view, so that autograd copies a gradient of the base twice and divides it: four of the logits' size at
-    once (`tests/truth/probe_in_place_loss.py`).
+    once (`tests/truth/probe_verl.py`).
     """
     shape, dtype = logits.shape, logits.dtype
 
@@ -148,6 +151,34 @@ def _flash_loss(tape: Tape, logits: Tensor) -> Tensor:
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
     out.node = node
     return out
+
+
+def _log_probs_loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
+    """Recording of the loss of each token by the trainer itself, behind the model's own, which nothing reads.
+
+    LLaMA-Factory ff6d4d12 `v1/core/base_trainer.py`, compute_log_probs: the model gets the labels too, so that it makes
+    its loss, whose graph lives as long as its output, until the trainer's losses are there.
+    """
+    if block.upcast or is_of_hub(run):
+        raise NotYet(Problem("training.loss", "not yet: log_probs of logits that the model casts, or of a repository"))
+    logits = hidden_state(tape, run, run.seq, block.vocab, run.compute)
+    leaf = logits.node
+    of_model = _causal_loss(tape, run, logits)
+    wide = aten.cast(tape, logits, "fp32")
+    shifted = remote_code.shifted(tape, wide)
+    count = shifted.shape[0] * shifted.shape[1]
+    target = aten.new(tape, (count,), "int64", "shifted_labels", 8 * run.tokens)
+    losses = aten.cross_entropy(tape, shifted.view(count, block.vocab), target, each=True)
+    del of_model, logits, wide, shifted, target
+    weights = aten.new(tape, (1, count), "fp32", "loss_weights")
+    total = aten.sum_last(tape, aten.mul(tape, aten.neg(tape, aten.neg(tape, losses)).view(1, count), weights))
+    del losses, weights
+    loss = aten.mul_scalar(tape, aten.mul_scalar(tape, total.view()))
+    del total
+    forward = tape.cut()
+    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
+    return RecordedLayer(forward, backward, Section(()), tape.cut(), seed)
 
 
 def _scalar(tape: Tape, run: LayerWorkload) -> Tensor:

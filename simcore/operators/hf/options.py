@@ -27,8 +27,9 @@ class HfOptions(ImplementationOptions):
     back into two buffers that stay on the device. `automodel`: NeMo Automodel trains the model, head and loss are
     its own, with these options. `autocast`: forward runs under torch.autocast. `liger`: Liger's kernels. `unsloth`:
     the release of Unsloth whose functions run the layers, "" none. `compile`: one kernel dequantises torchao's
-    4-bit weight. `compiled_layers`: torch.compile runs on each decoder layer. `has_outlier_threshold`: LLM.int8() looks
-    for outliers (llm_int8_threshold above 0).
+    4-bit weight. `adapter_units`: each matrix of an adapter is a data-parallel unit of its own. `compiled_layers`:
+    torch.compile runs on each decoder layer. `has_outlier_threshold`: LLM.int8() looks for outliers
+    (llm_int8_threshold above 0).
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -45,5 +46,6 @@ class HfOptions(ImplementationOptions):
     liger: bool = False
     unsloth: UnslothRelease = ""
     compile: bool = False
+    adapter_units: bool = False
     compiled_layers: bool = False
     has_outlier_threshold: bool = True

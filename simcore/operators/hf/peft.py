@@ -31,10 +31,17 @@ from collections.abc import Callable
 from typing import Final
 
 from simcore.operators.hf.autocast import product
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten, dora
-from simcore.operators.shared.aten import Operand
+from simcore.operators.shared.aten import Grads, Operand, Saved
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import Tape, Tensor
+from simcore.recording.rows import (
+    ADAPTER_BACKWARD_BEGIN,
+    ADAPTER_BACKWARD_END,
+    ADAPTER_FORWARD_BEGIN,
+    ADAPTER_FORWARD_END,
+)
+from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["ExpertWeights", "dora_sum", "drops", "has_dora", "lora_part"]
 
@@ -71,11 +78,35 @@ def drops(run: LayerWorkload) -> bool:
 
 
 def _down(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor) -> Tensor:
-    return product(tape, run, x, run.params[f"{prefix}lora_a.weight"], f"{label}.lora_a")
+    return _factor(tape, run, x, run.params[f"{prefix}lora_a.weight"], f"{label}.lora_a")
 
 
 def _up(tape: Tape, run: LayerWorkload, prefix: str, label: str, low: Tensor) -> Tensor:
-    return product(tape, run, low, run.params[f"{prefix}lora_b.weight"], f"{label}.lora_b")
+    return _factor(tape, run, low, run.params[f"{prefix}lora_b.weight"], f"{label}.lora_b")
+
+
+def _factor(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, label: str) -> Tensor:
+    """Product with one matrix of an adapter, which may be a data-parallel unit of its own, with hooks around it.
+
+    Its gradient is complete as soon as it is made, before that of the input (AccumulateGrad's hook).
+    """
+    if not HfOptions.of(run.options).adapter_units:
+        return product(tape, run, x, weight, label)
+
+    def begins(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        tape.mark(ADAPTER_BACKWARD_BEGIN)
+        return [grads.pop()]
+
+    def ends(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        tape.mark(ADAPTER_BACKWARD_END)
+        return [grads.pop()]
+
+    tape.mark(ADAPTER_FORWARD_BEGIN)
+    gathered = Tensor(None, weight.shape, weight.dtype, tape.node((weight,), (), ends))
+    y = product(tape, run, x, gathered, label)
+    y.node = tape.node((y,), (), begins)
+    tape.mark(ADAPTER_FORWARD_END)
+    return y
 
 
 def _dora(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor, base: Tensor | None,

@@ -22,6 +22,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.companions import companions_of
 from simcore.recipes.huggingface.fields import fields_of
+from simcore.recipes.huggingface.fsdp import wrap_adapters
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
@@ -69,10 +70,8 @@ def _check(reader: Reader, draft: Draft, shards: Shards) -> None:
     training = draft.values.get("training", {})
     method = training.get("method", "full")
     options, path = draft.values.get("framework_options", {}), reader.document.path
-    if shards is Shards.FLAT and method == "lora":
-        draft.fail(path, "not yet: adapters under FSDP 1, whose frozen parameters accelerate leaves in bf16")
-    if shards is Shards.FLAT and method == "qlora" and not options.get("use_orig_params"):
-        draft.fail(path, "not yet: adapters under FSDP 1 without use_orig_params, each a unit of PEFT's wrap policy")
+    if shards is Shards.FLAT and method != "full":
+        wrap_adapters(draft)
     attention = options.get("attn_implementation", "sdpa")
     if shards is Shards.NONE and method == "full" and attention in ("eager", "sdpa") and training.get("loss") != "cut":
         draft.fail(path, "not yet: without flash attention and cut cross entropy axolotl keeps "

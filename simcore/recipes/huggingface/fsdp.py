@@ -7,6 +7,7 @@ so never (accelerate 1.15.0 `utils/dataclasses.py` __post_init__, `accelerator.p
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["Plugin", "read_plugin", "share_ranks"]
+__all__ = ["Plugin", "read_plugin", "share_ranks", "wrap_adapters"]
 
 _PREFIXES: Final = ("", "fsdp_")
 """Options stand with or without a prefix, which both the launcher and transformers take away or add."""
@@ -23,6 +24,8 @@ _LAST: Final = "accelerator.py no_sync, in which transformers' Trainer runs all 
 _WHOLE: Final = "under version 1 sharding_strategy decides, FULL_SHARD where no file says it"
 _STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 _NUMBERED: Final = {1: "FULL_SHARD", 2: "SHARD_GRAD_OP", 3: "NO_SHARD", 4: "HYBRID_SHARD", 5: "HYBRID_SHARD_ZERO2"}
+_CLASSES: Final = ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap")
+_IS_PART: Final = re.compile(r"(Moe|MoE|Moe?Block|MLP|Mlp|Attention|Experts)\b")
 _FILES: Final = ("state_dict_type", "final_state_dict_type", "cpu_ram_efficient_loading", "sync_module_states",
                  "transformer_layer_cls_to_wrap", "cpu_offload_pin_memory", "min_num_params",
                  "transformer_cls_names_to_wrap", "version", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt")
@@ -70,6 +73,12 @@ def read_plugin(reader: Reader, draft: Draft, plugin: Plugin, *, second: bool) -
     return checkpoints
 
 
+def wrap_adapters(draft: Draft) -> None:
+    """Writes that adapters under FSDP 1 are units of their own, as the Trainer has them by PEFT's policy."""
+    draft.infer("framework_options.wrap", "layers_adapters", "PEFT's policy wraps each matrix that trains",
+                source="transformers 5.23.0 distributed/fsdp.py update_fsdp_plugin_peft")
+
+
 def share_ranks(reader: Reader, draft: Draft, copies: str = "", shards: str = "") -> None:
     """Writes ranks that shard, and copies of them; `copies`, `shards`: keys that may say how many of each."""
     replicate, shard = (reader.integer(key) if key else None for key in (copies, shards))
@@ -91,6 +100,12 @@ def _read_wrap(reader: Reader, draft: Draft, plugin: Plugin, *, second: bool) ->
     policy = plugin.wrap if wrap is None else str(wrap.value).upper()
     if policy == "TRANSFORMER_BASED_WRAP":
         draft.idle(wrap, "each layer is a unit")
+        for name in _CLASSES:
+            named = _either(reader, plugin, name)
+            if named is not None and _IS_PART.search(str(named.value)):
+                draft.refuse(named, f"units that are parts of a layer ({named.value})")
+            else:
+                draft.idle(named, "the layers, of which each is a unit")
     elif policy == "NO_WRAP" and not second:
         if wrap is not None:
             draft.put("framework_options.wrap", wrap, "root", plugin.source)

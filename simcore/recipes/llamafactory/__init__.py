@@ -5,7 +5,8 @@ Input: the file, or a script with such arguments, and the YAML of `accelerate la
 `src/llamafactory`, and of the newest releases that it allows: transformers 5.8.0, accelerate 1.11.0, PEFT 0.18.1.
 
 `recipe`: the format, block by block. `kind`: recipes that do something else than is simulated. `model`: model,
-attention, kernels. `method`: what is trained, adapters and packed bases. `formats`:
-what is stored and computed in which format. `lengths`: rows and microbatch. `checkpointing`: recomputed layers.
-`environment`: variables that its launcher sets. `without_effect`: keys that change nothing in a step.
+attention, kernels. `method`: what is trained, adapters and packed bases. `formats`: what is stored and computed in
+which format. `lengths`: rows and microbatch. `checkpointing`: recomputed layers. `environment`: variables that its
+launcher sets. `without_effect`: keys that change nothing in a step. `rewrite`: recipes of `USE_V1`, which are another
+program's.
 """

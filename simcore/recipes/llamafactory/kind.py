@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 
-__all__ = ["VERSION_1", "trains"]
+__all__ = ["VERSION_1", "is_rewrite", "trains"]
 
 VERSION_1: Final = frozenset({"model_class", "dist_config", "peft_config", "train_dataset", "sample_backend"})
 """Keys of recipes of the rewrite, of which two or more stand beside `model`."""
@@ -25,12 +26,15 @@ _TASKS: Final = {"export_dir": "merging and export of a model", "do_predict": "g
                  "infer_backend": "generating answers"}
 
 
+def is_rewrite(names: Iterable[str]) -> bool:
+    """True for the keys of a recipe of the rewrite."""
+    keys = {*names}
+    return "model_name_or_path" not in keys and "model" in keys
+
+
 def trains(reader: Reader, draft: Draft) -> bool:
     """True if the recipe trains in a way that is read; otherwise it is refused by name, with all of its keys."""
-    if "model_name_or_path" not in reader.names() and reader.has("model"):
-        draft.refuse(reader.take("model"), "the recipe is of the rewrite (USE_V1), whose FSDP and batches are its own",
-                     always=True)
-    elif not _says_train(reader, draft):
+    if not _says_train(reader, draft):
         return _end(reader, draft)
     stage = reader.text("stage")
     if stage is not None and stage.value not in _STAGES:

@@ -26,7 +26,6 @@ _LIGER: Final = ("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm
 _ROWS: Final[tuple[Row, ...]] = (
     *SWITCHES,
     Off("use_unsloth", "layers of Unsloth"),
-    Off("use_v1_kernels", "kernels of LLaMA-Factory's own"),
     Off("shift_attn", "attention that is shifted (LongLoRA)"),
     Off("upcast_layernorm", "norms in fp32 beside layers of 16 bits"),
     Off("upcast_lmhead_output", "logits that are cast to fp32 as they leave the head"),
@@ -38,6 +37,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Off("use_liger_kernel", "Liger's layers by the trainer's own argument (served: enable_liger_kernel)"),
     Unmodelled(("use_cache",), "keys and values that each forward pass keeps where no layer is recomputed"),
     Idle(("sortish_sampler",), "nothing reads it"),
+    Idle(("use_v1_kernels",), "kernels for NPUs, none for a GPU (v1/plugins/model_plugins/kernels/interface.py)"),
     Idle(("rope_scaling",), "angles of the rotary embedding"),
     Idle(("model_revision", "cache_dir", "hf_hub_token", "ms_hub_token", "om_hub_token",
           "low_cpu_mem_usage", "use_fast_tokenizer", "split_special_tokens", "init_special_tokens", "offload_folder",

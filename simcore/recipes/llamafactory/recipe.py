@@ -21,10 +21,11 @@ from simcore.recipes.imported import Imported, read_known, with_job
 from simcore.recipes.llamafactory.checkpointing import read_checkpointing
 from simcore.recipes.llamafactory.environment import ALLOCATOR, check_programs, ray_at, write_environment
 from simcore.recipes.llamafactory.formats import read_formats
-from simcore.recipes.llamafactory.kind import VERSION_1, trains
+from simcore.recipes.llamafactory.kind import VERSION_1, is_rewrite, trains
 from simcore.recipes.llamafactory.lengths import read_lengths
 from simcore.recipes.llamafactory.method import read_method
 from simcore.recipes.llamafactory.model import read_model
+from simcore.recipes.llamafactory.rewrite import FIELDS, read_rewrite
 from simcore.recipes.llamafactory.without_effect import WITHOUT_EFFECT
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
@@ -54,6 +55,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
     file = files[0]
+    if is_rewrite(script.document.data):
+        return _of_rewrite(files, script, loose=loose)
     reader = Reader(script.document, fields=fields_of("llamafactory"))
     draft = Draft("llamafactory", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
@@ -68,6 +71,16 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     if ("environment", "expandable_segments") in draft.origins:
         imported = replace(imported, sets_anew=frozenset({ALLOCATOR}))
     return with_job(with_environment(imported, script.environment), script.job)
+
+
+def _of_rewrite(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:
+    """A recipe of the rewrite, beside which no other file is read."""
+    reader, draft = Reader(script.document, fields=FIELDS), Draft("llamafactory", files[0].path, script.answers)
+    draft.infer("name", Path(files[0].path).stem, "the file's name")
+    beside = companions_of(files[1:], draft, takes=())
+    read_rewrite(reader, draft)
+    write_environment(draft, Launch(Shards.NONE), beside)
+    return with_job(with_environment(draft.imported([reader], loose=loose), script.environment), script.job)
 
 
 def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str) -> Draft:

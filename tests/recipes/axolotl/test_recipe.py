@@ -157,6 +157,20 @@ def test_fsdp_2_shards_and_offloads_all_three(tmp_path: Path) -> None:
                                        "sync_gradients": "last"}
 
 
+def test_adapters_under_fsdp_1_are_units_of_their_own(tmp_path: Path) -> None:
+    """transformers 5.23 `distributed/fsdp.py` takes PEFT's policy, with and without original parameters."""
+    for original in (False, True):
+        recipe = QLORA + ("fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true, "
+                          f"fsdp_use_orig_params: {str(original).lower()}, "
+                          "fsdp_transformer_layer_cls_to_wrap: Qwen3DecoderLayer}\n")
+        found = scenario(tmp_path, recipe)
+        assert (found.framework, found.training.method) == ("fsdp1", "qlora")
+        assert found.framework_options["wrap"] == "layers_adapters"
+        assert found.framework_options["use_orig_params"] is original
+    part = imported(tmp_path, recipe.replace("Qwen3DecoderLayer", "MixtralSparseMoeBlock"))
+    assert "units that are parts of a layer (MixtralSparseMoeBlock)" in str(part.refused[0])
+
+
 def test_gradients_are_reduced_once_a_step(tmp_path: Path) -> None:
     """`no_sync` of accelerate 1.13.0 and 1.15.0 switches FSDP 2's reductions off but for the last microbatch."""
     assert scenario(tmp_path, FSDP2).framework_options["sync_gradients"] == "last"

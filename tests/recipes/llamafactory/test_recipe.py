@@ -277,7 +277,6 @@ def test_a_hostile_value_is_told_at_its_line(hostile: dict[str, Any]) -> None:
     (({**FULL, "finetuning_type": "freeze", "freeze_trainable_layers": 2},), "a few layers that are trained"),
     (({**FULL, "do_train": None, "export_dir": "out"},), "not yet: export_dir: merging and export"),
     (({**FULL, "do_train": None},), "do_train is missing"),
-    (({"model": "Qwen/Qwen3-0.6B", "model_class": "llm", "dist_config": {"name": "fsdp2"}},), "of the rewrite"),
     (({**FULL, "tensor_model_parallel_size": 2, "sequence_parallel": True},), "layers of Megatron (USE_MCA"),
     (({**FULL, "use_unsloth": True},), "layers of Unsloth"),
     (({**FULL, "upcast_layernorm": True},), "norms in fp32"),

@@ -1,0 +1,38 @@
+"""The loss of LLaMA-Factory's rewrite against what its own method allocates and frees (`probe_log_probs.py`)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from checkout import ROOT
+from simcore.models.graph import build, model_config
+from simcore.operators.hf import implementation as hf
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import Op, Section
+
+TRUTH: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/losses/log-probs-llamafactory-ff6d4d12.json").read_text(encoding="utf-8"))
+
+
+def events(case: dict[str, Any], *sections: Section) -> list[int]:
+    """Signed bytes of whole logits, but for their allocation and the release of their gradient by the head."""
+    least = 2 * case["batch"] * (case["seq"] - 1) * case["vocab"]
+    return [row[3] for section in sections for row in section.rows
+            if row[0] in (Op.ALLOC, Op.FREE) and abs(row[3]) >= least]
+
+
+def test_every_allocation_of_whole_logits_is_the_methods() -> None:
+    """The model's own log-softmax lives until the trainer's losses are there, the trainer's until their gradient is."""
+    wrong = []
+    for case in TRUTH["cases"]:
+        graph = build(model_config("llama-3.2-3b", {"vocab_size": case["vocab"]}, "test"), "hf")
+        kind = next(kind for kind in graph.kinds if kind.name == "loss")
+        run = LayerWorkload(case["batch"], case["seq"], "bf16", {}, "log_probs")
+        made = hf.record(kind, run, {}, {})
+        ours = [events(case, made.forward), events(case, made.backward)]
+        theirs = [case["forward"][1:], [size for at, size in enumerate(case["backward"])
+                                        if at + 1 < len(case["backward"])]]
+        if ours != theirs:
+            wrong.append((case["batch"], case["seq"], ours, theirs))
+    assert not wrong
