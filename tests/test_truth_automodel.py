@@ -69,18 +69,20 @@ def test_forward_is_as_high_as_measured(name: str) -> None:
     own = row["case"]["family"] == "qwen3" and "hf" not in row["case"]
     inside = "attention" in row["case"] and own and "checkpoint" not in row["case"]
     positions = 8 * 512 * inside  # held while the model runs forward; other peaks are behind it
-    assert row["forward"]["peak"] - peak.by_phase["forward"] == apart + positions
+    frozen_head = row["case"].get("target_modules") == ["*_proj"]
+    last = 2 * 512 * DENSE["shape"]["hidden_size"] * frozen_head  # counted until the loss is there
+    assert row["forward"]["peak"] - peak.by_phase["forward"] == apart + positions - last
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_what_is_sent_is_what_was_measured(name: str) -> None:
     row = STEPS[name]
-    phases = {"fwd": "forward", "bwd": "backward"}
+    phases = {"fwd": "forward", "bwd": "backward", "recompute": "recompute"}
     measured, found = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for key, sent in row["traffic"].items():
         collective, phase, *_ = key.split("|")
         whole = row["case"].get("tp", 1) if collective == "all_gather_into_tensor" else 1  # its input is told
-        place = collective.removesuffix("_into_tensor"), phases[phase]
+        place = collective.removesuffix("_tensor").removesuffix("_into"), phases[phase]
         measured += {(*place, "calls"): sent["count"], (*place, "bytes"): sent["payload_bytes"] * whole}
     for t in _ran(row["case"]).traffic:
         found += {(t.collective, t.phase, "calls"): t.calls, (t.collective, t.phase, "bytes"): t.payload_bytes}

@@ -34,17 +34,17 @@ OPTIONS = ("reshard_after_forward", "defer_fsdp_grad_sync", "pp_recv_buffer_pool
 @cache
 def ran(name: str) -> RankReport:
     case = STAGES[name]["case"]
-    pp = case["pp"]
+    pp, tp = case["pp"], case.get("tp", 1)
     overrides = DENSE["shape"] | {"num_hidden_layers": LAYERS}
     options = {key: case[key] for key in OPTIONS if key in case}
     options |= {"local_batch_size": case["microbatches"]} if "schedules" in case else {}
-    asked = small.scenario("automodel", {"pp": pp, "dp_shard": WORLD // pp}, seq_len=SEQ,
+    asked = small.scenario("automodel", {"pp": pp, "dp_shard": WORLD // pp // tp, "tp": tp}, seq_len=SEQ,
                            options=options,
                            version=VERSIONS.get(case["family"], "auto"),
                            model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",
                            pipeline={"virtual_stages": case.get("chunks", 1)},
-                           global_batch_size=case["microbatches"] * case.get("schedules", 1) * WORLD // pp,
+                           global_batch_size=case["microbatches"] * case.get("schedules", 1) * WORLD // pp // tp,
                            optimizer={"implementation": "fused"}).normalised()
     report = simulate(Scenario.model_validate(asked))
     assert report.status == "ok", report.problems
@@ -71,7 +71,9 @@ def test_what_is_sent_to_shards(name: str) -> None:
     measured: Counter[tuple[str, str]] = Counter()
     for key, sent in STAGES[name]["traffic"].items():
         collective, phase, *_ = key.split("|")
-        measured[collective, {"fwd": "forward", "bwd": "backward"}[phase]] += sent["payload_bytes"]
+        whole = STAGES[name]["case"].get("tp", 1) if collective == "all_gather_into_tensor" else 1  # its input is told
+        place = collective.removesuffix("_into_tensor"), {"fwd": "forward", "bwd": "backward"}[phase]
+        measured[place] += sent["payload_bytes"] * whole
     found: Counter[tuple[str, str]] = Counter()
     for traffic in ran(name).traffic:
         if traffic.axis != "pp":

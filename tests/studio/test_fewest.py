@@ -48,7 +48,7 @@ def test_a_number_is_told_at_once_then_proven_and_the_fastest_layout_last() -> N
 def test_layouts_on_fewer_that_are_not_simulated_yet_are_told() -> None:
     row = rows(said({**LARGE, "framework": "automodel"}, gpus=[8, 32], frameworks=["automodel"]))["automodel"][-1]
     assert row["value"] == 32
-    assert row["unserved"]["tp with pipeline stages under automodel"] >= 1
+    assert row["unserved"]["tp with cp under automodel"] >= 1
     assert row["nearest"]["num_gpus"] == 8
     assert row["nearest"]["peak_bytes"] > row["nearest"]["usable_bytes"]
 

@@ -5,8 +5,8 @@
 Fake tensors on a CPU over PyTorch's fake process group: Automodel's `AutoPipeline` (its split, its forward of a stage,
 its `parallelize_for_pp`, its static shapes), PyTorch's stages and schedule, the call of its recipe
 (`recipes/llm/train_ft.py`, schedule.step without return_outputs), `MaskedCrossEntropy` and fused AdamW, twice; the
-second step is told. Stand-ins besides those of `probe_automodel_step.py`: no message is sent, a stage works on what its
-buffers happen to hold.
+second step is told. Cases over tp are asked for one by one, as DTensor keeps the groups of the first. Stand-ins
+besides those of `probe_automodel_step.py`: no message is sent, a stage works on what its buffers happen to hold.
 """
 
 from __future__ import annotations
@@ -61,6 +61,11 @@ CASES: dict[str, dict[str, Any]] = {
     "last of two schedules": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "schedules": 2},
     "last of three schedules, reduced at once": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 2,
                                                  "schedules": 3, "defer_fsdp_grad_sync": False},
+    "first over tp": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "tp": 2},
+    "last over tp": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "tp": 2},
+    "last over tp, checkpointed": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "tp": 2,
+                                   "checkpoint": True},
+    "last over tp, interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "tp": 2, "chunks": 3},
     "first interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 3},
     "first of two interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 2},
     "last of two interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "chunks": 2},
@@ -79,7 +84,7 @@ OF_STAGES = ("pp_recv_buffer_pool", "pp_recv_buffer_pool_slack")
 def pipeline_of(case: dict[str, Any]) -> Any:
     """The rank's `AutoPipeline`, built as `_transformers/infrastructure.py` builds it."""
     fsdp = FSDP2Config(**{k: case[k] for k in OF_FSDP if k in case})
-    mesh = MeshContext.build(fsdp, ParallelismSizes(pp_size=case["pp"]), world_size=WORLD,
+    mesh = MeshContext.build(fsdp, ParallelismSizes(pp_size=case["pp"], tp_size=case.get("tp", 1)), world_size=WORLD,
                              activation_checkpointing=bool(case.get("checkpoint")))
     chunks = case.get("chunks", 1)
     asked = PipelineConfig(pp_microbatch_size=1, pp_batch_size=case["microbatches"],

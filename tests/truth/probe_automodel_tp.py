@@ -20,6 +20,7 @@ from typing import Any
 import probe_automodel_dense as dense
 import torch
 import torch.distributed as dist
+from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linear_modules
 from nemo_automodel.components.distributed import activation_checkpointing as ac
 from nemo_automodel.components.distributed.optimized_tp_plans import _parallelize_llama, _parallelize_qwen
 from nemo_automodel.components.distributed.parallel_styles import translate_to_lora
@@ -42,7 +43,10 @@ LAYERS: dict[str, dict[str, Any]] = {
     for family in PLANS for again, batch in ((0, 1), (0, 2), (1, 1))} | {
     f"{family} eager{' checkpointed' * again}{' of two' * (batch - 1)}":
     {"family": family, "batch": batch, "checkpoint": bool(again), "attention": "eager"}
-    for family in PLANS for again, batch in ((0, 2), (1, 1))}
+    for family in PLANS for again, batch in ((0, 2), (1, 1))} | {
+    f"{family} adapted{' checkpointed' * again}{' of two' * (batch - 1)}":
+    {"family": family, "batch": batch, "checkpoint": bool(again), "lora": {"dim": 8}}
+    for family in PLANS for again, batch in ((0, 1), (0, 2), (1, 1))}
 PARTS: dict[str, dict[str, Any]] = {
     **{f"{part} of {batch}": {"family": "llama", "part": part, "batch": batch}
        for part in ("embedding", "head") for batch in (1, 2)},
@@ -51,19 +55,24 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-def cut_model(family: str, mesh: Any, attention: str = "sdpa") -> Any:
-    """A model of one layer, cut on the meta device, with fake tensors in the place of its parameters."""
+def cut_model(family: str, mesh: Any, attention: str = "sdpa", lora: dict[str, Any] | None = None) -> Any:
+    """A model of one layer, cut on the meta device, with fake tensors in the place of its parameters.
+
+    `lora`: settings of adapters, which come first; over tp they are never Triton's (`_transformers/infrastructure.py`).
+    """
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("meta"):
         fields = dense.config(family, attention=attention, num_hidden_layers=1)
         model = dense.OWN[family](fields, backend=dense.BACKEND).train()
+        if lora is not None:
+            apply_lora_to_linear_modules(model, PeftConfig(target_modules=["*_proj"], use_triton=False, **lora))
     torch.set_default_dtype(torch.float32)
     plan = {name: translate_to_lora(style) for name, style in PLANS[family](model, False).items()}
     parallelize_module(model, mesh, plan)
     _update_attention_head_counts_for_tp(model, TP)
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
-            module.register_parameter(name, torch.nn.Parameter(faked(p)))
+            module.register_parameter(name, torch.nn.Parameter(faked(p), requires_grad=p.requires_grad))
     return model
 
 
@@ -102,7 +111,7 @@ def measured(build: Callable[[Any], tuple[Any, list[torch.Tensor]]], shape: tupl
 
 def layer(case: dict[str, Any], mesh: Any) -> dict[str, Any]:
     def build(mesh: Any) -> tuple[Any, list[torch.Tensor]]:
-        model = cut_model(case["family"], mesh, case.get("attention", "sdpa"))
+        model = cut_model(case["family"], mesh, case.get("attention", "sdpa"), case.get("lora"))
         found = model.model.layers[0]
         if case["checkpoint"]:
             ac.apply_submodule_checkpointing([found], False)

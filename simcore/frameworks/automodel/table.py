@@ -50,7 +50,7 @@ from simcore.frameworks.automodel.policies import (
     unreplayed,
 )
 from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
-from simcore.frameworks.automodel.tensor_parallel import SPLITS, split_of
+from simcore.frameworks.automodel.tensor_parallel import SPLITS, is_cut_late, split_of
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -332,9 +332,12 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
         rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
         rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
     if choice.splits_layers:
-        rules += [Rule(lambda t, chosen=chosen: split_of(t) == chosen,  # type: ignore[misc]
-                       _policy(choice, f"split by {chosen}", (cut, *dense), (cut,), frozen, compute))
-                  for chosen, cut in SPLITS.items()]
+        for chosen, cut in SPLITS.items():
+            early = _policy(choice, f"split by {chosen}", (cut, *dense), (cut,), frozen, compute)
+            late = replace(early, unreduced_grad=TensorLayout((("dp_shard_cp", Partial()),), compute))
+            rules += [Rule(lambda t, chosen=chosen: split_of(t) == chosen and is_cut_late(t),  # type: ignore[misc]
+                           late),
+                      Rule(lambda t, chosen=chosen: split_of(t) == chosen, early)]  # type: ignore[misc]
     elif choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
         split: Placements = (("tp", Shard(0, even=True)),)
         rules.append(Rule(lambda t: t.component == "lm_head",

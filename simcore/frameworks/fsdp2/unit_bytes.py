@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
@@ -225,9 +226,16 @@ def _param_bytes(plan: Plan, placed: Placed, unit: Unit, world: int, partial: in
     implementation = plan.framework.optimizer.implementation
     copies = 1 if unit.joins_copies else placed.used_copies
     return ParamBytes(placed.spec.name, copies, full, full // partial if partial else 0,
-                      full if sideways else 0, placed.used * reduce_bytes, placed.padded * reduce_bytes,
+                      full if sideways else 0, _whole(plan, placed) * reduce_bytes, placed.padded * reduce_bytes,
                       placed.padded * stored_bytes,
                       step_of(placed, implementation) if is_updated_in_backward(placed) else None)
+
+
+def _whole(plan: Plan, placed: Placed) -> int:
+    """Elements of the gradient as backward leaves it: with all that an axis cuts of the parameter alone."""
+    uncut = {axis for axis, _ in placed.policy.in_use.placements} - {
+        axis for axis, _ in placed.policy.unreduced_grad.placements}
+    return placed.used * math.prod(plan.mesh.axis(axis).size for axis in uncut)
 
 
 def _gathered(unit: Unit, placed: Placed, numel: int) -> int:

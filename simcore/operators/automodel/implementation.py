@@ -30,6 +30,7 @@ from simcore.models.blocks import (
     Mlp,
     Moe,
 )
+from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
@@ -120,6 +121,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
+    own_columns(tape, run)
     env.cache = None
     if isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
         leave_waiting(tape)

@@ -8,18 +8,24 @@ Locals live as long as upstream's: a name that upstream still holds is held here
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from simcore.models.blocks import Attention
+from simcore.operators.automodel.adapters.lora import linear_lora
+from simcore.operators.automodel.adapters.split import adapted_column, adapted_row
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.lora import linear_lora
 from simcore.operators.automodel.te_fp8 import te_linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.operators.shared.dtensor import same_everywhere, sum_everywhere
 from simcore.operators.shared.float8_linear import float8_linear
 from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["attention", "column", "core_attention", "linear", "mlp", "norm", "row", "te_attention"]
+
+Adapted = Callable[[Tape, LayerWorkload, Tensor, tuple[Param, Param], Tensor, str], Tensor]
 
 
 def norm(env: Env, x: Tensor, path: str) -> Tensor:
@@ -48,11 +54,11 @@ def norm(env: Env, x: Tensor, path: str) -> Tensor:
 
 
 # ---- linear layers ----------------------------------------------------------------------------------------------
-def linear(env: Env, x: Tensor, path: str) -> Tensor:
+def linear(env: Env, x: Tensor, path: str, adapted: Adapted | None = None) -> Tensor:
     """Output [..., n] of the linear layer at `path` for `x` [..., k].
 
     Its bias and its LoRA adapter are included, if it has them (`_peft/lora.py`, `LinearLoRA.forward`); none has an
-    adapter in 8 bits.
+    adapter in 8 bits. `adapted`: runs the adapter of a layer that tp splits.
     """
     tape, name = env.tape, path.rpartition(".")[2]
     pair = env.adapters(path)
@@ -64,6 +70,8 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
     base = aten.linear(tape, x, weight, name, bias=bias)
     if pair is None:
         return base
+    if adapted is not None:
+        return adapted(tape, env.run, x, pair, base, name)
     if env.options.linear == "te":  # TE adapters are modules of their own and keep x A
         place = env.options.lora_dropout
         x = aten.dropout(tape, x) if place == "pre" else x
@@ -78,15 +86,18 @@ def column(env: Env, x: Tensor, path: str) -> Tensor:
     Backward sums the gradient of x over tp: each such layer by an all-reduce of its own, as DTensor makes it of a
     plain tensor that several layers are given. The same as `linear` if tp is 1.
     """
-    if env.run.tp > 1:
-        x = same_everywhere(env.tape, x, f"{path.rpartition('.')[2]}_input")
-    return linear(env, x, path)
+    if env.run.tp == 1:
+        return linear(env, x, path)
+    x = same_everywhere(env.tape, x, f"{path.rpartition('.')[2]}_input")
+    return linear(env, x, path, adapted_column)
 
 
 def row(env: Env, x: Tensor, path: str) -> Tensor:
     """`linear` whose input features are split over tp; the outputs are summed (`RowwiseParallel`)."""
-    out = linear(env, x, path)
-    return sum_everywhere(env.tape, out, f"{path.rpartition('.')[2]}_sum") if env.run.tp > 1 else out
+    if env.run.tp == 1:
+        return linear(env, x, path)
+    out = linear(env, x, path, adapted_row)
+    return sum_everywhere(env.tape, out, f"{path.rpartition('.')[2]}_sum")
 
 
 # ---- MLP --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
-from simcore.operators.automodel.lora import linear_lora
+from simcore.operators.automodel.adapters.lora import linear_lora
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf.autocast import narrowed, product
 from simcore.operators.hf.options import HfOptions

@@ -25,7 +25,7 @@ lives as long as the graph. Kernels of int8 are timed as those of the input's ty
 
 from __future__ import annotations
 
-from simcore.operators.automodel.lora import linear_lora
+from simcore.operators.automodel.adapters.lora import linear_lora
 from simcore.operators.hf.autocast import is_autocast
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.peft import dora_sum, has_dora, lora_part

@@ -12,8 +12,9 @@ from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["cut_sequence", "gather_last", "gather_sequence", "own_rows", "own_sequence", "same_everywhere",
-           "scatter_sequence", "sum_everywhere", "sum_norms", "summed", "whole_gradient"]
+__all__ = ["cut_sequence", "gather_columns", "gather_last", "gather_sequence", "gathered_columns", "own_rows",
+           "own_sequence", "same_everywhere", "scatter_columns", "scatter_sequence", "sum_everywhere", "sum_norms",
+           "summed", "whole_gradient"]
 
 Grads = list[Tensor | None]
 
@@ -125,6 +126,32 @@ def gather_last(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     out = aten.new(tape, (*shape[:-1], shape[-1] * tp), dtype, "logits", whole.nbytes, Kernel.COPY)
     out.node = node
     return out
+
+
+def gather_columns(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
+    """All-gathers the last dimension over tp: `x` [..., k] becomes [..., k * tp], named `name`, on every rank.
+
+    Backward sums the gradients, partial sums, and scatters them.
+    """
+    tp = run.tp
+    node = tape.node((x,), (), lambda tape, grads, saved: [scatter_columns(tape, tp, _only(grads), f"grad_{name}")])
+    out = gathered_columns(tape, tp, (*x.shape[:-1], x.shape[-1] * tp), x.dtype, name)
+    out.node = node
+    return out
+
+
+def gathered_columns(tape: Tape, tp: int, shape: tuple[int, ...], dtype: str, name: str) -> Tensor:
+    """Tensor of `shape` whose last dimension is gathered over tp: parts in rank order, then side by side."""
+    parts = tape.empty(shape, dtype, f"{name}_gathered")
+    tape.collective("all_gather", "tp", parts.nbytes, dtype)
+    return aten.new(tape, shape, dtype, name, parts.nbytes, Kernel.COPY)
+
+
+def scatter_columns(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:
+    """Reduce-scatters partial sums `x` [..., k] over tp: this rank's [..., k / tp], without a gradient."""
+    _pieces = aten.new(tape, x.shape, x.dtype, f"{name}_pieces", x.nbytes, Kernel.COPY)
+    tape.collective("reduce_scatter", "tp", x.nbytes, x.dtype)
+    return tape.empty((*x.shape[:-1], x.shape[-1] // tp), x.dtype, f"{name}_scattered")
 
 
 def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
