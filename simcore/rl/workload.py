@@ -222,7 +222,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     trained = training_step(_trained(scenario), request)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed)
     policies = _policies(scenario, trained, forward, simulation, steps)
-    weights, rounds = gathered(_stages(simulation), simulation.routes), _rounds(engine, -(-sequences // engines))
+    answered = (rl.generated_prompts or rl.prompts) * rl.generations
+    weights, rounds = gathered(_stages(simulation), simulation.routes), _rounds(engine, -(-answered // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
@@ -265,11 +266,21 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
         raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
                                     "only supported for the Megatron generation backend"))
+    _check_answered(scenario, rl)
     engine = engine_of(scenario, generation, topology_of(scenario), "library")
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
                                  f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
     return rl, engine
+
+
+def _check_answered(scenario: Scenario, rl: Rl) -> None:
+    at = scenario.where("rl", "generated_prompts")
+    if rl.generated_prompts is not None and rl.asynchronous:
+        raise NotYet(Problem(at, "not yet: prompts that are answered and not kept, in an asynchronous run"))
+    if rl.generated_prompts is not None and rl.generated_prompts < rl.prompts:
+        raise InputError(Problem(at, f"generated_prompts: expected at least the {rl.prompts:,} prompts that are kept, "
+                                 f"got {rl.generated_prompts:,}"))
 
 
 def _num_steps(scenario: Scenario, sequences: int) -> int:
@@ -361,6 +372,11 @@ def _told(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
                    "tensor after the other, NeMo RL 7ea279ab dtensor_params_generator; packing by bytes"),
         Assumption(what="copies to and from the host", value="at the rate of pinned copies", kind="assumed",
                    source="module.to('cpu') is not pinned in NeMo RL 7ea279ab, and slower")]
+    if rl.generated_prompts is not None:
+        told = f"{rl.generated_prompts:,} prompts are answered once, and {rl.prompts:,} of them are trained on"
+        rows.append(Assumption(what="rl.generated_prompts", value=told, kind="assumed", source="NeMo RL 7ea279ab "
+                               "algorithms/grpo.py:1699 dynamic_sampling: batches are drawn until enough prompts have "
+                               "rewards that differ, here one is enough"))
     if rl.asynchronous:
         rows.append(Assumption(what="rl.asynchronous", value="a step takes as long as the slower of generation and "
                                 "the policy's passes and steps, and weights are sent after both", kind="assumed",
