@@ -103,7 +103,9 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "training.offload.gradients": ("host", "nvme"), "training.offload.activations": ("host",),
     "training.sequence_parallel": (False, True), "environment.cublas_workspace_config": (":4096:8", ":16:8"),
     "limits.usable_memory": ("1 GiB", "20 GiB"), "limits.max_fill": (0.01, 0.5),
-    "generation.engine": ("sglang",), "generation.max_model_len": (200, 128), "rl.prompt_tokens": (64,)}
+    "generation.engine": ("sglang",), "generation.max_model_len": (200, 128), "rl.prompt_tokens": (64,),
+    "generation.kv_cache_memory": ("1 GiB", "20 GiB"), "generation.unquantized": (["q_proj"],),
+    "rl.generated_prompts": (2**12, 64)}
 """Values of keys for which those of their type say little."""
 
 

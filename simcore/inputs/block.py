@@ -26,6 +26,7 @@ from pydantic import (
 
 from simcore.errors import Problem
 from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.units import parse_quantity
 
 __all__ = [
     "BY_SHAPE",
@@ -34,6 +35,7 @@ __all__ = [
     "MAP",
     "WORD",
     "Block",
+    "BytesOrAuto",
     "Count",
     "Fraction",
     "Many",
@@ -60,6 +62,15 @@ _PRINTABLE: Final = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]+$"
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=_PRINTABLE)]
 """Text without control characters, such as a path."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_PRINTABLE)]
+
+
+def _bytes_or_auto(text: str) -> str:
+    if text != "auto" and parse_quantity(text, "B") < 1:
+        raise ValueError(f"expected auto, or at least one byte, got {text!r}")
+    return text
+
+
+BytesOrAuto = Annotated[Text, AfterValidator(_bytes_or_auto)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
 """A list of names; not strict, because a file gives a list where a frozen value keeps a tuple."""
 Count = Annotated[int, Field(ge=1, le=2**31)]

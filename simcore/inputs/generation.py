@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simcore.inputs.block import Block, Fraction, Name
+from simcore.inputs.block import Block, BytesOrAuto, Fraction, Name, Names
 from simcore.inputs.bounds import DEGREE, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, TOKENS
 from simcore.inputs.training import DType, Length, Sequences
 
@@ -24,6 +24,9 @@ class Rl(Block):
     logprob_batch_size: Sequences = Field(default=1, description="Sequences per rank of one log-probability pass")
     reference: Literal["none", "device", "host"] = Field(
         default="none", description="Where the reference policy's copy lies"
+    )
+    generated_prompts: Annotated[int, Field(ge=1, le=PROMPTS)] | None = Field(
+        default=None, description="Prompts per step that are answered, of which `prompts` are kept; left out: those"
     )
     prompt_tokens: Annotated[int, Field(ge=0, le=SEQ_LEN)] = Field(
         default=0, description="Tokens of a prompt, which are not decoded"
@@ -68,10 +71,16 @@ class Generation(Block):
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=TOKENS)] | None = Field(
         default=None, description="Most tokens of one forward pass; left out: the engine's own, by device"
     )
+    kv_cache_memory: BytesOrAuto = Field(
+        default="auto", description="KV cache of a rank, such as 20 GiB; auto: what gpu_memory_utilization leaves"
+    )
     quantization: Literal["auto", "fp8", "bitsandbytes", "awq_marlin", "gptq_marlin", "compressed-tensors", "modelopt",
                           "modelopt_fp4", "mxfp8"] = Field(
         default="auto", description="Format of weights: fp8 or bitsandbytes quantise 16 bits while loading; auto, and "
         "others: as the model's quantization_config says"
+    )
+    unquantized: Names = Field(
+        default=(), description="Parts of names of parameters that stay in 16 bits where a trainer sends them in 8"
     )
     kv_dtype: DType = Field(default="auto", description="Format of the KV cache")
     ssm_dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from simcore.errors import InputError, Problem
-from simcore.inputs.block import BY_SHAPE, MAP, WORD, Block, Fraction, Name, OpenMap, Text, problems_of
+from simcore.inputs.block import BY_SHAPE, MAP, WORD, Block, BytesOrAuto, Fraction, Name, OpenMap, Text, problems_of
 from simcore.inputs.bounds import DEGREE, RANKS, STAGES
 from simcore.inputs.document import Document
 from simcore.inputs.evaluation import Evaluation
@@ -16,7 +16,7 @@ from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.search_keys import SearchKeys
 from simcore.inputs.training import Training
 from simcore.inputs.yaml_parser import dotted
-from simcore.units import parse_cublas, parse_quantity
+from simcore.units import parse_cublas
 
 __all__ = [
     "MAX_RANKS",
@@ -77,12 +77,6 @@ class Mesh(Block):
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
 
-def _bytes_or_auto(text: str) -> str:
-    if text != "auto" and parse_quantity(text, "B") < 1:
-        raise ValueError(f"expected auto, or at least one byte, got {text!r}")
-    return text
-
-
 def _workspace_or_auto(text: str) -> str:
     if text != "auto":
         parse_cublas(text)
@@ -120,7 +114,7 @@ class Checkpoint(Block):
 class Limits(Block):
     """Limits on the use of a device."""
 
-    usable_memory: Annotated[Text, AfterValidator(_bytes_or_auto)] = Field(
+    usable_memory: BytesOrAuto = Field(
         default="auto", description="Device memory that the job may use, such as 79 GiB; auto: what the topology says"
     )
     max_fill: Fraction = Field(default=1.0, description="Fraction of that at which a layout still counts as fitting")

@@ -32,7 +32,7 @@ _VERLS: Final = "flat"
 _SERVED: Final = {"nemo_rl": "automodel, fsdp2 and megatron, what NeMo RL trains policies with",
                   "verl": "fsdp1, over transformers' layers"}
 _OF_VERL: Final = ("param_offload", "optimizer_offload", "refit_bucket")
-_OF_NEMO: Final = ("asynchronous", "on_policy_ratio", "refit_buffer")
+_OF_NEMO: Final = ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts")
 _MIB: Final = 2**20
 _LORA_RANK: Final = 16
 """The key's default."""

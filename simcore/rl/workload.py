@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from simcore.errors import IllegalLayout, InputError, Problem
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
@@ -187,8 +187,9 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     trained = training_step(_trained(scenario), request)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=is_verl(scenario))
     policies = _policies(scenario, trained, forward, simulation, steps)
+    answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = sent_weights(scenario, _stages(simulation), simulation.routes)
-    rounds = _rounds(engine, -(-sequences // engines))
+    rounds = _rounds(engine, -(-answered // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
@@ -233,11 +234,21 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
         raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
                                     "only supported for the Megatron generation backend"))
+    _check_answered(scenario, rl)
     engine = engine_of(scenario, generation, topology_of(scenario), "server" if rl.trainer == "verl" else "library")
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
                                  f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
     return rl, engine
+
+
+def _check_answered(scenario: Scenario, rl: Rl) -> None:
+    at = scenario.where("rl", "generated_prompts")
+    if rl.generated_prompts is not None and rl.asynchronous:
+        raise NotYet(Problem(at, "not yet: prompts that are answered and not kept, in an asynchronous run"))
+    if rl.generated_prompts is not None and rl.generated_prompts < rl.prompts:
+        raise InputError(Problem(at, f"generated_prompts: expected at least the {rl.prompts:,} prompts that are kept, "
+                                 f"got {rl.generated_prompts:,}"))
 
 
 def _num_steps(scenario: Scenario, sequences: int) -> int:
@@ -334,6 +345,11 @@ def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]
     rows = [
         Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
                    "tensor after the other, NeMo RL 7ea279ab dtensor_params_generator; packing by bytes")]
+    if rl.generated_prompts is not None:
+        told = f"{rl.generated_prompts:,} prompts are answered once, and {rl.prompts:,} of them are trained on"
+        rows.append(Assumption(what="rl.generated_prompts", value=told, kind="assumed", source="NeMo RL 7ea279ab "
+                               "algorithms/grpo.py:1699 dynamic_sampling: batches are drawn until enough prompts have "
+                               "rewards that differ, here one is enough"))
     if rl.asynchronous:
         rows.append(Assumption(what="rl.asynchronous", value="a step takes as long as the slower of generation and "
                                 "the policy's passes and steps, and weights are sent after both", kind="assumed",

@@ -20,7 +20,7 @@ from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.models.blocks import Branch
 from simcore.models.config import Architecture
-from simcore.units import GIB, dtype_bytes, format_bytes
+from simcore.units import GIB, dtype_bytes, format_bytes, parse_quantity
 from simcore.vllm.adapters import adapter_elements
 from simcore.vllm.cache import Cache, Formats, Pages, pages
 from simcore.vllm.profile import Profile, profile
@@ -190,7 +190,12 @@ class Engine:
 
     @property
     def cache_budget(self) -> int:
-        """Bytes that the KV cache may fill; below zero if the other memory exceeds the request."""
+        """Bytes that the KV cache may fill; below zero if the other memory exceeds the request.
+
+        `generation.kv_cache_memory` goes before the request (`gpu_worker.py` determine_available_memory).
+        """
+        if self.generation.kv_cache_memory != "auto":
+            return int(parse_quantity(self.generation.kv_cache_memory, "B"))
         graphs = self.graph_bytes if self.release.graphs_in_budget else 0
         taken = self.weight_bytes + self.adapter_bytes + self.profile.highest + self.workspace_bytes
         return self.requested_bytes - taken - graphs

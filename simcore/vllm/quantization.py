@@ -22,9 +22,12 @@ __all__ = ["assumptions_of", "misread", "recipe_of"]
 _RELEASE: Final = "0.12.0"
 """The version whose layers are held to it."""
 _ONLINE: Final = ("fp8", "bitsandbytes")
-_NEMO_RL: Final = {"modelopt": "7ea279ab nemo_rl/modelopt", "modelopt_fp4": "7ea279ab nemo_rl/modelopt",
-                   "mxfp8": "f25dacfa models/generation/vllm/quantization/mxfp8_utils.py"}
-"""Formats other than fp8 to which NeMo RL can quantise, with its source."""
+_NEMO_RL: Final = {"modelopt": "7ea279ab nemo_rl/modelopt", "modelopt_fp4": "7ea279ab nemo_rl/modelopt"}
+"""Formats other than fp8 and mxfp8 to which NeMo RL can quantise, with its source."""
+_REFIT: Final = ("fp8", "mxfp8")
+_MX_GPUS: Final = ("NeMo RL 7ea279ab models/generation/vllm/quantization/fp8.py:866 Unsupported MXFP8 linear kernel "
+                   "for refit: vLLM 0.25.1 chooses Marlin there")
+_MX_LEAST: Final = 10
 _DECIDES: Final = "vLLM 0.12.0 config/model.py _verify_quantization"
 
 
@@ -36,6 +39,9 @@ def recipe_of(scenario: Scenario, given: Generation, model: tuple[Architecture, 
     what vLLM refuses, NotYet for what is not modelled, InputError for a wrong value of the configuration.
     """
     (architecture, fields), asked = model, given.quantization
+    if given.unquantized and (engine[1] != "library" or asked not in _REFIT):
+        raise InputError(Problem(scenario.where("generation", "unquantized"), "unquantized: names layers of an engine "
+                                 "that a trainer sends weights to in fp8 or mxfp8"))
     if engine[1] == "library" and asked != "auto":
         return _refitted(scenario, given, architecture, topology, engine[0])
     found = quantization_of(fields, scenario.where("model"))
@@ -70,25 +76,29 @@ def _check_engine(at: str, architecture: Architecture, topology: Topology, engin
 
 def _refitted(scenario: Scenario, given: Generation, architecture: Architecture, topology: Topology,
               version: str) -> Recipe:
-    """Recipe of an engine to which NeMo RL sends weights in 16 bits: fp8, which its own loader makes of them."""
+    """Recipe of an engine to which NeMo RL sends weights in 16 bits: fp8 or mxfp8, which its own loader makes."""
     at, asked = scenario.where("generation", "quantization"), given.quantization
     source = _NEMO_RL.get(asked)
     if source:
         raise NotYet(Problem(at, f"not yet: quantization: {asked} of an engine that a trainer sends weights to (NeMo "
-                             f"RL {source}; served: fp8)"))
-    if asked != "fp8":
+                             f"RL {source}; served: fp8, mxfp8)"))
+    if asked not in _REFIT:
         raise IllegalLayout(Problem(at, f"quantization: {asked} of an engine that a trainer sends weights to; fp8 is "
                                     "possible", "NeMo RL 7ea279ab models/generation/vllm/vllm_backend.py:201 "
                                     "_load_hf_weights: weights arrive in 16 bits, and are quantised to fp8 alone"))
     if version == _RELEASE:
-        raise IllegalLayout(Problem(at, f"quantization: fp8 under NeMo RL with vLLM {version}", "NeMo RL 7ea279ab "
+        raise IllegalLayout(Problem(at, f"quantization: {asked} under NeMo RL with vLLM {version}", "NeMo RL 7ea279ab "
                                     "models/generation/vllm/quantization/fp8.py:24 imports fused_moe.routed_experts, "
                                     "which vLLM 0.12.0 does not have"))
     if architecture.family not in REFITTED:
-        raise NotYet(Problem(at, f"not yet: weights of {architecture.family} that a trainer sends in fp8 (served: "
+        raise NotYet(Problem(at, f"not yet: weights of {architecture.family} that a trainer sends in {asked} (served: "
                              f"{', '.join(REFITTED)})"))
+    if asked == "mxfp8" and topology.device.architecture < _MX_LEAST:
+        raise IllegalLayout(Problem(at, f"quantization: mxfp8: device compute capability {_MX_LEAST}.0 or higher "
+                                    f"required, the topology has {topology.device.compute_capability}", _MX_GPUS))
     try:
-        recipe = refitted(Gpu(_capability(topology), int(topology.device.num_sms)))
+        recipe = refitted(Gpu(_capability(topology), int(topology.device.num_sms)), tuple(given.unquantized),
+                          in_exponents=asked == "mxfp8")
     except Unserved as error:
         raise NotYet(Problem(at, f"not yet: {error}")) from None
     _check_layers(at, given.tp, architecture, recipe)
@@ -166,10 +176,11 @@ def assumptions_of(recipe: Recipe | None, version: str) -> list[Assumption]:
     if recipe is None:
         return []
     if version != _RELEASE:
-        return [Assumption(what="generation.quantization", value=f"{recipe.name} in blocks of 128 x 128, quantised in "
+        blocks = "32 inputs, the head too" if recipe.name == "mxfp8" else "128 x 128"
+        return [Assumption(what="generation.quantization", value=f"{recipe.name} in blocks of {blocks}, quantised in "
                            "every refit", kind="derived", source="NeMo RL 7ea279ab "
-                           "models/generation/vllm/quantization/fp8.py init_fp8, load_weights; no layers left out "
-                           "(quantization_ignored_layer_kws, num_first_layers_in_bf16), is_mx false")]
+                           "models/generation/vllm/quantization/fp8.py init_fp8, load_weights; first and last layers "
+                           "not left out (num_first_layers_in_bf16)")]
     rows = [Assumption(what="generation.quantization", value=recipe.name, kind="derived", source=f"{_DECIDES}; see "
                        "simcore/vllm/quantized/recipe.py: linears and experts, all else in 16 bits")]
     if recipe.unpacks:

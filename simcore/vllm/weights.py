@@ -152,6 +152,10 @@ def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None, *
         if (kind, taken) not in known:
             methods = iter([recipe if each else None for each in taken])
             known[kind, taken] = list(_of_kind(kind, architecture, tp, methods, narrow=narrow_router))
+            if recipe is not None and recipe.heads and isinstance(kind.block, Head) and not architecture.tied:
+                rows = _vocab_rows(architecture, tp)
+                known[kind, taken] = [_of_linear(kind.block, Linear("lm_head", kind.hidden, (rows,), kind.hidden, tp),
+                                                 recipe)]
         found += known[kind, taken]
     return found
 
@@ -234,7 +238,7 @@ def _of_linear(block: object, linear: Linear, recipe: Recipe | None) -> Weight:
 def _component(block: object, linear: Linear) -> str:
     if isinstance(block, Moe):
         return "router" if linear.name == "gate" else "routed_experts" if linear.is_experts else "shared_experts"
-    return {Attention: "attention", Mamba2: "mamba", Mlp: "mlp"}[type(block)]
+    return {Attention: "attention", Mamba2: "mamba", Mlp: "mlp", Head: "lm_head"}[type(block)]
 
 
 def _beside_attention(block: Attention, tp: int) -> Iterator[Weight]:

@@ -266,11 +266,11 @@ _GENERATION: Final[list[Feature]] = [
     _of("generation", "max_num_seqs", 1, 64), _of("generation", "max_num_batched_tokens", 16, 8192),
     _of("generation", "max_loras", 1, 4), _of("generation", "sleep_level", 0, 1, 2),
     _of("generation", "colocated", False), _of("generation", "prefix_caching", True, False),
-    _of("generation", "version", "0.12.0", "0.25.1"),
+    _of("generation", "version", "0.12.0", "0.25.1"), _of("generation", "kv_cache_memory", "1 MiB", "9 GiB"),
 ]  # fmt: skip
 _RL: Final[list[Feature]] = [
     _of("rl", "reference", "device", "host"), _of("rl", "logprob_batch_size", 2, 8),
     _of("rl", "prompt_tokens", 0, 16), _of("rl", "refit_buffer", 0.1, 0.9),
     _of("rl", "asynchronous", True, False),
-    _of("rl", "on_policy_ratio", True, False),
+    _of("rl", "on_policy_ratio", True, False), _of("rl", "generated_prompts", 8, 64),
 ]  # fmt: skip

@@ -105,6 +105,16 @@ def test_more_sequences_take_longer_and_no_more_memory() -> None:
     assert [phase.device_bytes for phase in once.phases] == [phase.device_bytes for phase in twice.phases]
 
 
+def test_prompts_that_are_answered_and_not_kept_take_time_alone() -> None:
+    plain, (more, same) = report(), (report(rl=GRPO["rl"] | {"generated_prompts": count}) for count in (8000, 4))
+    assert seconds(more)["generation"] > 2 * seconds(plain)["generation"]
+    assert seconds(more) | {"generation": 0} == seconds(plain) | {"generation": 0}
+    assert [phase.device_bytes for phase in more.phases] == [phase.device_bytes for phase in plain.phases]
+    assert seconds(same) == seconds(plain)
+    assert [row.value for row in more.assumptions if row.what == "rl.generated_prompts"] == [
+        "8,000 prompts are answered once, and 4 of them are trained on"]
+
+
 def test_prompts_are_not_decoded() -> None:
     whole, half = report(), report(rl=GRPO["rl"] | {"prompt_tokens": 128})
     assert seconds(half)["generation"] < seconds(whole)["generation"]
@@ -149,6 +159,9 @@ def test_a_preference_is_two_sequences() -> None:
     ({"rl": {"prompts": 1, "generations": 3}}, "error", "expected a divisor of prompts x generations = 3"),
     ({"rl": GRPO["rl"] | {"logprob_batch_size": 8}}, "error", "logprob_batch_size: expected prompts x generations"),
     ({"rl": GRPO["rl"] | {"reference": "device"}}, "illegal", "the reference policy lies on the host"),
+    ({"rl": GRPO["rl"] | {"generated_prompts": 3}}, "error", "expected at least the 4 prompts"),
+    ({"rl": GRPO["rl"] | {"generated_prompts": 8, "asynchronous": True}, "generation": GRPO["generation"] | {
+        "colocated": False}}, "error", "not yet: prompts that are answered and not kept"),
     ({"rl": GRPO["rl"] | {"prompt_tokens": 256}}, "error", "expected fewer than the 256 tokens"),
     ({"generation": GRPO["generation"] | {"kv_dtype": "fp8"}}, "illegal", "kv_dtype: fp8 under fsdp2"),
     ({"generation": GRPO["generation"] | {"tp": 3}}, "illegal", "not divisible by tp 3"),

@@ -20,6 +20,7 @@ from simcore.vllm.quantized.four_bit import FourBits
 from simcore.vllm.quantized.fp8 import quantising_bytes
 from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.loading import loading_bytes
+from simcore.vllm.quantized.mxfp8 import Mxfp8
 from simcore.vllm.quantized.recipe import REFITTED, Recipe, Unserved, of_checkpoint, online, refitted
 from simcore.vllm.quantized.skipped import Skipped
 from simcore.vllm.quantized.tensor import Gpu, Tensor
@@ -232,6 +233,29 @@ def test_temporaries_of_a_matrix_that_is_quantised(row: dict[str, Any]) -> None:
     linear = Linear("o_proj", columns, (rows,), columns)
     held = refitted(Gpu((9, 0), 132)).method.held(linear)
     assert [f"{tensor.dtype}{list(tensor.shape)}" for tensor in held] == row["held"]
+
+
+@pytest.mark.parametrize(("linears", "held", "arranging"), [
+    ([Linear("o_proj", 2048, (130,), 2048)], ["fp8[130, 2048]", "uint8[16384]", "uint8[130, 64]"], 32768),
+    ([Linear("w13", 256, (128, 128), 256, copies=4), Linear("w2", 128, (256,), 128, copies=4)],
+     ["fp8[4, 256, 256]", "uint8[4, 2048]", "uint8[4, 256, 8]", "fp8[4, 256, 128]", "uint8[4, 1024]",
+      "uint8[4, 256, 4]"], 688128),
+    ([Linear("w13", 512, (192, 192), 512, copies=8), Linear("w2", 192, (512,), 192, copies=8)],
+     ["fp8[8, 384, 512]", "uint8[8, 6144]", "uint8[8, 384, 16]", "fp8[8, 512, 192]", "uint8[8, 4096]",
+      "uint8[8, 512, 6]"], 4177920)])
+def test_mxfp8_that_a_trainer_sends_is_held_as_it_leaves_it(linears: list[Linear], held: list[str],
+                                                            arranging: int) -> None:
+    """NeMo RL 7ea279ab fp8.py, its functions run on a CPU with vLLM 0.25.1's: tensors, and the most beside them."""
+    method = refitted(Gpu((10, 0), 148), in_exponents=True).method
+    assert isinstance(method, Mxfp8)
+    assert [f"{tensor.dtype}{list(tensor.shape)}" for linear in linears for tensor in method.held(linear)] == held
+    assert method.arranging_bytes(linears) == arranging
+
+
+def test_parameters_are_named_by_parts_of_their_names() -> None:
+    listed = Skipped("parameters", ("experts.down", "layers.1."))
+    found = [listed.has(f"model.layers.{name}") for name in ("0.mlp.experts", "0.mlp.gate", "1.self_attn.qkv_proj")]
+    assert found == [True, False, True]
 
 
 def test_what_was_asked_is_served() -> None:

@@ -28,10 +28,7 @@ _ROWS: Final = (
     Says(f"{_VLLM}.enable_prefix_caching", "generation.prefix_caching", "flag"),
     Says(f"{_VLLM}.kv_cache_dtype", "generation.kv_dtype", "text", {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"},
          what="a cache in"),
-    Says(f"{_VLLM}.precision", "generation.quantization", "text", {"fp8": "fp8"},
-         {"bfloat16": "the format of the policy"}, "an engine in"),
     Off(f"{_VLLM}.enable_expert_parallel", "an engine over experts"),
-    Off(f"{_VLLM}.is_mx", "an engine in mxfp8"),
     Says(f"{_VLLM}.num_last_layers_in_bf16", "", idle={0: "none"}, words={None: None}, what="last layers in bf16:"),
     Says(f"{_VLLM}.num_first_layers_in_bf16", "", idle={0: "none"}, words={None: None}, what="first layers in bf16:"),
     Idle((f"{_VLLM}.http_refit_*", f"{_VLLM}.zmq_refit_*", f"{_AT}.refit_cfg.*",
@@ -49,11 +46,11 @@ _ROWS: Final = (
          "no line of the release reads it here"),
     Idle((f"{_VLLM}.env_vars",), "no variable is set"),
     Idle((f"{_AT}.model_name", f"{_AT}._pad_token_id", f"{_AT}._mtp_weights_from_refit"), "the run sets it itself"),
-    Unmodelled((f"{_VLLM}.quantization_ignored_*",), "layers of an engine in fp8 that stay in 16 bits: they are "
-               "counted in 8"),
     Unmodelled((f"{_KWARGS}.moe_backend", f"{_KWARGS}.kernel_config.*",
                 f"{_KWARGS}.attention_backend", f"{_KWARGS}.attention_config.*",
                 f"{_KWARGS}.disable_custom_all_reduce"), "kernels of the engine are not told apart"),
+    Says(f"{_KWARGS}.enable_chunked_prefill", "", "flag", idle={True: "the default (vLLM config/scheduler.py)"},
+         words={None: None}, what="prompts that are read whole:"),
     Says(f"{_KWARGS}.max_num_seqs", "generation.max_num_seqs"),
     Says(f"{_KWARGS}.max_num_batched_tokens", "generation.max_num_batched_tokens"),
     Says(f"{_KWARGS}.mamba_ssm_cache_dtype", "generation.ssm_dtype", "text", _DTYPES, what="Mamba's state in"),
@@ -74,6 +71,7 @@ _ROWS: Final = (
           f"{_AT}.dynamo_cfg.*"), "settings of other engines"),
 )
 _ENGINE: Final = "models/generation/vllm/vllm_worker.py"
+_FP8: Final = "models/generation/vllm/quantization/fp8.py"
 
 
 def read_generation(reader: Reader, draft: Draft) -> int:
@@ -92,12 +90,42 @@ def read_generation(reader: Reader, draft: Draft) -> int:
     for taken in reader.matching(f"{_KWARGS}.compilation_config.*"):
         draft.unmodelled(taken, "graphs of the engine are those of its defaults")
     _read_answers(reader, draft)
+    _read_precision(reader, draft)
+    _read_cache(reader, draft)
     read_switches(reader, draft, {f"{_VLLM}.use_deep_gemm": "kernels of the engine are not told apart"})
     read_rows(reader, draft, _ROWS)
     read_variables(reader, draft, _VLLM)
     for taken in reader.matching(f"{_KWARGS}.*"):
         draft.refuse(taken, "a setting of vLLM that is not described")
     return _read_resources(reader, draft)
+
+
+def _read_precision(reader: Reader, draft: Draft) -> None:
+    """Writes the format of the engine's weights, and the parameters that are left out of it (`fp8.py` init_fp8)."""
+    narrow = Says(f"{_VLLM}.precision", "generation.quantization", "text", {"fp8": "fp8"},
+                  {"bfloat16": "the format of the policy"}, "an engine in")
+    in_exponents = reader.flag(f"{_VLLM}.is_mx")
+    is_narrow = reader.look(f"{_VLLM}.precision") == "fp8"
+    if in_exponents is None or not in_exponents.value:
+        draft.idle(in_exponents, "the default")
+        read_rows(reader, draft, (narrow,))
+    elif is_narrow:
+        draft.infer("generation.quantization", "mxfp8", "is_mx with precision fp8", in_exponents,
+                    reader.text(f"{_VLLM}.precision"), source=f"{_FP8}:212")
+    else:
+        draft.fail(in_exponents.where, f"is_mx=True requires precision='fp8' [NeMo RL 7ea279ab {_FP8}:194]")
+        draft.use(in_exponents, reader.take(f"{_VLLM}.precision"))
+    kept = reader.words(f"{_VLLM}.quantization_ignored_layer_kws")
+    if is_narrow and kept is not None and kept.value:
+        draft.put("generation.unquantized", kept)
+    else:
+        draft.idle(kept, "nothing is left out" if is_narrow else "the engine is in 16 bits")
+
+
+def _read_cache(reader: Reader, draft: Draft) -> None:
+    size = reader.integer(f"{_KWARGS}.kv_cache_memory_bytes")
+    if size is not None:
+        draft.put("generation.kv_cache_memory", size, f"{size.value} B")
 
 
 def _read_answers(reader: Reader, draft: Draft) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Says, read_rows
 
 __all__ = ["read_step"]
 
@@ -16,9 +16,7 @@ _GRPO: Final = (
     Says("grpo.num_generations_per_prompt", "rl.generations"),
     Idle(("grpo.use_combined_training", "grpo.combined_training_*", "grpo.use_best_at_k", "grpo.best_at_k_*",
           "grpo.dynamic_sampling_oversample_ratio"), "no line of the release reads it"),
-    Off("grpo.use_dynamic_sampling", "prompts that are drawn again until their rewards differ"),
-    Idle(("grpo.async_grpo", "grpo.async_grpo.*", "grpo.dynamic_sampling_max_gen_batches", "grpo.batch_multiplier"),
-         "settings of what is switched off"),
+    Idle(("grpo.async_grpo", "grpo.async_grpo.*"), "settings of what is switched off"),
     Idle(("grpo.val_*", "grpo.max_val_samples", "grpo.stop_at_validation_*", "grpo.num_val_*"),
          "validation: not part of a step"),
     Idle(("grpo.reward_*", "grpo.adv_estimator.*", "grpo.normalize_rewards", "grpo.use_leave_one_out_baseline",
@@ -108,6 +106,7 @@ def _read_grpo(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(distils, "off")
     _read_asynchronous(reader, draft)
+    _read_drawn(reader, draft)
     _refuse_rewards(reader, draft)
     read_switches(reader, draft, {"grpo.max_rollout_turns": "a sequence is counted as one answer of full length"})
     read_rows(reader, draft, _GRPO)
@@ -136,6 +135,31 @@ def _read_asynchronous(reader: Reader, draft: Draft) -> None:
     draft.unmodelled(reader.matching("grpo.async_grpo.recompute_kv_cache_after_weight_updates"),
                      "caches are not computed again")
     draft.idle(reader.matching("grpo.async_grpo.max_generation_failures"), "failures that are waited for")
+
+
+def _read_drawn(reader: Reader, draft: Draft) -> None:
+    """Writes the prompts that dynamic sampling has answered for those that it keeps (algorithms/grpo.py:567).
+
+    Batches are drawn until enough prompts have rewards that differ: one is counted.
+    """
+    switch, times = reader.flag("grpo.use_dynamic_sampling"), reader.number("grpo.batch_multiplier")
+    most = reader.integer("grpo.dynamic_sampling_max_gen_batches")
+    if switch is None or not switch.value:
+        draft.idle([one for one in (switch, most) if one], "prompts are drawn once")
+        if times is not None and times.value != 1:
+            draft.fail(times.where, "batch_multiplier>1 can only be used if use_dynamic_sampling=True [NeMo RL "
+                       "7ea279ab algorithms/grpo.py:571]")
+            draft.use(times)
+        else:
+            draft.idle(times, "the default")
+        return
+    draft.unmodelled(most, "one batch of prompts is answered in a step: further ones take the time of generation again")
+    kept = reader.look("grpo.num_prompts_per_step")
+    if isinstance(kept, int):
+        draft.infer("rl.generated_prompts", int(kept * (times.value if times is not None else 1)), "batch_multiplier "
+                    "times num_prompts_per_step", switch, times, source="algorithms/grpo.py:567")
+    else:
+        draft.use(switch, times)
 
 
 def _refuse_rewards(reader: Reader, draft: Draft) -> None:

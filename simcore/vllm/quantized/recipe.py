@@ -20,6 +20,7 @@ from simcore.vllm.quantized.four_bit import FourBits
 from simcore.vllm.quantized.fp8 import REFIT_BLOCK, Fp8Blocks, Fp8Channels, Fp8Matrices, OnlineFp8
 from simcore.vllm.quantized.integers import Integers
 from simcore.vllm.quantized.linears import Linear
+from simcore.vllm.quantized.mxfp8 import Mxfp8
 from simcore.vllm.quantized.nvfp4 import Nvfp4
 from simcore.vllm.quantized.skipped import Skipped
 from simcore.vllm.quantized.tensor import Gpu, Method
@@ -37,7 +38,7 @@ class Unserved(Exception):
 
 
 _NONE: Final = Skipped()
-_HOPPER: Final = 9
+_HOPPER, _BLACKWELL = 9, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Recipe:
     """Quantisation of one engine: `name` as vLLM calls it, the `method` of linears, and the layers that it leaves out.
 
     `routers`: routers are quantised where the model lets them. `is_online`: the weights are read in 16 bits and
-    quantised on the device.
+    quantised on the device. `heads`: so is the head, unless its weight is the embedding's.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Recipe:
     skipped: Skipped = _NONE
     routers: bool = True
     is_online: bool = False
+    heads: bool = False
 
     @property
     def unpacks(self) -> bool:
@@ -88,17 +90,23 @@ def online(name: str, gpu: Gpu) -> Recipe:
     return Recipe(name, FourBits(from_file=False))
 
 
-def refitted(gpu: Gpu) -> Recipe:
+def refitted(gpu: Gpu, kept: tuple[str, ...] = (), *, in_exponents: bool = False) -> Recipe:
     """Recipe of an engine of NeMo RL with `vllm_cfg.precision: fp8`, whose weights are quantised as they arrive.
 
     NeMo RL 7ea279ab `models/generation/vllm/quantization/fp8.py` init_fp8: vLLM 0.25.1 takes it for a checkpoint in
-    blocks of 128 x 128; process_weights_after_loading and _moe keep the tensors that were made, so that the next refit
-    finds them. Raises Unserved for other GPUs than compute capability 9.
+    blocks of 128 x 128, or of MXFP8 (`in_exponents`, is_mx); process_weights_after_loading and _moe keep the tensors
+    that were made, so that the next refit finds them. `kept`: parts of names of parameters that stay in 16 bits
+    (quantization_ignored_layer_kws). Raises Unserved for GPUs other than compute capability 9, or 10 for MXFP8.
     """
+    skipped = Skipped("parameters", kept)
+    if in_exponents:
+        if gpu.capability[0] != _BLACKWELL:
+            raise Unserved("mxfp8 weights that a trainer sends, on GPUs other than compute capability 10")
+        return Recipe("mxfp8", Mxfp8(), skipped, heads=True)
     if gpu.capability[0] != _HOPPER:
         raise Unserved("fp8 weights that a trainer sends, on GPUs other than compute capability 9 (DeepGEMM packs "
                        "scales in another way on 10, Marlin weights below 8.9)")
-    return Recipe("fp8", Fp8Blocks(REFIT_BLOCK, REFIT_BLOCK, kept="weight_scale_inv", release="0.25.1"))
+    return Recipe("fp8", Fp8Blocks(REFIT_BLOCK, REFIT_BLOCK, kept="weight_scale_inv", release="0.25.1"), skipped)
 
 
 def of_checkpoint(config: Mapping[str, Any], gpu: Gpu) -> Recipe:

@@ -22,7 +22,11 @@ _EXPERTS: Final = "experts"
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """List of a checkpoint. `reading`: "names", "parts", "patterns", "wildcards" or "components"."""
+    """List of a checkpoint. `reading`: "names", "parts", "patterns", "wildcards", "components" or "parameters".
+
+    "parameters": parts of names of transformers' parameters, of which NeMo RL makes the list (7ea279ab
+    `models/generation/vllm/quantization/fp8.py` init_fp8); those of all experts of a layer are two.
+    """
 
     reading: str = "names"
     listed: tuple[str, ...] = ()
@@ -61,6 +65,12 @@ def _by_parts(module: str, listed: list[str]) -> bool:
     return _of_matrices(module, lambda name: any(item in name for item in listed))
 
 
+def _by_parameters(module: str, listed: list[str]) -> bool:
+    if module.endswith(f".{_EXPERTS}"):
+        return any(item in f"{module}.{name}" for item in listed for name in ("gate_up_proj", "down_proj"))
+    return _by_parts(module, listed)
+
+
 def _by_patterns(module: str, listed: list[str]) -> bool:
     def matches(name: str) -> bool:
         return any(re.match(item[3:], name) if item.startswith("re:") else item == name for item in listed)
@@ -91,4 +101,4 @@ def _is_component(module: str, listed: Sequence[str]) -> bool:
 
 _READINGS: Final[dict[str, Callable[[str, list[str]], bool]]] = {
     "names": _by_names, "parts": _by_parts, "patterns": _by_patterns, "wildcards": _by_wildcards,
-    "components": _by_components}
+    "components": _by_components, "parameters": _by_parameters}

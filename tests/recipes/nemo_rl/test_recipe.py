@@ -352,6 +352,30 @@ cluster: {gpus_per_node: 8, num_nodes: 3}
         "max_trajectory_age_steps", "in_flight_weight_updates"}
 
 
+def test_prompts_are_drawn_until_rewards_differ(tmp_path: Path) -> None:
+    drawn = imported(tmp_path, GRPO, "grpo: {use_dynamic_sampling: true, batch_multiplier: 1.5, "
+                                     "dynamic_sampling_max_gen_batches: 10}\n")
+    assert drawn.document().data["rl"]["generated_prompts"] == 48
+    assert [one.kind for one in drawn.left if one.key == "grpo.dynamic_sampling_max_gen_batches"] == ["not modelled"]
+    plain = imported(tmp_path, GRPO, "grpo: {batch_multiplier: 1.5}\n")
+    assert ["can only be used if use_dynamic_sampling=True" in one.message for one in plain.wrong] == [True]
+
+
+def test_an_engine_in_8_bits_leaves_out_what_is_named(tmp_path: Path) -> None:
+    narrow = "precision: fp8, quantization_ignored_layer_kws: [o_proj]"
+    for more, told in ((narrow, {"quantization": "fp8", "unquantized": ["o_proj"]}),
+                       (f"is_mx: true, {narrow}", {"quantization": "mxfp8", "unquantized": ["o_proj"]}),
+                       ("precision: fp8, is_mx: false", {"quantization": "fp8"}),
+                       ("precision: bfloat16, quantization_ignored_layer_kws: [q_proj]", {})):
+        found = imported(tmp_path, GRPO, f"policy: {{generation: {{vllm_cfg: {{{more}}}, "
+                                         "vllm_kwargs: {kv_cache_memory_bytes: 1024, enable_chunked_prefill: true}}}\n")
+        written = found.document().data["generation"]
+        assert {key: written[key] for key in ("quantization", "unquantized") if key in written} == told
+        assert written["kv_cache_memory"] == "1024 B"
+    (wrong,) = imported(tmp_path, GRPO, "policy: {generation: {vllm_cfg: {is_mx: true, precision: bfloat16}}}\n").wrong
+    assert "is_mx=True requires precision='fp8'" in wrong.message
+
+
 def test_nodes_with_fewer_gpus_than_the_machine_are_narrowed(tmp_path: Path) -> None:
     found = imported(tmp_path, SFT, "cluster: {gpus_per_node: 4, num_nodes: 2}\n")
     assert scenario(found).normalised()["topology"] == {
@@ -429,7 +453,6 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
 
 
 @pytest.mark.parametrize(("base", "text", "told"), [
-    (GRPO, "grpo: {use_dynamic_sampling: true}", "prompts that are drawn again"),
     (GRPO, "policy: {generation: {backend: sglang}}", "generation by sglang"),
     (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
     (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
