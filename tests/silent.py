@@ -95,6 +95,7 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "training.lengths.draws": (5, 40), "training.lengths.seed": (1, 2, 3), "training.routing.seed": (1, 2, 3),
     "training.routing.draws": (5, 40), "training.routing.imbalance": (1.5, 2.0),
     "training.routing.capacity_factor": (1.5, 0.5), "training.packed_length": (64, 128), "training.seq_len": (128, 512),
+    "training.image_height": (392,), "training.image_width": (392,),
     "training.num_tokens": (10**9,), "training.frozen": (["model.embed_tokens"], ["*mlp*"]),
     "training.lora.target_modules": (["q_proj"], ["linear_qkv"]),
     "training.lora.exclude_modules": (["*q_proj*"], ["*qkv*"]),
@@ -177,7 +178,9 @@ _PAGED: Final[tuple[Tree, ...]] = ({
         "moe_flex_dispatcher_backend": "hybridep", "moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True}},)
 _IMAGES: Final[tuple[Tree, ...]] = ({
     "model": "gemma-3-4b", "mesh": {"dp_shard": 8}, "framework_options": {"attn_implementation": "eager"},
-    "training": {"seq_len": 1024, "images": 3, "frozen": ["model.vision_tower"]}},)
+    "training": {"seq_len": 1024, "images": 3, "frozen": ["model.vision_tower"]}}, {
+    "model": "qwen2.5-vl-3b", "mesh": {"dp_shard": 8},
+    "training": {"seq_len": 1024, "images": 2, "image_height": 448, "image_width": 476, "frozen": ["model.visual"]}})
 PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED, "automodel": _IMAGES}
 """Jobs with options that matter in them alone; they come last, so that others keep their numbers."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {

@@ -1,4 +1,4 @@
-"""Whole steps of Gemma 3 with a frozen tower that Automodel wrapped itself, see tests/truth/tape/README.md."""
+"""Whole steps of models with a frozen vision tower that Automodel wrapped itself, see tests/truth/tape/README.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from simcore.simulate import simulate
 
 TAPE = ROOT / "tests/truth/tape"
 STEPS: dict[str, Any] = json.loads((TAPE / "automodel-vision-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
-FIELDS: dict[str, Any] = json.loads((TAPE / "cases-vision.json").read_text(encoding="utf-8"))[0]["fields"]
+MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
+    (TAPE / "cases-vision.json").read_text(encoding="utf-8"))}
 LEFT_OUT = ("opt_state", "buffer")
 """Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
 
@@ -32,12 +33,16 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def asked(name: str, config: Path) -> Scenario:
     case, path = STEPS[name]["case"], config / f"{name}.json"
-    vision = FIELDS["vision_config"] | {k: case[k] for k in ("image_size",) if k in case}
-    path.write_text(json.dumps(FIELDS | {"vision_config": vision}), encoding="utf-8")
-    frozen = ["model.vision_tower", *["model.language_model"] * case["freeze"]["freeze_language_model"]]
+    model = MODELS[case.get("model", "gemma3-vision")]
+    vision = model["fields"]["vision_config"] | {k: case[k] for k in ("image_size",) if k in case}
+    path.write_text(json.dumps(model["fields"] | {"vision_config": vision}), encoding="utf-8")
+    frozen = [*model["frozen"], *["model.language_model"] * case["freeze"]["freeze_language_model"]]
     training: dict[str, Any] = {"seq_len": case.get("seq", 512), "images": case["images"], "frozen": frozen,
                                 "optimizer": {"implementation": "fused"}}
-    options: dict[str, Any] = {"attn_implementation": "eager", "use_liger_kernel": False}
+    if "sides" in model:
+        training |= dict(zip(("image_height", "image_width"), case.get("sides", model["sides"]), strict=True))
+    options: dict[str, Any] = {"attn_implementation": "sdpa" if "sides" in model else "eager",
+                               "use_liger_kernel": False}
     if "lora" in case:
         training |= {"method": "lora", "lora": {"rank": case["lora"], "exclude_modules": case["exclude_modules"]}}
         options["use_memory_efficient_lora"] = False

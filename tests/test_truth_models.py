@@ -19,8 +19,8 @@ TRUTH = ROOT / "tests/truth" / "models" / "transformers-5.23.0.json"
 ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 OTHER_SIZES: dict[str, Any] = json.loads((TRUTH.parent / "other-sizes.json").read_text(encoding="utf-8"))
 PUBLISHED: dict[str, dict[str, str]] = json.loads((TRUTH.parent / "published.json").read_text(encoding="utf-8"))
-TOWER = ("model.vision_tower", "model.multi_modal_projector")
-REPEATED = re.compile(r"model\.vision_tower\.encoder\.layers\.(?![01]$)")
+TOWER = ("model.vision_tower", "model.multi_modal_projector", "model.visual")
+REPEATED = re.compile(r"model\.(vision_tower\.encoder\.layers|visual\.blocks)\.(?![01]$)")
 """Layers of a tower that are as the first."""
 REMOTE = ("bailing_moe", "nemotron-nas")
 """Transformers has no code for them: their own repositories have."""

@@ -10,11 +10,15 @@ from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.models.graph import ModelGraph
+from simcore.models.vision_blocks import GridPatches, VisionPart
 from simcore.simulate import check_step
 
 __all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "reading_images", "scenario_of"]
 
-_IMAGES: Final[dict[str, Any]] = {"seq_len": 512, "images": 1, "frozen": ["model.vision_tower"]}
+_IMAGES: Final[dict[str, Any]] = {"seq_len": 512, "images": 1}
+_SIDE: Final = 448
+"""Pixels of an image's side, a multiple of what every model here merges into a token."""
 METHODS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "full": ({"training": {"method": "full"}},),
     "lora": ({"training": {"method": "lora"}},
@@ -58,10 +62,21 @@ def best(answers: Iterable[str]) -> str:
     return min(found, key=ANSWERS.index)
 
 
-def reading_images(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys of the same scenario of a model with a vision tower, which is frozen: an image in each sequence."""
+def reading_images(keys: dict[str, Any], graph: ModelGraph) -> dict[str, Any]:
+    """Keys of the same scenario of the model `graph` with an image in each sequence, and its vision tower frozen.
+
+    Adapters are left out of the tower. A model without one: the keys as they are.
+    """
+    tower = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)]
+    if not tower:
+        return keys
+    path = ".".join(tower[0].path.split(".")[:2])
+    sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, GridPatches) else {}
+    adapted = keys.get("training", {}).get("method") == "lora"
+    adapters = {"lora": {"exclude_modules": [f"{path}.*", "*vision*"]}} if adapted else {}
     options = {**keys.get("framework_options", {}), "attn_implementation": "eager"}
-    return {**keys, "training": {**keys.get("training", {}), **_IMAGES}, "framework_options": options}
+    training = {**keys.get("training", {}), **_IMAGES, **sides, **adapters, "frozen": [] if adapted else [path]}
+    return {**keys, "training": training, "framework_options": options}
 
 
 def scenario_of(keys: dict[str, Any]) -> Scenario:

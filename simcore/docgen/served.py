@@ -17,7 +17,7 @@ from typing import Any, Final
 from simcore.docgen.asking import METHODS, asked, best, reading_images
 from simcore.docgen.models import graph_of
 from simcore.frameworks.registry import known_frameworks
-from simcore.models.graph import known_presets
+from simcore.models.graph import ModelGraph, known_presets
 
 __all__ = ["NAMES", "asked_of", "served", "those_with"]
 
@@ -49,17 +49,15 @@ def asked_of(preset: str, frameworks: Sequence[str] = ()) -> dict[str, Any]:
     `frameworks`: those that are asked; none for all.
     """
     graph = graph_of(preset)
-    sees = graph.architecture.has_tower
-    answers = {framework: {name: _answer(preset, framework, ways, sees=sees) for name, ways in METHODS.items()}
+    answers = {framework: {name: _answer(preset, framework, ways, graph) for name, ways in METHODS.items()}
                for framework in frameworks or known_frameworks()}
     return {"parameters": graph.count(), "layers": graph.num_blocks, "answers": answers}
 
 
-def _answer(preset: str, framework: str, ways: tuple[dict[str, Any], ...], *, sees: bool) -> str:
-    """`sees`: the model has a vision tower."""
+def _answer(preset: str, framework: str, ways: tuple[dict[str, Any], ...], graph: ModelGraph) -> str:
     base = {"model": preset, "framework": framework}
     whole = ({**base, "mesh": mesh, **way} for way in ways for mesh in _MESHES)
-    return best(asked(reading_images(keys) if sees else keys) for keys in whole)
+    return best(asked(reading_images(keys, graph)) for keys in whole)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
-from simcore.models.vision_blocks import Projector, VisionPart
+from simcore.inputs.scenario import Scenario
+from simcore.models.vision.around import IMAGE_SIDES
+from simcore.models.vision_blocks import GridPatches, Projector, TowerEnd, VisionPart
 from simcore.placement.job import Job
 
-__all__ = ["check_images"]
+__all__ = ["check_images", "with_image_sides"]
 
 _AT = "training.images"
 
@@ -17,19 +22,41 @@ def check_images(job: Job, adapter: FrameworkAdapter) -> None:
     images = job.scenario.training.images
     where = job.scenario.where("training", "images")
     if not job.graph.architecture.has_tower:
-        if images is not None:
-            raise InputError(Problem(where, f"images: changes nothing: {job.graph.architecture.family} has no vision "
-                                     "tower"))
+        training = job.scenario.training
+        for name in ("images", "image_height", "image_width"):
+            if getattr(training, name) is not None:
+                raise InputError(Problem(job.scenario.where("training", name), f"{name}: changes nothing: "
+                                         f"{job.graph.architecture.family} has no vision tower"))
         return
     _refuse(job, adapter)
     if images is None:
         raise InputError(Problem(job.scenario.where("training"), f"{_AT}: expected the number of images in each "
                                  "sequence: the model has a vision tower, which runs on them"))
-    tokens = next(kind.block.tokens for kind in job.graph.kinds if isinstance(kind.block, Projector))
+    _check_sides(job)
+    tokens = next(kind.block.tokens for kind in job.graph.kinds if isinstance(kind.block, TowerEnd))
     if images * tokens > job.scenario.training.seq_len:
         raise InputError(Problem(where, f"images: expected at most {job.scenario.training.seq_len // tokens} in a "
                                  f"sequence of {job.scenario.training.seq_len} tokens, each of which has {tokens}, got "
                                  f"{images}"))
+
+
+def with_image_sides(fields: Mapping[str, Any], scenario: Scenario) -> Mapping[str, Any]:
+    """The configuration `fields` with the sides of the scenario's images, if it gives them."""
+    height, width = scenario.training.image_height, scenario.training.image_width
+    return fields if height is None else {**fields, IMAGE_SIDES: [height, width or height]}
+
+
+def _check_sides(job: Job) -> None:
+    """Raises InputError unless sides are given just where the model takes images of any size."""
+    training, where = job.scenario.training, job.scenario.where
+    given = [name for name in ("image_height", "image_width") if getattr(training, name) is not None]
+    if any(isinstance(kind.block, GridPatches) for kind in job.graph.kinds):
+        if training.image_height is None:
+            raise InputError(Problem(where("training"), "training.image_height: expected the height of images in "
+                                     "pixels: the model takes images of any size, and more patches from larger ones"))
+    elif given:
+        raise InputError(Problem(where("training", given[0]), f"{given[0]}: changes nothing: all images of "
+                                 f"{job.graph.architecture.family} have one size"))
 
 
 def _refuse(job: Job, adapter: FrameworkAdapter) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.frameworks.adapter import FrameworkAdapter, LoraChoice
-from simcore.frameworks.images import check_images
+from simcore.frameworks.images import check_images, with_image_sides
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Imbalance, Quantization
@@ -155,7 +155,7 @@ def _check_host(job: Job) -> None:
 
 
 def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
-    where, fields = scenario.where("model"), configuration(scenario)
+    where, fields = scenario.where("model"), with_image_sides(configuration(scenario), scenario)
     _check_weights(fields, where)
     implementation = scenario.implementation
     if implementation == "auto":

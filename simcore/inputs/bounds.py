@@ -90,15 +90,15 @@ _POSITIONS: Final = 2**27
 """Positions: Llama 4 Scout has 10 million."""
 _STATE: Final = 2**12
 """State size of Mamba: 128, codestral 128, Falcon-H1 256."""
-_IMAGE: Final = 2**13
-"""Pixels of an image's side: Gemma 3 has 896."""
+IMAGE: Final = 2**13
+"""Pixels of an image's side: Gemma 3 has 896, Qwen 2.5 VL up to 12.8 million in all."""
 _FEW: Final = 2**7
 """Widths of convolutions and factors of expansion: 4 and 2 in every published Mamba; predicted tokens: 1 to 4."""
 
 _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
     (LAYERS, ("num_hidden_layers", "n_layer", "n_layers", "first_k_dense_replace", "moe_layer_freq", "num_mem_blocks",
-             "decoder_sparse_step", "sliding_window_pattern", "full_attention_interval")),
-    (_WIDTH, ("hidden_size", "n_embd", "d_model", "moe_latent_size")),
+             "decoder_sparse_step", "sliding_window_pattern", "full_attention_interval", "depth")),
+    (_WIDTH, ("hidden_size", "n_embd", "d_model", "moe_latent_size", "out_hidden_size")),
     (_FFN, ("intermediate_size", "moe_intermediate_size", "shared_intermediate_size", "n_inner",
            "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")),
     (_HEADS, ("num_attention_heads", "num_key_value_heads", "num_query_groups", "n_head", "n_heads", "num_heads",
@@ -114,8 +114,8 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
     (_FEW, ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "expand", "mamba_expand", "expansion_ratio",
            "mtp_num_layers", "num_nextn_predict_layers")),
     (_POSITIONS, ("max_position_embeddings", "n_positions", "max_seq_len", "sliding_window")),
-    (_IMAGE, ("image_size", "patch_size")),
-    (_FEW, ("num_channels",)),
+    (IMAGE, ("image_size", "patch_size", "spatial_patch_size", "window_size")),
+    (_FEW, ("num_channels", "in_channels", "in_chans", "temporal_patch_size", "spatial_merge_size")),
     (2**16, ("mm_tokens_per_image",)),
     (2**24, ("vocab_size",)),  # XLM-V has 901,629 (Liang et al., 2023), Gemma 3 262,208
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simcore.inputs.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Many, Name, Names
-from simcore.inputs.bounds import BATCH, BLOCK, EPOCHS, FACTOR, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
+from simcore.inputs.bounds import BATCH, BLOCK, EPOCHS, FACTOR, IMAGE, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
 from simcore.inputs.optimizers import OPTIMIZERS
 
 __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observed", "Offload", "OffloadPart",
@@ -27,6 +27,7 @@ Number = Annotated[int, Field(ge=1, le=2**17)]
 Length = Annotated[int, Field(ge=1, le=SEQ_LEN)]
 """Tokens of a sequence."""
 Sequences = Annotated[int, Field(ge=1, le=BATCH)]
+Side = Annotated[int, Field(ge=1, le=IMAGE)]
 LayerCount = Annotated[int, Field(ge=1, le=LAYERS)]
 
 
@@ -240,6 +241,13 @@ class Training(Block):
     images: Sequences | None = Field(
         default=None, description="Images in each sequence, for a model with a vision tower; their tokens are part of "
         "seq_len"
+    )
+    image_height: Side | None = Field(
+        default=None, description="Pixels of an image from top to bottom, as the model's processor hands it on; for a "
+        "model that takes images of any size"
+    )
+    image_width: Side | None = Field(
+        default=None, description="Pixels of an image from left to right; left out: those of image_height"
     )
     global_batch_size: Sequences | None = Field(
         default=None, description="Sequences per optimizer step; left out: one microbatch on every data-parallel rank"

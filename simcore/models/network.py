@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from simcore.models.blocks import Head, LayerKind, Mtp, SharedTransformer
 from simcore.models.tensor import TensorSpec
-from simcore.models.vision_blocks import Projector
+from simcore.models.vision_blocks import TowerEnd
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -91,7 +91,7 @@ def _data(parts: Sequence[tuple[str, LayerKind]]) -> Iterator[_Edge]:
         yield before, path, Edge.BRANCH, ()
         yield path, head, Edge.BRANCH, ()
     yield from ((chain[0], path, Edge.RESIDUAL, ()) for path, kind in parts
-                if kind.shared is not None or isinstance(kind.block, Projector))
+                if kind.shared is not None or isinstance(kind.block, TowerEnd))
 
 
 def _weights(parts: Sequence[tuple[str, LayerKind]],

@@ -1,13 +1,15 @@
 """The parts of a vision tower: architecture only, no implementation and no parallelism.
 
-An image has one size, and all images of a microbatch go through the tower as one batch.
+All images of a microbatch have one size. They go through the tower as one batch, or, if the model takes images of any
+size (`GridPatches`), as one sequence of patches behind each other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Patches", "Projector", "TowerLayer", "TowerNorm", "VisionPart"]
+__all__ = ["GridLayer", "GridPatches", "Merger", "Patches", "Projector", "TowerEnd", "TowerLayer", "TowerNorm",
+           "VisionPart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +85,87 @@ class Projector:
     further_tables: int = 0
 
 
-VisionPart = Patches | TowerLayer | TowerNorm | Projector
+@dataclass(frozen=True, slots=True)
+class GridPatches:
+    """Cut of an image of any size into `rows` x `columns` patches, in the order in which squares of them are merged.
+
+    A product without a bias. `patch`: length of a patch's side in pixels; `frames`: copies of an image, as of a
+    video's frames; `width`: elements of a patch in the tower. `rotary_dim`: elements of a head, all of which are
+    rotated by row and column; `merged`: patches of a square that becomes a token. They are then put in the order of
+    windows.
+    """
+
+    rows: int
+    columns: int
+    patch: int
+    frames: int
+    channels: int
+    width: int
+    rotary_dim: int
+    merged: int
+
+    @property
+    def count(self) -> int:
+        """Number of patches of an image."""
+        return self.rows * self.columns
+
+    @property
+    def pixels(self) -> int:
+        """Number of values of an image."""
+        return self.count * self.channels * self.frames * self.patch**2
+
+
+@dataclass(frozen=True, slots=True)
+class GridLayer:
+    """Layer of a tower of images of any size: attention within parts of an image, and SwiGLU, each behind an RMSNorm.
+
+    All linears have biases; query, key and value are one. `parts`: patches of each part of an image that attends to
+    itself, one of all of them without windows. `width`: elements of a patch; `ffn`: of the MLP.
+    """
+
+    parts: tuple[int, ...]
+    width: int
+    num_heads: int
+    ffn: int
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of an image."""
+        return sum(self.parts)
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head of a patch."""
+        return self.width // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """End of a tower of images of any size: an RMSNorm, then an MLP that makes a token of each square of patches.
+
+    The tokens are put in the place of the image's. `patches`, `width`: of an image and of a patch; `merged`: patches of
+    a token; `hidden`: elements of a token. `below`: number of layers down to the embedding, whose output it takes in,
+    one more than down to the patches. `pixels`: values of an image; `patch_rotary_dim`: elements of a head of the
+    tower. Last fields: see `Projector`.
+    """
+
+    patches: int
+    width: int
+    merged: int
+    hidden: int
+    below: int
+    text: str
+    pixels: int
+    patch_rotary_dim: int
+    rotary_dim: int = 0
+    window: int = 0
+    further_tables: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image in the sequence."""
+        return self.patches // self.merged
+
+
+TowerEnd = Projector | Merger
+VisionPart = Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from simcore.models.blocks import Embedding, Head, Loss, Mtp
-from simcore.models.vision_blocks import Patches
+from simcore.models.vision_blocks import GridPatches, Patches
 from simcore.program.outline import Tables
 from simcore.program.tile import LayerRows, small_tile
 from simcore.recording.layer import LayerWorkload
@@ -105,7 +105,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:
     """Images of the data loader in fp32, as (slot, bytes); () for none."""
-    pixels = run.images * sum(block.pixels for block in blocks if isinstance(block, Patches))
+    pixels = run.images * sum(block.pixels for block in blocks if isinstance(block, Patches | GridPatches))
     return [(tables.slot("pixel_values", "input"), 4 * pixels)] if pixels else []
 
 

@@ -16,11 +16,15 @@ TOWER, IMAGE, PATCHES, WIDTH = 416_866_032, 3 * 896 * 896, 4096, 1152
 
 def scenario(model: str = "gemma-3-4b", **training: Any) -> Scenario:
     keys: dict[str, Any] = {"seq_len": 1024, "images": 1, "frozen": ["model.vision_tower"]} | training
-    options = {"attn_implementation": "eager"}
+    options = {"attn_implementation": keys.pop("attention", "eager")}
     return Scenario.model_validate({
         "name": "sees", "model": model, "framework": keys.pop("framework", "automodel"), "topology": "dgx-h100",
         "mesh": keys.pop("mesh", {"dp_shard": 8}), "framework_options": options,
         "training": {key: value for key, value in keys.items() if value is not None}})
+
+
+QWEN = {"model": "qwen2.5-vl-3b", "attention": "sdpa", "image_height": 448, "frozen": ["model.visual"]}
+"""A model that takes images of any size: this one has 1024 patches, four to a token."""
 
 
 def ok(report: Report) -> Report:
@@ -41,6 +45,14 @@ def ok(report: Report) -> Report:
     ({"framework": "fsdp2"}, "not yet: a vision tower under fsdp2 (served: automodel)"),
     ({"framework": "megatron", "frozen": None}, "not yet: the vision tower of gemma3 in the layers of megatron"),
     ({"mesh": {"dp_shard": 4, "tp": 2}}, "not yet: transformers' layers under automodel over more than data"),
+    ({"image_height": 448}, "image_height: changes nothing: all images of gemma3 have one size"),
+    ({"model": "gemma-3-4b-text", "frozen": None, "images": None, "image_height": 448}, "has no vision tower"),
+    ({"attention": "sdpa"}, "not yet: another attention than eager in a model that reads images"),
+    (QWEN | {"image_height": None}, "training.image_height: expected the height of images in pixels"),
+    (QWEN | {"image_height": 450}, "expected multiples of 28 pixels, as the model's processor makes them, got 450"),
+    (QWEN | {"image_width": 1792, "seq_len": 1000}, "expected at most 0 in a sequence of 1000 tokens, each of which"),
+    (QWEN | {"frozen": None}, "not yet: a vision tower that is trained (model.visual.patch_embed and others"),
+    (QWEN | {"method": "lora", "frozen": None}, "not yet: adapters in a vision tower"),
 ])
 def test_what_is_not_served_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
     assert any(message in problem.message for problem in check(scenario(**changed)).problems), changed
@@ -85,3 +97,21 @@ def test_images_add_to_the_step_and_to_nothing_that_is_kept() -> None:
     assert one.time is not None
     assert four.time is not None
     assert four.time.step_s > one.time.step_s
+
+
+def test_larger_images_are_more_input_and_more_work_for_the_tower() -> None:
+    """A row of 28 pixels more: two rows of patches, 14 pixels and two frames each, and a row of tokens."""
+    one, more = (ok(simulate(scenario(**QWEN | {"image_height": height, "image_width": 448}))) for height in (448, 476))
+    assert one.ranks[0].peak is not None
+    assert more.ranks[0].peak is not None
+    given = [report.ranks[0].peak.by_category["input"] for report in (one, more)]
+    assert given[1] - given[0] == 4 * 2 * 3 * 28 * 448
+    assert one.time is not None
+    assert more.time is not None
+    assert more.time.step_s > one.time.step_s
+
+
+def test_adapters_of_the_text_beside_a_tower() -> None:
+    lora = {"method": "lora", "frozen": None, "lora": {"exclude_modules": ["*visual*"]}}
+    report = ok(simulate(scenario(**QWEN | lora)))
+    assert report.ranks[0].at_rest["vision_tower"].optimizer_bytes == 0

@@ -28,7 +28,8 @@ FULL: dict[str, Any] = {
     "mesh": {"pp": 2, "dp_replicate": 1, "dp_shard": 4, "cp": 2, "tp": 1, "ep": 4, "etp": 1},
     "training": {
         "method": "qlora", "seq_len": 2048, "micro_batch_size": 2, "global_batch_size": 16, "num_tokens": 10**12,
-        "images": 3, "num_samples": None, "num_epochs": None, "dataset_size": None,
+        "images": 3, "image_height": 448, "image_width": 616, "num_samples": None, "num_epochs": None,
+        "dataset_size": None,
         "lengths": {"mean": 900, "max": 2048, "seed": 0, "draws": 1000, "distribution": "lognormal", "sigma": 1.0},
         "packed_length": None, "logprob_chunk_size": None, "sequence_parallel": False,
         "recompute": {"mode": "block", "num_layers": 2, "modules": ["moe"]},

@@ -1,4 +1,4 @@
-"""Measures whole steps of small Gemma 3 models with a frozen vision tower that nemo-automodel 0.7.0 wraps.
+"""Measures whole steps of small models with a frozen vision tower that nemo-automodel 0.7.0 wraps.
 
     python tests/truth/probe_automodel_vision.py > tests/truth/tape/automodel-vision-0.7.0-torch-2.13.0.json
 
@@ -30,21 +30,47 @@ from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
 from oracle.drawn_automodel import adapted
 from oracle.steps.setup import tag_shards
 from oracle.steps.tracker import Tracker
+from sees import FAMILIES
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import vision_utils
 from transformers.models.gemma3 import modeling_gemma3
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 
 HERE = Path(__file__).resolve().parent
-FIELDS: dict[str, Any] = json.loads((HERE / "tape" / "cases-vision.json").read_text(encoding="utf-8"))[0]["fields"]
+MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
+    (HERE / "tape" / "cases-vision.json").read_text(encoding="utf-8"))}
 FROZEN = {"freeze_vision_tower": True, "freeze_language_model": False}
 CASES: dict[str, dict[str, Any]] = {
     "gemma3": {"freeze": FROZEN, "images": 1}, "gemma3, four images": {"freeze": FROZEN, "images": 4},
     "gemma3, large images": {"freeze": FROZEN, "images": 4, "seq": 128, "image_size": 448},
     "gemma3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 1},
     "gemma3, adapted": {"freeze": FROZEN, "images": 1, "lora": 8, "exclude_modules": ["*vision*", "*lm_head*"]},
+    "qwen2.5-vl": {"freeze": FROZEN, "images": 1, "model": "qwen2.5-vl"},
+    "qwen2.5-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl"},
+    "qwen2.5-vl, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "exclude_modules": ["*visual*", "*lm_head*"],
+                            "model": "qwen2.5-vl"},
 }
-IMAGE_TOKEN = 500
+
+
+class Numbers(list[int]):
+    """Numbers that a model reads, where tensors have no values."""
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+    def __getitem__(self, at: Any) -> Any:
+        return Numbers(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
+
+    def __sub__(self, other: list[int]) -> Numbers:
+        return Numbers(one - two for one, two in zip(self, other, strict=True))
+
+    def __floordiv__(self, by: int) -> Numbers:
+        return Numbers(one // by for one in self)
+
+    def prod(self, _dim: int) -> Numbers:
+        return self
 
 
 class Scattered(torch.autograd.Function):
@@ -69,24 +95,30 @@ def scattered(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
     return Scattered.apply(x, mask, source)
 
 
+def whole(case: dict[str, Any]) -> dict[str, Any]:
+    """The case with its model's configuration; `image_size` of a case is that of its tower."""
+    model = MODELS[case.get("model", "gemma3-vision")]
+    vision = model["fields"]["vision_config"] | {k: case[k] for k in ("image_size",) if k in case}
+    return {**model, "batch": 1, "seq": case.get("seq", 512), **case,
+            "fields": model["fields"] | {"vision_config": vision}}
+
+
 def built(case: dict[str, Any]) -> Any:
-    """The model on the meta device; `image_size` of a case is that of its tower."""
-    fields = {name: {k: v for k, v in FIELDS[name].items() if k != "model_type"} for name in (
-        "text_config", "vision_config")}
-    fields["vision_config"] |= {k: case[k] for k in ("image_size",) if k in case}
-    config = Gemma3Config(**{**FIELDS, **fields}, image_token_index=IMAGE_TOKEN, attn_implementation="eager")
+    """The model on the meta device."""
     with torch.device("meta"):
-        return Gemma3ForConditionalGeneration(config).to(torch.bfloat16)
+        return FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
 
 
 def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) -> None:
     """One microbatch; the output lives as long as this function."""
     tr.phase = "fwd"
-    side, seq = case.get("image_size", FIELDS["vision_config"]["image_size"]), case.get("seq", 512)
-    given = {"input_ids": torch.randint(0, 100, (1, seq)), "labels": torch.randint(0, 100, (1, seq)),
-             "pixel_values": torch.empty(case["images"], 3, side, side)}
+    given = FAMILIES[case["fields"]["model_type"]].inputs(case)
+    given = {name: given[name] for name in ("input_ids", "pixel_values")} | {"labels": given["input_ids"].clone()}
     for one in given.values():
         tr.tag(one, "input")
+    if "sides" in case:
+        stand_in_for_grids(case)
+        given |= {"image_grid_thw": Numbers([grid(case)] * case["images"]), "mm_token_type_ids": torch.empty(0)}
     labels = given.pop("labels")
     out = model(**given, use_cache=False)
     loss = MaskedCrossEntropy()(logits=out.logits, labels=labels)
@@ -110,6 +142,7 @@ def units(model: Any) -> list[list[Any]]:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
+    named, case = case, whole(case)
     model = built(case).train()
     adapted(model, case)
     apply_parameter_freezing(model, case["freeze"])
@@ -117,7 +150,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     model = parallelize_model(model, mesh)
     wrapped = units(model)
     halves, traffic = steps.two_steps(model, lambda tr, first: micro_step(model, tr, case, first=first))
-    return {"case": case, "units": wrapped, **halves, "traffic": traffic}
+    return {"case": named, "units": wrapped, **halves, "traffic": traffic}
 
 
 def main() -> str:
@@ -126,9 +159,33 @@ def main() -> str:
     return dense.lines({name: measure(CASES[name]) for name in sys.argv[1:] or list(CASES)})
 
 
+def grid(case: dict[str, Any]) -> int:
+    """Number of patches of an image."""
+    rows, columns = (side // case["fields"]["vision_config"]["patch_size"] for side in case["sides"])
+    return rows * columns
+
+
+def stand_in_for_grids(case: dict[str, Any]) -> None:
+    """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
+    vision, images, count = case["fields"]["vision_config"], case["images"], grid(case)
+    with unset_fake_temporarily():
+        sides = [1, *(side // vision["patch_size"] for side in case["sides"])]
+        _, ends = vision_utils.get_vision_window_index(
+            torch.tensor([sides] * images), vision["spatial_merge_size"], vision["window_size"], vision["patch_size"])
+        ends = Numbers(ends.tolist())
+    model = modeling_qwen2_5_vl
+    model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, images * count + 1, count)), None)
+    model.get_max_seqlen = lambda *_, **__: None
+    model.get_vision_position_ids = lambda *_, **__: torch.empty((images * count, 2), dtype=torch.int64)
+    model.get_vision_window_index = lambda *_, **__: (torch.empty(images * count // 4, dtype=torch.int64), ends)
+    model.Qwen2_5_VLModel.get_rope_index = lambda _, ids, *__, **___: (
+        torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
+
+
 def stand_in() -> None:
     steps.stand_in()
-    modeling_gemma3.torch_compilable_check = lambda *_: None
+    for modeling in (modeling_gemma3, modeling_qwen2_5_vl):
+        modeling.torch_compilable_check = lambda *_: None
     torch.Tensor.masked_scatter = scattered  # type: ignore[assignment]
 
 

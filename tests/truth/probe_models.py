@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 HERE = Path(__file__).resolve().parent
 PRESETS = HERE.parents[1] / "simcore" / "models" / "presets"
@@ -26,9 +26,10 @@ STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
-TOWER_LAYER = re.compile(r"vision_tower\.encoder\.layers\.(\d+)\.")
+TOWER_LAYER = re.compile(r"(?:vision_tower\.encoder\.layers|visual\.blocks)\.(\d+)\.")
 # Words of a name -> component; the first that fits.
-WORDS = (("vision_tower", "vision_tower"), ("multi_modal_projector", "projector"),
+WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("visual", "vision_tower"),
+         ("multi_modal_projector", "projector"),
          ("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("experts", "routed_experts"),
          ("mlp.gate.", "router"), ("mixer.gate.", "router"), ("router", "router"),
          ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
@@ -46,7 +47,8 @@ def built(fields: dict[str, Any]) -> Any:
             fields[part] = {key: value for key, value in fields[part].items() if key != "model_type"}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return (AutoModelForImageTextToText if "vision_config" in fields else AutoModelForCausalLM).from_config(
+            config)
 
 
 def first_layers(fields: dict[str, Any]) -> int:

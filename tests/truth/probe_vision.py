@@ -1,11 +1,10 @@
-"""Measures what Gemma 3's vision tower and projector allocate and free, event by event, in one training step.
+"""Measures what vision towers and their ends allocate and free, event by event, in one training step.
 
     python tests/truth/probe_vision.py > tests/truth/tape/vision-torch-2.13.0-transformers-5.23.0.json
 
-The real `Gemma3ForConditionalGeneration` of transformers runs on a CPU in bf16, small, with eager attention and a
-frozen tower; births and deaths of storages are logged by `simcore/verify/real/steps/tracker.py` and cut at the borders
-of modules. What kernels allocate inside themselves on a GPU is not in the log: `masked_scatter`'s prefix sum and mask,
-and the indices of `masked_select`.
+Real models of transformers (`sees.py`) run on a CPU in bf16, small, with a frozen tower; births and deaths of storages
+are logged by `simcore/verify/real/steps/tracker.py` and cut at the borders of modules. What kernels allocate inside
+themselves on a GPU is not in the log: `masked_scatter`'s prefix sum and mask, and the indices of `masked_select`.
 """
 
 from __future__ import annotations
@@ -17,33 +16,26 @@ from typing import Any
 import torch
 from oracle import logs
 from oracle.steps.tracker import Tracker
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from sees import FAMILIES
 
 HERE = Path(__file__).resolve().parent
-IMAGE_TOKEN = 500
 
 
 def built(case: dict[str, Any]) -> Any:
     """The model of a case; `frozen`: prefixes of names without gradients."""
-    fields = {name: dict(case["fields"][name]) for name in ("text_config", "vision_config")}
-    for part in fields.values():
-        part.pop("model_type", None)
-    config = Gemma3Config(**{**case["fields"], **fields, "image_token_index": IMAGE_TOKEN}, attn_implementation="eager")
-    model = Gemma3ForConditionalGeneration(config).to(torch.bfloat16)
+    model = FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
     model.train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(tuple(case["frozen"])))
     return model
 
 
-def borders(model: Any, tracker: Tracker) -> None:
+def borders(model: Any, tracker: Tracker, case: dict[str, Any]) -> None:
     """Marks where each part of the tower begins, and the decoder."""
-    inner, tower = model.model, model.model.vision_tower
-    parts = {"patches": tower.embeddings, **{f"layer {i}": layer for i, layer in enumerate(tower.encoder.layers)},
-             "norm": tower.post_layernorm, "projector": inner.multi_modal_projector}
+    inner = model.model
     inner.language_model.embed_tokens.register_forward_pre_hook(lambda *_: tracker.mark("embedding"))
-    for name, module in parts.items():
-        module.register_forward_pre_hook(lambda *_, name=name: tracker.mark(name))
+    for name, module in FAMILIES[case["fields"]["model_type"]].parts(inner).items():
+        module.register_forward_pre_hook(lambda *_, name=name, **__: tracker.mark(name), with_kwargs=True)
     inner.language_model.register_forward_pre_hook(lambda *_, **__: tracker.mark("decoder"), with_kwargs=True)
 
 
@@ -68,25 +60,19 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     """Signed bytes of every section of the second step."""
     torch.manual_seed(0)
     model = built(case)
-    batch, seq, images = case["batch"], case["seq"], case["images"]
-    vision = case["fields"]["vision_config"]
-    tokens = case["fields"]["mm_tokens_per_image"]
-    ids = torch.full((batch, seq), 7)
-    ids[:, 1:1 + tokens * images] = IMAGE_TOKEN
-    pixels = torch.rand(batch * images, 3, vision["image_size"], vision["image_size"])
+    given = FAMILIES[case["fields"]["model_type"]].inputs(case)
     tracker = Tracker()
-    borders(model, tracker)
+    borders(model, tracker, case)
     scattered(model, tracker)
-    types = (ids == IMAGE_TOKEN).long()
     with tracker:
-        for parameter in (*model.parameters(), *model.buffers(), ids, pixels, types):
+        for parameter in (*model.parameters(), *model.buffers(), *given.values()):
             tracker.number_of(parameter)
         for _ in range(2):
             model.zero_grad(set_to_none=True)
             gc.collect()
             tracker.phase = "fwd"
             start = len(tracker.events)
-            out = model(input_ids=ids, pixel_values=pixels, token_type_ids=types, use_cache=False)
+            out = model(**given, use_cache=False)
             tracker.mark("returned")
             tracker.phase = "bwd"
             out.logits.float().sum().backward()

@@ -27,7 +27,7 @@ from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.frameworks.common.lora import dropout_at
 from simcore.models.blocks import LayerKind, Moe
 from simcore.models.tensor import TensorSpec
-from simcore.models.vision_blocks import VisionPart
+from simcore.models.vision_blocks import TowerEnd, VisionPart
 from simcore.placement.job import Draft, Job
 from simcore.recording.options import LoraDropout
 
@@ -39,7 +39,11 @@ _WHERE: Final = "training.lora"
 _OWN_EXPERTS: Final = "_projs"
 _LAYERS: Final = "model.layers"
 _LAYER: Final = f"{_LAYERS}.0."
-_TOWER: Final = "model.vision_tower.encoder.layers.0."
+_TOWERS: Final = {
+    "gemma3": ("model.vision_tower.encoder.layers.0.", "model.multi_modal_projector."),
+    "qwen2_5_vl": ("model.visual.blocks.0.", "model.visual.merger."),
+}
+"""Modules of a tower's layers and of its end, by the family of the model."""
 _NUMBERS: Final = 256
 """Layers whose numbers a pattern is tried with: twice as many as any model here has."""
 
@@ -51,7 +55,7 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     or InputError for targets that Automodel refuses, NotYet for those not modelled.
     """
     _refuse(lora)
-    inside = _TOWER if isinstance(kind.block, VisionPart) else "" if kind.block is not None else _LAYER
+    inside = _inside(kind)
     grouped = _grouped(specs, lora, inside)
     found: list[TensorSpec] = []
     for spec in specs:
@@ -63,6 +67,13 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
             _refuse_dora_of_experts(lora)
             found += _expert_adapters(grouped, _rank_of_experts(kind, lora))
     return tuple(found)
+
+
+def _inside(kind: LayerKind) -> str:
+    """Path of a module in front of the names of its tensors, with a dot at the end; "" for parts around layers."""
+    if isinstance(kind.block, VisionPart):
+        return _TOWERS[kind.family][isinstance(kind.block, TowerEnd)]
+    return "" if kind.block is not None else _LAYER
 
 
 def _grouped(specs: tuple[TensorSpec, ...], lora: LoraChoice, inside: str) -> tuple[TensorSpec, ...]:

@@ -84,8 +84,8 @@ _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
 NOT_REGISTERED = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
-                  "hunyuan_v1_dense", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "seed_oss",
-                  "starcoder2")
+                  "hunyuan_v1_dense", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "qwen2_5_vl",
+                  "seed_oss", "starcoder2")
 """Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
 BOTH = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_REGISTERED)
 """Families of which transformers' layers are served too (`force_hf: true`)."""

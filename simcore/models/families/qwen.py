@@ -2,7 +2,7 @@
 
 Qwen2 has biases on query, key and value; Qwen3 has none, and a norm over each head of query and key. The models with
 experts have them in every layer but those of `mlp_only_layers` and those that `decoder_sparse_step` skips; Qwen2-MoE
-also has a shared expert with a gate.
+also has a shared expert with a gate. The decoder of Qwen2.5-VL is Qwen2's (`qwen2_5_vl_text`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def architecture(config: Config) -> Architecture:
     """
     family = str(config.fields["model_type"])
     config.refuse("use_sliding_window")
-    if family in ("qwen2", "qwen2_moe"):
+    if family in ("qwen2", "qwen2_moe", "qwen2_5_vl_text"):
         biased = config.boolean("qkv_bias", default=True) if family == "qwen2_moe" else True
         mixer = attention(config, bias="qkv" if biased else "")
     else:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isqrt
 
-from simcore.models.blocks import Embedding, LayerKind
+from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families import gemma
+from simcore.models.vision.around import part_of, stem_of, with_layers, with_tower
 from simcore.models.vision_blocks import Patches, Projector, TowerLayer, TowerNorm
 
 __all__ = ["FAMILY"]
@@ -22,50 +23,14 @@ _TOWER = "model.vision_tower"
 
 def architecture(config: Config) -> Architecture:
     """Layers and sizes of a model with a `Gemma3Config`; InputError for values that are not modelled."""
-    text, vision = _part(config, "text_config"), _part(config, "vision_config")
-    made = gemma.architecture(_with_layers(config, text))
-    patches = _patches(vision)
-    (path, stem), *others = made.parts
-    assert isinstance(stem.block, Embedding)
+    text = part_of(config, "text_config", "gemma3_text")
+    vision = part_of(config, "vision_config", "siglip_vision_model")
+    made = gemma.architecture(with_layers(config, text, tied=True))
+    patches, stem = _patches(vision), stem_of(made)
     tower = _tower(vision, patches, Projector(
         patches.count, patches.width, _tokens(config, patches), made.hidden, below=0, text=made.family,
-        rotary_dim=stem.block.rotary_dim, window=stem.block.window, further_tables=stem.block.further_tables))
-    first = (path, replace(stem, block=replace(stem.block, tower=len(tower))))
-    parts = tuple((_deeper(at), kind) for at, kind in (first, *others))
-    positions = (f"{_TOWER}.embeddings.position_ids", 8 * patches.count)
-    buffers = (positions, *((_deeper(name), size) for name, size in made.buffers))
-    return replace(made, family="gemma3", parts=(parts[0], *tower, *parts[1:]), buffers=buffers)
-
-
-def _part(config: Config, name: str) -> Config:
-    """One of the configurations inside; an unknown `model_type` is refused."""
-    fields, wanted = config.fields.get(name), {"text_config": "gemma3_text", "vision_config": "siglip_vision_model"}
-    if not isinstance(fields, dict):
-        raise config.fail(name, "expected a configuration, with its fields")
-    found = Config({"model_type": wanted[name], **fields}, f"{config.where}: {name}")
-    found.choice("model_type", (wanted[name],))
-    return found
-
-
-_OF_TEXT = ("head_dim", "chunk_size", "layers_block_type", "layer_types", "mtp_num_layers")
-
-
-def _with_layers(config: Config, text: Config) -> Config:
-    """The text's configuration with what the model's says of it: tied embeddings, and a number of layers if given.
-
-    InputError for other fields of a decoder beside it, which transformers would not read.
-    """
-    for name in _OF_TEXT:
-        if name in config.fields:
-            raise config.fail(name, "a field of text_config: nothing reads it beside that")
-    fields = {**text.fields, "tie_word_embeddings": config.boolean("tie_word_embeddings", default=True)}
-    if "num_hidden_layers" in config.fields:
-        fields["num_hidden_layers"] = config.integer("num_hidden_layers")
-    return Config(fields, text.where)
-
-
-def _deeper(path: str) -> str:
-    return path.replace("model.", "model.language_model.", 1) if path.startswith("model.") else path
+        rotary_dim=stem.rotary_dim, window=stem.window, further_tables=stem.further_tables))
+    return with_tower(made, "gemma3", tower, [(f"{_TOWER}.embeddings.position_ids", 8 * patches.count)])
 
 
 def _patches(vision: Config) -> Patches:

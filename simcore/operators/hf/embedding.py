@@ -23,7 +23,7 @@ from simcore.operators.shared.layer_borders import (
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Node, Tape, Tensor
 
-__all__ = ["embedding", "mask_of", "shared_tables", "window_of"]
+__all__ = ["embedding", "mask_of", "shape_of_positions", "shared_tables", "window_of"]
 
 
 class _Stem(Protocol):
@@ -147,8 +147,20 @@ def _added_masks(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
     return aten.new(tape, shape, run.compute, "causal_mask", shape[0] * seen.nbytes)
 
 
+def shape_of_positions(run: LayerWorkload, family: Family) -> tuple[int, ...]:
+    """Shape of the position ids of all layers: [seq], or [grids, batch, seq]."""
+    return (family.grids, run.batch, run.seq) if family.keeps_grids else (run.seq,)
+
+
 def _positions(tape: Tape, run: LayerWorkload, family: Family) -> Tensor:
-    """Position ids [seq] in int64: the cached length, 0 here, is added unless the family leaves that out."""
+    """Position ids in int64: the cached length, 0 here, is added to [seq] unless the family leaves that out.
+
+    Grids of them are zeros, into which those of each sequence are written (`models/qwen2_5_vl`, get_rope_index).
+    """
+    if family.keeps_grids:
+        made = aten.new(tape, shape_of_positions(run, family), "int64", "position_ids")
+        _of_sequence = aten.new(tape, (family.grids, run.seq), "int64", "positions")
+        return made
     count = aten.new(tape, (run.seq,), "int64", "arange")
     if not family.adds_cached_positions:
         return count

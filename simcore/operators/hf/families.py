@@ -177,6 +177,7 @@ class Family:
 
     The defaults are Llama's. `norm`, `attention`, `mlp`, `moe`, `mamba`: record a norm or a block of that type.
     `grids`: rotary tables are made for every sequence of a batch from so many grids of positions; 0: one for all.
+    `keeps_grids`: position ids are such grids, made of the sizes of images.
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
     number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
@@ -195,6 +196,7 @@ class Family:
     halves_rotary: bool = False
     masks: int = 1
     grids: int = 0
+    keeps_grids: bool = False
     wide_tables: bool = False
     holds_embeddings: bool = False
 
@@ -222,6 +224,7 @@ FAMILIES: Final = {
     "phi": Family(attention=_attention_of_phi, mlp=_mlp_of_phi),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),
+    "qwen2_5_vl_text": Family(grids=3, keeps_grids=True, passes_positions=False),
     "qwen3_next": Family(norm=rms_norm_from_zero, attention=_attention_with_gate),
     "qwen3_5_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),
     "qwen3_5_moe_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),

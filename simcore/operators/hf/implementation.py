@@ -22,7 +22,7 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.hf.embedding import embedding, mask_of, shared_tables, window_of
+from simcore.operators.hf.embedding import embedding, mask_of, shape_of_positions, shared_tables, window_of
 from simcore.operators.hf.families import EMBEDDINGS, TABLES, mix, norm, of_family
 from simcore.operators.hf.head import final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention
@@ -73,7 +73,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, VisionPart):
-        return record_part(tape, kind.block, run, lambda last: shared_tables(tape, last.text, last, run))
+        attention = HfOptions.of(run.options).attn_implementation
+        return record_part(tape, kind.block, run, attention, lambda last: shared_tables(tape, last.text, last, run))
     trainer = HfOptions.of(run.options).automodel
     if isinstance(kind.block, Head | Loss) and trainer is not None:
         from simcore.operators.automodel import implementation as automodel
@@ -206,7 +207,7 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
     down = -(run.stem or run.first)
     family = of_family(kind.family)
     shared = [] if not family.has_positions else [
-        tape.external((run.seq,), "int64", tape.slot("position_ids", "activation"), down)]
+        tape.external(shape_of_positions(run, family), "int64", tape.slot("position_ids", "activation"), down)]
     rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
                    if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
     if rotary:

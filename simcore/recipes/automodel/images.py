@@ -3,17 +3,21 @@
 [Note: freeze_config]
 0.7.0 `components/utils/model_utils.py`, apply_parameter_freezing: a block without `freeze_vision_tower` freezes the
 tower; its switch matches modules with vision, visual or image_encoder in their name, that of the language model those
-with language, text or llm. A projector such as Gemma 3's `multi_modal_projector` has none of these words and is
-trained. `freeze_embeddings` is read by nothing in main of 2026-08-22 (36044ad3), whose examples have it, and refused by
-0.7.0 (parse_freeze_config).
+with language, text or llm.
+A projector such as Gemma 3's `multi_modal_projector` has none of these words and is trained; Qwen's merger is a module
+of `visual`. `freeze_embeddings` is read by nothing in main of 2026-08-22 (36044ad3), whose examples have it, and
+refused by 0.7.0 (parse_freeze_config).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from simcore.errors import InputError, Problem
+from simcore.models.blocks import LayerKind
 from simcore.models.graph import architecture_of, model_config
+from simcore.models.vision_blocks import GridPatches, VisionPart
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Row, read_rows
@@ -32,8 +36,9 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("freeze_config.freeze_embeddings",), "nothing reads it (main 2026-08-22 components/utils/model_utils.py); "
          "0.7.0 refuses the file for it (parse_freeze_config)"),
     Idle(("freeze_config.freeze_audio_tower", "freeze_config.freeze_video_embedder"), "the model has no such part"),
-    Idle(("processor", "processor.*"), "which pixels an image becomes: its size is the model's"),
+    Idle(("processor._target_", "processor.pretrained_model_name_or_path"), "which processor reads an image"),
 )
+_PIXELS: Final = ("processor.min_pixels", "processor.max_pixels")
 
 
 def read_images(reader: Reader, draft: Draft) -> None:
@@ -41,23 +46,39 @@ def read_images(reader: Reader, draft: Draft) -> None:
     kind = reader.text("recipe._target_" if reader.is_mapping("recipe") else "recipe")
     sees = kind is not None and kind.value.endswith(VLM_RECIPE)
     name = draft.values.get("model", draft.answers.settings.get("model", ""))
-    has_tower = _has_tower(name.get("config", "") if isinstance(name, dict) else str(name))
+    parts = _tower(name.get("config", "") if isinstance(name, dict) else str(name))
     if not sees:
-        if has_tower and kind is not None:
+        if parts and kind is not None:
             draft.refused.append(Problem(kind.where, f"not yet: {kind.key}: a model with a vision tower that is given "
                                          "text alone"))
         return
     draft.use(kind, why="samples have images")
     read_rows(reader, draft, _ROWS)
     _read_number(reader, draft)
-    _read_frozen(reader, draft)
+    _read_sides(reader, draft, any_size=any(isinstance(kind.block, GridPatches) for _, kind in parts))
+    _read_frozen(reader, draft, parts)
 
 
-def _has_tower(name: str) -> bool:
+def _tower(name: str) -> tuple[tuple[str, LayerKind], ...]:
+    """Parts of the model's vision tower, each with its path; () for a model without one, or an unknown one."""
     try:
-        return architecture_of(model_config(name, None, "")).has_tower
+        parts = architecture_of(model_config(name, None, "")).parts
     except InputError:
-        return False
+        return ()
+    return tuple((path, kind) for path, kind in parts if isinstance(kind.block, VisionPart))
+
+
+def _read_sides(reader: Reader, draft: Draft, *, any_size: bool) -> None:
+    """Asks for the height of images where the model takes `any_size`, which the pixels of the processor bound."""
+    bounds = [reader.integer(key) for key in _PIXELS]
+    if not any_size:
+        draft.idle([one for one in bounds if one is not None], "all images have one size, the model's")
+        return
+    limits = zip(("at least", "at most"), bounds, strict=True)
+    told = " and ".join(f"{word} {one.value:,}" for word, one in limits if one)
+    draft.use(*bounds, why="bounds of the size of an image, which is asked")
+    draft.ask("training.image_height", "--set training.image_height=N", "pixels of an image from top to bottom, of a "
+              "square unless training.image_width is set too" + (f"; {told} in all" if told else ""))
 
 
 def _read_number(reader: Reader, draft: Draft) -> None:
@@ -69,12 +90,16 @@ def _read_number(reader: Reader, draft: Draft) -> None:
         draft.ask("training.images", "--set training.images=N", "images in each sequence", target)
 
 
-def _read_frozen(reader: Reader, draft: Draft) -> None:
+_WORDS: Final = ("vision", "visual", "image_encoder")
+
+
+def _read_frozen(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:
     """Names of modules without gradients, see [Note: freeze_config]; without the block nothing is frozen."""
     tower, language = reader.flag(_TOWER), reader.flag(_LANGUAGE)
     frozen, by = list[str](), list[Taken[bool]]()
     if reader.names("freeze_config") and (tower is None or tower.value):
-        frozen.append("model.vision_tower")
+        modules = dict.fromkeys(".".join(path.split(".")[:2]) for path, _ in parts)
+        frozen += [module for module in modules if any(word in module for word in _WORDS)] or ["model.vision_tower"]
         by += [tower] if tower else []
     else:
         draft.idle(tower, "the tower is trained")

@@ -1,4 +1,4 @@
-"""Tapes of Gemma 3's vision tower and projector against event logs of real runs, see tests/truth/tape/README.md."""
+"""Tapes of vision towers and their ends against event logs of real runs, see tests/truth/tape/README.md."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from every import expect_of_every
 from simcore.models.blocks import Embedding
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build
+from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import Patches, Projector, TowerLayer, TowerNorm
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf.options import HfOptions
@@ -20,6 +21,8 @@ from simcore.recording.tape import Kernel, Op, Param, Section
 
 CASES: dict[str, Any] = json.loads((ROOT / "tests/truth/tape/vision-torch-2.13.0-transformers-5.23.0.json").read_text(
     encoding="utf-8"))
+SMALL = 100
+"""Bytes of lengths of windows, and of frequencies."""
 INSIDE = ("mask.prefix_sum", "mask.contiguous", "nonzero")
 """Allocated inside of CUDA's kernels: a log of operators has none of it."""
 
@@ -29,16 +32,18 @@ class Model:
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.case, self.slots = case, dict[tuple[str, str], int]()
-        graph, unmatched = with_frozen(build(case["fields"], "hf"), tuple(case["frozen"]))
+        fields = case["fields"] | {IMAGE_SIDES: case["sides"]} if "sides" in case else case["fields"]
+        graph, unmatched = with_frozen(build(fields, "hf"), tuple(case["frozen"]))
         assert not unmatched
         self.graph: ModelGraph = graph
         self.tapes: list[RecordedLayer] = []
         trains = False
+        attention = case.get("attention", "sdpa" if "sides" in case else "eager")
         for layer in graph.layers[:1 + graph.num_tower_parts]:
             params = {spec.name: Param(spec.name, spec.shape, "bf16", spec.trainable)
                       for spec in graph.tensors[layer.kind] if not spec.is_buffer}
             run = LayerWorkload(case["batch"], case["seq"], "bf16", params, input_requires_grad=trains,
-                                images=case["batch"] * case["images"], options=HfOptions(attn_implementation="eager"))
+                                images=case["batch"] * case["images"], options=HfOptions(attn_implementation=attention))
             self.tapes.append(hf.record(graph.kinds[layer.kind], run, self.slots, {}))
             trains = trains or any(param.trainable for param in params.values())
 
@@ -55,6 +60,8 @@ def measured(name: str) -> dict[str, Events]:
     """Sections of a case; a CPU keeps a norm's statistics in 16 bits (`layer_norm` of mixed types), a GPU in 32."""
     case = CASES[name]["case"]
     vision = case["fields"]["vision_config"]
+    if "image_size" not in vision:
+        return {section["at"]: section["events"] for section in CASES[name]["sections"]}
     rows = case["batch"] * case["images"] * (vision["image_size"] // vision["patch_size"]) ** 2
     found = {section["at"]: section["events"] for section in CASES[name]["sections"]}
     return {at: [2 * size if abs(size) == 2 * rows and not at.startswith(("proj", "back", "dec")) else size
@@ -64,6 +71,9 @@ def measured(name: str) -> dict[str, Events]:
 def expect_forward(name: str) -> None:
     """Every event of the tower, in order."""
     model, truth = Model(CASES[name]["case"]), measured(name)
+    if "sides" in CASES[name]["case"]:
+        expect_grids(model, truth)
+        return
     numbers = {"patches": 0} | {f"layer {i}": i + 1 for i in range(2)} | {"norm": 3}
     for at, place in numbers.items():
         tape = model.tapes[1 + place]
@@ -72,14 +82,31 @@ def expect_forward(name: str) -> None:
         assert not tape.grads
 
 
+def expect_grids(model: Model, truth: dict[str, Events]) -> None:
+    """Every event of a tower of images of any size; the last layer ends with the order of tokens."""
+    patches, first, last, _ = model.tapes[1:]
+    before, at = model.events(patches.forward), 3
+    assert sorted(before[:at])[-1] in truth["embedding"]  # the images in 16 bits
+    assert all(size in truth["visual"] for size in sorted(before[:at])[:-1])
+    frequencies = {size for size in truth["patches"] if abs(size) < min(map(abs, before[at:]))}
+    assert grouped(before[at:]) == grouped([size for size in truth["patches"] if size not in frequencies])
+    assert grouped(model.events(first.forward, first.after)) == grouped(
+        [size for size in truth["layer 0"] if abs(size) > SMALL])
+    mine, theirs = model.events(last.forward), truth["layer 1"]
+    assert grouped(mine) == grouped([size for size in theirs[:len(theirs) - 4] if abs(size) > SMALL])
+
+
 def expect_projector(name: str) -> None:
     """Every event until the images are in their places; then what is left until the model has returned."""
     model, truth = Model(CASES[name]["case"]), measured(name)
     case, tape = CASES[name]["case"], model.tapes[-1]
     merged = 2 * case["batch"] * case["seq"] * case["fields"]["text_config"]["hidden_size"]
-    mine, theirs = model.events(tape.forward), truth["projector"]
+    grids = "sides" in case
+    sorts = 3 * grids  # the order of tokens is made before the merger is called
+    mine, theirs = model.events(tape.forward)[sorts:], truth["projector"]
     up_to = [events.index(-merged, events.index(merged)) for events in (mine, theirs)]
-    both = [[size for size in events[:end] if abs(size) > 8] for events, end in zip((mine, theirs), up_to, strict=True)]
+    both = [[size for size in events[:end] if abs(size) > (SMALL if grids else 8)]
+            for events, end in zip((mine, theirs), up_to, strict=True)]
     assert grouped(both[0]) == grouped(both[1])
 
 
@@ -89,7 +116,8 @@ def expect_backward(name: str) -> None:
     tape = model.tapes[-1]
     theirs = [size for size in truth.get("backward projector", []) if abs(size) > 8]
     assert grouped(model.events(tape.backward)) == grouped(theirs)
-    assert sizes(model.events(tape.release))[-1] == truth["over"][-1]
+    if "sides" not in CASES[name]["case"]:  # Gemma 3's output has the tokens of images
+        assert sizes(model.events(tape.release))[-1] == truth["over"][-1]
 
 
 def test_the_tower_and_the_projector_allocate_what_was_measured() -> None:

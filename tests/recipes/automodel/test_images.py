@@ -88,3 +88,20 @@ def test_text_alone_and_other_attention_are_refused() -> None:
         "not yet: recipe: a model with a vision tower that is given text alone"]
     [message] = told(RECIPE.replace("attn_implementation: eager", "attn_implementation: sdpa"))
     assert "not yet: another attention than eager in a model that reads images" in message
+
+
+def test_images_of_any_size_are_asked_for_their_height() -> None:
+    text = RECIPE.replace("google/gemma-3-4b-it", "Qwen/Qwen2.5-VL-3B-Instruct").replace("eager", "sdpa").replace(
+        "AutoProcessor.from_pretrained}", "AutoProcessor.from_pretrained, min_pixels: 200704, max_pixels: 1003520}")
+    [question] = imported(text).questions
+    assert (question.key, question.text) == (
+        "training.image_height", "pixels of an image from top to bottom, of a square unless training.image_width is "
+        "set too; at least 200,704 and at most 1,003,520 in all")
+    Path("sees.yaml").write_text(text, encoding="utf-8")
+    found = import_recipe(["sees.yaml"], Answers.of_options(
+        gpus=8, seq_len=1024, topology="dgx-h100", settings={"training.image_height": 448}))
+    found.expect_complete()
+    assert found.values["training"]["frozen"] == ["model.visual"]
+    sees = found.document()
+    sees.data["training"]["image_height"] = 448
+    assert simulate(parse_scenario(sees)).status == "ok"

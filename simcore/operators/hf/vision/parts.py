@@ -12,7 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simcore.models.vision_blocks import Patches, Projector, TowerLayer, TowerNorm, VisionPart
+from simcore.models.vision_blocks import (
+    GridLayer,
+    GridPatches,
+    Merger,
+    Patches,
+    Projector,
+    TowerEnd,
+    TowerLayer,
+    TowerNorm,
+    VisionPart,
+)
+from simcore.operators.hf.vision.grid import grid_layer, grid_patches
+from simcore.operators.hf.vision.merger import merger
 from simcore.operators.hf.vision.projector import projector
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
@@ -22,13 +34,15 @@ from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 
 __all__ = ["record_part"]
 
-MakeTables = Callable[[Projector], None]
+MakeTables = Callable[[TowerEnd], None]
 
 
-def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, make_tables: MakeTables) -> RecordedLayer:
+def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: str,
+                make_tables: MakeTables) -> RecordedLayer:
     """Recording of a part of a vision tower, forward and backward; a frozen tower has no backward.
 
-    `make_tables`: records, behind the projector, what the model makes for its layers.
+    `attention`: eager, flash_attention_2, or sdpa. `make_tables`: records, behind the end of the tower, what the model
+    makes for its layers.
     """
     match block:
         case Patches():
@@ -39,6 +53,12 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, make_tables: 
             return _behind(tape, block, run, lambda x: _norm(tape, run, "", x))
         case Projector():
             return projector(tape, block, run, lambda: make_tables(block))
+        case GridPatches():
+            return grid_patches(tape, block, run)
+        case GridLayer():
+            return grid_layer(tape, block, run, attention)
+        case Merger():
+            return merger(tape, block, run, lambda: make_tables(block))
 
 
 def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simcore.models.vision_blocks import Projector
+from simcore.models.vision_blocks import Projector, TowerEnd
 from simcore.operators.hf.vision.scatter import masked_scatter
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward, stream_dtype
@@ -18,7 +18,7 @@ from simcore.operators.shared.rms_norm import rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Tape, Tensor
 
-__all__ = ["projector"]
+__all__ = ["merged", "projector"]
 
 
 def projector(tape: Tape, block: Projector, run: LayerWorkload, make_tables: Callable[[], None]) -> RecordedLayer:
@@ -31,7 +31,7 @@ def projector(tape: Tape, block: Projector, run: LayerWorkload, make_tables: Cal
     features: Tensor | None = _projected(tape, block, run, patches)
     assert features is not None
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
-    out, leaf = _merged(tape, block, run, held[0], features)
+    out, leaf = merged(tape, block, run, held[0], features)
     make_tables()
     hand_on(tape, out)
     forward = tape.cut()
@@ -61,9 +61,12 @@ def _projected(tape: Tape, block: Projector, run: LayerWorkload, patches: Tensor
     return made
 
 
-def _merged(tape: Tape, block: Projector, run: LayerWorkload, mask: Tensor,
+def merged(tape: Tape, block: TowerEnd, run: LayerWorkload, mask: Tensor,
             features: Tensor) -> tuple[Tensor, Node | None]:
-    """(the sequence with image tokens, node of the embedding's output if it needs a gradient)."""
+    """(the sequence with image tokens, node of the embedding's output if it needs a gradient).
+
+    `mask`: of image tokens, a byte each; `features`: the tokens of all images.
+    """
     embedded = tape.external((run.batch, run.seq, block.hidden), stream_dtype(run), HIDDEN, -block.below)
     embedded.node = Node() if run.input_requires_grad else None
     return masked_scatter(tape, embedded, mask, features), embedded.node

@@ -1,11 +1,23 @@
-"""Parameters of a vision tower and its projector, as transformers 5.23 registers them (`models/siglip`, `gemma3`)."""
+"""Parameters of a vision tower and its projector, as transformers 5.23 registers them.
+
+`models/siglip` and `gemma3`; `models/qwen2_5_vl`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from simcore.models.tensor import TensorSpec
-from simcore.models.vision_blocks import Patches, Projector, TowerLayer, TowerNorm, VisionPart
+from simcore.models.vision_blocks import (
+    GridLayer,
+    GridPatches,
+    Merger,
+    Patches,
+    Projector,
+    TowerLayer,
+    TowerNorm,
+    VisionPart,
+)
 
 __all__ = ["tower_tensors"]
 
@@ -23,6 +35,12 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(_norm("", block.width))
         case Projector():
             return tuple(_projector(block))
+        case GridPatches():
+            return tuple(_grid_patches(block))
+        case GridLayer():
+            return tuple(_grid_layer(block))
+        case Merger():
+            return tuple(_merger(block))
 
 
 def _patches(block: Patches) -> Iterator[TensorSpec]:
@@ -50,9 +68,35 @@ def _projector(block: Projector) -> Iterator[TensorSpec]:
     yield TensorSpec("mm_soft_emb_norm.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
 
 
-def _linear(name: str, out: tuple[int, str], into: tuple[int, str]) -> Iterator[TensorSpec]:
-    yield TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), _TOWER, "linear")
-    yield TensorSpec(f"{name}.bias", (out[0],), (out[1],), _TOWER, "bias")
+def _grid_patches(block: GridPatches) -> Iterator[TensorSpec]:
+    """`Qwen2_5_VisionPatchEmbed`."""
+    shape = (block.width, block.channels, block.frames, block.patch, block.patch)
+    yield TensorSpec("proj.weight", shape, ("vision", "channels", "frames", "patch", "patch"), _TOWER, "conv")
+
+
+def _grid_layer(block: GridLayer) -> Iterator[TensorSpec]:
+    """`Qwen2_5_VLVisionBlock`."""
+    width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
+    for norm in ("norm1", "norm2"):
+        yield TensorSpec(f"{norm}.weight", (block.width,), ("vision",), _TOWER, "norm")
+    yield from _linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
+    yield from _linear("attn.proj", width, width)
+    yield from _linear("mlp.gate_proj", ffn, width)
+    yield from _linear("mlp.up_proj", ffn, width)
+    yield from _linear("mlp.down_proj", width, ffn)
+
+
+def _merger(block: Merger) -> Iterator[TensorSpec]:
+    """`Qwen2_5_VLPatchMerger`."""
+    square = (block.merged * block.width, "square")
+    yield TensorSpec("ln_q.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
+    yield from _linear("mlp.0", square, square, _PROJECTOR)
+    yield from _linear("mlp.2", (block.hidden, "hidden"), square, _PROJECTOR)
+
+
+def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> Iterator[TensorSpec]:
+    yield TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
+    yield TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias")
 
 
 def _norm(at: str, width: int) -> Iterator[TensorSpec]:

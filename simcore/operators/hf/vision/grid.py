@@ -1,0 +1,159 @@
+"""Tower of Qwen 2.5 VL under eager PyTorch: patches of images of any size, and layers (`models/qwen2_5_vl`).
+
+The patches of all images of a microbatch are one sequence. The tower is frozen: see `parts`.
+
+[Note: attention of windows]
+Qwen2_5_VLVisionAttention.forward: without flash-attn each window, or each image, is a call of attention of its own,
+whose outputs, query, key and value all live until the module returns. Rotation is in fp32.
+"""
+
+from __future__ import annotations
+
+from simcore.models.vision_blocks import GridLayer, GridPatches
+from simcore.operators.shared import aten
+from simcore.operators.shared.eager_attention import eager_core
+from simcore.operators.shared.layer_borders import BEFORE, hand_on
+from simcore.operators.shared.rms_norm import rms_norm
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+
+__all__ = ["biased_linear", "grid_layer", "grid_patches", "kept_by_tower", "normed"]
+
+_FLASH = "flash_attention_2"
+_TABLES = ("patches.cos", "patches.sin")
+_Spec = tuple[tuple[int, ...], str]
+
+
+def kept_by_tower(run: LayerWorkload, patches: int, dim: int, merged: int, pixels: int) -> dict[str, _Spec]:
+    """(shape, dtype) by name of what lives from the patches to the end of the tower, beside hidden states.
+
+    `patches`, `pixels`: of all images; `dim`: elements of a head; `merged`: patches of a token.
+    """
+    table: _Spec = ((1, patches, 1, dim), "fp32")
+    return {"patches.cos": table, "patches.sin": table, "patches.positions": ((patches, 2), "int64"),
+            "patches.window_index": ((patches // merged,), "int64"), "pixel_values.to": ((pixels,), run.compute)}
+
+
+def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> RecordedLayer:
+    """`Qwen2_5_VisionPatchEmbed`, a convolution without overlap, which is one product, and what is made for layers."""
+    rows = run.images * block.count
+    specs = kept_by_tower(run, rows, block.rotary_dim, block.merged, run.images * block.pixels)
+    made = {name: aten.new(tape, *specs[name], name) for name in reversed(specs) if name not in _TABLES}
+    weight = run.params["proj.weight"]
+    found = aten.new(tape, (rows, block.width), run.compute, "patch_embed",
+                     made["pixel_values.to"].nbytes + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
+    out = _ordered(tape, found)
+    del found
+    tables = _tables(tape, rows, block.rotary_dim, made["patches.positions"])
+    made |= {name: _ordered(tape, table) for name, table in zip(_TABLES, tables, strict=True)}
+    del tables
+    hand_on(tape, out)
+    for name, tensor in made.items():
+        tape.rename(tensor.storage, tape.slot(name, "activation"))
+        tensor.disown()
+    return RecordedLayer(tape.cut(), Section(()))
+
+
+def _ordered(tape: Tape, x: Tensor) -> Tensor:
+    return aten.new(tape, x.shape, x.dtype, "by_windows", x.nbytes, Kernel.PERMUTE, 0)
+
+
+def _tables(tape: Tape, rows: int, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cos and sin [patches, dim], fp32 (`Qwen2_5_VLVisionRotaryEmbedding`): a half by row, a half by column, twice."""
+    freqs = aten.select(tape, aten.select(tape, positions, (rows, 2), "fp32", "positions"), (rows, 2, dim // 4), "fp32",
+                        "freqs")
+    cos, sin = (aten.select(tape, aten.select(tape, freqs, freqs.shape, "fp32", name), freqs.shape, "fp32", name)
+                for name in ("cos", "sin"))
+    cos = _joined(tape, cos, rows, dim)
+    sin = _joined(tape, sin, rows, dim)
+    return cos, sin
+
+
+def _joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
+    half = aten.select(tape, x, (rows, dim // 2), "fp32", "rotary")
+    return aten.select(tape, half, (rows, dim), "fp32", "rotary")
+
+
+def grid_layer(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str) -> RecordedLayer:
+    """`Qwen2_5_VLVisionBlock`; its caller holds the input until it has returned.
+
+    `attention`: eager, flash_attention_2, or torch's (sdpa).
+    """
+    hidden: Tensor | None = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
+    assert hidden is not None
+    made = _attention(tape, block, run, attention, normed(tape, run, "norm1", hidden))
+    residual = aten.add(tape, hidden, made, "residual")
+    del made
+    made = _mlp(tape, run, normed(tape, run, "norm2", residual))
+    out = aten.add(tape, residual, made, "residual")
+    del residual, made
+    hand_on(tape, out)
+    forward = tape.cut()
+    hidden = None
+    return RecordedLayer(forward, Section(()), tape.cut())
+
+
+def normed(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
+    """RMSNorm `at` of the tower, in x's shape and type."""
+    tape.scope = f"{at}."
+    return rms_norm(tape, run.params[f"{at}.weight"], x, weight_in_fp32=False)
+
+
+def _mlp(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    """`Qwen2_5_VLMLP`."""
+    tape.scope = "mlp."
+    gate = aten.silu(tape, biased_linear(tape, run, "mlp.gate_proj", x))
+    product = aten.mul(tape, gate, biased_linear(tape, run, "mlp.up_proj", x))
+    del gate
+    return biased_linear(tape, run, "mlp.down_proj", product)
+
+
+def _attention(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str, x: Tensor) -> Tensor:
+    """See [Note: attention of windows]."""
+    tape.scope = "attn."
+    qkv = biased_linear(tape, run, "attn.qkv", x)
+    heads = (*x.shape[:2], block.num_heads, block.head_dim)
+    q, k, v = (Tensor(qkv.storage, heads, qkv.dtype) for _ in range(3))
+    q, k = _rotated(tape, q, k)
+    outs = _attended(tape, block, run, attention, (q, k, v))
+    out = outs[0] if attention == _FLASH else aten.new(tape, x.shape, x.dtype, "attention.cat", x.nbytes)
+    return biased_linear(tape, run, "attn.proj", out.view(*x.shape))
+
+
+def _rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """`apply_rotary_pos_emb_vision`: in fp32, then back."""
+    table, dtype = Tensor(None, (1, q.shape[1], 1, q.shape[3]), "fp32"), q.dtype
+    q, k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
+    both = [_turned(tape, x, table) for x in (q, k)]
+    q, k = (aten.cast(tape, both.pop(0), dtype) for _ in range(2))
+    return q, k
+
+
+def _turned(tape: Tape, x: Tensor, table: Tensor) -> Tensor:
+    straight = aten.mul(tape, x, table, "rotary")
+    return aten.add(tape, straight, aten.mul(tape, _rotated_half(tape, x), table, "rotary"), "rotary")
+
+
+def _rotated_half(tape: Tape, x: Tensor) -> Tensor:
+    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
+    return aten.cat(tape, aten.neg(tape, second), first)
+
+
+def _attended(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str,
+              given: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    """Outputs of attention of each part of each image, or of all together by flash-attn."""
+    parts = block.parts * run.images
+    if attention == _FLASH:
+        return [aten.flash_attention(tape, *given, 2 * sum(part * part for part in parts), len(parts))]
+    outs = []
+    for part in parts:
+        q, k, v = (Tensor(x.storage, (1, part, *x.shape[2:]), x.dtype) for x in given)
+        outs.append(eager_core(tape, None, [], by_heads=False)(q, k, v) if attention == "eager" else
+                    aten.scaled_dot_product_attention(tape, q, k, v, 2 * part * part))
+    return outs
+
+
+def biased_linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
+    """Output of the linear `name` of the tower, which has a bias."""
+    return aten.linear(tape, x, run.params[f"{name}.weight"], name.removeprefix(tape.scope),
+                       bias=run.params[f"{name}.bias"])

@@ -1,0 +1,62 @@
+"""End of Qwen 2.5 VL's tower, and what follows it in `Qwen2_5_VLModel.forward` (transformers 5.23 `models/qwen2_5_vl`).
+
+The tower's output, the tokens of each image, and masks of image and video tokens live until the model's forward is
+over; tokens are split by images and joined again, which is a copy. Behind them the model makes positions and rotary
+tables for its layers. All of it is without gradients: the merger is a module of the tower, and frozen with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.models.vision_blocks import Merger
+from simcore.operators.hf.vision.grid import biased_linear, kept_by_tower, normed
+from simcore.operators.hf.vision.projector import merged
+from simcore.operators.shared import aten
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
+
+__all__ = ["merger"]
+
+
+def merger(tape: Tape, block: Merger, run: LayerWorkload, make_tables: Callable[[], None]) -> RecordedLayer:
+    """Recording of the merger: its output is the embedded sequence [batch, seq, hidden] with image tokens.
+
+    `make_tables`: records what the model then makes for its layers.
+    """
+    rows = run.images * block.patches
+    patches: Tensor | None = tape.external((1, rows, block.width), run.compute, HIDDEN, BEFORE)
+    assert patches is not None
+    specs = kept_by_tower(run, rows, block.patch_rotary_dim, block.merged, run.images * block.pixels)
+    of_tower = {name: tape.external(*spec, tape.slot(name, "activation"), 1 - block.below)
+                for name, spec in specs.items()}
+    tokens = [_tokens(tape, block, run, patches)]
+    of_tower.clear()
+    tokens.append(aten.new(tape, tokens[0].shape, run.compute, "image_embeds", tokens[0].nbytes, Kernel.COPY))
+    masks = [aten.new(tape, (run.batch, run.seq), "uint8", name, 8 * run.tokens)
+             for name in ("image_mask", "video_mask")]
+    out, leaf = merged(tape, block, run, masks[0], tokens[1])
+    make_tables()
+    hand_on(tape, out)
+    forward = tape.cut()
+    patches = None
+    tokens.clear()
+    masks.clear()
+    late = tape.cut()
+    backward = run_backward(tape, out, leaf, nothing)
+    return RecordedLayer(forward, backward, late=late)
+
+
+def _tokens(tape: Tape, block: Merger, run: LayerWorkload, x: Tensor) -> Tensor:
+    """`Qwen2_5_VLPatchMerger`, then tokens in the order of the image: [tokens of all images, hidden]."""
+    count = run.images * block.tokens
+    values = aten.new(tape, (count,), "int64", "window_index.sorted", 8 * count, Kernel.PERMUTE)
+    order = tape.empty((count,), "int64", "window_index.order")
+    del values
+    squares = normed(tape, run, "ln_q", x).view(1, count, block.merged * block.width)
+    tape.scope = "mlp."
+    made = biased_linear(tape, run, "mlp.2", aten.gelu(tape, biased_linear(tape, run, "mlp.0", squares)))
+    del squares
+    tape.scope = ""
+    return aten.new(tape, (count, block.hidden), run.compute, "in_order", made.nbytes + order.nbytes, Kernel.PERMUTE, 0)

@@ -1,0 +1,92 @@
+"""Small models of transformers that read images: how one is built, which parts its tower has, what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
+
+__all__ = ["FAMILIES", "IMAGE_TOKEN"]
+
+IMAGE_TOKEN = 500
+Given = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Functions of a case: its model, modules of the tower by the name of their section, and inputs of a step."""
+
+    built: Callable[[dict[str, Any]], Any]
+    parts: Callable[[Any], dict[str, Any]]
+    inputs: Callable[[dict[str, Any]], Given]
+
+
+def _fields(case: dict[str, Any]) -> dict[str, Any]:
+    """The configuration without the `model_type` of the configurations inside."""
+    inside = {name: {k: v for k, v in case["fields"][name].items() if k != "model_type"} for name in (
+        "text_config", "vision_config")}
+    return {**case["fields"], **inside, "attn_implementation": case.get("attention", "eager")}
+
+
+def _ids(case: dict[str, Any], tokens: int) -> torch.Tensor:
+    """Tokens of a batch: behind the first those of each image, with another between two images."""
+    ids = torch.full((case["batch"], case["seq"]), 7)
+    for image in range(case["images"]):
+        start = 1 + image * (tokens + 1)
+        ids[:, start:start + tokens] = IMAGE_TOKEN
+    return ids
+
+
+# ---- Gemma 3 ----------------------------------------------------------------------------------------------------
+def _gemma3(case: dict[str, Any]) -> Any:
+    return Gemma3ForConditionalGeneration(Gemma3Config(**_fields(case), image_token_index=IMAGE_TOKEN))
+
+
+def _parts_of_gemma3(inner: Any) -> dict[str, Any]:
+    tower = inner.vision_tower
+    return {"patches": tower.embeddings, **{f"layer {i}": layer for i, layer in enumerate(tower.encoder.layers)},
+            "norm": tower.post_layernorm, "projector": inner.multi_modal_projector}
+
+
+def _inputs_of_gemma3(case: dict[str, Any]) -> Given:
+    side, count = case["fields"]["vision_config"]["image_size"], case["batch"] * case["images"]
+    ids = _ids(case, case["fields"]["mm_tokens_per_image"])
+    return {"input_ids": ids, "pixel_values": torch.rand(count, 3, side, side),
+            "token_type_ids": (ids == IMAGE_TOKEN).long()}
+
+
+# ---- Qwen 2.5 VL ------------------------------------------------------------------------------------------------
+def _qwen2_5_vl(case: dict[str, Any]) -> Any:
+    fields = {"attention": "sdpa", **case}
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(**_fields(fields), image_token_id=IMAGE_TOKEN,
+                                                               video_token_id=IMAGE_TOKEN + 1))
+
+
+def _parts_of_qwen(inner: Any) -> dict[str, Any]:
+    tower = inner.visual
+    return {"visual": tower, "patches": tower.patch_embed,
+            **{f"layer {i}": layer for i, layer in enumerate(tower.blocks)}, "projector": tower.merger}
+
+
+def _inputs_of_qwen(case: dict[str, Any]) -> Given:
+    vision, count = case["fields"]["vision_config"], case["batch"] * case["images"]
+    patch, frames = vision["patch_size"], vision["temporal_patch_size"]
+    rows, columns = (side // patch for side in case["sides"])
+    ids = _ids(case, rows * columns // vision["spatial_merge_size"]**2)
+    return {"input_ids": ids, "pixel_values": torch.rand(count * rows * columns, 3 * frames * patch**2),
+            "image_grid_thw": torch.tensor([[1, rows, columns]] * count),
+            "mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+
+
+FAMILIES = {
+    "gemma3": Family(_gemma3, _parts_of_gemma3, _inputs_of_gemma3),
+    "qwen2_5_vl": Family(_qwen2_5_vl, _parts_of_qwen, _inputs_of_qwen),
+}
