@@ -149,7 +149,7 @@ export class Search {
     if (line.nearest) this.nearest = line.nearest;
     if (line.stage) this.doing = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
     if (line.stage === "memory" && line.done === line.all_of && line.fits) this.doing = `memory of all ${line.all_of.toLocaleString("en")} layouts is known, ${line.fits.toLocaleString("en")} fit; now the step times of the most promising`;
-    if (line.trying) this.doing = line.on_device ? `trying ${line.trying} without states on the host; the fewest with any layout are known` : line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
+    if (line.trying) this.doing = line.together ? `trying several options at once of ${line.trying} on ${line.together.toLocaleString("en")} GPUs` : line.on_device ? `trying ${line.trying} without states on the host; the fewest with any layout are known` : line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
     if (line.fitting) {
       this.sized.push(line.fitting);
       this.soon();
