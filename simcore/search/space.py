@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -23,6 +23,7 @@ from simcore.inputs.training import Pipeline
 from simcore.placement.job import topology_of
 from simcore.search.condition import RESULTS, Condition
 from simcore.search.judge import Candidate
+from simcore.search.leaner import alone
 from simcore.search.meshes import DEGREES, meshes
 
 __all__ = ["ALLOWED", "FREE", "Space", "candidates", "place_of", "place_of_space", "space_of"]
@@ -32,12 +33,6 @@ FREE: Final = ("mesh", "training.micro_batch_size", "training.recompute", "optio
 _MESH: Final = (*DEGREES, "ep", "etp")
 _MICRO_BATCHES: Final = (1, 2, 4, 8)
 _RECOMPUTE: Final = ("none", "full")
-_LEANER: Final[tuple[Mapping[str, Any], ...]] = (
-    {"training.optimizer.implementation": "fused"},
-    {"training.offload.optimizer": "host"},
-    {f"training.offload.{part}": "host" for part in ("params", "gradients", "optimizer")},
-)
-"""Keys that `leaner` frees: a step of the optimizer without copies of its own, and states on the host."""
 ALLOWED: Final[Mapping[str, tuple[str, Any]]] = {
     "bf16-params": ("training.precision.params", "bf16"),
     "bf16-grads": ("training.precision.grad_reduce", "bf16"),
@@ -52,7 +47,7 @@ class Space:
 
     `gpus`, `frameworks`, `topologies`: tried each; `degrees`: free axes of the mesh; `axes`: other free keys with their
     values; `conditions`: what a candidate's keys must satisfy; `options`: memory options of frameworks are free;
-    `leaner`: a fused optimizer and states on the host are, too.
+    `leaner`: further keys to try by framework, each alone (`simcore.search.leaner`); {} where they are not free.
     """
 
     base: Scenario
@@ -64,7 +59,7 @@ class Space:
     given: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     options: bool = True
     conditions: tuple[Condition, ...] = ()
-    leaner: bool = False
+    leaner: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
 
 
 def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[str] = (),
@@ -96,9 +91,11 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
         key, value = ALLOWED[name]
         axes[key] = _distinct((*axes.get(key, (_value(base, key),)), value))
     space = Space(base, tuple(gpus) or (base.world_size,), tuple(frameworks) or (base.framework,), tuple(topologies),
-                  degrees, axes, given, "options" in asked, tuple(conditions), "leaner" in asked)
+                  degrees, axes, given, "options" in asked, tuple(conditions))
     _check(space)
-    return space
+    if "leaner" not in asked:
+        return space
+    return replace(space, leaner={name: alone(base, _head(base, name, None)) for name in space.frameworks})
 
 
 def _without_values(base: Scenario, key: str) -> Sequence[Problem]:
@@ -242,5 +239,4 @@ def _options(space: Space, framework: str) -> Iterator[dict[str, Any]]:
     if space.options:
         yield from (dict(option.keys) for option in framework_adapter(framework).memory_options
                     if option.kind != "formats")
-    if space.leaner:
-        yield from (dict(keys) for keys in _LEANER)
+    yield from map(dict, space.leaner.get(framework, ()))

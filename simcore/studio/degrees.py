@@ -8,10 +8,13 @@ would lack.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from math import log, prod
 from typing import Any, Final
 
-from simcore.errors import InputError, Problem
+from simcore.errors import InputError, Problem, RankscopeError
+from simcore.frameworks.registry import framework_adapter, known_frameworks
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import Document
 from simcore.inputs.loading import entry_of
 from simcore.inputs.scenario import Mesh
@@ -33,29 +36,37 @@ _MICRO: Final = "micro_batch_size"
 _MOST: Final = 16
 """Values of a degree that are tried."""
 
+_PLAINS: Final = 3
+"""Legal layouts that a refused job is offered."""
+_OF_EXPERTS: Final = ("ep", "etp")
+
 _Mesh = Mapping[str, int | None]
 
 
 def degrees(document: Document) -> dict[str, Any]:
     """Values of the number of GPUs and of each axis, as JSON has them: the mesh that each gives, and why it is refused.
 
-    `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one: without degrees of
-    experts, else without others than data parallelism, of as many GPUs or nearly so; None if there is none. `drops`:
-    keys that it leaves out. InputError for a mesh that no job may have. One stage has `drops` too, where the keys of a
-    pipeline stand in its way; a number of GPUs that the batch of a step cannot have has `also`: the key and the next
-    batch that it can.
+    `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one: without degrees of experts,
+    else without one other, at last with data parallelism alone, of as many GPUs or nearly so; None if there is none.
+    `drops`: keys that it leaves out; `others`: at most two further ones, with `plain` and `drops` of each. `idle`: axes
+    of experts, of a model that has none. One stage has `drops` too, where the keys of a pipeline stand in its way; a
+    number of GPUs that the batch of a step cannot have has `also`: the key and the next batch that it can. InputError
+    for a mesh that no job may have.
     """
     mesh = _mesh(document)
     gpus = prod(mesh[axis] or 1 for axis in DEGREES)
     tried = {"gpus": [_of_gpus(document, n, mesh) for n in _numbers(gpus)]}
     for axis in _STEPPED:
-        tried[axis] = [_tried(document, n, _with_degree(mesh, axis, n, gpus)) for n in _values(axis, mesh, gpus)]
+        values = _values(document, axis, mesh, gpus)
+        tried[axis] = [_tried(document, n, _with_degree(mesh, axis, n, gpus)) for n in values]
     if tried["pp"][0]["why"]:
         tried["pp"][0] = next((one for one in _one_stage(document, _with_degree(mesh, "pp", 1, gpus))), tried["pp"][0])
-    plain, drops = next(_plain(document, gpus), (None, [])) if _why(document, mesh, whole=True) else (None, [])
+    plains = list(islice(_plain(document, gpus), _PLAINS)) if _why(document, mesh, whole=True) else []
+    plain, drops = plains[0] if plains else (None, [])
     says = {name: field.description for name, field in Mesh.model_fields.items()}
     says["gpus"] = "Number of ranks of the job"
-    return {"gpus": gpus, "mesh": mesh, "values": tried, "plain": plain, "drops": drops, "says": says}
+    return {"gpus": gpus, "mesh": mesh, "values": tried, "plain": plain, "drops": drops, "says": says,
+            "others": [{"plain": other, "drops": keys} for other, keys in plains[1:]], "idle": _idle(document)}
 
 
 def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
@@ -76,15 +87,29 @@ def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
 
 
 def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None], list[str]]]:
-    """Legal meshes with the keys of the job that each leaves out: its own without experts' axes, or data parallel."""
-    ones: _Mesh = Mesh().model_dump()
-    without_experts: _Mesh = {**_mesh(document), "ep": 1, "etp": None}
-    if not _why(document, without_experts):
+    """Legal meshes with the keys of the job that each leaves out: its own with less of one axis, or data parallel."""
+    own, told = _mesh(document), list[_Mesh]()
+    without_experts: _Mesh = {**own, "ep": 1, "etp": None}
+    if without_experts != own and not _why(document, without_experts):
         yield dict(without_experts), []
-    for number in sorted({*_numbers(gpus), 1}, key=lambda number: abs(log(number / gpus))):
-        for mesh in _with_gpus(ones, number):
-            if (drops := _drops(document, mesh, whole=True)) is not None:
+    ones: _Mesh = Mesh().model_dump()
+    numbers = sorted({*_numbers(gpus), 1}, key=lambda number: abs(log(number / gpus)))
+    lower = [list(_with_degree(own, axis, 1, gpus)) for axis in ("pp", "tp", "cp") if (own[axis] or 1) > 1]
+    for meshes in (*lower, list(chain.from_iterable(_with_gpus(ones, number) for number in numbers))):
+        for mesh in meshes:
+            if mesh not in told and (drops := _drops(document, mesh, whole=True)) is not None:
+                told.append(mesh)
                 yield dict(mesh), drops
+                break
+
+
+def _idle(document: Document) -> list[str]:
+    """Axes of experts, of a model that is known to have none; [] where the job is refused for another reason."""
+    entry = entry_of(without(document.with_value(("mesh",), {}, "mesh"), "training.pipeline"))
+    try:
+        return [] if entry.scenario is None or prepare(entry.scenario)[0].has_experts else [*_OF_EXPERTS]
+    except RankscopeError:
+        return []
 
 
 def _one_stage(document: Document, meshes: Iterator[_Mesh]) -> Iterator[dict[str, Any]]:
@@ -122,11 +147,19 @@ def _numbers(gpus: int) -> list[int]:
     return sorted({*near, gpus})
 
 
-def _values(axis: str, mesh: _Mesh, gpus: int) -> list[int | None]:
-    """Divisors of the number of GPUs; for expert tensor parallelism the framework's default (None), 1 and tp's."""
+def _values(document: Document, axis: str, mesh: _Mesh, gpus: int) -> list[int | None]:
+    """Divisors of the number of GPUs; for expert tensor parallelism the framework's default (None) and others of tp."""
     if axis == "etp":
-        return [None, *_divisors(max(mesh["tp"] or 1, mesh["etp"] or 1))]
+        usual = {_usual_etp(document, mesh)} - {mesh["etp"]}
+        return [None, *(n for n in _divisors(max(mesh["tp"] or 1, mesh["etp"] or 1)) if n not in usual)]
     return [*_divisors(gpus)]
+
+
+def _usual_etp(document: Document, mesh: _Mesh) -> int | None:
+    """Degree that the framework gives expert tensor parallelism where it is left out; None of an unknown framework."""
+    name = document.data.get("framework")
+    own = Mesh.model_validate({**mesh, "etp": None})
+    return framework_adapter(name).default_etp(own) if name in known_frameworks() else None
 
 
 def _divisors(number: int) -> list[int]:

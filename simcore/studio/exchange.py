@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem, RankscopeError
 from simcore.inputs.dump import yaml_text
+from simcore.models.graph import model_config
 from simcore.recipes.answers import Answers
 from simcore.recipes.conversion.converting import convert
 from simcore.recipes.conversion.writing import writable_formats
-from simcore.recipes.imported import Left
+from simcore.recipes.imported import Imported, Left
 from simcore.recipes.importing import import_files
 from simcore.recipes.model_file import is_of_model
 from simcore.recipes.recipe_file import RecipeFile
@@ -24,6 +25,13 @@ __all__ = ["formats", "imported", "recipe", "scenario_file"]
 
 _NO_FORMAT: Final = "is of no format that is recognised"
 _SCRIPTS: Final = (".sh", ".slurm", ".sbatch")
+_LOOSE: Final = r"[;,]? ?left out by --loose$"
+_TOO: Final = "drop that file too"
+"""Words of the page about a file that is not there; its script looks for them."""
+_NAMED: Final = ("name that file beside the recipe", "name it beside the recipe", "name it too, by --with")
+"""The same of the command line."""
+_LISTS: Final = re.compile(r": `rankscope models` lists .*?download its config.json \((.*?)\) and .*$")
+"""Ways of the command line to a model that is not built in."""
 
 
 def scenario_file(question: Question) -> dict[str, Any]:
@@ -57,6 +65,8 @@ def _of_page(message: str, files: tuple[RecipeFile, ...]) -> str:
     if message.startswith(_NO_FORMAT) and all(one.path.endswith(_SCRIPTS) for one in files):
         return ("a launch script is read together with the recipe that it starts (YAML, JSON or TOML): drop both at "
                 "once; arguments of TRL's scripts can stand in a YAML file, as `trl sft --config` reads them")
+    for words in _NAMED:
+        message = message.replace(words, _TOO)
     return message.removesuffix(": --from says which it is")
 
 
@@ -67,12 +77,41 @@ def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[s
             raise InputError(Problem(name, "expected a whole number from 1 on"))
     answers = Answers.of_options(gpus, seq_len, str(topology or ""))
     found = import_files(files, answers, str(rest.get("format") or ""), loose=True)
-    problems = [*found.wrong, *found.refused]
+    problems = [replace(one, message=_of_page(one.message, files))
+                for one in (*found.wrong, *found.refused, *_of_files(found.left), *_of_model(found, files))]
     made = {"kind": "recipe", "format": found.format, "values": found.values,
             "origins": {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()},
             "left": [asdict(one) for one in found.left], **_left_out(found.left),
             "questions": [asdict(one) for one in found.questions], "problems": [asdict(one) for one in problems]}
     return {**made, "text": "" if found.questions else scenario_text(found)}
+
+
+def _lacks(left: Left) -> bool:
+    """True for a key that names a file which is not there: without it the answer would be about another job."""
+    return any(words in left.why for words in _NAMED)
+
+
+def _of_files(left: Iterable[Left]) -> list[Problem]:
+    """The problems of files that the recipe names and that are not there."""
+    said = ((one, re.sub(_LOOSE, "", one.why).removeprefix("not yet: ")) for one in left if _lacks(one))
+    return [Problem(one.where, f"{one.key}: {why}" if one.key else why) for one, why in said]
+
+
+def _of_model(found: Imported, files: tuple[RecipeFile, ...]) -> list[Problem]:
+    """The problem of a model that is not known, of a recipe with questions: without an answer to these it is no job.
+
+    The job's own field tells it where there are none.
+    """
+    name = found.values.get("model")
+    if not found.questions or not isinstance(name, str) or name in {file.path for file in files}:
+        return []
+    origin = found.origins.get(("model",))
+    try:
+        model_config(name, None, str(origin.where if origin else found.path))
+    except InputError as error:
+        here = rf" is not built in; its config.json says the rest (\1): {_TOO}"
+        return [replace(one, message=_LISTS.sub(here, one.message)) for one in error.problems]
+    return []
 
 
 def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
@@ -83,9 +122,9 @@ def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
     """
     rows: dict[str, list[dict[str, str]]] = {"missed": [], "unsaid": []}
     for one in left:
-        if one.kind == "no effect":
+        if one.kind == "no effect" or _lacks(one):
             continue
-        why = re.sub(r"[;,]? ?left out by --loose$", "", one.why)
+        why = re.sub(_LOOSE, "", one.why)
         is_early, key = why.startswith("not yet: "), one.key
         why = why.removeprefix("not yet: ")
         if not key:

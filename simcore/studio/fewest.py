@@ -22,6 +22,7 @@ from simcore.results.found import FreeLimit
 from simcore.results.limit import Value
 from simcore.search.condition import condition
 from simcore.search.judge import Candidate, Sized, timed
+from simcore.search.leaner import together
 from simcore.search.limits import free_limit
 from simcore.search.meshes import DEGREES
 from simcore.search.missed import Missed
@@ -37,6 +38,8 @@ _OTHERS: Final = 3
 """Numbers of GPUs that are tried at most with another batch, the largest first."""
 _PAUSE_S: Final = 0.2
 """Seconds between two lines about progress."""
+_FAR: Final = 2
+"""Times the usable memory above which no options make a layout fit."""
 _OFFLOAD: Final = "training.offload."
 Say = Callable[[Mapping[str, Any]], None]
 
@@ -47,7 +50,9 @@ def fewest(question: Question, say: Say) -> None:
     A row replaces the one before of its framework: `framework`; `value`: GPUs that some layout surely fits on, None if
     none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`:
     largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
-    needs; `nearest`: the layout nearest to fitting on any fewer; `untried`: numbers left out; `unserved`: numbers of
+    needs; `nearest`: the layout nearest to fitting on any fewer, or at all where none fits; `together`: fewer GPUs
+    (`gpus`) that surely fit where several options at once are added to the layout nearest to fitting there, and that
+    `layout`; `untried`: numbers left out; `unserved`: numbers of
     layouts there that are not simulated yet, by what they have; `is_refused`: every layout is; `skipped`: numbers below
     `value` that the batch of a step is no multiple of, so that few layouts have it or none; `other`: the least of the
     largest that surely fits with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest
@@ -66,6 +71,9 @@ def fewest(question: Question, say: Say) -> None:
     for one in found:
         if one.row["value"] and one.is_on_host():
             one.find_on_device()
+    for one in found:
+        if not one.row["is_refused"]:
+            one.combine()
     for one in sorted(found, key=lambda one: one.row["value"] or 0):
         if one.row["value"]:
             one.rank()
@@ -128,8 +136,9 @@ class _Fewest:
         self.question, self.name, self.say, self.place, self.said_at = question, name, say, place, 0.0
         self.missed, self.at = Missed(), {}
         self.row = {"framework": name, "value": None, "is_fewest": False, "is_best": False, "layout": None,
-                    "beyond": None, "why": "", "nearest_bytes": None, "nearest": None, "untried": 0, "unserved": {},
-                    "is_refused": False, "skipped": [], "other": None, "failed": None, "on_device": None}
+                    "beyond": None, "why": "", "nearest_bytes": None, "nearest": None, "together": None,
+                    "untried": 0, "unserved": {}, "is_refused": False, "skipped": [], "other": None, "failed": None,
+                    "on_device": None}
 
     def find(self) -> None:
         """Says a row for each smaller number that is found, at last the fewest."""
@@ -165,6 +174,21 @@ class _Fewest:
         self._found(on_device={"value": found.value, "is_fewest": not found.untried, "layout": best,
                                "beyond": found.beyond, "why": found.why, "nearest_bytes": found.nearest_bytes,
                                "skipped": _skipped(asked, found, unit)})
+
+    def combine(self) -> None:
+        """Says the row with fewer GPUs that fit with several options at once, where those are free."""
+        if "options" not in (self.question.rest.get("free") or {}):
+            return
+        base, value = self.question.scenario(), self.row["value"]
+        for number in sorted(each for each in self.at if value is None or each < value):
+            nearest = self.at[number].said()["nearest"]
+            if nearest is None or nearest["peak_bytes"] > _FAR * nearest["usable_bytes"]:
+                continue
+            self._trying(together=number)
+            if found := together(base, nearest["keys"]):
+                layout = self._timed(*found)
+                self._found(together=layout and {"gpus": number, "layout": dict(layout)})
+                return
 
     def rank(self) -> None:
         """Says the row with fewer GPUs that fit with another batch, then with the fastest layout on the fewest."""
@@ -237,9 +261,10 @@ class _Fewest:
             self.at.setdefault(value, Missed()).add(candidate, sized)
 
     def _nearest(self, value: Value | None) -> dict[str, Any] | None:
-        """The layout nearest to fitting of those on fewer GPUs than the fewest; None if none was simulated there."""
-        found = [one.said()["nearest"] for number, one in self.at.items() if isinstance(value, int) and number < value]
-        return max(found, key=lambda one: one["usable_bytes"] - one["peak_bytes"], default=None)
+        """The layout nearest to fitting of those on fewer GPUs than the fewest, or of all; None without any."""
+        found = [one.said()["nearest"] for number, one in self.at.items()
+                 if not isinstance(value, int) or number < value]
+        return max(filter(None, found), key=lambda one: one["usable_bytes"] - one["peak_bytes"], default=None)
 
     def _timed(self, candidate: Candidate, sized: Sized) -> Mapping[str, Any] | None:
         base = self.question.scenario()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterator
 from typing import Any, Final, cast, get_args
 
 from simcore.batch.advice import advise
 from simcore.batch.measured import beside_scenario
 from simcore.batch.solve import keys_of, limit_of
 from simcore.errors import InputError, Problem
+from simcore.inputs.loading import changed
+from simcore.inputs.scenario import Scenario
 from simcore.results.limit import QUANTITIES, Quantity
 from simcore.results.report import Report
 from simcore.simulate import simulate
@@ -25,6 +28,8 @@ __all__ = ["advice", "beside", "compared", "limit", "quicker"]
 _MOST: Final = 5
 """Jobs side by side: four pins and the job in view."""
 _MOST_MARKS: Final = 3
+_STEP: Final = 64
+"""Tokens between lengths of samples that a row is told to have."""
 _BOUNDS: Final = ("allocated, and asked for", "needed, at least")
 _TOTALS: Final = ("peak", "needed", "allocated")
 """Words in the names of quantities that say how full a device was."""
@@ -48,7 +53,10 @@ def quicker(question: Question) -> dict[str, Any]:
 
 
 def limit(question: Question) -> dict[str, Any]:
-    """Limit of one quantity, such as the longest sequence, and the keys that set it."""
+    """Limit of one quantity, such as the longest sequence, and the keys that set it.
+
+    `rows`: the longest sequence of a job that packs several samples into a row, in samples of one length.
+    """
     asked = question.rest.get("quantity")
     if asked not in get_args(Quantity) or asked in ("machine", "cost"):
         raise InputError(Problem("quantity", "expected gpus, micro_batch, global_batch or sequence"))
@@ -57,10 +65,28 @@ def limit(question: Question) -> dict[str, Any]:
     found = limit_of(scenario, quantity, checked=False)
     beyond = keys_of(scenario, quantity, found.beyond) if isinstance(found.beyond, int) else {}
     batch = beyond.get("training.global_batch_size", scenario.training.global_batch_size)
-    return {"words": QUANTITIES[quantity], **found.model_dump(),
+    rows = list(_rows(scenario, found.value)) if quantity == "sequence" and isinstance(found.value, int) else []
+    return {"words": QUANTITIES[quantity], **found.model_dump(), "rows": rows,
             "beyond_batch": batch if batch != scenario.training.global_batch_size else None,
             "peak": format_bytes(found.peak_bytes) if found.peak_bytes else "",
             "beyond_peak": format_bytes(found.beyond_bytes) if found.beyond_bytes else ""}
+
+
+def _rows(scenario: Scenario, longest: int) -> Iterator[dict[str, Any]]:
+    """Rows of whole samples no longer than `longest` that surely fit: as many as now, then as long as now."""
+    training = scenario.training
+    one = training.packed_length
+    if one is None or one >= training.seq_len or training.seq_len % one:
+        return
+    number = training.seq_len // one
+    for samples, length in dict.fromkeys(((number, longest // number // _STEP * _STEP), (longest // one, one))):
+        keys = {"training.seq_len": samples * length, "training.packed_length": length}
+        try:
+            report = simulate(changed(scenario, keys), timed=False) if samples and length else None
+        except InputError:
+            continue
+        if report and report.verdict == "fits" and report.highest_bytes is not None:
+            yield {"samples": samples, "length": length, "keys": keys, "peak": format_bytes(report.highest_bytes)}
 
 
 def compared(question: Question) -> dict[str, Any]:

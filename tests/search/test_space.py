@@ -48,7 +48,8 @@ def test_leaner_optimizers_and_states_on_the_host_are_each_tried_alone() -> None
     first, *leaner = candidates(space_of(BASE, free={**free, "leaner": ()}))
     assert first == plain
     assert [{key: value for key, value in one.items() if key not in plain} for one in leaner] == [
-        {"training.optimizer.implementation": "fused"}, {"training.offload.optimizer": "host"},
+        {"training.optimizer.implementation": "fused"}, {"training.loss": "te"},
+        {"training.offload.optimizer": "host"},
         dict.fromkeys(("training.offload.params", "training.offload.gradients", "training.offload.optimizer"), "host")]
 
 

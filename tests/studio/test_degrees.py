@@ -69,6 +69,22 @@ def test_a_plain_layout_leaves_out_what_the_job_says_of_stages() -> None:
     assert degrees(Document("mine.yaml", JOB))["drops"] == []
 
 
+def test_a_refused_job_gets_the_nearest_layouts_first() -> None:
+    job = {**JOB, "model": "llama-3.1-8b", "framework": "automodel", "mesh": {"pp": 2, "tp": 2, "dp_shard": 2}}
+    found = degrees(Document("mine.yaml", job))
+    made = [found["plain"], *(one["plain"] for one in found["others"])]
+    assert [(one["pp"], one["tp"], one["dp_shard"]) for one in made] == [(1, 2, 4), (2, 1, 4), (1, 1, 8)]
+    assert degrees(Document("mine.yaml", JOB))["others"] == []
+
+
+def test_axes_of_experts_are_idle_where_there_are_none_and_none_is_offered_that_changes_nothing() -> None:
+    dense = degrees(Document("mine.yaml", JOB))
+    assert (dense["idle"], [one["value"] for one in dense["values"]["etp"]]) == (["ep", "etp"], [None])
+    nano = {**JOB, "model": "nemotron-3-nano-30b-a3b", "framework": "megatron", "mesh": {"tp": 2, "dp_shard": 4}}
+    found = degrees(Document("mine.yaml", nano))
+    assert (found["idle"], [one["value"] for one in found["values"]["etp"]]) == ([], [None, 1])
+
+
 def test_a_mesh_that_no_job_has_is_refused() -> None:
     with pytest.raises(InputError, match=r"mesh\.tp"):
         degrees(Document("mine.yaml", {**JOB, "mesh": {"tp": 0}}, places={("mesh", "tp"): "mesh.tp"}))

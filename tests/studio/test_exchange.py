@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from studio_jobs import JOB, RECIPE, Asked
 
 pytestmark = pytest.mark.slow
+ZERO3 = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}"""
+PRESETS = ROOT / "simcore/models/presets"
 
 
 def test_a_recipe_asks_for_what_it_leaves_open(asked: Asked) -> None:
@@ -85,3 +89,27 @@ def test_a_launch_script_alone_is_told_what_it_lacks(asked: Asked) -> None:
     assert "together with the recipe" in problem["message"]
     (problem,) = asked("import", 422, files={"sft.yaml": "a: 1\n"})["problems"]
     assert "is of no format" in problem["message"]
+
+
+def test_a_recipe_that_lacks_a_file_is_told_in_words_of_the_page(asked: Asked) -> None:
+    text = "defaults: one.yaml\ngrpo: {max_num_steps: 3}\n"
+    (problem,) = asked("import", 422, files={"eight.yaml": text})["problems"]
+    assert problem["message"].endswith("one.yaml: no such file: drop that file too")
+    text = f"{RECIPE}deepspeed: mine/zero.json\n"
+    (problem,) = asked("import", files={"recipe.yaml": text}, gpus=8, topology="dgx-h100")["problems"]
+    assert problem["message"] == "deepspeed: DeepSpeed's configuration in another file: drop that file too"
+    both = asked("import", files={"recipe.yaml": text, "zero.json": ZERO3}, gpus=8, topology="dgx-h100")
+    assert (both["problems"], both["values"]["framework"]) == ([], "zero3")
+
+
+def test_a_model_that_is_not_known_is_told_at_once_and_completed_by_its_config(asked: Asked) -> None:
+    text = RECIPE.replace("Qwen/Qwen3-8B", "mine/Qwen3-8X")
+    (problem,) = asked("import", files={"recipe.yaml": text})["problems"]
+    assert problem["where"] == "recipe.yaml:1"
+    assert "unknown model 'mine/Qwen3-8X'" in problem["message"]
+    assert "hf download mine/Qwen3-8X config.json" in problem["message"]
+    assert problem["message"].endswith("drop that file too")
+    assert asked("import", files={"recipe.yaml": text}, gpus=8, topology="dgx-h100")["problems"] == []  # at its field
+    config = (PRESETS / "qwen3-8b.json").read_text(encoding="utf-8")
+    both = asked("import", files={"recipe.yaml": text, "config.json": config})
+    assert (both["problems"], both["values"]["model"]) == ([], "config.json")

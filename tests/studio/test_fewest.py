@@ -45,6 +45,17 @@ def test_a_number_is_told_at_once_then_proven_and_the_fastest_layout_last() -> N
         assert best["layout"]["tokens_per_s_per_gpu"] >= first["layout"]["tokens_per_s_per_gpu"]
 
 
+def test_fewer_gpus_that_fit_with_several_options_at_once_are_told() -> None:
+    job = {**JOB, "framework": "ddp", "mesh": {}, "limits": {"usable_memory": "14 GiB"}}
+    free: dict[str, Any] = {"mesh": [], "training.recompute": ["none"], "options": []}
+    row = rows(said(job, gpus=[1, 2], free=free, frameworks=["ddp"]))["ddp"][-1]
+    assert (row["value"], row["nearest"]["num_gpus"], row["together"]["gpus"]) == (None, 1, 1)
+    keys = row["together"]["layout"]["keys"]
+    assert {key for key in keys if not key.startswith("mesh")}
+    assert simulate(changed(Question.of({"values": job}).scenario(), keys), timed=False).verdict == "fits"
+    assert rows(said(job, gpus=[1, 2], free={"mesh": []}, frameworks=["ddp"]))["ddp"][-1]["together"] is None
+
+
 def test_layouts_on_fewer_that_are_not_simulated_yet_are_told() -> None:
     row = rows(said({**LARGE, "framework": "automodel"}, gpus=[8, 32], frameworks=["automodel"]))["automodel"][-1]
     assert row["value"] == 32

@@ -83,6 +83,20 @@ def test_a_limit_has_the_keys_that_set_it(asked: Asked) -> None:
     assert asked("limit", 422, values=FULL, quantity="luck")["problems"]
 
 
+def test_the_longest_row_of_packed_samples_is_told_in_whole_samples(asked: Asked) -> None:
+    packed = {"seq_len": 8192, "packed_length": 4096, "lengths": "packed", "method": "full"}
+    found = asked("limit", values={**JOB, "training": packed}, quantity="sequence")
+    now, more = found["rows"]
+    for one in (now, more):
+        assert one["keys"] == {"training.seq_len": one["samples"] * one["length"],
+                               "training.packed_length": one["length"]}
+        assert one["samples"] * one["length"] <= found["value"]
+    assert (now["samples"], more["length"]) == (2, 4096)
+    assert (now["length"] + 64) * 2 > found["value"]
+    assert (more["samples"] + 1) * 4096 > found["value"]
+    assert asked("limit", values=JOB, quantity="sequence")["rows"] == []
+
+
 def test_jobs_stand_side_by_side(asked: Asked) -> None:
     versus = asked("compare", jobs=[JOB, {**JOB, "framework": "zero3"}])["parts"]["versus"]
     assert "zero3" in versus

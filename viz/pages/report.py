@@ -206,8 +206,9 @@ def _section(title: str, *children: Child) -> Markup:
 
 def problems(report: Report) -> Markup | None:
     """Returns the list of problems, each with its place and rule; None without any."""
-    rows = (element("li", element("code", p.where), " ", p.message, element("span", f" [{p.rule}]", class_="note")
-                    if p.rule else None) for p in report.problems)
+    said = ((p, p.message.replace("not yet: ", "not modelled yet: ", 1)) for p in report.problems)
+    rows = (element("li", element("code", p.where), ": ", words, element("span", f" [{p.rule}]", class_="note")
+                    if p.rule else None) for p, words in said)
     return _section("Problems", element("ul", *rows, class_="problems")) if report.problems else None
 
 

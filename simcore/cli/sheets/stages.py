@@ -64,7 +64,7 @@ def asked_line(question: Search) -> str:
     words = [f"{axis}={_listed(space.given[axis])}" if axis in space.given else axis for axis in space.degrees]
     words += [f"{key.removeprefix('training.')}={_listed(values)}" for key, values in space.axes.items()]
     words += ["memory options"] if space.options else []
-    words += ["fused optimizer, states on the host"] if space.leaner else []
+    words += ["fused optimizer, leaner loss, states on the host"] if space.leaner else []
     where = f"; where {' and '.join(one.text for one in space.conditions)}" if space.conditions else ""
     free, objective = ", ".join(words) or "nothing", question.objectives[0].words
     return plain(f"searching {space.base.name}: {_listed(space.frameworks, ', ')} on {_listed(space.gpus, ', ')} GPUs "

@@ -19,7 +19,10 @@ const base64 = (blob) => new Promise((done, failed) => {
   reader.readAsDataURL(blob);
 });
 
-const WITH = "name it too, by --with";
+const WITH = "drop that file too"; /* in the message of a recipe that names a file which is not there */
+/* What helps where a recipe does not say how long its samples are. */
+const LENGTHS = "It is the longest sample of your data after the tokenizer, in tokens. Not known yet? Take a length to begin with: \u201clongest sequence\u201d then says up to which one the job fits.";
+const USUAL = [512, 1024, 2048, 4096, 8192];
 
 /* A row of packed samples in the words of its recipe. */
 const packed_words = ({ values: { training: { packed_length: one, seq_len: row } } }) => `Samples are packed into rows: ${row / one} of ${one} tokens make one row of ${row}, which the form shows as a micro batch of 1 with sequence length ${row}. A recipe with fewer samples a row has a shorter sequence length here.`;
@@ -37,7 +40,7 @@ export class Files {
     this.state = state;
     this.machines = machines; /* rows of the catalogue */
     this.dropped = null; /* name and content of a measured run */
-    this.waiting = null; /* texts of a recipe that names another file */
+    this.waiting = null; /* texts of a recipe that names another file, and what was told about it */
     this.open = open; /* called with the keys of a job, its files, and keys of a recipe that the answer leaves out */
     this.measured = measured; /* called when marks of a measured run are there */
     this.box = document.getElementById("recipe");
@@ -81,16 +84,23 @@ export class Files {
     } catch (error) {
       if (!(error instanceof Problems) && !(error instanceof Away)) throw error;
       const names = list.map((file) => file.name).join(", ");
-      notice((error.problems || [error]).map((one) => `${names}${/:\d+$/.test(one.where || "") ? ` line ${one.where.split(":").pop()}` : ""}: ${one.message}`).join("; "));
+      const said = (error.problems || [error]).map((one) => `${names}${/:\d+$/.test(one.where || "") ? ` line ${one.where.split(":").pop()}` : ""}: ${one.message}`).join("; ");
+      notice(/unchanged\.$/.test(said) || error instanceof Away ? said : `${said}. Your job is unchanged.`);
     }
   }
 
   /* Texts that are dropped while a recipe waits for a file that it names are that file, where the two go together. */
   async more(texts) {
-    if (this.waiting && !this.box.hidden) {
-      const both = { ...this.waiting, ...texts };
-      const found = await ask("import", { files: both }).catch((error) => { if (error instanceof Problems) return null; throw error; });
-      if (found && found.kind === "recipe" && !found.problems.length) {
+    const { waiting } = this;
+    if (waiting) {
+      const both = { ...waiting.texts, ...texts };
+      const found = await this.of(both).catch((error) => { if (error instanceof Problems) return error; throw error; });
+      const lacks = (found.problems || []).map((one) => one.message).find((words) => words.includes(WITH));
+      if (found instanceof Problems && lacks && lacks !== waiting.words) { /* it takes a further file */
+        this.waiting = { texts: both, words: lacks };
+        throw found;
+      }
+      if (found.kind === "recipe" && !found.problems.length) {
         this.recipe(found, both, {});
         return;
       }
@@ -100,11 +110,21 @@ export class Files {
 
   /* A scenario, a recipe or a model; a text that is none of these may be a log. */
   async texts(files, answers = {}) {
-    const found = await ask("import", { files, ...answers });
+    let found;
+    try { found = await this.of(files, answers); } catch (error) {
+      const lacks = error instanceof Problems && error.problems.find((one) => one.message.includes(WITH));
+      if (lacks) this.waiting = { texts: files, words: lacks.message };
+      throw error;
+    }
+    this.waiting = null;
     if (found.kind !== "recipe") { this.box.hidden = true; wait(""); }
     if (found.kind === "model") this.open({ ...this.state.job, ...found.values }, files, this.state.missed);
     else if (found.kind === "scenario") this.open(found.values, {}, []);
     else this.recipe(found, files, answers);
+  }
+
+  of(files, answers = {}) {
+    return ask("import", { files, ...answers });
   }
 
   /* The card of a recipe: what it leaves open as one form, and what became of its keys. Until the recipe is the job, the
@@ -116,9 +136,10 @@ export class Files {
     const away = make("button", { type: "button", textContent: "close" });
     away.addEventListener("click", () => { this.box.hidden = true; wait(""); });
     this.box.hidden = false;
-    this.waiting = found.problems.some((one) => one.message.includes(WITH)) ? files : null;
+    const lacks = found.problems.find((one) => one.message.includes(WITH));
+    this.waiting = lacks ? { texts: files, words: lacks.message } : null;
     this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
-      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message.replace(WITH, "drop that file too")}` })),
+      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message}` })),
       ...(found.values.training && found.values.training.packed_length && found.values.training.seq_len !== found.values.training.packed_length ? [make("p", { className: "note", textContent: packed_words(found) })] : []),
       ...(asks ? [this.asks(found.questions, files, answers)] : []),
       ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
@@ -128,7 +149,10 @@ export class Files {
     if (is_job) this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), found.missed.map((one) => one.key));
     else {
       const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent.split(":")[0]);
-      wait(asks ? `${names} is not the job yet: ${this.box.querySelector("form.asked") === null ? "it is a part of a recipe" : open.length ? `it does not say the ${open.join(", the ").replace(/, the (?=[^,]*$)/, " and the ")}` : "is this its machine?"}` : `${names} is not the job: it has ${counted(found.problems.length, "problem", "problems")}.`);
+      const several = Object.keys(files).length > 1;
+      const lacking = open.length ? `${several ? "they do" : "it does"} not say the ${open.join(", the ").replace(/, the (?=[^,]*$)/, " and the ")}` : "is this its machine?";
+      const part = `${several ? "they are" : "it is"} a part of a recipe`;
+      wait(`${names} ${several ? "are" : "is"} not the job${asks && !found.problems.length ? ` yet: ${this.box.querySelector("form.asked") ? lacking : part}` : `: ${counted(found.problems.length, "problem", "problems")}`}.`);
       this.box.scrollIntoView({ block: "nearest" });
       const empty = [...this.box.querySelectorAll("[data-answer]")].find((one) => !one.value) || this.box.querySelector("[data-answer]") || away;
       empty.focus();
@@ -139,12 +163,16 @@ export class Files {
   asks(questions, files, answers) {
     const own = questions.filter((one) => ASKED[one.option.split(" ")[0]]);
     const others = questions.filter((one) => !own.includes(one));
-    const rows = own.map((one) => {
+    const rows = own.flatMap((one) => {
       const name = ASKED[one.option.split(" ")[0]];
       const id = `asked-${name}`;
       const input = name === "topology" ? this.machine(id) : make("input", { id, type: "text", autocomplete: "off", inputMode: "numeric", required: true });
       input.dataset.answer = name;
-      return make("p", {}, make("label", { htmlFor: id, textContent: one.text }), " ", input);
+      const row = make("p", {}, make("label", { htmlFor: id, textContent: one.text }), " ", input);
+      if (name !== "seq_len") return [row];
+      input.setAttribute("list", "usual-lengths");
+      input.placeholder = `such as ${USUAL[1]}`;
+      return [row, make("p", { className: "note" }, LENGTHS, make("datalist", { id: "usual-lengths" }, ...USUAL.map((value) => make("option", { value }))))];
     });
     const said = others.map((one) => make("li", { textContent: one.text }));
     if (others.length) return make("div", {}, make("p", { className: "wrong", textContent: "This file is a part of a recipe. It does not say:" }), make("ul", {}, ...said),

@@ -243,6 +243,7 @@ export class Form {
       stepper.values = answer.values[axis];
       stepper.row.title = answer.says[axis] || "";
       const own = stepper.values.find((one) => one.value === this.now(axis));
+      stepper.row.hidden = answer.idle.includes(axis) && [null, 1].includes(this.now(axis) ?? null);
       /* of a job that is refused as it is, only values that have another reason: its own is told beside the verdict */
       const refused = stepper.values.filter((one) => one.why && one.why !== (own || {}).why);
       stepper.why.hidden = !refused.length;
@@ -259,13 +260,19 @@ export class Form {
     }
     this.is_other_model = false;
     if (answer.plain) {
-      const degrees = Object.entries(short(answer.plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
-      const gone = Object.entries(this.job.mesh || {}).filter(([axis, n]) => n > 1 && !(axis in short(answer.plain))).map(([axis, n]) => `, ${axis} ${n} \u2192 1`).join("");
-      const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}${gone}${answer.drops.length ? `, without ${answer.drops.join(", ")}` : ""}` });
-      button.addEventListener("click", () => this.apply({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }));
-      box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []), button);
+      box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []),
+        ...[answer, ...answer.others].map((one) => this.plain(one)));
     }
     this.show_steppers();
+  }
+
+  /* A button that takes a legal layout in the place of one that is refused. */
+  plain({ plain, drops }) {
+    const degrees = Object.entries(short(plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
+    const gone = Object.entries(this.job.mesh || {}).filter(([axis, n]) => n > 1 && !(axis in short(plain))).map(([axis, n]) => `, ${axis} ${n} \u2192 1`).join("");
+    const button = make("button", { type: "button", textContent: `take ${degrees}${gone}${drops.length ? `, without ${drops.join(", ")}` : ""}` });
+    button.addEventListener("click", () => this.apply({ mesh: short(plain), ...Object.fromEntries(drops.map((key) => [key, undefined])) }));
+    return button;
   }
 
   also_words(changes = {}) {

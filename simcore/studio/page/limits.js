@@ -28,28 +28,33 @@ export const key_words = (keys) => {
 };
 const beside = (keys, job) => key_words(Object.fromEntries(Object.entries(keys).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key]))));
 
+/* "5, 6 and 7" */
+const listed = (names) => names.join(", ").replace(/, (?=[^,]*$)/, " and ");
+
 /* Numbers of GPUs that do not divide the batch of a step, and what is known of them with another batch. */
 export const batch_words = ({ skipped = [], other, failed }, job, is_open = true) => {
   if (!skipped.length) return "";
   const own = value_of(job, "training.global_batch_size");
   const most = skipped[skipped.length - 1];
-  const words = ` A global batch of ${count(own)} is no multiple of ${skipped.map(count).join(", ")} GPUs, so that few layouts there have it, or none`;
-  if (other) return `${words}; ${count(other.gpus)} fit with ${count(other.batch)}: ${[other.layout.layout, ...beside(other.layout.keys, job)].join(", ")}: ${gib(other.layout.peak_bytes)}.`;
-  if (!is_open) return `${words}.`;
-  return `${words}; ${failed ? `with ${count(failed)}, ${count(most)} do not surely fit either` : "another batch has not been tried yet"}.`;
+  const words = `${listed(skipped.map(count))} GPUs cannot share a global batch of ${count(own)} evenly by data parallelism alone, so few or no layouts of it were there to try.`;
+  if (other) return `${words} With a global batch of ${count(other.batch)}, ${count(other.gpus)} GPUs do fit: ${[other.layout.layout, ...beside(other.layout.keys, job)].join(", ")}: ${gib(other.layout.peak_bytes)}.`;
+  if (!is_open) return words;
+  return `${words} ${failed ? `With a global batch of ${count(failed)}, ${count(most)} GPUs do not surely fit either` : "Another batch has not been tried yet"}.`;
 };
 
 /* What the fewest GPUs are looked for among, and what is not among it. */
-export const TRIED = "degrees, micro batch, recompute, and one of the framework's own memory options, a fused optimizer, or states on the host";
-export const NOT_TRIED = "Not tried: several of these options at once, activations on the host, another loss, optimizers in 8 bits, other formats.";
+export const TRIED = "degrees, micro batch, recompute, and one of the framework's own memory options, a fused optimizer, a loss that keeps fewer logits, or states on the host";
+export const NOT_TRIED = "Several of these options at once, and activations on the host, were only tried on the layout nearest to fitting. Not tried: optimizers in 8 bits, other formats.";
 
 /* A layout in the words of a reader: degrees, other keys, memory, speed. */
 const there_words = (layout, job) => (layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "");
 
+const space = (words) => words && ` ${words}`;
+
 /* Fewest GPUs of layouts without states on the host, where the fewest have some there: number, and what is known of it. */
 export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped }, job) => {
   const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
-  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${batch_words({ skipped }, job, false)}`];
+  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(batch_words({ skipped }, job, false))}`];
 };
 
 /* The layout nearest to fitting, where none fits yet. */
@@ -65,21 +70,35 @@ export const mesh_of = (keys) => Object.entries(keys).filter(([key, n]) => key.s
 const unserved_words = (unserved) => {
   const found = Object.entries(unserved || {}).sort((one, other) => other[1] - one[1]);
   const all = found.reduce((sum, [, number]) => sum + number, 0);
-  return all ? ` ${count(all)} layouts that the framework may run are not simulated yet, so they were not tried: ${found.slice(0, 2).map(([what]) => what).join("; ")}.` : "";
+  return all ? `${count(all)} layouts that the framework may run are not simulated yet, so they were not tried: ${found.slice(0, 2).map(([what]) => what).join("; ")}.` : "";
 };
 
-/* Number, and what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
-export const fewest_words = ({ value, is_fewest, is_refused, layout, beyond, why, untried, nearest_bytes, nearest, on_device, unserved, ...more }, job) => {
-  if (is_refused) return ["not answered", why];
-  if (value === null) return [is_fewest ? "none fits" : "looking \u2026", is_fewest ? `${beyond ? `${count(beyond)} GPUs, and fewer: ` : ""}${why_not(why)}.${unserved_words(unserved)} ${NOT_TRIED}` : ""];
-  const there = there_words(layout, job);
+const gpus_words = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
+
+/* Fewer GPUs that fit where several options at once are added to the layout nearest to fitting there. */
+const together_words = (found, job) => (found ? `With several options at once ${gpus_words(found.gpus)} ${found.gpus === 1 ? "does" : "do"}: ${there_words(found.layout, job)} ` : "");
+
+/* Why no fewer do, where every layout there was tried. */
+const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved }, job) => {
   const batch = value_of(job, "training.global_batch_size");
-  const fewer = value === 1 ? `${unserved_words(unserved)} ${NOT_TRIED}`.trim() : `${untried ? `${count(untried)} smaller numbers were not tried` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}, of several hosts whole ones`}${beyond ? `: ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}` : ""}.${nearest && nearest.num_gpus !== beyond ? ` Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""}${unserved_words(unserved)}${batch_words(more, job)} ${NOT_TRIED}`;
-  const number = `${count(value)} GPU${value === 1 ? "" : "s"}`;
-  const head = more.other ? `${number} with this batch, ${count(more.other.gpus)} with ${count(more.other.batch)}` : number;
-  const [without, known] = on_device ? device_words(on_device, job) : [];
-  const host = on_device && on_device.value === value ? ", with or without states on the host" : on_device ? `${more.other ? "; " : " with states on the host, "}${on_device.value === null ? "none" : without} without${more.other ? " states on the host" : ""}` : "";
-  return [`${is_fewest ? "" : "at most "}${head}${host}`, `${there}${is_fewest ? ` ${fewer}` : ""}`, known ? `Without states on the host: ${known}` : ""];
+  const tried = untried ? `${count(untried)} smaller numbers were not tried.` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}${unserved_words(unserved) && ", but for those below"}; beyond one host whole hosts alone.`;
+  const last = beyond ? ` ${gpus_words(beyond)}: ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : "";
+  return [`${tried}${last}`, nearest && nearest.num_gpus !== beyond ? `Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""];
+};
+
+/* Headline, and lines of what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
+export const fewest_words = (row, job) => {
+  const { value, is_fewest, is_refused, layout, beyond, why, nearest, on_device: device, unserved, together, other } = row;
+  const rest = [unserved_words(unserved), NOT_TRIED];
+  if (is_refused) return ["not answered", [why]];
+  if (value === null && !is_fewest) return ["looking \u2026", []];
+  const several = together_words(together, job);
+  if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once` : "none fits",
+    [several, `${together ? "With one of them alone none fits; " : ""}${beyond ? `${gpus_words(beyond)}, the most that were tried: ` : ""}${why_not(why)}.`, nearest ? `Nearest to fitting: ${nearest_words(nearest, job)}` : "", ...rest]];
+  const [without, known] = device ? device_words(device, job) : [];
+  const host = !device ? "" : device.value === value ? ", with or without states on the host" : `${other ? "; " : " with states on the host, "}${device.value === null ? "none" : without} without${other ? " states on the host" : ""}`;
+  const head = `${is_fewest ? "" : "at most "}${gpus_words(value)}${other ? ` with this batch, ${count(other.gpus)} with ${count(other.batch)}` : ""}${host}${together ? `; ${count(together.gpus)} with several options at once` : ""}`;
+  return [head, [there_words(layout, job), ...(is_fewest ? [several, ...(value === 1 ? [] : [...fewer_words(row, job), batch_words(row, job)]), ...rest] : []), known ? `Without states on the host: ${known}` : ""]];
 };
 
 export class Limits {
@@ -88,33 +107,50 @@ export class Limits {
     this.apply = apply; /* called with changes that are taken over */
     this.everywhere = everywhere; /* called to ask the same of every framework */
     this.box = document.getElementById("limit");
-    this.running = null;
+    this.asked = new Map(); /* by quantity: what is asked now, and where its answer stands */
+    this.before = Promise.resolve(); /* the question that is asked first: a newer one of the same kind would replace it */
   }
 
   /* Forgets what was asked about another job. */
   clear() {
-    if (this.running) this.running.abort();
-    this.running = null;
+    for (const { running } of this.asked.values()) running.abort();
+    this.asked.clear();
     this.box.replaceChildren();
   }
 
+  /* The newest answer stands first, those to other questions about the same job stay below it. */
   async ask(quantity) {
-    this.clear();
-    const running = this.running = new AbortController();
+    const last = this.asked.get(quantity);
+    if (last) {
+      last.running.abort();
+      last.box.remove();
+    }
+    const running = new AbortController();
     const kept = make("div", {}, make("p", { textContent: "searching \u2026" }));
-    const free = make("div", { id: "least" });
-    this.box.replaceChildren(free, kept);
+    const free = make("div", quantity === "gpus" ? { id: "least" } : {});
+    const box = make("div", { className: "limit" }, free, kept);
+    this.asked.set(quantity, { running, box });
+    this.box.prepend(box);
     if (quantity === "gpus") this.least(free, running);
+    const { before } = this;
     let found;
-    try { found = await ask("limit", { ...this.question(), quantity }, running.signal); } catch (error) {
+    try {
+      const answer = before.then(() => (running.signal.aborted ? null : ask("limit", { ...this.question(), quantity }, running.signal)));
+      this.before = answer.catch(() => {});
+      found = await answer;
+    } catch (error) {
       if (!(error instanceof Superseded)) kept.textContent = error.name === "AbortError" ? "" : error.message;
       return;
     }
+    if (found === null) return;
     kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With all other keys of this job as they are, only data parallel changed: " : ""}${words_of(found)}` }));
     const batch = found.keys && found.keys["training.global_batch_size"];
     const own = value_of(this.question().values, "training.global_batch_size");
     if (quantity === "gpus" && batch && batch !== own) kept.append(make("p", { className: "note warning", textContent: `With a global batch of ${count(batch)}${own ? `, not ${count(own)}` : ""}: the job's is no multiple of its data-parallel ranks there.` }));
-    if (found.value !== null) kept.append(this.button("apply", () => this.apply(found.keys)));
+    const { rows } = found;
+    if (rows.length) kept.append(make("p", { className: "note", textContent: "That is a row of packed samples. What your recipe can say of it, each simulated:" }),
+      ...rows.map((one) => make("p", {}, this.button("apply", () => this.apply(one.keys)), ` ${count(one.samples)} sample${one.samples === 1 ? "" : "s"} of ${count(one.length)} tokens a row (micro batch ${count(one.samples)}, sequence length ${count(one.length)}): ${one.peak}`)));
+    else if (found.value !== null) kept.append(this.button("apply", () => this.apply(found.keys)));
   }
 
   /* The fewest GPUs with any degrees, micro batch and recompute of the job's framework, as they are found. */
@@ -122,12 +158,12 @@ export class Limits {
     const { framework } = this.question().values;
     const begun = Date.now();
     const number = make("b", { textContent: "looking \u2026" });
-    const known = make("p", { className: "note" });
-    const resident = make("p", { className: "note" });
+    const known = make("ul", { className: "known note" });
     const words = make("p", { className: "found" }, `Fewest of ${framework}, over ${TRIED}: `, number);
     const doing = make("p", { className: "note", role: "status" });
     const buttons = make("p", { className: "buttons" });
-    box.replaceChildren(words, buttons, doing, known, resident);
+    box.replaceChildren(words, buttons, doing, known);
+    const tell_known = (lines) => known.replaceChildren(...lines.filter(Boolean).map((textContent) => make("li", { textContent })));
     const stop = this.button("stop", () => running.abort());
     const all = this.button("ask every framework", () => this.everywhere(row));
     const take = this.button("apply", () => {});
@@ -136,7 +172,9 @@ export class Limits {
     fewer.hidden = true;
     const device = this.button("", () => {});
     device.hidden = true;
-    buttons.append(take, device, fewer, stop, all);
+    const several = this.button("", () => {});
+    several.hidden = true;
+    buttons.append(take, device, fewer, several, stop, all);
     let trying = "";
     let row = null;
     let nearest = null;
@@ -145,17 +183,25 @@ export class Limits {
     const show = (line) => {
       if (line.gpus) trying = `layouts on ${count(line.gpus)} GPUs: ${count(line.layouts)} so far,`;
       if (line.on_device) trying = "layouts without states on the host,";
+      if (line.together) trying = `several options at once on ${count(line.together)} GPUs,`;
       if (line.nearest) nearest = line.nearest;
       if (line.ranks) trying = "other batches on fewer, and which layout is the fastest,";
       if (line.fewest) {
         row = line.fewest;
-        [number.textContent, known.textContent, resident.textContent] = fewest_words(line.fewest, this.question().values);
-        const { layout, other, on_device: without } = line.fewest;
+        const [head, lines] = fewest_words(line.fewest, this.question().values);
+        number.textContent = head;
+        tell_known(lines);
+        const { layout, other, on_device: without, together } = line.fewest;
         take.disabled = !layout;
         take.onclick = () => this.apply(layout.keys);
         fewer.hidden = !other;
         device.hidden = !without || !without.layout;
-        if (other || !device.hidden) take.textContent = `apply ${count(line.fewest.value)}`;
+        several.hidden = !together;
+        if (together) {
+          several.textContent = `apply ${count(together.gpus)} with several options`;
+          several.onclick = () => this.apply(together.layout.keys);
+        }
+        if (other || together || !device.hidden) take.textContent = line.fewest.value ? `apply ${count(line.fewest.value)}` : "apply";
         if (!device.hidden) {
           device.textContent = without.value === line.fewest.value ? "apply it without states on the host" : `apply ${count(without.value)} without states on the host`;
           device.onclick = () => this.apply(without.layout.keys);
@@ -175,7 +221,7 @@ export class Limits {
       doing.textContent = error.name === "AbortError" ? `stopped${trying && ` while trying ${trying.replace(/,$/, "")}`}` : error.message;
       if (error.name === "AbortError" && !row) {
         number.textContent = "none fits so far";
-        known.textContent = nearest ? `Nearest to fitting: ${nearest_words(nearest, this.question().values)}` : trying ? "Of each layout that was tried more rests on a rank than fits, or the framework refuses it." : "No layout was tried yet.";
+        tell_known([nearest ? `Nearest to fitting: ${nearest_words(nearest, this.question().values)}` : trying ? "Of each layout that was tried more rests on a rank than fits, or the framework refuses it." : "No layout was tried yet."]);
       }
     } finally {
       clearInterval(clock);

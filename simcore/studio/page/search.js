@@ -149,7 +149,7 @@ export class Search {
     if (line.nearest) this.nearest = line.nearest;
     if (line.stage) this.doing = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
     if (line.stage === "memory" && line.done === line.all_of && line.fits) this.doing = `memory of all ${line.all_of.toLocaleString("en")} layouts is known, ${line.fits.toLocaleString("en")} fit; now the step times of the most promising`;
-    if (line.trying) this.doing = line.on_device ? `trying ${line.trying} without states on the host; the fewest with any layout are known` : line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
+    if (line.trying) this.doing = line.together ? `trying several options at once of ${line.trying} on ${line.together.toLocaleString("en")} GPUs` : line.on_device ? `trying ${line.trying} without states on the host; the fewest with any layout are known` : line.ranks ? `looking for the fastest layout of ${line.trying}; all numbers are known` : `trying ${line.trying}${line.gpus ? ` on ${line.gpus.toLocaleString("en")} GPUs, ${line.layouts.toLocaleString("en")} layouts` : ""}; ${line.done} of ${line.all_of} frameworks done`;
     if (line.fitting) {
       this.sized.push(line.fitting);
       this.soon();
@@ -253,7 +253,7 @@ export class Search {
     const job = this.question().values;
     const cells = (layout, is_best) => (layout ? [`${layout.layout}${is_best ? "" : " (first that fits)"}`, others(layout.keys), gib(layout.peak_bytes), seconds(layout.step_s), whole(layout.tokens_per_s_per_gpu), money(layout, this.price)] : ["\u2013", "", "", "", "", ""]);
     const open = this.is_stopped ? "fewer were not all tried" : "trying fewer \u2026";
-    const below = (one) => `${one.value !== null && one.why ? "with fewer: " : ""}${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest_bytes ? `; its best layout needs ${gib(one.nearest_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${batch_words(one, job).replace(/^ /, "; ")}`;
+    const below = (one) => `${one.value !== null && one.why ? "with fewer: " : ""}${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest ? `; nearest: ${nearest_words(one.nearest, job).replace(/\.$/, "")}` : ""}${one.together ? `; ${one.together.gpus} GPU${one.together.gpus === 1 ? " fits" : "s fit"} with several options at once: ${[one.together.layout.layout, others(one.together.layout.keys)].join(", ")}: ${gib(one.together.layout.peak_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${semicolon(batch_words(one, job))}`;
     const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? "none fits" : this.is_stopped ? "not known" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
     const taken = (layout) => layout && { ...layout, is_pareto: false };
     const rows = [...this.counted].sort(by_fewest).flatMap((one) => {
@@ -261,7 +261,7 @@ export class Search {
       const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below(one)];
       if (!device) return [own];
       const [n] = device_words(device, job);
-      const fewer = device.beyond ? `with fewer: ${device.beyond} ${why_not(device.why)}${device.nearest_bytes ? `; its best layout needs ${gib(device.nearest_bytes)}` : ""}${batch_words(device, job, false).replace(/^ /, "; ")}` : why_not(device.why);
+      const fewer = device.beyond ? `with fewer: ${device.beyond} ${why_not(device.why)}${device.nearest_bytes ? `; its best layout needs ${gib(device.nearest_bytes)}` : ""}${semicolon(batch_words(device, job, false))}` : why_not(device.why);
       return [own, [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer]];
     });
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows, this.take));
@@ -279,6 +279,7 @@ export class Search {
   }
 }
 
+const semicolon = (words) => words && `; ${words.charAt(0).toLowerCase()}${words.slice(1)}`;
 /* A layout whose time is not known, in words. */
 const layout_of = (keys) => [keys.framework, mesh_of(keys), others(keys)].filter(Boolean).join(", ");
 
