@@ -219,3 +219,36 @@ def test_printed_flops_know_their_models() -> None:
         flops.row({**row, "model": "Qwen9 1T"})
     with pytest.raises(kinds.Unheard, match="model: unknown word 'Qwen9 1T'; known: "):
         flops.model({**row, "model": "Qwen9 1T"})
+
+
+def test_what_software_of_a_day_did_is_told_beside_the_configuration() -> None:
+    """A resumed run of one day, and a cross entropy compiled by an older torch: neither rule looks at what was read."""
+    golden = module("measured_golden")
+    resumed = {"second_run": True, "gpu": "H100", "environment": "dev", "memory_values_changed": golden.HELD}
+    compiled = {"gpu": "A100", "memory_values_changed": "2025-10-21"}
+    row = next(row for row in samples().values() if "raw_args" in row and row["model"] == "gpt")
+    row = {**row, **resumed, "config": {**row["config"], "pp": 2, "untie": False, "dist_opt": False}}
+    fused = {**row, **compiled, "second_run": False, "config": {**row["config"], "xent_fusion": "native"}}
+    found = {name: convert(one).get("not_modelled") for name, one in {
+        "resumed": row, "first run": {**row, "second_run": False},
+        "later": {**row, "memory_values_changed": "2026-04-14"},
+        "one stage": changed(row, ("config", "pp"), 1), "distributed": changed(row, ("config", "dist_opt"), True),
+        "compiled": fused, "eager": {**fused, "config": row["config"]},
+        "another card": {**fused, "gpu": "GB200"}}.items()}
+    assert {name for name, told in found.items() if told == golden.HELD_AFTER} == {"resumed"}
+    assert {name for name, told in found.items() if told == golden.MEASURING} == {"compiled"}
+    time, memory = golden.rows(fused)
+    assert (time["id"], memory["id"]) == (row["id"], f"{row['id']}:memory")
+    assert time["scenario"] == memory["as_published"]
+    assert time["scenario"]["topology"] == "dgx-a100"
+    assert ("step_s" in time, "readings" in time, "step_s" in memory) == (True, False, False)
+    assert len(memory["readings"]) == 3
+    assert len(golden.rows(row | {"second_run": False})) == 1
+
+
+def test_a_run_that_ended_out_of_memory_has_no_peak() -> None:
+    row = next(row for row in samples().values() if row.get("group") == "mbridge-skill")
+    assert convert(row)["verdict"] == "fits"
+    assert convert(row)["readings"]
+    made = convert({**row, "notes": "GB as printed; layernorm row OOMed on rank 0"})
+    assert (made["verdict"], made["readings"]) == ("oom", [])

@@ -50,6 +50,8 @@ RULES = {
     "issues": (measured_tuners.issue, measured_tuners.ISSUES),
 }
 """By group: the rule, and the vocabulary of its rows."""
+APART = ("mcore-golden-norms",)
+"""Groups that are in no collection: their files are left as they are."""
 NOT_READ = ("nemo-longseq",)
 """Groups whose rows have no reading of memory and no time of a step: TFLOP/s alone, by a count that is not stated."""
 
@@ -59,7 +61,7 @@ def rows(measured, goldens, results):
     known = {_long(golden["source"]) for golden in goldens}
     for golden in goldens:
         copy = measured_golden.copied_from(golden)
-        yield aside(golden, f"the same run as {copy}, stored twice") if copy else measured_golden.row(golden)
+        yield from [aside(golden, f"the same run as {copy}, stored twice")] if copy else measured_golden.rows(golden)
     for run in measured:
         if run["group"] == "mcore-golden":
             restated = run["source"].removeprefix("github:") in known
@@ -119,7 +121,8 @@ def main(measured_file, goldens_file, results_file):
         groups[row["group"]].append(json.dumps(row, ensure_ascii=False))
     HERE.mkdir(exist_ok=True)
     for old in HERE.glob("*.jsonl"):
-        old.unlink()
+        if old.stem not in APART:
+            old.unlink()
     for group, lines in sorted(groups.items()):
         (HERE / f"{group}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
         print(f"{group}: {len(lines)} rows")

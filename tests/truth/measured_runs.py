@@ -27,7 +27,8 @@ def converted(run, rule, vocabulary):
 
 def restated(run, rule):
     """The row that a rule makes of a run."""
-    readings, verdict = _readings(run), _verdict(run)
+    verdict = _verdict(run)
+    readings = _readings(run) if verdict == "fits" else []  # what is printed before a run ends is no peak of a step
     step = run["measured"].get("step_time_s") or _from_tokens(run)
     if not (readings or verdict == "oom" or step):
         return None
@@ -145,7 +146,8 @@ def _rank(run):
 
 
 def _verdict(run):
-    return run["measured"].get("outcome", "fits")
+    """Ran, unless the outcome says otherwise, or the notes do."""
+    return "oom" if "OOMed" in run["notes"] else run["measured"].get("outcome", "fits")
 
 
 # ---- what rules share -----------------------------------------------------------------------------------------------
