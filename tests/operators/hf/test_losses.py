@@ -1,4 +1,4 @@
-"""The loss in place, event by event, against torch with a stand-in for flash-attn's kernel (tests/truth/probe_verl.py)."""
+"""The loss in place, event by event, against torch and a stand-in for flash-attn's kernel (truth/probe_verl.py)."""
 
 from __future__ import annotations
 
