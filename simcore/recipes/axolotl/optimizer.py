@@ -33,7 +33,7 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
                       "utils/schemas/training.py optimizer: adamw_torch_fused")
     elif named.value in _SERVED:
         draft.put("training.optimizer", named, _SERVED[named.value], SOURCE)
-        write_wide_states(draft, "transformers 5.14.1")
+        write_wide_states(draft, sharding.shards, "transformers 5.14.1")
     else:
         draft.refuse(named, f"the optimizer {named.value}")
     draft.idle(reader.matching("optim_args", "optim_args.*"), "numbers of the update")

@@ -165,7 +165,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
                       "training_args.py: adamw_torch_fused")
     else:
         draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
-        write_wide_states(draft, _TRAINER)
+        write_wide_states(draft, launch.shards, _TRAINER)
     _read_optim_args(reader, draft, named.value if named and not holds_states_on_host(draft) else "")
 
 
