@@ -141,3 +141,21 @@ def test_states_are_those_that_adamw_makes(row: dict[str, Any], *, paged: bool) 
     made = [form.blocks.num_bytes(row["numel"], form.dtype) if form.blocks else form.num_bytes(row["numel"])
             for _, form in states.of((), "bf16")]
     assert sum(made) == sum(row["states"].values())
+
+
+def test_states_of_embeddings_are_those_that_the_trainer_asks_for() -> None:
+    """transformers' own create_optimizer, and states that bitsandbytes made after it (`probe_trainer_states.py`)."""
+    cases = json.loads((ROOT / "tests/truth/bitsandbytes/trainer-5.23.0.json").read_text(encoding="utf-8"))["cases"]
+    wrong = []
+    for case in cases:
+        plan = small.plan_of("ddp", optimizer={"implementation": "bitsandbytes", "moments": "int8"},
+                             options={"wide_embedding_states": True}, model={"config": "llama-3.2-3b", "overrides": {
+                                 "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+                                 "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16,
+                                 "vocab_size": 1000, "tie_word_embeddings": case["tied"]}})
+        ours = {f"{plan.graph.layers[layer].path}.{p.spec.name}": sum(
+            size for _, size in p.states) for layer in plan.layers
+            for p in plan.of_layer(layer) if p.spec.is_owned}
+        wrong += [(case, name, ours.get(name), size) for name, size in case["states"].items()
+                  if ours.get(name) != size]
+    assert not wrong

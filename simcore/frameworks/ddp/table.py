@@ -64,6 +64,7 @@ __all__ = ["VERSIONS", "options_around", "table"]
 VERSIONS = ("torch 2.13",)
 RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
 MIB: Final = 2**20
+_WIDE: Final = "wide_embedding_states"
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "bucket_cap_mb": (None, int),
     "gradient_as_bucket_view": (None, True, False),
@@ -82,6 +83,7 @@ _OF_HF: Final[dict[str, tuple[Any, ...]]] = {
     **AUTOCAST_OPTIONS,
     TUNE_OPTION: (True, False),
     THRESHOLD_OPTION: (None, float, 0),
+    _WIDE: (True, False),
 }
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate",),
@@ -108,6 +110,7 @@ def table(job: Draft) -> Framework:
     return Framework(
         name="ddp", version=VERSIONS[0],
         rules=_rules(stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
+                     _states_of_embeddings(job, options),
                      packed_of(job, options),
                      UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP),
         units=(),
@@ -212,8 +215,24 @@ def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str
     return tuple(rows)
 
 
+def _states_of_embeddings(job: Job, options: dict[str, Any]) -> States:
+    """Settings of the optimizer for embeddings, which transformers' Trainer may except from 8 bits.
+
+    [Note: states of embeddings] transformers 5.23 `trainer.py`, create_optimizer: beside 8-bit states of bitsandbytes
+    it registers `optim_bits: 32` for the weight of every nn.Embedding, a tied head's too; a head of its own is a
+    linear. Other ways to shard have parameters of their own, which bitsandbytes does not find (0.50.2
+    `optim/optimizer.py`, check_overrides compares identities).
+    """
+    kept = states_of(job, plain=True)
+    if not options.get(_WIDE):
+        return kept
+    if kept.low_bit != "bitsandbytes" or kept.moments != "int8":
+        job.refuse_idle(options, _WIDE, "without moments of 8 bits by bitsandbytes")
+    return replace(kept, moments="fp32")
+
+
 @lru_cache(maxsize=64)
-def _rules(stored: str, adapter: str, compute: str, kept: States, packed: PackedWeights | None,
+def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: States, packed: PackedWeights | None,
            updated: UpdateTime) -> tuple[Rule, ...]:
     """Rules of unsharded tensors; adapters may have another dtype, frozen linears may be in 4 bits."""
     rest = TensorLayout((), "fp32")
@@ -224,6 +243,8 @@ def _rules(stored: str, adapter: str, compute: str, kept: States, packed: Packed
         in_use=TensorLayout((), compute))),)
     return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
             Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)),
+            *([Rule(lambda t: t.module == "embedding", _policy("embeddings", stored, embeddings, updated))]
+              if embeddings != kept else []),
             Rule(lambda t: True, unsharded))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import write_optimizer
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, write_wide_states
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_optimizer"]
@@ -33,6 +33,7 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
                       "utils/schemas/training.py optimizer: adamw_torch_fused")
     elif named.value in _SERVED:
         draft.put("training.optimizer", named, _SERVED[named.value], SOURCE)
+        write_wide_states(draft, sharding.shards, "transformers 5.14.1")
     else:
         draft.refuse(named, f"the optimizer {named.value}")
     draft.idle(reader.matching("optim_args", "optim_args.*"), "numbers of the update")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader
 
-__all__ = ["CLIP", "OPTIMIZERS", "SOURCE", "read_clipping"]
+__all__ = ["CLIP", "OPTIMIZERS", "SOURCE", "read_clipping", "write_wide_states"]
 
 _EIGHT: Final = {"name": "adamw", "moments": "int8"}
 OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
@@ -25,6 +26,18 @@ SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit is 
                  "adamw_bnb_8bit of bitsandbytes")
 
 CLIP: Final = "the norm is taken and gradients are multiplied whatever it says: neither is timed"
+
+
+def write_wide_states(draft: Draft, shards: Shards, release: str) -> None:
+    """Writes that embeddings keep states in 32 bits beside 8-bit ones of bitsandbytes, where each GPU has a copy.
+
+    Nothing where no embedding trains, or another library or another way to shard has the states.
+    """
+    training, optimizer = draft.values.get("training", {}), draft.values.get("training", {}).get("optimizer", {})
+    in_8_bits = (optimizer.get("moments"), optimizer.get("implementation")) == ("int8", "bitsandbytes")
+    if in_8_bits and shards is Shards.NONE and training.get("method", "full") == "full":
+        draft.default("framework_options.wide_embedding_states", value=True, release=release,
+                      source="trainer.py create_optimizer: register_module_override")
 
 
 def read_clipping(reader: Reader, draft: Draft, key: str) -> None:

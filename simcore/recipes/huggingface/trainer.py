@@ -19,7 +19,7 @@ from simcore.recipes.huggingface.deepspeed import (
     write_optimizer,
 )
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, write_wide_states
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.without_effect import ALIKE
 from simcore.recipes.reader import Reader, Taken
@@ -165,6 +165,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
                       "training_args.py: adamw_torch_fused")
     else:
         draft.put("training.optimizer", named, {**OPTIMIZERS[named.value]}, SOURCE)
+        write_wide_states(draft, launch.shards, _TRAINER)
     _read_optim_args(reader, draft, named.value if named and not holds_states_on_host(draft) else "")
 
 

@@ -15,6 +15,7 @@ __all__ = ["FORMAT_NAMES", "FRAMEWORKS", "OFFLOADED", "hugging_face_name", "is_m
 
 FORMAT_NAMES: Final[Mapping[str, str]] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """Number formats in torch's words."""
+_WIDE: Final = "framework_options.wide_embedding_states"
 _OPTIONS: Final = "framework_options."
 _STAGES: Final = {"zero1": 1, "zero2": 2, "zero3": 3}
 _SHARDS: Final = {"ddp": Shards.NONE, "fsdp1": Shards.FLAT, "fsdp2": Shards.EACH, **dict.fromkeys(_STAGES, Shards.ZERO)}
@@ -65,10 +66,22 @@ def optimizer_name(outline: Outline) -> str | None:
         if plain:
             said["implementation"] = outline.value("training.optimizer.implementation")  # DeepSpeed's own
         if all(_is_alike(outline.value(f"training.optimizer.{key}"), value, key) for key, value in said.items()):
+            _say_wide_states(outline, settings)
             return name
     outline.refuse("training.optimizer.name", f"{asked['training.optimizer.name']} in this form: transformers has "
                                               f"{', '.join(OPTIMIZERS)}")
     return None
+
+
+def _say_wide_states(outline: Outline, settings: Mapping[str, Any]) -> None:
+    """Holds the states of embeddings against those that the Trainer has beside 8-bit ones of bitsandbytes."""
+    wide = (settings.get("moments"), settings.get("implementation")) == ("int8", "bitsandbytes")
+    copies = shards_of(outline) is Shards.NONE and outline.value("training.method") == "full"
+    asked = bool(outline.given(_WIDE))
+    if asked != (wide and copies):
+        outline.refuse(_WIDE, "transformers' Trainer keeps states of embeddings in 32 bits beside 8-bit ones of "
+                              "bitsandbytes, where each GPU has a copy and all is trained, and nowhere else")
+    outline.said.add(_WIDE)
 
 
 def _is_alike(asked: Any, value: Any, key: str) -> bool:

@@ -87,9 +87,10 @@ def _write_adapters(draft: Draft, launch: Launch, mixed: str, stored: str, said:
                 source=_READ)
     if launch.shards is Shards.FLAT:
         draft.infer("training.precision.params", "bf16", "the checkpoint's format", source=_READ)
-        if mixed or stored != "bf16":
-            draft.fail(draft.path, "not yet: adapters in fp32 under FSDP 1, beside frozen units that accelerate leaves "
-                                   "in bf16 (served: pure_bf16: true with mixed_precision: no)")
+        draft.infer("training.lora.dtype", "fp32" if mixed else stored, "what is trained", *said, source=_UPCAST)
+        if not mixed and stored != "bf16":
+            draft.fail(draft.path, "not yet: adapters in fp32 under FSDP 1 without mixed precision, beside a base in "
+                                   "bf16")
         return
     if launch.shards is Shards.EACH:
         held = "fp32" if mixed else "bf16"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
+from simcore.recipes.huggingface.fsdp import wrap_adapters
 from simcore.recipes.huggingface.modules import LINEARS, family_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -153,9 +154,8 @@ def _read_four(reader: Reader, draft: Draft, launch: Launch) -> None:
 
 def _check(draft: Draft, launch: Launch, method: str) -> None:
     """Refuses adapters under FSDP whose formats the simulation does not have."""
-    options = draft.values.get("framework_options", {})
     if launch.shards is Shards.EACH and method == "qlora":
         draft.fail(draft.path, "not yet: a packed base under FSDP 2, all of which accelerate 1.11.0 casts to fp32 "
                                "(utils/fsdp_utils.py fsdp2_prepare_model)")
-    elif launch.shards is Shards.FLAT and not options.get("use_orig_params"):
-        draft.fail(draft.path, "not yet: adapters under FSDP 1 without use_orig_params, each a unit of PEFT's policy")
+    elif launch.shards is Shards.FLAT:
+        wrap_adapters(draft)

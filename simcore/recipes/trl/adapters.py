@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
+from simcore.recipes.huggingface.fsdp import wrap_adapters
 from simcore.recipes.huggingface.modules import LINEARS, NAMED_BY_PEFT, family_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -66,7 +67,8 @@ def read_method(reader: Reader, draft: Draft, file: Reader | None, launch: Launc
     else:
         draft.infer("training.method", method, "use_peft", wanted)
         _read_keys(reader, draft)
-    _check(draft, launch, packed=packed)
+    if launch.shards is Shards.FLAT:
+        wrap_adapters(draft)
 
 
 def _read_keys(reader: Reader, draft: Draft) -> None:
@@ -156,13 +158,3 @@ def _read_packed(reader: Reader, draft: Draft, formats: Formats) -> bool:
         Says("bnb_4bit_quant_type", "training.quantization.format", "text"),
         Says("bnb_4bit_quant_storage", "framework_options.bnb_4bit_quant_storage", "text")])
     return True
-
-
-def _check(draft: Draft, launch: Launch, *, packed: bool) -> None:
-    """Refuses adapters under FSDP 1 whose formats the simulation does not have."""
-    if launch.shards is not Shards.FLAT:
-        return
-    if not packed:
-        draft.fail(draft.path, "not yet: adapters under FSDP 1, whose frozen parameters accelerate leaves in bf16")
-    elif not draft.values.get("framework_options", {}).get("use_orig_params"):
-        draft.fail(draft.path, "not yet: adapters under FSDP 1 without use_orig_params, each a unit of PEFT's policy")

@@ -77,11 +77,8 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
         draft.use(*formats.said, *zero.formats, why="DeepSpeed's configuration says the format, which must be this one")
     if launch.shards is Shards.ZERO:
         draft.idle(formats.dtype, "DeepSpeed casts the model to the format of products")
-    elif launch.shards is Shards.FLAT and not formats.mixed:
-        draft.infer("training.precision.params", formats.stored, "nothing is upcast without mixed precision",
-                    formats.dtype, *formats.said, source="accelerate 1.15.0 accelerator.py prepare_model")
     elif launch.shards is Shards.FLAT:
-        draft.idle(formats.dtype, "accelerate upcasts flat parameters that train")
+        (_write_units if adapters else _write_flat)(draft, formats)
     elif launch.shards is Shards.EACH:
         trained = "fp32" if formats.mixed and not adapters else formats.stored
         draft.infer("training.precision.params", trained, "what is trained is upcast under mixed precision"
@@ -98,6 +95,27 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
                    else "the checkpoint's own format, taken to be that of products")
     if adapters and launch.shards in (Shards.NONE, Shards.EACH):
         _write_adapters(draft, formats, launch)
+
+
+def _write_flat(draft: Draft, formats: Formats) -> None:
+    if formats.mixed:
+        draft.idle(formats.dtype, "accelerate upcasts flat parameters that train")
+    else:
+        draft.infer("training.precision.params", formats.stored, "nothing is upcast without mixed precision",
+                    formats.dtype, *formats.said, source="accelerate 1.15.0 accelerator.py prepare_model")
+
+
+def _write_units(draft: Draft, formats: Formats) -> None:
+    """Writes formats of FSDP 1 around adapters, which are units: a frozen one stays as it is read."""
+    packed = draft.values["training"]["method"] == "qlora"
+    draft.infer("training.precision.params", formats.stored, "the checkpoint is read in this format", formats.dtype,
+                source="accelerate 1.15.0 accelerator.py prepare_model: frozen flat parameters are not upcast")
+    dtype = "fp32" if formats.mixed or not packed else "bf16"
+    draft.infer("training.lora.dtype", dtype, "what is trained is upcast under mixed precision" if formats.mixed else
+                "the trainer's own format of adapters", *formats.said, source=_UPCAST)
+    if not formats.mixed and dtype != formats.stored:
+        draft.fail(draft.path, "not yet: adapters in fp32 under FSDP 1 without mixed precision, beside a base in 16 "
+                               "bits")
 
 
 def _write_adapters(draft: Draft, formats: Formats, launch: Launch) -> None:

@@ -157,6 +157,14 @@ def test_fsdp_2_shards_and_offloads_all_three(tmp_path: Path) -> None:
                                        "sync_gradients": "last"}
 
 
+def test_embeddings_keep_states_in_32_bits_beside_8_bit_ones(tmp_path: Path) -> None:
+    """transformers 5.23 `trainer.py` create_optimizer; frozen ones have none, and ZeRO's parameters are its own."""
+    wide = scenario(tmp_path, changed(RECIPE, optimizer="paged_adamw_8bit"))
+    assert wide.framework_options["wide_embedding_states"] is True
+    for recipe in (changed(QLORA, optimizer="adamw_bnb_8bit"), RECIPE):
+        assert "wide_embedding_states" not in scenario(tmp_path, recipe).framework_options
+
+
 def test_adapters_under_fsdp_1_are_units_of_their_own(tmp_path: Path) -> None:
     """transformers 5.23 `distributed/fsdp.py` takes PEFT's policy, with and without original parameters."""
     for original in (False, True):

@@ -128,6 +128,13 @@ def test_a_packed_base_under_fsdp_1_is_stored_in_the_format_of_products() -> Non
     assert found.framework_options["bnb_4bit_quant_storage"] == "bfloat16"
 
 
+def test_adapters_under_fsdp_1_are_units_that_are_upcast() -> None:
+    """transformers 5.8 takes PEFT's wrap policy, and accelerate 1.11 upcasts units that train alone."""
+    found = scenario({**LORA, "quantization_bit": 4}, fsdp(1), gpus=None)
+    assert found.framework_options["wrap"] == "layers_adapters"
+    assert (found.training.precision.params, found.training.lora.dtype) == ("bf16", "fp32")
+
+
 def test_pure_bf16_casts_nothing_and_has_no_autocast() -> None:
     plain = scenario({**FULL, "bf16": None, "pure_bf16": True}).training.precision
     assert (plain.params, plain.compute) == ("bf16", "bf16")
@@ -285,7 +292,8 @@ def test_a_hostile_value_is_told_at_its_line(hostile: dict[str, Any]) -> None:
     (({**FULL, "quantization_bit": 4},), "a base with adapters that is trained in full"),
     (({**LORA, "quantization_bit": 4, "quantization_method": "hqq"},), "a base that hqq packs"),
     (({**LORA, "quantization_bit": 4}, fsdp(2)), "all of which accelerate 1.11.0 casts to fp32"),
-    (({**LORA, "quantization_bit": 4}, fsdp(1, fsdp_use_orig_params=True)), "adapters in fp32 under FSDP 1"),
+    (({**LORA, "quantization_bit": 4, "bf16": None}, {**fsdp(1), "mixed_precision": "no"}),
+     "adapters in fp32 under FSDP 1"),
     (({**LORA, "quantization_bit": 8}, fsdp(1)), "quantization_bit 8 under fsdp1 is an error of LLaMA-Factory"),
     (({**LORA, "additional_target": "embed_tokens"},), "not yet: additional_target"),
     (({**LORA, "adapter_name_or_path": "old"},), "adapters that are read from files"),

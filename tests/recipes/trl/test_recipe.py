@@ -172,6 +172,16 @@ def test_options_that_the_trainer_drops_have_no_effect() -> None:
     assert moved["offload"] == {"params": "host", "gradients": "host", "optimizer": "host"}
 
 
+def test_adapters_under_fsdp_1_are_units_that_are_upcast() -> None:
+    """transformers 5.23 `distributed/fsdp.py`; accelerate 1.15 leaves a frozen flat parameter as it is read."""
+    found = scenario(LORA, FSDP1, gpus=None)
+    assert found.framework_options["wrap"] == "layers_adapters"
+    assert (found.training.precision.params, found.training.lora.dtype) == ("bf16", "fp32")
+    packed = scenario({**LORA, "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16", "bf16": False},
+                      {**FSDP1, "mixed_precision": "no"}, gpus=None)
+    assert (packed.training.precision.params, packed.training.lora.dtype) == ("bf16", "bf16")
+
+
 def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     training = scenario({**LORA, "load_in_4bit": True}, gpus=1).training
     assert (training.method, training.lora.dtype, training.quantization.double_quant) == ("qlora", "bf16", False)
@@ -189,7 +199,7 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     (({**RECIPE, "beta": 0.1},), "unknown key 'beta'"),
     (({**RECIPE, "deepspeed": "zero.json"},), "stands in another file: name it too"),
     (({**RECIPE, "bf16": True, "fp16": True},), "bf16 and fp16 are both asked for"),
-    ((LORA, FSDP1), "adapters under FSDP 1"),
+    (({**LORA, "bf16": False}, {**FSDP1, "mixed_precision": "no"}), "adapters in fp32 under FSDP 1 without mixed"),
     (({**RECIPE, "fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1, "limit_all_gathers": False}},),
      "limit_all_gathers: gathers that nothing limits"),
     ((RECIPE, {**FSDP2, "fsdp_config": {**FSDP2["fsdp_config"], "fsdp_activation_checkpointing": True}}),
