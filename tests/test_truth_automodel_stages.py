@@ -34,21 +34,21 @@ OPTIONS = ("reshard_after_forward", "defer_fsdp_grad_sync", "pp_recv_buffer_pool
 @cache
 def ran(name: str) -> RankReport:
     case = STAGES[name]["case"]
-    pp, tp = case["pp"], case.get("tp", 1)
+    pp, tp, world = case["pp"], case.get("tp", 1), case.get("world", WORLD)
     overrides = DENSE["shape"] | {"num_hidden_layers": LAYERS}
     options = {key: case[key] for key in OPTIONS if key in case}
     options |= {"local_batch_size": case["microbatches"]} if "schedules" in case else {}
-    asked = small.scenario("automodel", {"pp": pp, "dp_shard": WORLD // pp // tp, "tp": tp}, seq_len=SEQ,
+    asked = small.scenario("automodel", {"pp": pp, "dp_shard": world // pp // tp, "tp": tp}, seq_len=SEQ,
                            options=options,
                            version=VERSIONS.get(case["family"], "auto"),
                            model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",
                            pipeline={"virtual_stages": case.get("chunks", 1)},
-                           global_batch_size=case["microbatches"] * case.get("schedules", 1) * WORLD // pp // tp,
+                           global_batch_size=case["microbatches"] * case.get("schedules", 1) * world // pp // tp,
                            optimizer={"implementation": "fused"}).normalised()
     report = simulate(Scenario.model_validate(asked))
     assert report.status == "ok", report.problems
-    return next(rank for rank in report.ranks if rank.stage == case["rank"] // (WORLD // pp))
+    return next(rank for rank in report.ranks if rank.stage == case["rank"] // (world // pp))
 
 
 SHORT = "first interleaved and checkpointed"
@@ -60,7 +60,7 @@ def test_what_is_there_at_the_peak(name: str) -> None:
     peak, theirs = ran(name).peak, joined(STAGES[name]["breakdown"], PASSES, ELSEWHERE)
     assert peak is not None
     case = STAGES[name]["case"]
-    is_last = case["rank"] // (WORLD // case["pp"]) == case["pp"] - 1
+    is_last = case["rank"] // (case.get("world", WORLD) // case["pp"]) == case["pp"] - 1
     theirs["passes"] -= 4 * (case["microbatches"] - 1) * is_last  # losses of the other microbatches, a number each
     theirs["passes"] -= 2 * SEQ * DENSE["shape"]["hidden_size"] * (name == SHORT)
     assert joined(peak.by_category, PASSES, ELSEWHERE) == theirs

@@ -66,6 +66,8 @@ CASES: dict[str, dict[str, Any]] = {
     "last over tp, checkpointed": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "tp": 2,
                                    "checkpoint": True},
     "last over tp, interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "tp": 2, "chunks": 3},
+    "first alone": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "world": 2},
+    "last alone": {"family": "qwen3", "pp": 2, "rank": 1, "microbatches": 4, "world": 2},
     "first interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 3},
     "first of two interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 2},
     "last of two interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "chunks": 2},
@@ -84,7 +86,8 @@ OF_STAGES = ("pp_recv_buffer_pool", "pp_recv_buffer_pool_slack")
 def pipeline_of(case: dict[str, Any]) -> Any:
     """The rank's `AutoPipeline`, built as `_transformers/infrastructure.py` builds it."""
     fsdp = FSDP2Config(**{k: case[k] for k in OF_FSDP if k in case})
-    mesh = MeshContext.build(fsdp, ParallelismSizes(pp_size=case["pp"], tp_size=case.get("tp", 1)), world_size=WORLD,
+    sizes = ParallelismSizes(pp_size=case["pp"], tp_size=case.get("tp", 1))
+    mesh = MeshContext.build(fsdp, sizes, world_size=case.get("world", WORLD),
                              activation_checkpointing=bool(case.get("checkpoint")))
     chunks = case.get("chunks", 1)
     asked = PipelineConfig(pp_microbatch_size=1, pp_batch_size=case["microbatches"],
@@ -117,7 +120,9 @@ def one_schedule(pipeline: Any, tr: Tracker, case: dict[str, Any], *, begins: bo
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    dist.init_process_group(backend="fake", rank=case["rank"], world_size=WORLD, store=FakeStore())
+    world = case.get("world", WORLD)
+    os.environ["WORLD_SIZE"] = str(world)
+    dist.init_process_group(backend="fake", rank=case["rank"], world_size=world, store=FakeStore())
     pipeline = pipeline_of(case)
     quiet(pipeline.info.schedule)
     model, tr = nn.ModuleList(pipeline.parts), Tracker()

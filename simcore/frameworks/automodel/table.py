@@ -50,7 +50,7 @@ from simcore.frameworks.automodel.policies import (
     unreplayed,
 )
 from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
-from simcore.frameworks.automodel.tensor_parallel import SPLITS, is_cut_late, split_of
+from simcore.frameworks.automodel.tensor_parallel import SPLITS, is_cut_late, split_of, turns_adapters_from
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -219,7 +219,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     eager = attention_of(job, options) == "eager"
     layers = with_fp8(job, options, version)
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
-                   flex=runs_flex(job, options),
+                   turns_adapters_from=turns_adapters_from(job), flex=runs_flex(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),

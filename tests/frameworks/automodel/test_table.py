@@ -26,7 +26,6 @@ def _defaults(mesh: dict[str, int], **given: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("mesh", "model", "status", "told"), [
-    ({"tp": 2}, "llama-tiny", "error", "not yet: tp without data-parallel ranks that share a model under automodel"),
     ({"tp": 16, "dp_shard": 2}, "llama-tiny", "illegal", "must be divisible by TP size (16)"),
     ({"tp": 2}, "nemotron-nano-9b-v2", "error", "tensor-parallel plan of Nemotron-H's MLP layers"),
     ({"pp": 2}, TIED, "illegal", "Pipeline parallelism does not support tie_word_embeddings=True"),
