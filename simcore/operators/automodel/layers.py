@@ -125,15 +125,12 @@ def mlp(env: Env, x: Tensor, path: str, *, gated: bool, splits: bool = False) ->
     if adapted and not env.options.lora_dropout and env.options.fuses_lora_mlp and env.options.linear == "torch":
         return _fused_lora_mlp(env, x, projections)
     if not gated:
-        return linear(env, _relu_squared(env.tape, linear(env, x, f"{path}.up_proj")), f"{path}.down_proj")
+        return linear(env, aten.square(env.tape, aten.relu(env.tape, linear(env, x, f"{path}.up_proj"))),
+                      f"{path}.down_proj")
     into, out = (column, row) if splits else (linear, linear)
     product = aten.mul(env.tape, aten.silu(env.tape, into(env, x, f"{path}.gate_proj")),
                        into(env, x, f"{path}.up_proj"), "swiglu")
     return out(env, product, f"{path}.down_proj")
-
-
-def _relu_squared(tape: Tape, x: Tensor) -> Tensor:
-    return aten.square(tape, aten.relu(tape, x))
 
 
 def _fused_lora_mlp(env: Env, x: Tensor, projections: list[str]) -> Tensor:
