@@ -68,6 +68,14 @@ CASES: dict[str, dict[str, Any]] = {
     "last over tp, interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "tp": 2, "chunks": 3},
     "first alone": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "world": 2},
     "last alone": {"family": "qwen3", "pp": 2, "rank": 1, "microbatches": 4, "world": 2},
+    "first by transformers": {"family": "qwen2", "hf": True, "pp": 2, "rank": 0, "microbatches": 4},
+    "last by transformers": {"family": "qwen2", "hf": True, "pp": 2, "rank": 4, "microbatches": 4},
+    "last by transformers, checkpointed": {"family": "llama", "hf": True, "pp": 2, "rank": 4, "microbatches": 4,
+                                           "checkpoint": True},
+    "first by transformers, interleaved": {"family": "qwen2", "hf": True, "pp": 2, "rank": 0, "microbatches": 4,
+                                           "chunks": 3, "checkpoint": True},
+    "first of mixtral": {"family": "mixtral", "hf": True, "pp": 2, "rank": 0, "microbatches": 4},
+    "last of mixtral": {"family": "mixtral", "hf": True, "pp": 2, "rank": 4, "microbatches": 4},
     "first interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 3},
     "first of two interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 2},
     "last of two interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "chunks": 2},
@@ -95,7 +103,8 @@ def pipeline_of(case: dict[str, Any]) -> Any:
                            layers_per_stage=LAYERS // (3 * case["pp"]) if chunks == 3 else None,  # else 1 or 2 a rank
                            **{k: case[k] for k in OF_STAGES if k in case})
     pipeline = _instantiate_pipeline(asked, mesh, torch.device("cpu"), fsdp)
-    model = dense.model_of({"family": case["family"], "layers": LAYERS}).train()
+    model = dense.model_of({"family": case["family"], "layers": LAYERS, "hf": case.get("hf")}).train()
+    model.config._experts_implementation = "grouped_mm"
     return pipeline.build(model, loss_fn=MaskedCrossEntropy(), parallelize_fn=partial(parallelize_for_pp,
                                                                                       mesh_context=mesh))
 

@@ -198,7 +198,8 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return _chosen(job, options, _LAYERS[version])
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
-    keeps = job.graph.architecture.has_tower  # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has
+    # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
+    keeps = job.graph.architecture.has_tower or job.mesh.pp > 1
     own = replace(RELEASE_0_7_0, keeps_logits=keeps)
     return replace(_OF_HF, automodel=own, attn_implementation=attention_of(job, options),
                    liger=_has_liger(job, options), embeddings_require_grad=_transformers.replayed(job))

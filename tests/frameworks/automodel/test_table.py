@@ -189,7 +189,7 @@ def test_its_linear_layers_take_automodel_s_adapters() -> None:
     (MIXTRAL, {"dp_shard": 2, "ep": 2}, {}, "illegal", "does not inherit from MoEFSDPSyncMixin"),
     (small.TINY, {"dp_shard": 2}, {}, "error", "not yet: transformers' layers of nemotron_h under automodel"),
     ("llama-tiny", {"tp": 2}, {}, "error", "over more than data"),
-    ("llama-tiny", {"pp": 2}, {}, "error", "over more than data")])
+    ("phi-2", {"pp": 2}, {}, "error", "stages of transformers' layers of phi")])
 def test_what_of_them_is_not_served(model: Any, mesh: dict[str, int], given: dict[str, Any], status: str,
                                     told: str) -> None:
     report = _by_transformers(model, mesh, **given)
