@@ -36,8 +36,8 @@ def _ran(case: dict[str, Any]) -> RankReport:
     if "lora" in case:
         options |= {"use_memory_efficient_lora": False}
         adapters = {"method": "lora", "lora": {"rank": case["lora"], "target_modules": case["target_modules"]}}
-    tp = case.get("tp", 1)
-    asked = small.scenario("automodel", {"dp_shard": 8 // tp, "tp": tp}, seq_len=512, options=options,
+    tp, world = case.get("tp", 1), case.get("world", 8)
+    asked = small.scenario("automodel", {"dp_shard": world // tp, "tp": tp}, seq_len=512, options=options,
                            model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",
                            optimizer={"implementation": "fused"}, **adapters).normalised()

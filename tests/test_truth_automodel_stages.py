@@ -19,9 +19,10 @@ from truth_cases import joined
 TRUTH = ROOT / "tests/truth" / "tape"
 DENSE: dict[str, Any] = json.loads((TRUTH / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 STAGES: dict[str, Any] = json.loads((TRUTH / "automodel-stages-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+EXPERTS = ("num_local_experts", "num_experts_per_tok")
 VERSIONS = {"llama": "0.4.0"}
 """A stand-in norm saves its statistics (`rms_norm: torch`), which Automodel's own do in 0.4.0, and not in 0.7.0."""
-PRESETS = {"qwen3": "qwen3-8b", "llama": "llama-3.1-8b"}
+PRESETS = {"qwen3": "qwen3-8b", "llama": "llama-3.1-8b", "qwen2": "qwen2.5-7b", "mixtral": "mixtral-8x7b"}
 WORLD, SEQ, LAYERS = 8, 512, 6
 PASSES = {"activation": "passes", "backward_temp": "passes", "recompute": "passes", "workspace": "passes"}
 """A buffer of a received tensor is an activation there; here its bytes are what was received while it is in use.
@@ -34,21 +35,24 @@ OPTIONS = ("reshard_after_forward", "defer_fsdp_grad_sync", "pp_recv_buffer_pool
 @cache
 def ran(name: str) -> RankReport:
     case = STAGES[name]["case"]
-    pp, tp = case["pp"], case.get("tp", 1)
+    pp, tp, world = case["pp"], case.get("tp", 1), case.get("world", WORLD)
     overrides = DENSE["shape"] | {"num_hidden_layers": LAYERS}
+    overrides |= {key: DENSE["experts"][key] for key in EXPERTS * (case["family"] == "mixtral")}
     options = {key: case[key] for key in OPTIONS if key in case}
+    by_hf = {"implementation": "hf"} if case.get("hf") else {}
+    options |= {"use_liger_kernel": False} if by_hf else {}  # none was there
     options |= {"local_batch_size": case["microbatches"]} if "schedules" in case else {}
-    asked = small.scenario("automodel", {"pp": pp, "dp_shard": WORLD // pp // tp, "tp": tp}, seq_len=SEQ,
+    asked = small.scenario("automodel", {"pp": pp, "dp_shard": world // pp // tp, "tp": tp}, seq_len=SEQ,
                            options=options,
-                           version=VERSIONS.get(case["family"], "auto"),
+                           version="auto" if by_hf else VERSIONS.get(case["family"], "auto"),
                            model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",
                            pipeline={"virtual_stages": case.get("chunks", 1)},
-                           global_batch_size=case["microbatches"] * case.get("schedules", 1) * WORLD // pp // tp,
+                           global_batch_size=case["microbatches"] * case.get("schedules", 1) * world // pp // tp,
                            optimizer={"implementation": "fused"}).normalised()
-    report = simulate(Scenario.model_validate(asked))
+    report = simulate(Scenario.model_validate(asked | by_hf))
     assert report.status == "ok", report.problems
-    return next(rank for rank in report.ranks if rank.stage == case["rank"] // (WORLD // pp))
+    return next(rank for rank in report.ranks if rank.stage == case["rank"] // (world // pp))
 
 
 SHORT = "first interleaved and checkpointed"
@@ -60,7 +64,7 @@ def test_what_is_there_at_the_peak(name: str) -> None:
     peak, theirs = ran(name).peak, joined(STAGES[name]["breakdown"], PASSES, ELSEWHERE)
     assert peak is not None
     case = STAGES[name]["case"]
-    is_last = case["rank"] // (WORLD // case["pp"]) == case["pp"] - 1
+    is_last = case["rank"] // (case.get("world", WORLD) // case["pp"]) == case["pp"] - 1
     theirs["passes"] -= 4 * (case["microbatches"] - 1) * is_last  # losses of the other microbatches, a number each
     theirs["passes"] -= 2 * SEQ * DENSE["shape"]["hidden_size"] * (name == SHORT)
     assert joined(peak.by_category, PASSES, ELSEWHERE) == theirs

@@ -29,10 +29,10 @@ SCENARIOS: dict[str, Callable[[dict[str, Any]], Scenario]] = {
     "automodel_oss": truth_cases.automodel, "automodel_tp": truth_cases.automodel, "megatron": truth_cases.megatron,
     "megatron_delta": truth_cases.megatron}
 TALLIES = {
-    "automodel": {"exact": 72, "refused by both": 56, "not yet": 12},
+    "automodel": {"exact": 76, "refused by both": 56, "not yet": 8},
     "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
     "automodel_oss": {"exact": 28, "refused by both": 27, "not yet": 5},
-    "automodel_tp": {"exact": 33, "refused by both": 11, "not yet": 12},
+    "automodel_tp": {"exact": 36, "refused by both": 11, "not yet": 9},
     "megatron": {"exact": 104, "refused by both": 46},
     "megatron_delta": {"exact": 30, "refused by both": 13, "refused, though it builds": 1},
 }

@@ -66,6 +66,16 @@ CASES: dict[str, dict[str, Any]] = {
     "last over tp, checkpointed": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "tp": 2,
                                    "checkpoint": True},
     "last over tp, interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "tp": 2, "chunks": 3},
+    "first alone": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "world": 2},
+    "last alone": {"family": "qwen3", "pp": 2, "rank": 1, "microbatches": 4, "world": 2},
+    "first by transformers": {"family": "qwen2", "hf": True, "pp": 2, "rank": 0, "microbatches": 4},
+    "last by transformers": {"family": "qwen2", "hf": True, "pp": 2, "rank": 4, "microbatches": 4},
+    "last by transformers, checkpointed": {"family": "llama", "hf": True, "pp": 2, "rank": 4, "microbatches": 4,
+                                           "checkpoint": True},
+    "first by transformers, interleaved": {"family": "qwen2", "hf": True, "pp": 2, "rank": 0, "microbatches": 4,
+                                           "chunks": 3, "checkpoint": True},
+    "first of mixtral": {"family": "mixtral", "hf": True, "pp": 2, "rank": 0, "microbatches": 4},
+    "last of mixtral": {"family": "mixtral", "hf": True, "pp": 2, "rank": 4, "microbatches": 4},
     "first interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 3},
     "first of two interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 2},
     "last of two interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "chunks": 2},
@@ -84,7 +94,8 @@ OF_STAGES = ("pp_recv_buffer_pool", "pp_recv_buffer_pool_slack")
 def pipeline_of(case: dict[str, Any]) -> Any:
     """The rank's `AutoPipeline`, built as `_transformers/infrastructure.py` builds it."""
     fsdp = FSDP2Config(**{k: case[k] for k in OF_FSDP if k in case})
-    mesh = MeshContext.build(fsdp, ParallelismSizes(pp_size=case["pp"], tp_size=case.get("tp", 1)), world_size=WORLD,
+    sizes = ParallelismSizes(pp_size=case["pp"], tp_size=case.get("tp", 1))
+    mesh = MeshContext.build(fsdp, sizes, world_size=case.get("world", WORLD),
                              activation_checkpointing=bool(case.get("checkpoint")))
     chunks = case.get("chunks", 1)
     asked = PipelineConfig(pp_microbatch_size=1, pp_batch_size=case["microbatches"],
@@ -92,7 +103,8 @@ def pipeline_of(case: dict[str, Any]) -> Any:
                            layers_per_stage=LAYERS // (3 * case["pp"]) if chunks == 3 else None,  # else 1 or 2 a rank
                            **{k: case[k] for k in OF_STAGES if k in case})
     pipeline = _instantiate_pipeline(asked, mesh, torch.device("cpu"), fsdp)
-    model = dense.model_of({"family": case["family"], "layers": LAYERS}).train()
+    model = dense.model_of({"family": case["family"], "layers": LAYERS, "hf": case.get("hf")}).train()
+    model.config._experts_implementation = "grouped_mm"
     return pipeline.build(model, loss_fn=MaskedCrossEntropy(), parallelize_fn=partial(parallelize_for_pp,
                                                                                       mesh_context=mesh))
 
@@ -117,7 +129,9 @@ def one_schedule(pipeline: Any, tr: Tracker, case: dict[str, Any], *, begins: bo
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    dist.init_process_group(backend="fake", rank=case["rank"], world_size=WORLD, store=FakeStore())
+    world = case.get("world", WORLD)
+    os.environ["WORLD_SIZE"] = str(world)
+    dist.init_process_group(backend="fake", rank=case["rank"], world_size=world, store=FakeStore())
     pipeline = pipeline_of(case)
     quiet(pipeline.info.schedule)
     model, tr = nn.ModuleList(pipeline.parts), Tracker()

@@ -3,9 +3,9 @@
     python tests/truth/probe_automodel_step.py > tests/truth/tape/automodel-steps-0.7.0-torch-2.13.0.json
 
 Fake tensors on a CPU over PyTorch's fake process group of 8 ranks: Automodel's `parallelize_model`, forward, its
-`MaskedCrossEntropy`, backward and fused AdamW, twice; the second step is told. Stand-ins: the CPU flash kernel, no
-mask but for eager attention, rotary tables as long as the sequence without asking the device for the last position, no
-state of random numbers.
+`MaskedCrossEntropy`, backward and fused AdamW, twice; the second step is told. Cases over tp are asked for one by
+one, as DTensor keeps the groups of the first. Stand-ins: the CPU flash kernel, no mask but for eager attention, rotary
+tables as long as the sequence without asking the device for the last position, no state of random numbers.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 over tp, adapted": {"family": "qwen3", "tp": 2, "lora": 8, "target_modules": ["*_proj"]},
     "qwen3 over tp, adapted, checkpointed": {"family": "qwen3", "tp": 2, "lora": 8, "target_modules": ["*_proj"],
                                              "checkpoint": True},
+    "qwen3 over tp alone": {"family": "qwen3", "tp": 2, "world": 2},
+    "qwen3 over tp alone, adapted": {"family": "qwen3", "tp": 2, "lora": 8, "target_modules": ["*_proj"], "world": 2},
     "qwen3 by transformers": {"family": "qwen3", "hf": True, "checkpoint": True},
     "qwen3 eager": {"family": "qwen3", "attention": "eager"},
     "qwen3 eager checkpointed": {"family": "qwen3", "attention": "eager", "checkpoint": True},
@@ -105,7 +107,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     adapted(model, case)
     fsdp = FSDP2Config(**{k: case[k] for k in ("enable_fsdp2_prefetch",) if k in case})
     sizes = ParallelismSizes(tp_size=case.get("tp", 1))
-    mesh = MeshContext.build(fsdp, sizes, world_size=8, activation_checkpointing=bool(
+    mesh = MeshContext.build(fsdp, sizes, world_size=case.get("world", 8), activation_checkpointing=bool(
         case.get("checkpoint")))
     model = parallelize_model(model, mesh)
     halves, traffic = two_steps(model, lambda tr, first: micro_step(model, tr, first))
@@ -138,10 +140,14 @@ def two_steps(model: Any, micro: Callable[[Tracker, bool], None]) -> tuple[dict[
 
 
 def main() -> str:
-    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
-    dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
-    asked = sys.argv[1:] or list(CASES)
-    return dense.lines({name: measure(CASES[name]) for name in asked})
+    made = {}
+    for name in sys.argv[1:] or CASES:
+        world = CASES[name].get("world", 8)
+        os.environ.update(WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0")
+        dist.init_process_group(backend="fake", rank=0, world_size=world, store=FakeStore())
+        made[name] = measure(CASES[name])
+        dist.destroy_process_group()
+    return dense.lines(made)
 
 
 def masked(own: Callable[..., Any]) -> Callable[..., Any]:

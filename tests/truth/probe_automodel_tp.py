@@ -46,7 +46,10 @@ LAYERS: dict[str, dict[str, Any]] = {
     for family in PLANS for again, batch in ((0, 2), (1, 1))} | {
     f"{family} adapted{' checkpointed' * again}{' of two' * (batch - 1)}":
     {"family": family, "batch": batch, "checkpoint": bool(again), "lora": {"dim": 8}}
-    for family in PLANS for again, batch in ((0, 1), (0, 2), (1, 1))}
+    for family in PLANS for again, batch in ((0, 1), (0, 2), (1, 1))} | {
+    f"{family} adapted, of many{' checkpointed' * again}":
+    {"family": family, "batch": 24, "checkpoint": bool(again), "lora": {"dim": 8}}
+    for family in ("llama", "qwen3") for again in (0, 1)}
 PARTS: dict[str, dict[str, Any]] = {
     **{f"{part} of {batch}": {"family": "llama", "part": part, "batch": batch}
        for part in ("embedding", "head") for batch in (1, 2)},

@@ -50,7 +50,7 @@ from simcore.frameworks.automodel.policies import (
     unreplayed,
 )
 from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
-from simcore.frameworks.automodel.tensor_parallel import SPLITS, is_cut_late, split_of
+from simcore.frameworks.automodel.tensor_parallel import SPLITS, is_cut_late, split_of, turns_adapters_from
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -198,7 +198,8 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return _chosen(job, options, _LAYERS[version])
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
-    keeps = job.graph.architecture.has_tower  # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has
+    # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
+    keeps = job.graph.architecture.has_tower or job.mesh.pp > 1
     own = replace(RELEASE_0_7_0, keeps_logits=keeps)
     return replace(_OF_HF, automodel=own, attn_implementation=attention_of(job, options),
                    liger=_has_liger(job, options), embeddings_require_grad=_transformers.replayed(job))
@@ -219,7 +220,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     eager = attention_of(job, options) == "eager"
     layers = with_fp8(job, options, version)
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
-                   flex=runs_flex(job, options),
+                   turns_adapters_from=turns_adapters_from(job), flex=runs_flex(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),

@@ -18,14 +18,14 @@ from simcore.operators.automodel.head import LINEAR_LOSSES
 from simcore.placement.job import Job, topology_of
 from simcore.placement.layout import Shard
 
-__all__ = ["SPLITS", "check_tensor_parallel", "is_cut_late", "split_of", "split_assumptions"]
+__all__ = ["SPLITS", "check_tensor_parallel", "is_cut_late", "split_of", "split_assumptions",
+           "turns_adapters_from"]
 
 SPLITS: Final = {"output": ("tp", Shard(0, even=True)), "input": ("tp", Shard(1, even=True))}
 """Placements of split tensors, by the side of a linear layer that is split."""
 _LAST: Final = ("o_proj", "down_proj")
 _BANDWIDTH: Final = int(87.7 * 2**30 / 10**6)
-_BETWEEN_NODES: Final = 0.22
-"""Bytes a microsecond that DTensor reckons with, and the part of it between nodes."""
+"""Bytes a microsecond that DTensor reckons with inside a node."""
 _PLAN: Final = "0.7.0 components/distributed/optimized_tp_plans.py"
 
 
@@ -53,7 +53,6 @@ def check_tensor_parallel(job: Job) -> None:
             _check_sizes(job, branch.block)
     for key, said, what in (
             ("mesh.cp", mesh.cp > 1, "tp with cp"),
-            ("mesh.dp_shard", mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),
             ("training.loss", training.loss in LINEAR_LOSSES, f"loss {training.loss} of a weight that tp splits"),
             ("training.lengths", training.lengths == "packed", "packed sequences with tp"),
             ("training.precision.compute", bool(job.narrow) or runs_float8(job), "products in 8 bits with tp"),
@@ -67,14 +66,8 @@ def check_tensor_parallel(job: Job) -> None:
 
 
 def _check_adapters(job: Job) -> None:
-    """Raises NotYet for adapters over tp that are not described, see `operators/automodel/adapters/split`.
-
-    Also where DTensor multiplies otherwise in backward: instead of gathering low-rank gradients it turns A, cut along
-    its inputs, to a cut along the rank, where that is faster by its estimate: both at 87.7 GiB/s between GPUs of a
-    node (a fifth between nodes), the second with a microsecond more (torch 2.13 distributed/tensor/_collective_utils.py
-    MeshTopoInfo.build_from_mesh, _compute_placement_transition_cost).
-    """
-    lora, tp, training = job.scenario.training.lora, job.mesh.tp, job.scenario.training
+    """Raises NotYet for adapters over tp that are not described, see `operators/automodel/adapters/split`."""
+    lora, tp = job.scenario.training.lora, job.mesh.tp
     if any(spec.module == "adapter" for kind, specs in zip(job.graph.kinds, job.graph.tensors, strict=True)
            for spec in specs if kind.block is not None):
         raise job.not_yet("training.lora.target_modules", "an adapter of an lm_head that automodel splits over tp")
@@ -82,13 +75,20 @@ def _check_adapters(job: Job) -> None:
         raise job.not_yet("training.lora.dropout", "dropout of adapters over tp under automodel")
     if lora.rank % tp:
         raise job.not_yet("training.lora.rank", f"adapters of rank {lora.rank} over tp {tp} under automodel")
-    rows = training.micro_batch_size * training.seq_len
-    inputs = [spec.shape[1] for specs in job.graph.tensors for spec in specs
-              if spec.path.endswith(tuple(f"{name}.lora_A" for name in _LAST))]
-    slowest = _BANDWIDTH * (1 if tp <= topology_of(job.scenario).gpus_per_node else _BETWEEN_NODES) * tp // (tp - 1)
-    if any(2 * lora.rank * (rows - inner // tp) > slowest for inner in inputs):
-        raise job.not_yet("mesh.tp", f"adapters of {rows} tokens over tp {tp}, whose gradients DTensor does not "
-                          "gather, under automodel")
+
+
+def turns_adapters_from(job: Job) -> int:
+    """Bytes by which gathered low-rank gradients are more than A's part when both moves take as long; 0 without tp.
+
+    DTensor reckons with 87.7 GiB/s between GPUs of a node, with 0.22 of it between nodes, and adds a microsecond to the
+    exchange of A (torch 2.13 distributed/tensor/_collective_utils.py, MeshTopoInfo.build_from_mesh,
+    _compute_placement_transition_cost).
+    """
+    tp = job.mesh.tp
+    if tp == 1 or job.scenario.training.method == "full":
+        return 0
+    bandwidth = _BANDWIDTH if tp <= topology_of(job.scenario).gpus_per_node else _BANDWIDTH * 22 // 100
+    return bandwidth * tp // (tp - 1)
 
 
 def _check_sizes(job: Job, block: object) -> None:

@@ -22,11 +22,11 @@ _DEFAULT_RESHARD = (
 
 
 def is_sharded(job: Job) -> bool:
-    """True if data or context parallelism has several ranks; with one, `fully_shard` wraps nothing.
+    """True if the job has several ranks; with one, `fully_shard` wraps nothing.
 
-    0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276.
+    Over tp or stages alone it wraps groups of one rank. 0.7.0 distributed/fsdp2.py:44, fsdp2_sharding_enabled.
     """
-    return job.mesh.dp_shard * job.mesh.cp * job.mesh.dp_replicate > 1
+    return job.mesh.size > 1
 
 
 Stages = tuple[tuple[int, ...], ...]

@@ -41,8 +41,8 @@ def deepep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, pa
     output = expert_mlp(env, permuted, permuted_probabilities, path)
     if fp8_experts(env):
         output = unpadded(env, output, sizes[1])
-    restored = _restore(tape, output, (sizes[0], block.hidden), maps)
-    home = _move(env, restored, (tokens, block.hidden), "expert_output", (handle,))
+    restored = _restore(tape, output, (sizes[0], block.expert_hidden), maps)
+    home = _move(env, restored, (tokens, block.expert_hidden), "expert_output", (handle,))
     del output, restored, permuted, permuted_probabilities, chosen, probabilities
     return home
 

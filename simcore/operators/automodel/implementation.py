@@ -91,7 +91,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
-    Raises NotYet for an unknown loss and for experts of a latent width. `slots`, `comms`: shared tables of storages and
+    Raises NotYet for an unknown loss. `slots`, `comms`: shared tables of storages and
     communications, see `recording.rows.Recorder`; entries are added.
     """
     env = Env(Tape(slots, comms, no_grad=run.no_grad), run, AutomodelOptions.of(run.options), fp8=kind.fp8)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from simcore.models.blocks import Attention
 from simcore.operators.automodel.adapters.lora import linear_lora
-from simcore.operators.automodel.adapters.split import adapted_column, adapted_row
+from simcore.operators.automodel.adapters.split import adapted_column, adapted_row, apart, is_turned
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.te_fp8 import te_linear
 from simcore.operators.shared import aten
@@ -96,8 +96,18 @@ def row(env: Env, x: Tensor, path: str) -> Tensor:
     """`linear` whose input features are split over tp; the outputs are summed (`RowwiseParallel`)."""
     if env.run.tp == 1:
         return linear(env, x, path)
-    out = linear(env, x, path, adapted_row)
+    out = _adapted_row(env, x, path)
     return sum_everywhere(env.tape, out, f"{path.rpartition('.')[2]}_sum")
+
+
+def _adapted_row(env: Env, x: Tensor, path: str) -> Tensor:
+    pair, name = env.adapters(path), path.rpartition(".")[2]
+    if pair is None or not is_turned(env.run, x, pair[0], env.options.turns_adapters_from):
+        return linear(env, x, path, adapted_row)
+    own, other = apart(env.tape, env.run, x, name)
+    base = aten.linear(env.tape, own, env.param(f"{path}.weight"), name, bias=env.run.params.get(f"{path}.bias"))
+    del own
+    return adapted_row(env.tape, env.run, other, pair, base, name)
 
 
 # ---- MLP --------------------------------------------------------------------------------------------------------
@@ -115,15 +125,12 @@ def mlp(env: Env, x: Tensor, path: str, *, gated: bool, splits: bool = False) ->
     if adapted and not env.options.lora_dropout and env.options.fuses_lora_mlp and env.options.linear == "torch":
         return _fused_lora_mlp(env, x, projections)
     if not gated:
-        return linear(env, _relu_squared(env.tape, linear(env, x, f"{path}.up_proj")), f"{path}.down_proj")
+        return linear(env, aten.square(env.tape, aten.relu(env.tape, linear(env, x, f"{path}.up_proj"))),
+                      f"{path}.down_proj")
     into, out = (column, row) if splits else (linear, linear)
     product = aten.mul(env.tape, aten.silu(env.tape, into(env, x, f"{path}.gate_proj")),
                        into(env, x, f"{path}.up_proj"), "swiglu")
     return out(env, product, f"{path}.down_proj")
-
-
-def _relu_squared(tape: Tape, x: Tensor) -> Tensor:
-    return aten.square(tape, aten.relu(tape, x))
 
 
 def _fused_lora_mlp(env: Env, x: Tensor, projections: list[str]) -> Tensor:

@@ -12,16 +12,14 @@ outside torch, and copies rows in the order of the experts from there (DeepEP br
 
 from __future__ import annotations
 
-from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators.automodel.dispatch_deepep import deepep, hybridep
 from simcore.operators.automodel.dispatch_local import gathered
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.layers import mlp
+from simcore.operators.automodel.layers import linear, mlp
 from simcore.operators.automodel.router import chosen_softmax_gate, fake_gate, sigmoid_gate, softmax_gate
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
-from simcore.operators.shared.features import LATENT
 from simcore.recording.rows import Module
 from simcore.recording.tape import (
     INNER_BACKWARD_BEGIN,
@@ -39,13 +37,12 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_
     """Output of a mixture-of-experts block for `x` [batch, sequence, hidden], in x's shape.
 
     `MoE.forward`: the shared expert runs between router and experts, its output waits for theirs. `path`: the module's
-    name; `wide`: the router's weights stay fp32, `wide_product`: its product is in fp32, see `sparse`. Raises NotYet
-    for experts of a latent width.
+    name; `wide`: the router's weights stay fp32, `wide_product`: its product is in fp32, see `sparse`. Routed experts
+    of a latent width get a projection of every token, which lives until their output is projected back.
     """
     shape = x.shape
-    if block.latent:
-        raise NotYet(Problem("model", f"not yet: {LATENT} in Automodel's layers; placement is served"))
     x = x.view(env.run.tokens, block.hidden)
+    given = linear(env, x, f"{path}.fc1_latent_proj") if block.latent else x
     if env.options.fake_balanced_gate:
         weights, indices = fake_gate(env, x, block)
     elif block.router == "softmax":
@@ -56,7 +53,9 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_
         weights, indices = sigmoid_gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype,
                                         "fp32" if wide_product else x.dtype)
     shared = _shared_expert(env, x, block, path) if block.shared_ffn else None
-    y = _experts(env, x, weights, indices, block, f"{path}.experts")
+    y = _experts(env, given, weights, indices, block, f"{path}.experts")
+    if block.latent:
+        y = linear(env, y, f"{path}.fc2_latent_proj")
     if shared is not None:
         y = aten.add(env.tape, y, shared, "moe_sum")
     return y.view(*shape)

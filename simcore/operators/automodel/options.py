@@ -23,6 +23,7 @@ class AutomodelOptions(ImplementationOptions):
     with equal weights. `fp8_recipe`: recipe of
     TransformerEngine's products in 8 bits, where a layer has some; `fp8_transposes`: the device's products read them
     along rows alone; `fp8_linears`, `fp8_experts`: which products they are. `rope`: with "quack", a fused rotation.
+    `turns_adapters_from`: bytes, the limit of `adapters.split.is_turned`.
 
     Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
     MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
@@ -37,6 +38,7 @@ class AutomodelOptions(ImplementationOptions):
     experts_unit: bool = False
     fake_balanced_gate: bool = False
     rope: Literal["torch", "quack"] = "torch"
+    turns_adapters_from: int = 0
     fp8_recipe: str = ""
     fp8_transposes: bool = True
     fp8_linears: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -22,8 +23,9 @@ from simcore.operators.shared.layer_borders import (
 )
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Node, Tape, Tensor
+from simcore.units import dtype_bytes
 
-__all__ = ["embedding", "mask_of", "shape_of_positions", "shared_tables", "window_of"]
+__all__ = ["embedding", "mask_of", "shape_of_positions", "shared_tables", "stage_stem", "window_of"]
 
 
 class _Stem(Protocol):
@@ -112,6 +114,20 @@ def shared_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload) -> 
     """Records position ids, for rotary models cos and sin, and masks of a decoder of `family`: the layers' to free."""
     if of_family(family).has_positions:
         _make_tables(tape, family, block, run, _positions(tape, run, of_family(family)))
+
+
+def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
+    """Bytes by name of the tables, and of positions that checkpoints keep, which each stage makes for its own layers.
+
+    nemo-automodel 0.7.0 `distributed/pipelining/hf_utils.py`, create_pipeline_forward_inner.
+    """
+    for kind, run in runs:
+        for block in (branch.block for branch in kind.branches):
+            if isinstance(block, Attention) and block.rotary:
+                table = run.seq * (block.rotated or block.head_dim) * dtype_bytes(run.compute)
+                positions = {"position_ids": 8 * run.seq} if run.checkpoint == "full" else {}
+                return {"cos": table, "sin": table, **positions}
+    return {}
 
 
 def _make_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload, positions: Tensor) -> None:

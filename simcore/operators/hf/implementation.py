@@ -22,7 +22,14 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.hf.embedding import embedding, mask_of, shape_of_positions, shared_tables, window_of
+from simcore.operators.hf.embedding import (
+    embedding,
+    mask_of,
+    shape_of_positions,
+    shared_tables,
+    stage_stem,
+    window_of,
+)
 from simcore.operators.hf.families import EMBEDDINGS, TABLES, mix, norm, of_family
 from simcore.operators.hf.head import final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention
@@ -309,4 +316,5 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     return weight_buffer(runs) | input_buffers(runs)
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, builds_towers=True)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
+                                       builds_towers=True)

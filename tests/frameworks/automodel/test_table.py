@@ -26,7 +26,6 @@ def _defaults(mesh: dict[str, int], **given: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("mesh", "model", "status", "told"), [
-    ({"tp": 2}, "llama-tiny", "error", "not yet: tp without data-parallel ranks that share a model under automodel"),
     ({"tp": 16, "dp_shard": 2}, "llama-tiny", "illegal", "must be divisible by TP size (16)"),
     ({"tp": 2}, "nemotron-nano-9b-v2", "error", "tensor-parallel plan of Nemotron-H's MLP layers"),
     ({"pp": 2}, TIED, "illegal", "Pipeline parallelism does not support tie_word_embeddings=True"),
@@ -190,7 +189,7 @@ def test_its_linear_layers_take_automodel_s_adapters() -> None:
     (MIXTRAL, {"dp_shard": 2, "ep": 2}, {}, "illegal", "does not inherit from MoEFSDPSyncMixin"),
     (small.TINY, {"dp_shard": 2}, {}, "error", "not yet: transformers' layers of nemotron_h under automodel"),
     ("llama-tiny", {"tp": 2}, {}, "error", "over more than data"),
-    ("llama-tiny", {"pp": 2}, {}, "error", "over more than data")])
+    ("phi-2", {"pp": 2}, {}, "error", "stages of transformers' layers of phi")])
 def test_what_of_them_is_not_served(model: Any, mesh: dict[str, int], given: dict[str, Any], status: str,
                                     told: str) -> None:
     report = _by_transformers(model, mesh, **given)

@@ -8,7 +8,10 @@ are cut on dimension 1: what A makes is a partial sum, as the base's output is, 
 [Note: how DTensor multiplies partial rows] The second product of a layer whose inputs are split takes partial sums
 [tokens, rank] and B, cut along the rank: DTensor scatters the rows, or gathers B, whichever moves fewer bytes (torch
 2.13 `distributed/tensor/_collective_utils.py`, redistribute_cost). B's gradient is whole and a partial sum, which
-FSDP2's post-backward scatters (`own_columns`). `tests/operators/automodel/test_tensor_parallel.py` compares.
+FSDP2's post-backward scatters (`own_columns`). In backward the gradient of low-rank rows comes cut along the rank: it
+is gathered, or, where that is slower by DTensor's estimate, A is exchanged for a part that is cut so too (`is_turned`).
+Then the gradient of x is a partial sum of all columns, which is scattered when it meets the base's (`apart`).
+`tests/operators/automodel/test_tensor_parallel.py` compares.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.operators.shared.dtensor import gather_columns, gathered_columns, scatter_columns
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
+from simcore.units import dtype_bytes
 
-__all__ = ["adapted_column", "adapted_row", "own_columns"]
+__all__ = ["adapted_column", "adapted_row", "apart", "is_turned", "own_columns"]
 
 _SECOND = ".lora_B.weight"
 _Pair = tuple[Param, Param]
@@ -35,15 +39,43 @@ def adapted_column(tape: Tape, run: LayerWorkload, x: Tensor, pair: _Pair, base:
 
 
 def adapted_row(tape: Tape, run: LayerWorkload, x: Tensor, pair: _Pair, base: Tensor, name: str) -> Tensor:
-    """`base + B(A(x) * scale)` [..., n], partial sums, of this rank's columns `x` [..., k / tp]."""
+    """`base + B(A(x) * scale)` [..., n], partial sums, of this rank's columns `x` [..., k / tp].
+
+    `x`: the second of `apart` where `is_turned`.
+    """
     part = _second(tape, run, _first(tape, run, x, pair[0], name), pair[1], name)
     return aten.add(tape, base, part, name)
+
+
+def is_turned(run: LayerWorkload, x: Tensor, a: Param, limit: int) -> bool:
+    """True if backward cuts A [rank, k / tp] along the rank, see [Note: how DTensor multiplies partial rows].
+
+    `limit`: bytes by which gathered low-rank gradients are more than A's part when both are as fast; 0: no limit.
+    """
+    whole = x.numel // x.shape[-1] * a.shape[0] * dtype_bytes(x.dtype)
+    return bool(limit) and whole - a.nbytes > limit
+
+
+def apart(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Views of `x` for base and adapter; the adapter's gradient is of all columns, a partial sum that is scattered."""
+    shape, dtype, whole = x.shape, x.dtype, (*x.shape[:-1], x.shape[-1] * run.tp)
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        own, _partial = grads
+        grads.clear()
+        assert own is not None
+        mine = scatter_columns(tape, run.tp, Tensor(None, whole, dtype), f"grad_{name}")
+        return [new(tape, shape, dtype, f"grad_{name}_sum", own.nbytes + mine.nbytes)]
+
+    node = tape.node((x,), (), backward)
+    return Tensor(x.storage, shape, dtype, node), Tensor(x.storage, shape, dtype, node, 1)
 
 
 def _first(tape: Tape, run: LayerWorkload, x: Tensor, a: Param, name: str) -> Tensor:
     """Partial low-rank rows [rows, rank]; their gradient comes as this rank's columns, and is gathered for both."""
     (rank, inner), rows, dtype, x_shape = a.shape, x.numel // x.shape[-1], x.dtype, x.shape
     x_needs, x_bytes, flops, tp = needs_grad(x), x.nbytes, 2 * rows * a.numel, run.tp
+    turned = x.output == 1
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         own = new(tape, (rank // tp, rows), dtype, "grad_lora_turned", kernel=Kernel.COPY)
@@ -54,6 +86,10 @@ def _first(tape: Tape, run: LayerWorkload, x: Tensor, a: Param, name: str) -> Te
         del whole
         if not x_needs:
             return [None, to_a]
+        if turned:
+            cut = _all_to_all(tape, a, name)
+            return [new(tape, (*x_shape[:-1], inner * tp), dtype, f"grad_{name}_lora", cut.nbytes, Kernel.GEMM, flops),
+                    to_a]
         both = gathered_columns(tape, tp, (rows, rank), dtype, f"grad_{name}.lora_low")
         return [new(tape, x_shape, dtype, f"grad_{name}_lora", both.nbytes, Kernel.GEMM, flops), to_a]
 
@@ -61,6 +97,15 @@ def _first(tape: Tape, run: LayerWorkload, x: Tensor, a: Param, name: str) -> Te
     out = new(tape, (*x_shape[:-1], rank), dtype, f"{name}.lora_a", x_bytes, Kernel.GEMM, flops)
     out.node = node
     return out
+
+
+def _all_to_all(tape: Tape, a: Param, name: str) -> Tensor:
+    """A, cut along the rank: all columns of this rank's part, copied before and behind the exchange."""
+    parts = new(tape, a.shape, a.dtype, f"{name}.lora_a_parts", a.nbytes, Kernel.COPY)
+    tape.collective("all_to_all", "tp", parts.nbytes, a.dtype)
+    got = tape.empty(a.shape, a.dtype, f"{name}.lora_a_received")
+    del parts
+    return new(tape, a.shape, a.dtype, f"{name}.lora_a_turned", got.nbytes, Kernel.COPY)
 
 
 def _second(tape: Tape, run: LayerWorkload, low: Tensor, b: Param, name: str) -> Tensor:
