@@ -213,8 +213,10 @@ def _hosted_to(journal: Journal, policy: Policy, topology: Topology, space: Spac
     """Moves parameters that rest on the host to the device for a refit, and back."""
     if PARAMS not in policy.hosted:
         return
-    source, way = (("host", "to_device") if space == "device" else ("device", "to_host"))
-    _copy(journal, topology, journal.move(POLICY, source, space, [PARAMS]), way)
+    if space == "device":
+        _copy(journal, topology, journal.move(POLICY, "host", "device", [PARAMS]), "to_device")
+    else:
+        _copy(journal, topology, journal.move(POLICY, "device", "host", [PARAMS]), "to_host")
 
 
 def _stream(journal: Journal, step: GrpoStep, topology: Topology, buffers: Mapping[str, int]) -> None:
