@@ -147,14 +147,21 @@ def check_policies(job: Job) -> None:
             if size > 1:
                 raise job.not_yet(f"mesh.{axis}", "layers of a checkpoint's repository over more than data")
         HUB.check(job, {})
-    if not trains_policies(job) or own != "automodel":
-        return
+    if trains_policies(job) and own == "automodel":
+        _check_own(job, family)
+
+
+def _check_own(job: Job, family: str) -> None:
+    """Raises IllegalLayout or NotYet for Automodel's own layers that the pin has not, or that are not described."""
     if job.mesh.ep == 1 and family == "nemotron_h":
         raise job.illegal("implementation", "NemotronHForCausalLM of Automodel has no attribute backbone (force_hf: "
                           "true is implementation: hub)", f"{_PIN} NemotronHParallelizationStrategy")
     if family in ("llama", "qwen2"):
         raise job.illegal("implementation", "its adapter of state dicts does not implement convert_single_tensor_to_hf "
                           "and force_hf is set (implementation: hf)", f"{_SETUP} _maybe_set_force_hf")
+    if family == "qwen3":
+        raise job.illegal("implementation", "there are no layers of Qwen3ForCausalLM in the pinned Automodel "
+                          "(implementation: hf)", "Automodel 24b47e856 _transformers/registry.py MODEL_ARCH_MAPPING")
     if job.mesh.ep == 1 or family not in _OWN:
         raise job.not_yet("framework_version", f"Automodel's layers of {family} with ep {job.mesh.ep} under {NEMO_RL}")
 

@@ -29,8 +29,12 @@ _BACKEND: Final = f"{_KWARGS}.backend"
 _SETUP: Final = "models/automodel/setup.py"
 _OLDER: Final = "models/policy/workers/dtensor_policy_worker.py"
 _MATCHER: Final = "Automodel _peft/module_matcher.py"
-_AS_HF: Final = ("llama", "qwen2")
-"""Families of which the pinned Automodel's own layers cannot be sent to the engine: transformers' run instead."""
+_AS_HF: Final = {
+    **dict.fromkeys(("llama", "qwen2"), (
+        "force_hf is set: the adapter of its own layers' state dict converts no single tensor",
+        "models/automodel/setup.py _maybe_set_force_hf")),
+    "qwen3": ("the pinned Automodel has no layers of its own", "Automodel 24b47e856 _transformers/registry.py")}
+"""Families of which transformers' layers run: why, and where upstream says so."""
 _OPTION: Final = "framework_options."
 _DISPATCHERS: Final = {name: name for name in ("deepep", "hybridep", "torch")}
 _ROWS: Final = (
@@ -133,8 +137,7 @@ def _read_layers(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
         draft.infer("implementation", "hub" if hub else "hf", "force_hf: the code of the model's repository" if hub else
                     "force_hf: transformers' layers", forced, source=f"{_SETUP} _maybe_set_force_hf")
     elif family in _AS_HF:
-        draft.infer("implementation", "hf", "force_hf is set: the adapter of its own layers' state dict converts no "
-                    "single tensor", forced, source=f"{_SETUP} _maybe_set_force_hf")
+        draft.infer("implementation", "hf", _AS_HF[family][0], forced, source=_AS_HF[family][1])
     else:
         draft.idle(forced, "the default")
     deep = reader.flag(f"{_BACKEND}.enable_deepep")

@@ -70,7 +70,8 @@ def test_only_layers_of_mamba_and_mlp_are_replayed() -> None:
     ({"dp_shard": 2}, {"implementation": "hub"}, "not yet: layers of a checkpoint's repository under automodel"),
     ({"dp_shard": 2}, {"version": NEMO_RL}, "has no attribute backbone"),
     ({"dp_shard": 2}, {"version": NEMO_RL, "model": "llama-tiny"}, "does not implement convert_single_tensor_to_hf"),
-    ({"dp_shard": 2}, {"version": NEMO_RL, "model": "qwen3-8b"}, "not yet: Automodel's layers of qwen3"),
+    ({"dp_shard": 2}, {"version": NEMO_RL, "model": "qwen3-8b"}, "there are no layers of Qwen3ForCausalLM"),
+    ({"dp_shard": 2}, {"version": NEMO_RL, "model": "mixtral-8x7b", "implementation": "automodel"}, "mixtral"),
     ({"dp_shard": 2, "cp": 2}, HUB, "not yet: layers of a checkpoint's repository over more than data"),
     ({"dp_shard": 2, "tp": 2}, HUB, "not yet: tensor and expert parallelism"),
     ({"dp_shard": 2}, {**HUB, "method": "qlora"}, "do not support BnB quantization natively")])
@@ -140,7 +141,7 @@ def test_a_replayed_layer_keeps_what_its_checkpoint_is_given(version: str, kept:
     """Bytes for each number of a hidden state that a further layer adds.
 
     transformers 5.5.4, which NeMo RL pins, replays FSDP2's hooks too, so that inputs in fp32 are kept; the older worker
-    keeps inputs of both norms, of attention and of the MLP in 16 bits. Held to torch 2.13 on two ranks of a CPU: 32,768
+    keeps inputs of both norms, of attention and of the MLP in 16 bits. Held to torch 2.13 on two ranks of a CPU: 65,536
     and 131,072 bytes of 256 tokens x 64 numbers, and with transformers 5.23, whose hooks are outside, 32,768.
     """
     given: dict[str, Any] = {"recompute": "full", "seq_len": 4096, "implementation": "hf", "version": version,
