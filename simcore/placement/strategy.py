@@ -53,6 +53,11 @@ class ParallelStrategy:
         return False
 
     @property
+    def gathers_before_passes(self) -> bool:
+        """True if all units are gathered before passes without gradients, and cut again behind the first microbatch."""
+        return False
+
+    @property
     def counts_workspaces(self) -> bool:
         """True if workspaces of libraries are part of the allocated bytes that the framework itself reports."""
         return True

@@ -49,6 +49,7 @@ __all__ = ["Passes", "passes", "resting"]
 _WRITTEN: Final = 2
 """Passes that are simulated: all after the first take as long as the second."""
 _FP32: Final = 4
+_GATHERED: Final = "unsharded_param"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +92,8 @@ def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = Tr
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
     programs = [_program(simulation, plan, _WRITTEN) for plan in plans]
     rest = tuple(resting(program) for program in programs)
-    above = tuple(_above(program, own, simulation, chunk, in_place=in_place)
-                  for program, own in zip(programs, rest, strict=True))
+    above = tuple(_above(program, own, simulation, chunk, plan, in_place=in_place)
+                  for program, own, plan in zip(programs, rest, plans, strict=True))
     return Passes(rest, above, tuple(programs), _durations(simulation, plans, programs) if timed else (0, 0))
 
 
@@ -130,7 +131,7 @@ def _held(program: Program, rows: int) -> dict[str, int]:
     return {category: size for category, size in sizes.items() if size}
 
 
-def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk: int | None, *,
+def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk: int | None, plan: Plan, *,
            in_place: bool) -> dict[str, int]:
     """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities.
 
@@ -142,6 +143,8 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
     first_loss = int(losses[0])
     highest = int(np.argmax(running(program)[:first_loss]))
     inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
+    if simulation.framework.strategy.gathers_before_passes and simulation.framework.units:
+        inside[_GATHERED] = _whole_bytes(plan)
     if in_place:
         return max(inside, after, key=lambda sizes: sum(sizes.values()))
     training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)
@@ -152,6 +155,12 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
     most = _FP32 * copies * (logits if chunk is None else min(chunk, training.seq_len - 1) * position)
     after["activation"] = after.get("activation", 0) + max(_FP32 * logits, (_FP32 - own) * logits + most)
     return max(inside, after, key=lambda sizes: sum(sizes.values()))
+
+
+def _whole_bytes(plan: Plan) -> int:
+    """Bytes of all parameters as operators use them, each unit gathered."""
+    return sum(count * placed.used * dtype_bytes(placed.policy.in_use.dtype) for kind, count in plan.kind_counts
+               for placed in plan.kinds[kind] if placed.spec.is_owned and not placed.spec.is_buffer)
 
 
 def _is_whole(simulation: Simulation) -> bool:

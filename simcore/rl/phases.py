@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.hardware.topology import Topology
-from simcore.rl.journal import Journal, Way
-from simcore.rl.policy import Policy
+from simcore.rl.journal import Journal, Space, Way
+from simcore.rl.policy import PARAMS, Policy
 from simcore.rl.quantising import Quantising, quantising_of
 from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
@@ -107,6 +107,7 @@ def start(policy: Policy, *, has_reference: bool) -> Journal:
     for sizes in (_outside(policy.outside), policy.params, policy.states):
         journal.put(POLICY, sizes)
     journal.put(FIXED, policy.fixed)
+    journal.put(POLICY, policy.hosted, "host")
     if has_reference:
         journal.put(REFERENCE, policy.copied, "host")
     return journal
@@ -126,7 +127,7 @@ def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away:
     journal.begin("reference")
     if is_away:
         back(journal, policy.params, topology)
-    size = sum(policy.copied.values())
+    size = sum(policy.copied.values()) - policy.hosted.get(PARAMS, 0)
     journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
     for way in _SWAPS:
         _copy(journal, topology, size, way)
@@ -136,7 +137,10 @@ def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away:
 
 def train(journal: Journal, policy: Policy) -> None:
     """Adds the training steps."""
+    grads = f"{POLICY}, gradients"
+    journal.put(grads, {"sharded_grad": policy.hosted_grads}, "host")
     journal.spike(POLICY, policy.training, "training step", {STEPS: policy.training_ns})
+    journal.drop(grads, "host")
 
 
 def dpo_step(policy: Policy, topology: Topology) -> Journal:
@@ -206,15 +210,29 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology)
     buffers = ipc_buffers(max(0, free), step.refit_share, step.gathered.largest)
     batch = ipc_buffers(max(0, free), step.refit_share, 0)["buffer"] // _TURNS
     buffers["buffer"] += step.quantising.held_bytes(batch)
+    _hosted_to(journal, policy, topology, "device")
     _stream(journal, step, topology, buffers)
+    _hosted_to(journal, policy, topology, "host")
     away(journal, policy.params, topology)
     if step.engine.generation.sleep_level:
         journal.put(ENGINE, {"kv_cache": step.engine.cache.num_bytes}, event="cache wakes")
 
 
 def _broadcast(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
+    _hosted_to(journal, policy, topology, "device")
     _stream(journal, step, topology, broadcast_buffers(topology.device.usable_bytes, step.gathered.largest,
                                                         sends=True))
+    _hosted_to(journal, policy, topology, "host")
+
+
+def _hosted_to(journal: Journal, policy: Policy, topology: Topology, space: Space) -> None:
+    """Moves parameters that rest on the host to the device for a refit, and back."""
+    if PARAMS not in policy.hosted:
+        return
+    if space == "device":
+        _copy(journal, topology, journal.move(POLICY, "host", "device", [PARAMS]), "to_device")
+    else:
+        _copy(journal, topology, journal.move(POLICY, "device", "host", [PARAMS]), "to_host")
 
 
 def _stream(journal: Journal, step: GrpoStep, topology: Topology, buffers: Mapping[str, int]) -> None:

@@ -5,22 +5,28 @@ NeMo RL main of 2026-08-22 (7ea279ab). DTensor workers (`models/policy/workers/d
 whole module, and every tensor of the optimizer's state. Megatron workers (`megatron_policy_worker.py` move_model,
 move_optimizer) move the buffers of Megatron's DDP: parameters that learn. Frozen parameters, a LoRA base among them,
 are in no such buffer and stay on the device; so do master parameters, unless they are states of a precision-aware
-optimizer. Gradient buffers are freed. Workspaces of libraries stay.
+optimizer. Gradient buffers are freed. Workspaces of libraries stay. With cpu_offload (CPUOffloadPolicy) parameters and
+states rest on the host, gradients too while there are some: a refit moves all parameters to the device and back
+(stream_weights_via_ipc_zmq, offload_after_refit), nothing else moves but buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 
-__all__ = ["MODULES", "Policy", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "Policy", "policy_of"]
 
-MODULES = ("dtensor", "flat")
+MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
+PARAMS: Final = "sharded_param"
+_GRADS: Final = "sharded_grad"
+_CATEGORIES: Final = {"parameters": PARAMS, "gradients": _GRADS, "optimizer states": "opt_state"}
 _WORKSPACE = "workspace"
 _PRECISE = "use_precision_aware_optimizer"
 
@@ -33,7 +39,8 @@ class Policy:
     bytes that never leave the device; `copied`: all parameters and buffers, as a reference policy has them; `outside`:
     context, NCCL, dispatcher; `passing`: bytes in addition to all parameters at the highest moment of a forward pass;
     `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
-    of all forward passes of one RL step (one policy's), of all its training steps.
+    of all forward passes of one RL step (one policy's), of all its training steps. `hosted`: what rests on the host
+    instead (cpu_offload); `hosted_grads`: gradients there in a training step.
     """
 
     params: Mapping[str, int]
@@ -45,6 +52,8 @@ class Policy:
     training: Mapping[str, int]
     passing_ns: int
     training_ns: int
+    hosted: Mapping[str, int] = field(default_factory=dict)
+    hosted_grads: int = 0
 
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
@@ -63,12 +72,28 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
     fragments = simulation.needed(passing).middle - passing
     moving = _moving(plan, simulation, rest, states)
     fixed = {category: size - moving.get(category, 0) for category, size in resting.items()}
+    hosted = _hosted(plan)
+    grads = hosted.pop(_GRADS, 0)
+    copied = {category: size for category, size in rest.items() if category != _WORKSPACE}
+    if PARAMS in hosted:
+        copied[PARAMS] = copied.get(PARAMS, 0) + hosted[PARAMS]
     return Policy(
         {category: size for category, size in moving.items() if category in rest},
         {category: size for category, size in moving.items() if category in states},
         {category: size for category, size in fixed.items() if size},
-        {category: size for category, size in rest.items() if category != _WORKSPACE}, peak.outside,
-        {**above, "fragmentation": fragments}, {**beside, "fragmentation": loose}, *ns)
+        copied, peak.outside, {**above, "fragmentation": fragments}, {**beside, "fragmentation": loose}, *ns, hosted,
+        grads)
+
+
+def _hosted(plan: Plan) -> dict[str, int]:
+    """Bytes on the host by category, without what is pinned for a while."""
+    found: dict[str, int] = {}
+    for kind, count in plan.kind_counts:
+        for what, space, size in (one for placed in plan.kinds[kind] for one in placed.elsewhere):
+            if space.startswith("host"):
+                category = _CATEGORIES[what]
+                found[category] = found.get(category, 0) + count * size
+    return found
 
 
 def _states(plan: Plan) -> dict[str, int]:

@@ -70,8 +70,8 @@ def _of_block(branch: Branch, tp: int, tokens: int, width: int) -> int:
         return flat
     rows = min(tokens, _CHUNK) * block.top_k
     first = next(linear.outputs for linear in linears(branch, tp) if linear.name == "w13")
-    experts = rows * (max(first, block.hidden) + first // 2) * width
-    return flat + experts + tokens * block.hidden * width
+    experts = rows * (max(first, block.expert_hidden) + first // 2) * width
+    return flat + experts + tokens * block.expert_hidden * width
 
 
 def _of_router(block: Block, family: str, width: int, *, narrow: bool) -> int:

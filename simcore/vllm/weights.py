@@ -28,6 +28,7 @@ MODEL_DTYPE: Final = "bf16"
 _PADDING: Final = 64
 """Multiple to which rows of the vocabulary are padded (`DEFAULT_VOCAB_PADDING_SIZE`)."""
 _FP32: Final = 4
+_FIRST: Final = "0.12.0"
 _SERVED: Final = (Attention, Mamba2, Moe, Mlp)
 
 
@@ -118,8 +119,11 @@ def _kinds(architecture: Architecture) -> tuple[LayerKind, ...]:
     return tuple(dict.fromkeys(kind for _, kind in layers_of(architecture)))
 
 
-def unserved(architecture: Architecture) -> str:
-    """Description of a part of the model that is not modelled here, such as latent attention; "" if none."""
+def unserved(architecture: Architecture, version: str) -> str:
+    """Description of a part that vLLM's `version` ("0.12.0") is not modelled with, such as latent attention.
+
+    "" if there is none.
+    """
     if any(kind.shared for kind in _kinds(architecture)):
         return "layers that share a transformer"
     if architecture.has_tower:
@@ -132,8 +136,10 @@ def unserved(architecture: Architecture) -> str:
             return "multi-head latent attention"
         if isinstance(block, Attention) and (block.sinks or block.window):
             return "attention with sinks or a window"
-        if isinstance(block, Moe) and (block.latent or block.bias):
-            return "experts with biases or behind a latent projection"
+        if isinstance(block, Moe) and block.bias:
+            return "experts with biases"
+        if isinstance(block, Moe) and block.latent and version == _FIRST:
+            return f"experts behind a latent projection with vLLM {version} (served: 0.25.1)"
     return ""
 
 
@@ -177,7 +183,7 @@ def _module(branch: Branch, linear: Linear) -> str:
     """Path of a linear's module below its block: experts are one module, a shared expert one with linears."""
     if linear.is_experts:
         return "experts"
-    shared = isinstance(branch.block, Moe) and linear.name != "gate"
+    shared = isinstance(branch.block, Moe) and linear.name not in _OF_EXPERTS
     return f"shared_experts.{linear.name}" if shared else linear.name
 
 
@@ -237,8 +243,12 @@ def _of_linear(block: object, linear: Linear, recipe: Recipe | None) -> Weight:
 
 def _component(block: object, linear: Linear) -> str:
     if isinstance(block, Moe):
-        return "router" if linear.name == "gate" else "routed_experts" if linear.is_experts else "shared_experts"
+        return _OF_EXPERTS.get(linear.name, "routed_experts" if linear.is_experts else "shared_experts")
     return {Attention: "attention", Mamba2: "mamba", Mlp: "mlp", Head: "lm_head"}[type(block)]
+
+
+_OF_EXPERTS: Final = {"gate": "router", "fc1_latent_proj": "latent_projections",
+                      "fc2_latent_proj": "latent_projections"}
 
 
 def _beside_attention(block: Attention, tp: int) -> Iterator[Weight]:

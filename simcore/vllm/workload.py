@@ -138,13 +138,13 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
                                     "vLLM 0.12.0 docs/getting_started/installation/gpu.cuda.inc.md"))
     fields = configuration(scenario)
     architecture = architecture_of(fields, scenario.where("model"))
-    _check_model(scenario, architecture, given.tp)
+    release = release_of(given, "0.12.0" if use == "server" else "0.25.1")
+    _check_model(scenario, architecture, given.tp, release.name)
     longest = given.max_model_len or scenario.training.seq_len
     _check_length(scenario, fields, longest)
     usual = default_limits(topology, use, longest)
     tokens = given.max_num_batched_tokens or usual.tokens
     limits = Limits(tokens, given.max_num_seqs or min(usual.seqs, tokens))
-    release = release_of(given, "0.12.0" if use == "server" else "0.25.1")
     # by default NeMo RL caches prefixes on compute capability 8 and later (7ea279ab vllm_worker.py:84), vLLM does
     # not with Mamba layers; it does not change the bytes of other models
     caches = given.prefix_caching if given.prefix_caching is not None else (
@@ -154,8 +154,8 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
                   given.gpu_memory_utilization or _UTILIZATION[use], recipe)
 
 
-def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> None:
-    if missing := unserved(architecture):
+def _check_model(scenario: Scenario, architecture: Architecture, tp: int, version: str) -> None:
+    if missing := unserved(architecture, version):
         raise NotYet(Problem(scenario.where("model"), f"not yet: serving {missing}"))
     if not any(isinstance(b.block, Attention) for _, kind in architecture.parts for b in kind.branches):
         raise NotYet(Problem(scenario.where("model"), "not yet: serving a model without attention layers"))

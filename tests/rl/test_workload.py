@@ -105,6 +105,22 @@ def test_more_sequences_take_longer_and_no_more_memory() -> None:
     assert [phase.device_bytes for phase in once.phases] == [phase.device_bytes for phase in twice.phases]
 
 
+def test_parameters_that_rest_on_the_host_come_for_a_refit_alone() -> None:
+    """cpu_offload: 8 ranks, in fp32; gradients are there in training alone."""
+    base = GRPO | {"framework": "automodel", "framework_version": "NeMo RL 7ea279ab", "model": "llama-tiny",
+                   "implementation": "hf"}
+    offload = dict.fromkeys(("params", "gradients", "optimizer"), "host")
+    here, away = (report(base, training=GRPO["training"] | extra) for extra in ({}, {"offload": offload}))
+    held = {phase.phase: phase.host_by_owner for phase in away.phases}
+    copied = {phase.phase: phase.host_by_owner for phase in here.phases}["reference"]["policy, copied"]
+    params = held["training"]["policy, gradients"]
+    assert held["logprob"]["policy"] - held["training"]["policy"] == copied - params  # buffers, which are here for it
+    assert held["training"]["policy"] == 3 * params
+    assert held["reference"]["policy, copied"] == held["reference"]["reference policy"] == copied
+    (back,) = [row for row in away.ranks[0].traffic if row.phase == "refit" and row.axis == "to_host"]
+    assert back.payload_bytes == copied
+
+
 def test_prompts_that_are_answered_and_not_kept_take_time_alone() -> None:
     plain, (more, same) = report(), (report(rl=GRPO["rl"] | {"generated_prompts": count}) for count in (8000, 4))
     assert seconds(more)["generation"] > 2 * seconds(plain)["generation"]

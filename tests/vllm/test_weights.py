@@ -69,5 +69,20 @@ def test_what_tp_cuts_is_not_refused() -> None:
 @pytest.mark.parametrize(("model", "told"), [("deepseek-v3", "latent"), ("gpt-oss-20b", "sinks"),
                                             ("zamba2-1.2b", "share a transformer"), (NANO, "")])
 def test_what_is_not_described_is_named(model: str, told: str) -> None:
-    assert told in unserved(architecture_of(model_config(model, None, "")))
-    assert bool(told) == bool(unserved(architecture_of(model_config(model, None, ""))))
+    found = unserved(architecture_of(model_config(model, None, "")), "0.25.1")
+    assert told in found
+    assert bool(told) == bool(found)
+
+
+def test_experts_behind_a_latent_projection_by_hand() -> None:
+    """vLLM 0.25.1 `models/nemotron_h.py`: projections whole on each rank, experts as wide as the latent."""
+    model = architecture_of(model_config("nemotron-3-super-120b-a12b", None, ""))
+    assert "behind a latent projection with vLLM 0.12.0" in unserved(model, "0.12.0")
+    assert unserved(model, "0.25.1") == ""
+    sizes = {tp: Counter[str]() for tp in (1, 4)}
+    for tp, found in sizes.items():
+        for weight in weights(model, tp, narrow_router=True):
+            found[weight.component] += weight.numel
+    layers, latent, hidden, experts, ffn = 40, 1024, 4096, 512, 2688
+    assert [sizes[tp]["latent_projections"] for tp in (1, 4)] == [layers * 2 * latent * hidden] * 2
+    assert [sizes[tp]["routed_experts"] * tp for tp in (1, 4)] == [layers * experts * 2 * latent * ffn] * 2

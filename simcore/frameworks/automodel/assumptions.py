@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simcore.frameworks.automodel.attention import packed_assumptions, runs_flex
 from simcore.frameworks.automodel.pipeline import STAGES
-from simcore.frameworks.automodel.policies import POLICY_ASSUMPTIONS, trains_policies
+from simcore.frameworks.automodel.policies import policy_assumptions, trains_policies
 from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
 from simcore.frameworks.automodel.tensor_parallel import split_assumptions
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
@@ -53,7 +53,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made += [_PATCHES] if job.graph.architecture.has_tower else []
     made += [_READ] if is_read else []
     made += fp8_assumptions(job)
-    made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
+    made += [*policy_assumptions(job), *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if is_forced(options) else _BALANCED]
     elif job.graph.architecture.family == "gpt_oss" and job.graph.implementation != "hf":

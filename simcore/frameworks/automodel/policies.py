@@ -13,6 +13,20 @@ repository has, and which trust_remote_code loads; each expert is a module there
 holds embedding, norm and head, and it replays only layers of Mamba and MLP. Without force_hf, custom classes whose
 adapter of state dicts cannot convert a single tensor (Llama, Qwen2) are replaced by those of transformers:
 `implementation: hf`.
+
+[Note: outputs in fp32]
+Both kinds of DTensor workers wrap layers and root with output_dtype float32 (setup.py:485, `models/dtensor/
+parallelize.py:726`): a hook casts what a layer puts out, another what the next is given (torch 2.13
+`_fsdp_state.py`, _post_forward, _pre_forward). The last norm computes in fp32, and autocast narrows what lm_head gets.
+Counted for transformers' layers; of Automodel's own and of a repository's, two copies in fp32 while a layer runs are
+left out.
+
+[Note: the older worker]
+`dtensor_cfg._v2: false`, or nothing (`models/policy/lm_policy.py:163`): `models/policy/workers/
+dtensor_policy_worker.py`, `models/dtensor/parallelize.py` _parallelize_model. transformers' layers; each is a unit that
+reshards, the last too, and the root has embedding, norm and head. Checkpoints are of attention, MLP and both norms one
+by one. Before passes of log-probabilities all units are gathered (unshard_fsdp2_model), and the first microbatch leaves
+them cut again.
 """
 
 from __future__ import annotations
@@ -25,16 +39,18 @@ from simcore.models.blocks import Attention, Moe
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["EVERY", "NEMO_RL", "POLICY_ASSUMPTIONS", "check_policies", "hub_options", "loss_by_default",
-           "offload_parts", "rests_on_host", "stored_by_default", "trains_policies", "unreplayed"]
+__all__ = ["EVERY", "NEMO_RL", "OLDER", "casts_outputs", "check_policies", "hub_options",
+           "is_older", "loss_by_default", "offload_parts", "policy_assumptions", "rests_on_host",
+           "stored_by_default", "trains_policies", "unreplayed"]
 
 NEMO_RL: Final = "NeMo RL 7ea279ab"
-"""Value of `framework_version`."""
+OLDER: Final = "NeMo RL 7ea279ab, _v2 false"
+"""Values of `framework_version`; the second: [Note: the older worker]."""
 _SETUP: Final = "NeMo RL 7ea279ab models/automodel/setup.py"
 _PIN: Final = "Automodel 24b47e856 distributed/parallelizer.py"
 EVERY: Final = "NeMo RL 7ea279ab models/automodel/train.py: no microbatch sets gradients to wait"
 """Source of the default of defer_fsdp_grad_sync."""
-POLICY_ASSUMPTIONS: Final = [
+_ASSUMED: Final = [
     ("torch.autocast", "casts nothing beside parameters that FSDP2 gathers in 16 bits", "assumed",
      "NeMo RL 7ea279ab models/policy/workers/dtensor_policy_worker_v2.py get_train_context")]
 _OWN: Final = ("deepseek_v3", "nemotron_h", "qwen3_moe")
@@ -43,7 +59,33 @@ _OWN: Final = ("deepseek_v3", "nemotron_h", "qwen3_moe")
 
 def trains_policies(job: Job) -> bool:
     """True if the job is a worker of NeMo RL, see [Note: NeMo RL's pin]."""
-    return job.scenario.framework_version == NEMO_RL
+    return job.scenario.framework_version in (NEMO_RL, OLDER)
+
+
+def is_older(job: Job) -> bool:
+    """True if the job is a worker of [Note: the older worker]."""
+    return job.scenario.framework_version == OLDER
+
+
+def casts_outputs(job: Job) -> bool:
+    """True if layers put out fp32, see [Note: outputs in fp32]."""
+    return trains_policies(job) and job.graph.implementation == "hf"
+
+
+def policy_assumptions(job: Job) -> list[tuple[str, str, str, str]]:
+    """Returns what is assumed of a worker beside Automodel's own assumptions, as (key, value, kind, source)."""
+    made, checkpoint = [*_ASSUMED], job.scenario.training.recompute != "none"
+    if casts_outputs(job) and not is_older(job) and checkpoint:
+        made.append(("training.recompute", "a replayed layer is gathered once more than is counted", "assumed",
+                     "transformers 5.5.4 modeling_layers.py, GradientCheckpointingLayer.__call__: hooks of FSDP2 are "
+                     "inside the checkpoint, and reshard what they gathered before its backward"))
+    if trains_policies(job) and not casts_outputs(job):
+        made.append(("outputs of layers", "in the compute dtype", "assumed", f"{_SETUP}:485 casts them to fp32: two "
+                     "copies of a hidden state in fp32 while a layer runs are left out"))
+    if is_older(job):
+        made.append(("gathers before passes", "take the time of those in the passes", "assumed", "NeMo RL 7ea279ab "
+                     "models/policy/workers/dtensor_policy_worker.py:136 unshard_fsdp2_model: they overlap nothing"))
+    return made
 
 
 def stored_by_default(job: Job) -> tuple[str, str]:
@@ -92,6 +134,8 @@ def check_policies(job: Job) -> None:
     if trains_policies(job) and job.mesh.pp > 1:
         raise job.illegal("mesh.pp", "workers of DTensor have no pipeline stages: the device mesh is made with pp_size "
                           "1", f"{_SETUP}:511")
+    if is_older(job):
+        _check_older(job)
     if trains_policies(job):
         _check_offload(job)
         _check_tensor_parallel(job)
@@ -103,16 +147,42 @@ def check_policies(job: Job) -> None:
             if size > 1:
                 raise job.not_yet(f"mesh.{axis}", "layers of a checkpoint's repository over more than data")
         HUB.check(job, {})
-    if not trains_policies(job) or own != "automodel":
-        return
+    if trains_policies(job) and own == "automodel":
+        _check_own(job, family)
+
+
+def _check_own(job: Job, family: str) -> None:
+    """Raises IllegalLayout or NotYet for Automodel's own layers that the pin has not, or that are not described."""
     if job.mesh.ep == 1 and family == "nemotron_h":
         raise job.illegal("implementation", "NemotronHForCausalLM of Automodel has no attribute backbone (force_hf: "
                           "true is implementation: hub)", f"{_PIN} NemotronHParallelizationStrategy")
     if family in ("llama", "qwen2"):
         raise job.illegal("implementation", "its adapter of state dicts does not implement convert_single_tensor_to_hf "
                           "and force_hf is set (implementation: hf)", f"{_SETUP} _maybe_set_force_hf")
+    if family == "qwen3":
+        raise job.illegal("implementation", "there are no layers of Qwen3ForCausalLM in the pinned Automodel "
+                          "(implementation: hf)", "Automodel 24b47e856 _transformers/registry.py MODEL_ARCH_MAPPING")
     if job.mesh.ep == 1 or family not in _OWN:
         raise job.not_yet("framework_version", f"Automodel's layers of {family} with ep {job.mesh.ep} under {NEMO_RL}")
+
+
+_BY_PARTS: Final = ("llama", "mistral", "qwen2", "qwen3")
+"""Families of which layers that are replayed part by part are described."""
+_OLDER_FILE: Final = "NeMo RL 7ea279ab models/policy/lm_policy.py"
+
+
+def _check_older(job: Job) -> None:
+    """Refuses what the older worker does not run, and families of which it is not described."""
+    training = job.scenario.training
+    if job.graph.implementation != "hf":
+        raise job.illegal("implementation", "the older worker runs transformers' layers (implementation: hf)",
+                          "NeMo RL 7ea279ab models/policy/workers/dtensor_policy_worker.py:367")
+    if training.method == "lora":
+        raise job.illegal("training.method", "LoRA is not supported for DTensorPolicyWorker V1", f"{_OLDER_FILE}:178")
+    if job.mesh.dp_replicate > 1:
+        raise job.illegal("mesh.dp_replicate", "HSDP is not supported with the V1 DTensor worker", f"{_OLDER_FILE}:183")
+    if job.graph.architecture.family not in _BY_PARTS:
+        raise job.not_yet("framework_version", f"the older worker of {job.graph.architecture.family}")
 
 
 def _check_offload(job: Job) -> None:
@@ -122,8 +192,8 @@ def _check_offload(job: Job) -> None:
         return
     if job.mesh.size == 1:
         raise job.illegal("training.offload", "CPUOffload doesn't work on single GPU for AutoModel", f"{_SETUP}:500")
-    if job.scenario.workload != "train" or job.mesh.ep > 1:
-        raise job.not_yet("training.offload", "cpu_offload but for SFT without expert parallelism")
+    if job.mesh.ep > 1:
+        raise job.not_yet("training.offload", "cpu_offload with expert parallelism")
 
 
 _PLANS: Final = {"llama": "_parallelize_llama", "qwen2": "_parallelize_qwen", "qwen3": "_parallelize_qwen"}

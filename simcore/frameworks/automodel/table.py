@@ -42,7 +42,10 @@ from simcore.frameworks.automodel.pipeline import (
 from simcore.frameworks.automodel.policies import (
     EVERY,
     NEMO_RL,
+    OLDER,
+    casts_outputs,
     hub_options,
+    is_older,
     loss_by_default,
     rests_on_host,
     stored_by_default,
@@ -74,10 +77,10 @@ from simcore.recording.options import ImplementationOptions
 
 __all__ = ["OPTIONS", "VERSIONS", "implementation_of", "table"]
 
-VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0", NEMO_RL)
+VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0", NEMO_RL, OLDER)
 _LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.0": SNAPSHOT_2026_06_08,
            "0.3.0": SNAPSHOT_2026_06_08, NEMO_RL: replace(SNAPSHOT_2026_06_08, keeps_logits=False)}
-_BESIDE = ("0.4.0", "0.3.0", NEMO_RL)
+_BESIDE = ("0.4.0", "0.3.0", NEMO_RL, OLDER)
 """Releases that run the shared expert on a stream of its own (0.4.0 moe/layers.py, MoE.forward; gone with
 e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
@@ -200,9 +203,11 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     rope_of(job, options)
     # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
     keeps = job.graph.architecture.has_tower or job.mesh.pp > 1
-    own = replace(RELEASE_0_7_0, keeps_logits=keeps)
-    return replace(_OF_HF, automodel=own, attn_implementation=attention_of(job, options),
-                   liger=_has_liger(job, options), embeddings_require_grad=_transformers.replayed(job))
+    wide = casts_outputs(job) and is_sharded(job)
+    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide)
+    return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=is_older(job),
+                   attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
+                   embeddings_require_grad=_transformers.replayed(job))
 
 
 def _has_liger(job: Draft, options: dict[str, object]) -> bool:
@@ -233,7 +238,8 @@ def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:
     if job.mesh.pp > 1:
         return deferred_reduction(_ahead(job, options), defer=defer)
     kept = bool(options.get("enable_fsdp_optimizations", False))
-    return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
+    return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept,
+                         unshards_passes=is_older(job))
 
 
 def _ahead(job: Draft, options: dict[str, object]) -> tuple[int, int]:

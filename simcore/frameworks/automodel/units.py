@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simcore.frameworks.automodel.policies import trains_policies
+from simcore.frameworks.automodel.policies import is_older, trains_policies
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
@@ -62,9 +62,9 @@ def units(job: Draft, stages: Stages, options: dict[str, object], reduce: str, *
         return ()
     mesh = job.mesh
     replicate = "dp_replicate" if mesh.dp_replicate > 1 else ""
-    return _units(job.graph, stages,
-                  _Wrapping(_asked(job, options), mesh.ep > 1, mesh.expert_dp, replicate, job.compute, reduce,
-                            holds_fp32, trains_policies(job)))
+    asked = True if is_older(job) else _asked(job, options)
+    return _units(job.graph, stages, _Wrapping(asked, mesh.ep > 1, mesh.expert_dp, replicate, job.compute, reduce,
+                                               holds_fp32, trains_policies(job)))
 
 
 def _asked(job: Draft, options: dict[str, object]) -> bool | None:

@@ -18,7 +18,7 @@ class Fsdp2Strategy(ParallelStrategy):
     leaves it to the implicit prefetch. `sync`: gradients are reduced in "every" microbatch, in the "last" one, or at
     the "end", when its backward pass is over. `reshard_after_backward`: parameters are freed after each microbatch's
     backward, not only after the last. `finish`: the end of reductions is waited for, and their buffers freed, after
-    "every" microbatch's backward or the "last".
+    "every" microbatch's backward or the "last". `unshards_passes`: all units are gathered before a policy's passes.
     """
 
     prefetch: int = 0
@@ -26,6 +26,7 @@ class Fsdp2Strategy(ParallelStrategy):
     sync: str = "last"
     reshard_after_backward: bool = True
     finish: str = "every"
+    unshards_passes: bool = False
 
     @property
     def is_flat(self) -> bool:
@@ -44,6 +45,11 @@ class Fsdp2Strategy(ParallelStrategy):
         torch 2.13 `_fsdp_param_group.py`, FSDPCommContext: all_gather_stream.
         """
         return True
+
+    @property
+    def gathers_before_passes(self) -> bool:
+        """`unshards_passes`."""
+        return self.unshards_passes
 
     @property
     def counts_workspaces(self) -> bool:

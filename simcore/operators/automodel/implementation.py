@@ -105,7 +105,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
 def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     """A layer, the final norm or the head: its caller drops the input when it has returned."""
     tape, run = env.tape, env.run
-    hidden: Tensor | None = _input(env, (run.batch, run.seq, kind.hidden), run.compute)
+    hidden: Tensor | None = _input(env, (run.batch, run.seq, kind.hidden),
+                                   "fp32" if env.options.wide_inputs else run.compute)
     assert hidden is not None
     leaf = hidden.node
     out = _run(env, kind, hidden)
@@ -168,7 +169,7 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, Head):
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
-        return finished_logits(env.tape, kind, head(env, hidden, kind.block))
+        return finished_logits(env.tape, kind, head(env, aten.cast(env.tape, hidden, env.run.compute), kind.block))
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)
     if env.run.ep > 1 and env.options.keeps_router:

@@ -28,7 +28,7 @@ class AutomodelOptions(ImplementationOptions):
     Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
     MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
     `replays_dispatch`: a checkpoint keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's
-    product and its top-k.
+    product and its top-k. `wide_inputs`: the head is given a hidden state in fp32, which autocast narrows.
     """
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
@@ -45,6 +45,7 @@ class AutomodelOptions(ImplementationOptions):
     fp8_experts: bool = False
     keeps_norm_rstd: bool = True
     fuses_lora_mlp: bool = True
+    wide_inputs: bool = False
     keeps_logits: bool = True
     replays_dispatch: bool = False
     keeps_router: bool = True

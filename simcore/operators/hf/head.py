@@ -8,6 +8,7 @@ from simcore.operators.hf.chunked import chunked_loss
 from simcore.operators.hf.families import norm
 from simcore.operators.hf.layers import linear
 from simcore.operators.hf.losses import cut_loss, liger_loss
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.unsloth import fast_norm, has_fast_layers
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import leave_waiting, nothing, simple_part
@@ -24,7 +25,7 @@ def final_norm(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer
     if has_fast_layers(run):
         return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
     return simple_part(tape, run, nothing, kind.hidden, lambda hidden: norm(tape, run, "", hidden, kind.family),
-                       _stream(kind))
+                       "fp32" if HfOptions.of(run.options).wide_outputs else _stream(kind))
 
 
 def _stream(kind: LayerKind) -> str:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.hf.embedding import (
     embedding,
@@ -127,12 +127,14 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     leaf = inputs.hidden.node
     if HfOptions.of(run.options).casts_stream:  # by FSDP2's hook; the model holds what it was until the layer returns
         inputs = _cast(tape, run, inputs)
-    body: Callable[[], Tensor] = partial(_body, tape, kind, run, inputs)
+    run_layer = _between_casts if HfOptions.of(run.options).wide_outputs else _body
+    body: Callable[[], Tensor] = partial(run_layer, tape, kind, run, inputs)
     held: list[Callable[[], Tensor]] = []
     if is_function := run.checkpoint != "none" and run.options.inputs_on_host:
         held.append(_Function(tape, run, inputs, body))
         body = held[0]
-    out = tape.checkpoint(body, nested=is_function) if run.checkpoint != "none" else body()
+    is_whole = run.checkpoint != "none" and not HfOptions.of(run.options).checkpoints_parts
+    out = tape.checkpoint(body, nested=is_function) if is_whole else body()
     _keep(tape, run, out, further)
     hand_on(tape, out)
     forward = tape.cut()
@@ -210,7 +212,8 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
 
     Also returns the rotary tables of layers of another type, which that layer frees with its own.
     """
-    hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if kind.wide and not run.first else "")
+    wide = kind.wide or HfOptions.of(run.options).wide_outputs
+    hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if wide and not run.first else "")
     down = -(run.stem or run.first)
     family = of_family(kind.family)
     shared = [] if not family.has_positions else [
@@ -237,6 +240,15 @@ def _cast(tape: Tape, run: LayerWorkload, inputs: Inputs) -> Inputs:
     hidden = aten.cast(tape, inputs.hidden, run.compute)
     cos, sin = (table and aten.cast(tape, table, run.compute) for table in (inputs.cos, inputs.sin))
     return inputs._replace(hidden=hidden, cos=cos, sin=sin)
+
+
+def _between_casts(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
+    """A layer between what FSDP2's hooks cast (torch 2.13 `_fsdp_state.py`, cast_forward_inputs and output_dtype).
+
+    transformers' checkpoint of a whole layer is outside of both (`modeling_layers.py`, GradientCheckpointingLayer).
+    """
+    narrow = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute))
+    return aten.cast(tape, _body(tape, kind, run, narrow), "fp32")
 
 
 def _turns(kind: LayerKind) -> bool:
@@ -267,6 +279,8 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         return unsloth_layer(tape, kind, run, inputs.hidden)
     if kind.beside:
         return _beside(tape, kind, run, inputs)
+    if run.checkpoint != "none" and HfOptions.of(run.options).checkpoints_parts:
+        return _by_parts(tape, kind, run, inputs)
     x, _held = inputs.hidden, None
     for branch in kind.branches:
         residual = x
@@ -289,6 +303,26 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
             x = norm(tape, run, f"{branch.behind}.", x, kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
+    return x
+
+
+def _by_parts(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
+    """`x + block(norm(x))` for every branch, norms and blocks replayed one by one (`checkpoint_wrapper`)."""
+    def normed(branch: Branch, x: Tensor) -> Tensor:
+        tape.scope = f"{branch.norm}."
+        return norm(tape, run, f"{branch.norm}.", x, kind.family)
+
+    def mixed(branch: Branch, x: Tensor) -> Tensor:
+        tape.scope = f"{branch.name}."
+        return mix(tape, run, branch, inputs._replace(hidden=x), kind.family)[0]
+
+    x = inputs.hidden
+    for branch in kind.branches:
+        residual = x
+        x = tape.checkpoint(partial(normed, branch, x))
+        x = tape.checkpoint(partial(mixed, branch, x))
+        tape.scope = ""
+        x = aten.add(tape, residual, x, "residual")
     return x
 
 

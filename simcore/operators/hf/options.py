@@ -29,7 +29,9 @@ class HfOptions(ImplementationOptions):
     the release of Unsloth whose functions run the layers, "" none. `compile`: one kernel dequantises torchao's
     4-bit weight. `adapter_units`: each matrix of an adapter is a data-parallel unit of its own. `compiled_layers`:
     torch.compile runs on each decoder layer. `has_outlier_threshold`: LLM.int8() looks for outliers
-    (llm_int8_threshold above 0).
+    (llm_int8_threshold above 0). `wide_outputs`: FSDP2's hook casts what each layer puts out to fp32, and what the next
+    is given back to the compute dtype. `checkpoints_parts`: norms, attention and MLP of a layer are checkpoints of
+    their own.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -49,3 +51,5 @@ class HfOptions(ImplementationOptions):
     adapter_units: bool = False
     compiled_layers: bool = False
     has_outlier_threshold: bool = True
+    wide_outputs: bool = False
+    checkpoints_parts: bool = False

@@ -2,8 +2,8 @@
 
 [Note: versions]
 `_v2: true` is the worker that the framework `automodel` describes as NeMo RL's (`frameworks/automodel/policies`).
-Without it the older worker runs (`models/policy/lm_policy.py`), which parallelizes transformers' layers by its own code
-(`models/dtensor/parallelize.py`: a checkpoint around attention, MLP and each norm). That one is refused.
+Without it the older worker runs (`models/policy/lm_policy.py`:163), a version of its own there: transformers' layers,
+whatever automodel_kwargs say, which only the newer reads.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ _LORA: Final = f"{_AT}.lora_cfg"
 _KWARGS: Final = f"{_AT}.automodel_kwargs"
 _BACKEND: Final = f"{_KWARGS}.backend"
 _SETUP: Final = "models/automodel/setup.py"
+_OLDER: Final = "models/policy/workers/dtensor_policy_worker.py"
 _MATCHER: Final = "Automodel _peft/module_matcher.py"
-_AS_HF: Final = ("llama", "qwen2")
-"""Families of which the pinned Automodel's own layers cannot be sent to the engine: transformers' run instead."""
+_AS_HF: Final = {
+    **dict.fromkeys(("llama", "qwen2"), (
+        "force_hf is set: the adapter of its own layers' state dict converts no single tensor",
+        "models/automodel/setup.py _maybe_set_force_hf")),
+    "qwen3": ("the pinned Automodel has no layers of its own", "Automodel 24b47e856 _transformers/registry.py")}
+"""Families of which transformers' layers run: why, and where upstream says so."""
 _OPTION: Final = "framework_options."
 _DISPATCHERS: Final = {name: name for name in ("deepep", "hybridep", "torch")}
 _ROWS: Final = (
@@ -75,12 +80,13 @@ _OPTIMIZER: Final = (
 def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
     """Reads a policy that trains by DTensor on `gpus`."""
     newer = reader.flag(f"{_AT}._v2")
-    if newer is None or not newer.value:
-        draft.refuse(newer or reader.take(f"{_AT}.enabled"), "the older worker of DTensor (_v2 is not true)")
-    else:
-        draft.idle(newer, "the worker that is described")
+    is_older = newer is None or not newer.value
     draft.infer("framework", "automodel", "the worker of DTensor", source=_SETUP)
-    draft.infer("framework_version", "NeMo RL 7ea279ab", "the release of the recipes")
+    if is_older:
+        draft.infer("framework_version", "NeMo RL 7ea279ab, _v2 false", "the older worker, as _v2 is not true", newer,
+                    source="models/policy/lm_policy.py:163")
+    else:
+        draft.infer("framework_version", "NeMo RL 7ea279ab", "the release of the recipes", newer)
     sizes = {axis: reader.integer(f"{_AT}.{word}_parallel_size") for axis, word in (
         ("cp", "context"), ("tp", "tensor"), ("ep", "expert"))}
     for axis, size in sizes.items():
@@ -92,7 +98,7 @@ def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
                                 "dp_replicate_size": copies}, "mesh.dp_shard", "GPUs over the other degrees",
                   f"{_SETUP} setup_distributed")
     draft.refuse(reader.take(f"{_AT}.moe_parallelizer.lm_head_precision"), "a head in another format than the model")
-    _read_layers(reader, draft, sizes["ep"])
+    (_read_older_layers(reader, draft) if is_older else _read_layers(reader, draft, sizes["ep"]))
     _read_sequences(reader, draft, sizes["tp"])
     _read_offload(reader, draft)
     _read_adapters(reader, draft, sizes["ep"])
@@ -131,8 +137,7 @@ def _read_layers(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
         draft.infer("implementation", "hub" if hub else "hf", "force_hf: the code of the model's repository" if hub else
                     "force_hf: transformers' layers", forced, source=f"{_SETUP} _maybe_set_force_hf")
     elif family in _AS_HF:
-        draft.infer("implementation", "hf", "force_hf is set: the adapter of its own layers' state dict converts no "
-                    "single tensor", forced, source=f"{_SETUP} _maybe_set_force_hf")
+        draft.infer("implementation", "hf", _AS_HF[family][0], forced, source=_AS_HF[family][1])
     else:
         draft.idle(forced, "the default")
     deep = reader.flag(f"{_BACKEND}.enable_deepep")
@@ -145,6 +150,15 @@ def _read_layers(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
         draft.infer(f"{_OPTION}attn_implementation", "flash_attention_2", "packs are read by FlashAttention 2",
                     source=f"{_SETUP} validate_and_prepare_config")
     read_rows(reader, draft, _LAYERS)
+
+
+def _read_older_layers(reader: Reader, draft: Draft) -> None:
+    """Layers of transformers, with SDPA or, for packs, FlashAttention 2 (dtensor_policy_worker.py:290)."""
+    draft.infer("implementation", "hf", "the older worker runs transformers' layers", source=_OLDER)
+    if reader.look("policy.sequence_packing.enabled") is True:
+        draft.infer(f"{_OPTION}attn_implementation", "flash_attention_2", "packs are read by FlashAttention 2",
+                    source=_OLDER)
+    draft.idle(reader.matching(f"{_KWARGS}.*", _KWARGS), "the older worker does not read it")
 
 
 def _read_sequences(reader: Reader, draft: Draft, tp: Taken[int] | None) -> None:

@@ -97,10 +97,14 @@ def _of_mlp(block: Mlp, tp: int) -> Iterator[Linear]:
 
 
 def _of_moe(block: Moe, tp: int) -> Iterator[Linear]:
-    ffn = block.expert_ffn // tp
+    """Experts behind a latent projection have two linears more, whole on each rank (0.25.1 `models/nemotron_h.py`)."""
+    ffn, width = block.expert_ffn // tp, block.expert_hidden
     first = (ffn,) * (1 + block.gated)
-    yield Linear("w13", block.hidden, first, block.hidden, tp, slices=len(first), copies=block.num_experts)
-    yield Linear("w2", ffn, (block.hidden,), block.expert_ffn, tp, copies=block.num_experts)
+    yield Linear("w13", width, first, width, tp, slices=len(first), copies=block.num_experts)
+    yield Linear("w2", ffn, (width,), block.expert_ffn, tp, copies=block.num_experts)
+    if block.latent:
+        yield Linear("fc1_latent_proj", block.hidden, (width,), block.hidden)
+        yield Linear("fc2_latent_proj", width, (block.hidden,), width)
     if block.shared_ffn:
         yield from _feed_forward(block.hidden, block.shared_ffn, tp, gated=block.gated)
 

@@ -300,6 +300,15 @@ def test_a_chunk_has_a_token(tmp_path: Path) -> None:
     assert "policy.logprob_chunk_size: expected 1 or more, got 0" in str(found.wrong[0])
 
 
+def test_the_older_worker_runs_transformers_layers(tmp_path: Path) -> None:
+    for said in ("_v2: false", "_v2: null"):
+        found = imported(tmp_path, GRPO, f"policy: {{model_name: Qwen/Qwen3-8B, dtensor_cfg: {{{said}}}}}\n")
+        data = found.document().data
+        assert (data["framework_version"], data["implementation"]) == ("NeMo RL 7ea279ab, _v2 false", "hf")
+    packed = imported(tmp_path, GRPO, "policy: {dtensor_cfg: {_v2: false}, sequence_packing: {enabled: true}}\n")
+    assert packed.document().data["framework_options"]["attn_implementation"] == "flash_attention_2"
+
+
 def test_packs_are_sequences_of_full_length_and_read_by_flash_attention(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "cluster: {gpus_per_node: 8}\n")
     read_ = scenario(found)
@@ -459,7 +468,6 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
     (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: align}}}", "Mamba's states for prefixes: align"),
     (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
     (GRPO, "data: {default: {env_name: reward_model}}", "rewards by a model that takes GPUs of the cluster"),
-    (SFT, "policy: {dtensor_cfg: {_v2: false}}", "the older worker of DTensor"),
     (SFT, "policy: {dtensor_cfg: {custom_parallel_plan: true}}", "a plan of tensor parallelism of one's own"),
     (SFT, "policy: {optimizer: {name: some.FusedAdam}}", "optimizer some.FusedAdam"),
     (SFT, "policy: {reward_model_cfg: {enabled: true}}", "training of a reward model"),
