@@ -41,7 +41,7 @@ def asked(name: str, config: Path) -> Scenario:
                                 "optimizer": {"implementation": "fused"}}
     if "sides" in model:
         training |= dict(zip(("image_height", "image_width"), case.get("sides", model["sides"]), strict=True))
-    options: dict[str, Any] = {"attn_implementation": "sdpa" if "sides" in model else "eager",
+    options: dict[str, Any] = {"attn_implementation": model.get("attention", "sdpa" if "sides" in model else "eager"),
                                "use_liger_kernel": False}
     if "lora" in case:
         training |= {"method": "lora", "lora": {"rank": case["lora"], "exclude_modules": case["exclude_modules"]}}

@@ -20,7 +20,7 @@ ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 OTHER_SIZES: dict[str, Any] = json.loads((TRUTH.parent / "other-sizes.json").read_text(encoding="utf-8"))
 PUBLISHED: dict[str, dict[str, str]] = json.loads((TRUTH.parent / "published.json").read_text(encoding="utf-8"))
 TOWER = ("model.vision_tower", "model.multi_modal_projector", "model.visual")
-REPEATED = re.compile(r"model\.(vision_tower\.encoder\.layers|visual\.blocks)\.(?![01]$)")
+REPEATED = re.compile(r"model\.(vision_tower\.(encoder|transformer)\.layers|visual\.blocks)\.(?![01]$)")
 """Layers of a tower that are as the first."""
 REMOTE = ("bailing_moe", "nemotron-nas")
 """Transformers has no code for them: their own repositories have."""
@@ -86,7 +86,7 @@ def test_names_shapes_and_order_of_the_first_layers(preset: str) -> None:
 def test_buffers_of_the_layers_and_around_them(preset: str) -> None:
     """Rotary frequencies are told as bytes of the architecture: fp32, two tables; positions of patches, int64."""
     found = graph(preset, num_hidden_layers=ROWS[preset]["num_hidden_layers"])
-    rotary = [name for name in ROWS[preset]["buffers"] if "rotary" in name or name.endswith(" int64")]
+    rotary = [name for name in ROWS[preset]["buffers"] if "inv_freq" in name or name.endswith(" int64")]
     assert spelled(found, buffers=True) == [name for name in ROWS[preset]["buffers"] if name not in rotary]
     assert sum(size for _, size in found.architecture.buffers) == sum(map(_bytes, rotary))
 

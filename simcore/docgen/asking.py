@@ -11,7 +11,7 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.models.graph import ModelGraph
-from simcore.models.vision_blocks import GridPatches, VisionPart
+from simcore.models.vision_blocks import AnySize, VisionPart
 from simcore.simulate import check_step
 
 __all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "reading_images", "scenario_of"]
@@ -71,9 +71,9 @@ def reading_images(keys: dict[str, Any], graph: ModelGraph) -> dict[str, Any]:
     if not tower:
         return keys
     path = ".".join(tower[0].path.split(".")[:2])
-    sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, GridPatches) else {}
+    sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, AnySize) else {}
     adapted = keys.get("training", {}).get("method") == "lora"
-    adapters = {"lora": {"exclude_modules": [f"{path}.*", "*vision*"]}} if adapted else {}
+    adapters = {"lora": {"exclude_modules": [f"{path}.*", "*projector*"]}} if adapted else {}
     options = {**keys.get("framework_options", {}), "attn_implementation": "eager"}
     training = {**keys.get("training", {}), **_IMAGES, **sides, **adapters, "frozen": [] if adapted else [path]}
     return {**keys, "training": training, "framework_options": options}

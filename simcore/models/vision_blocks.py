@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GridLayer", "GridPatches", "Merger", "Patches", "Projector", "TowerEnd", "TowerLayer", "TowerNorm",
-           "VisionPart"]
+__all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
+           "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,5 +167,84 @@ class Merger:
         return self.patches // self.merged
 
 
-TowerEnd = Projector | Merger
-VisionPart = Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger
+@dataclass(frozen=True, slots=True)
+class RowPatches:
+    """Cut of an image of any size into `rows` x `columns` patches in the order of rows, with an RMSNorm behind it.
+
+    A convolution without a bias. `patch`: length of a patch's side in pixels; `width`: elements of a patch in the
+    tower. `rotary_dim`: elements of a head, all of which are rotated by row and column.
+    """
+
+    rows: int
+    columns: int
+    patch: int
+    channels: int
+    width: int
+    rotary_dim: int
+
+    @property
+    def count(self) -> int:
+        """Number of patches of an image."""
+        return self.rows * self.columns
+
+    @property
+    def pixels(self) -> int:
+        """Number of values of an image."""
+        return self.count * self.channels * self.patch**2
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayer:
+    """Layer of a tower of images of any size: attention under a mask, and SwiGLU, each behind an RMSNorm, no biases.
+
+    The mask parts the images of a microbatch. `patches`: of an image; `width`: elements of a patch; `ffn`: of the MLP.
+    """
+
+    patches: int
+    width: int
+    num_heads: int
+    ffn: int
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head of a patch."""
+        return self.width // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class RowProjector:
+    """Module behind a tower of images of any size: an RMSNorm, a product of squares of patches, and an MLP.
+
+    The tokens are put in the place of the image's. `rows`, `columns`: patches of an image; `layers`: of the tower,
+    whose outputs live until it has returned; `merged`: patches of a token. Other fields: see `Projector` and `Merger`.
+    """
+
+    rows: int
+    columns: int
+    width: int
+    merged: int
+    hidden: int
+    layers: int
+    below: int
+    text: str
+    patch_rotary_dim: int
+    rotary_dim: int = 0
+    window: int = 0
+    further_tables: int = 0
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of an image."""
+        return self.rows * self.columns
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image in the sequence."""
+        return self.patches // self.merged
+
+
+AnySize = GridPatches | RowPatches
+"""Patches of images whose size a scenario says."""
+TowerEnd = Projector | Merger | RowProjector
+VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
+              | RowProjector)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from simcore.models.blocks import Embedding, Head, Loss, Mtp
-from simcore.models.vision_blocks import GridPatches, Patches
+from simcore.models.vision_blocks import AnySize, Patches
 from simcore.program.outline import Tables
 from simcore.program.tile import LayerRows, small_tile
 from simcore.recording.layer import LayerWorkload
@@ -73,7 +73,8 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     Tokens and labels are int64; where `loads_whole_sequences`, the batch of all cp ranks, from which they are sliced,
     exists as well, and their int32 positions. Hidden states are split over tp if the framework runs sequence
     parallelism. `stem`: bytes by name (`Implementation.stage_stem`). Stages with an embedding or a loss receive the
-    data loader's mask, a byte for each pair of positions. Images are fp32.
+    data loader's mask, a byte for each pair of positions. Images are of
+    the dtype `options.pixels`.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * run.options.loads_whole_sequences
@@ -104,9 +105,9 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:
-    """Images of the data loader in fp32, as (slot, bytes); () for none."""
-    pixels = run.images * sum(block.pixels for block in blocks if isinstance(block, Patches | GridPatches))
-    return [(tables.slot("pixel_values", "input"), 4 * pixels)] if pixels else []
+    """Images of the data loader, as (slot, bytes); () for none."""
+    pixels = run.images * sum(block.pixels for block in blocks if isinstance(block, Patches | AnySize))
+    return [(tables.slot("pixel_values", "input"), dtype_bytes(run.options.pixels) * pixels)] if pixels else []
 
 
 def _allocs(owners: Owners) -> Iterator[tuple[int, int, int]]:

@@ -18,7 +18,8 @@ class ImplementationOptions:
     embedding's output takes a gradient that no parameter needs, so that replays of layers above carry one.
     `inputs_on_host`: inputs of replayed layers wait in host memory until backward. `lora_dropout`: place of the dropout
     of LoRA adapters: "pre" on their input, "post" on their output, "" without one.
-    `lora_by_operators`: those of a library with a function of its own run as plain products, which keep x A.
+    `lora_by_operators`: those of a library with a function of its own run as plain products, which keep x A. `pixels`:
+    dtype in which the data loader hands images on.
     """
 
     hidden: str = ""
@@ -26,6 +27,7 @@ class ImplementationOptions:
     inputs_on_host: bool = False
     lora_dropout: LoraDropout = ""
     lora_by_operators: bool = False
+    pixels: str = "fp32"
 
     @property
     def loads_whole_sequences(self) -> bool:

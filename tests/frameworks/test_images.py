@@ -47,6 +47,7 @@ def ok(report: Report) -> Report:
     ({"mesh": {"dp_shard": 4, "tp": 2}}, "not yet: transformers' layers under automodel over more than data"),
     ({"image_height": 448}, "image_height: changes nothing: all images of gemma3 have one size"),
     ({"model": "gemma-3-4b-text", "frozen": None, "images": None, "image_height": 448}, "has no vision tower"),
+    ({"model": "ministral-3-3b", "attention": "sdpa", "image_height": 448}, "its tower adds a mask of all pairs"),
     ({"attention": "sdpa"}, "not yet: another attention than eager in a model that reads images"),
     (QWEN | {"image_height": None}, "training.image_height: expected the height of images in pixels"),
     (QWEN | {"image_height": 450}, "expected multiples of 28 pixels, as the model's processor makes them, got 450"),
@@ -84,7 +85,7 @@ def test_the_root_gathers_the_tower_until_backward_is_over() -> None:
     more = sees.by_category["unsharded_param"] - reads.by_category["unsharded_param"]
     assert more >= 2 * TOWER
     assert more < 2 * TOWER + 2 * 3_000_000  # the projector's
-    assert sees.by_category["input"] - reads.by_category["input"] == 4 * IMAGE
+    assert sees.by_category["input"] - reads.by_category["input"] == 2 * IMAGE  # cast by Automodel's collate_fns.py
 
 
 def test_images_add_to_the_step_and_to_nothing_that_is_kept() -> None:
@@ -115,3 +116,14 @@ def test_adapters_of_the_text_beside_a_tower() -> None:
     lora: dict[str, Any] = {"method": "lora", "frozen": None, "lora": {"exclude_modules": ["*visual*"]}}
     report = ok(simulate(scenario(**QWEN | lora)))
     assert report.ranks[0].at_rest["vision_tower"].optimizer_bytes == 0
+
+
+def test_a_projector_behind_a_frozen_tower_is_trained() -> None:
+    """All pairs of patches of two images: a mask, and scores of 16 heads, made in fp32 too."""
+    report = ok(simulate(scenario("ministral-3-3b", images=2, seq_len=2048, image_height=784)))
+    tower, projector = (report.ranks[0].at_rest[name] for name in ("vision_tower", "projector"))
+    assert (tower.grads_bytes, tower.optimizer_bytes) == (0, 0)
+    assert projector.optimizer_bytes == 2 * projector.params_bytes > 0
+    pairs = (2 * 56 * 56) ** 2
+    assert report.ranks[0].peak is not None
+    assert report.ranks[0].peak.by_phase["forward"] > 16 * pairs * (2 + 4 + 4)

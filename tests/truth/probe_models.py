@@ -26,7 +26,7 @@ STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
-TOWER_LAYER = re.compile(r"(?:vision_tower\.encoder\.layers|visual\.blocks)\.(\d+)\.")
+TOWER_LAYER = re.compile(r"(?:vision_tower\.(?:encoder|transformer)\.layers|visual\.blocks)\.(\d+)\.")
 # Words of a name -> component; the first that fits.
 WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("visual", "vision_tower"),
          ("multi_modal_projector", "projector"),

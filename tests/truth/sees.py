@@ -10,6 +10,8 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
 )
@@ -86,7 +88,29 @@ def _inputs_of_qwen(case: dict[str, Any]) -> Given:
             "mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
 
 
+# ---- Mistral 3 --------------------------------------------------------------------------------------------------
+def _mistral3(case: dict[str, Any]) -> Any:
+    fields = {**_fields(case), "text_config": case["fields"]["text_config"],
+              "vision_config": case["fields"]["vision_config"]}
+    return Mistral3ForConditionalGeneration(Mistral3Config(**fields, image_token_index=IMAGE_TOKEN))
+
+
+def _parts_of_mistral(inner: Any) -> dict[str, Any]:
+    tower = inner.vision_tower
+    return {"patches": tower, **{f"layer {i}": layer for i, layer in enumerate(tower.transformer.layers)},
+            "projector": inner.multi_modal_projector}
+
+
+def _inputs_of_mistral(case: dict[str, Any]) -> Given:
+    vision, count = case["fields"]["vision_config"], case["batch"] * case["images"]
+    rows, columns = (side // vision["patch_size"] for side in case["sides"])
+    ids = _ids(case, rows * columns // case["fields"]["spatial_merge_size"]**2)
+    return {"input_ids": ids, "pixel_values": torch.rand(count, 3, *case["sides"]),
+            "image_sizes": torch.tensor([case["sides"]] * count)}
+
+
 FAMILIES = {
     "gemma3": Family(_gemma3, _parts_of_gemma3, _inputs_of_gemma3),
+    "mistral3": Family(_mistral3, _parts_of_mistral, _inputs_of_mistral),
     "qwen2_5_vl": Family(_qwen2_5_vl, _parts_of_qwen, _inputs_of_qwen),
 }

@@ -62,8 +62,17 @@ def _check_packed(job: Job) -> None:
 
 
 _BY_HF = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
-          "hunyuan_v1_dense", "llama", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "qwen2",
-          "qwen2_5_vl", "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
+          "hunyuan_v1_dense", "llama", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3",
+          "qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
+
+
+_MASKED_IMAGES: Final = {
+    "gemma3": "tokens of an image see each other, by masks (transformers 5.23 models/gemma3, "
+              "create_masks_for_vision_model)",
+    "mistral3": "its tower adds a mask of all pairs of patches (transformers 5.23 models/pixtral, "
+                "generate_block_attention_mask)",
+}
+"""Families with masks that other kernels take in their own ways, and whose they are."""
 
 
 def _check_hf(job: Job) -> None:
@@ -85,10 +94,10 @@ def _check_hf(job: Job) -> None:
         raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
     if job.graph.architecture.has_tower and job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
-    if family == "gemma3" and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager":
+    masks = _MASKED_IMAGES.get(family)
+    if masks and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager":
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "another attention than eager in a model that reads "
-                          "images: tokens of an image see each other, by masks (transformers 5.23 models/gemma3, "
-                          "create_masks_for_vision_model)")
+                          f"images: {masks}")
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
 
 

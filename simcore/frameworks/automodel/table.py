@@ -87,8 +87,8 @@ _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
 NOT_REGISTERED = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
-                  "hunyuan_v1_dense", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "qwen2_5_vl",
-                  "seed_oss", "starcoder2")
+                  "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3",
+                  "qwen2_5_vl", "seed_oss", "starcoder2")
 """Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
 BOTH = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_REGISTERED)
 """Families of which transformers' layers are served too (`force_hf: true`)."""
@@ -203,9 +203,11 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     rope_of(job, options)
     # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
     keeps = job.graph.architecture.has_tower or job.mesh.pp > 1
+    # 0.7.0 datasets/vlm/collate_fns.py: default_collate_fn casts images, that of Qwen 2.5 VL's processor does not.
+    pixels = "fp32" if job.graph.architecture.family == "qwen2_5_vl" else "bf16"
     wide = casts_outputs(job) and is_sharded(job)
     own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide)
-    return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=is_older(job),
+    return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=is_older(job), pixels=pixels,
                    attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
                    embeddings_require_grad=_transformers.replayed(job))
 

@@ -4,7 +4,8 @@ Mistral's layers have a window where the configuration has one: every layer or n
 `sliding_window` has 4,096 (`MistralConfig`), Mixtral's has none. StarCoder 2 (`models/starcoder2`): LayerNorm, a GELU
 MLP, biases, and dropout of the embedding and of what attention and MLP add. Cohere 2 (`models/cohere2`): attention and
 MLP beside each other behind a LayerNorm without a bias, written in plain operators; three layers of four slide, and
-those alone rotate query and key; the logits are scaled.
+those alone rotate query and key; the logits are scaled. Ministral 3 (`models/ministral3`, the decoder of Mistral 3) has
+no window unless one is named, and multiplies queries by a number of their position.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ def architecture(config: Config) -> Architecture:
     other = {"mixtral": _mixtral, "starcoder2": _starcoder2, "cohere2": _cohere2}.get(config.fields["model_type"])
     if other:
         return other(config)
-    window = _window(config)
+    family = str(config.fields["model_type"])
+    window = _window(config, default=0 if family == "ministral3" else _DEFAULT_WINDOW)
     mixer = attention(config, window=window)
-    layer = decoder_layer("mistral", mixer, mlp(config))
-    return chain(config, "mistral", [layer] * config.integer("num_hidden_layers"), mixer.head_dim, window=window)
+    layer = decoder_layer(family, mixer, mlp(config))
+    return chain(config, family, [layer] * config.integer("num_hidden_layers"), mixer.head_dim, window=window)
 
 
-def _window(config: Config) -> int:
+def _window(config: Config, default: int) -> int:
     """0: `sliding_window: null`, all tokens are seen."""
-    if "sliding_window" in config.fields and config.fields["sliding_window"] is None:
+    if config.fields.get("sliding_window", default or None) is None:
         return 0
-    return config.integer("sliding_window", default=_DEFAULT_WINDOW)
+    return config.integer("sliding_window", default=default)
 
 
 def _mixtral(config: Config) -> Architecture:

@@ -9,7 +9,8 @@ hook casts a layer's inputs, both are in the compute dtype.
 
 GLM-4 turns neighbours of a head: tables are repeated for it, and what is not rotated is joined again. ERNIE 4.5 does so
 in fp32 over all of a head, Cohere 2 over tables that are repeated already. Cohere 2's norm is plain operators in fp32.
-Phi's GELU is written out (`activations.py`, NewGELUActivation). Nemotron's LayerNorm adds one to its weight.
+Ministral 3 multiplies a rotated query by a number of its position, which each layer makes anew in fp32. Phi's GELU is
+written out (`activations.py`, NewGELUActivation). Nemotron's LayerNorm adds one to its weight.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "glm_rotate", "nemotron_norm", "nemotron_rotate",
-           "new_gelu", "olmo2_attention", "olmo2_norm", "phi3_attention", "phi3_mlp", "two_linears"]
+__all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "glm_rotate", "ministral3_turn", "nemotron_norm",
+           "nemotron_rotate", "new_gelu", "olmo2_attention", "olmo2_norm", "phi3_attention", "phi3_mlp", "two_linears"]
 
 
 Activation = Callable[[Tape, Tensor], Tensor]
@@ -210,3 +211,17 @@ def two_linears(tape: Tape, run: LayerWorkload, first: str, second: str, x: Tens
     x = linear(tape, run, first, x)
     x = activate(tape, x)
     return linear(tape, run, second, x)
+
+
+def ministral3_turn(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotation of `q` and `k` [b, s, heads, d], then of `q` by what its position is worth (get_llama_4_attn_scale)."""
+    q, k = rotate(tape, q, cos, sin), rotate(tape, k, cos, sin)
+    return aten.mul(tape, q, _worth(tape, q), "scaled"), k
+
+
+def _worth(tape: Tape, q: Tensor) -> Tensor:
+    """`1 + beta * log(1 + floor(position / original positions))`, [1, s, 1, 1] in the type of `q`."""
+    worth, shape = Tensor(None, (1, q.shape[1], 1, 1), "fp32"), (1, q.shape[1], 1, 1)
+    for step in ("positions", "floor", "plus_one", "log", "beta", "worth"):
+        worth = aten.select(tape, worth, shape, "fp32", step)
+    return aten.cast(tape, worth, q.dtype)

@@ -216,6 +216,7 @@ FAMILIES: Final = {
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),
     "hunyuan_v1_dense": Family(attention=_attention_of_hunyuan),
     "mamba2": Family(has_positions=False),
+    "ministral3": Family(attention=_turning_by(decoders.ministral3_turn)),
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
     "nemotron": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),

@@ -17,7 +17,7 @@ from typing import Final
 from simcore.errors import InputError, Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import architecture_of, model_config
-from simcore.models.vision_blocks import GridPatches, VisionPart
+from simcore.models.vision_blocks import AnySize, VisionPart
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Row, read_rows
@@ -55,7 +55,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
     draft.use(kind, why="samples have images")
     read_rows(reader, draft, _ROWS)
     _read_number(reader, draft)
-    _read_sides(reader, draft, any_size=any(isinstance(kind.block, GridPatches) for _, kind in parts))
+    _read_sides(reader, draft, any_size=any(isinstance(kind.block, AnySize) for _, kind in parts))
     _read_frozen(reader, draft, parts)
 
 

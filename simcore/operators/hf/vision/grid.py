@@ -30,8 +30,10 @@ def kept_by_tower(run: LayerWorkload, patches: int, dim: int, merged: int, pixel
     `patches`, `pixels`: of all images; `dim`: elements of a head; `merged`: patches of a token.
     """
     table: _Spec = ((1, patches, 1, dim), "fp32")
+    copies: dict[str, _Spec] = {} if run.options.pixels == run.compute else {
+        "pixel_values.to": ((pixels,), run.compute)}
     return {"patches.cos": table, "patches.sin": table, "patches.positions": ((patches, 2), "int64"),
-            "patches.window_index": ((patches // merged,), "int64"), "pixel_values.to": ((pixels,), run.compute)}
+            "patches.window_index": ((patches // merged,), "int64"), **copies}
 
 
 def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> RecordedLayer:
@@ -41,7 +43,7 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     made = {name: aten.new(tape, *specs[name], name) for name in reversed(specs) if name not in _TABLES}
     weight = run.params["proj.weight"]
     found = aten.new(tape, (rows, block.width), run.compute, "patch_embed",
-                     made["pixel_values.to"].nbytes + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
+                     2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
     out = _ordered(tape, found)
     del found
     tables = _tables(tape, rows, block.rotary_dim, made["patches.positions"])

@@ -18,6 +18,9 @@ from simcore.models.vision_blocks import (
     Merger,
     Patches,
     Projector,
+    RowLayer,
+    RowPatches,
+    RowProjector,
     TowerEnd,
     TowerLayer,
     TowerNorm,
@@ -26,11 +29,14 @@ from simcore.models.vision_blocks import (
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches
 from simcore.operators.hf.vision.merger import merger
 from simcore.operators.hf.vision.projector import projector
+from simcore.operators.hf.vision.row_projector import row_projector
+from simcore.operators.hf.vision.rows import row_layer, row_patches
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.layer_borders import BEFORE, hand_on
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.units import dtype_bytes
 
 __all__ = ["record_part"]
 
@@ -59,12 +65,19 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
             return grid_layer(tape, block, run, attention)
         case Merger():
             return merger(tape, block, run, lambda: make_tables(block))
+        case RowPatches():
+            return row_patches(tape, block, run)
+        case RowLayer():
+            return row_layer(tape, block, run, attention)
+        case RowProjector():
+            return row_projector(tape, block, run, lambda: make_tables(block))
 
 
 def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:
     """`SiglipVisionEmbeddings`: a convolution without overlap, which is one product, and learned positions."""
-    pixels = (run.images, block.pixels)
-    copy = aten.new(tape, pixels, run.compute, "pixel_values.to", run.images * block.pixels * 4)
+    pixels, given = (run.images, block.pixels), run.options.pixels
+    copy = None if given == run.compute else aten.new(tape, pixels, run.compute, "pixel_values.to",
+                                                      run.images * block.pixels * dtype_bytes(given))
     weight, shape = run.params["patch_embedding.weight"], (run.images, block.count, block.width)
     read = run.images * block.pixels * (weight.nbytes // weight.numel) + weight.nbytes
     flops = 2 * run.images * block.count * weight.numel

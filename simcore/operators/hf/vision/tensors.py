@@ -1,6 +1,6 @@
 """Parameters of a vision tower and its projector, as transformers 5.23 registers them.
 
-`models/siglip` and `gemma3`; `models/qwen2_5_vl`.
+`models/siglip` and `gemma3`; `models/qwen2_5_vl`; `models/pixtral` and `mistral3`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from simcore.models.vision_blocks import (
     Merger,
     Patches,
     Projector,
+    RowLayer,
+    RowPatches,
+    RowProjector,
     TowerLayer,
     TowerNorm,
     VisionPart,
@@ -41,6 +44,12 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(_grid_layer(block))
         case Merger():
             return tuple(_merger(block))
+        case RowPatches():
+            return tuple(_row_patches(block))
+        case RowLayer():
+            return tuple(_row_layer(block))
+        case RowProjector():
+            return tuple(_row_projector(block))
 
 
 def _patches(block: Patches) -> Iterator[TensorSpec]:
@@ -94,8 +103,40 @@ def _merger(block: Merger) -> Iterator[TensorSpec]:
     yield from _linear("mlp.2", (block.hidden, "hidden"), square, _PROJECTOR)
 
 
+def _row_patches(block: RowPatches) -> Iterator[TensorSpec]:
+    """`PixtralVisionModel` before its layers."""
+    shape = (block.width, block.channels, block.patch, block.patch)
+    yield TensorSpec("patch_conv.weight", shape, ("vision", "channels", "patch", "patch"), _TOWER, "conv")
+    yield TensorSpec("ln_pre.weight", (block.width,), ("vision",), _TOWER, "norm")
+
+
+def _row_layer(block: RowLayer) -> Iterator[TensorSpec]:
+    """`PixtralAttentionLayer`."""
+    width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
+    yield TensorSpec("attention_norm.weight", (block.width,), ("vision",), _TOWER, "norm")
+    for part in ("gate_proj", "up_proj"):
+        yield _weight(f"feed_forward.{part}", ffn, width)
+    yield _weight("feed_forward.down_proj", width, ffn)
+    for part in ("k_proj", "v_proj", "q_proj", "o_proj"):
+        yield _weight(f"attention.{part}", width, width)
+    yield TensorSpec("ffn_norm.weight", (block.width,), ("vision",), _TOWER, "norm")
+
+
+def _row_projector(block: RowProjector) -> Iterator[TensorSpec]:
+    """`Mistral3MultiModalProjector`."""
+    width, hidden = (block.width, "vision"), (block.hidden, "hidden")
+    yield TensorSpec("norm.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
+    yield _weight("patch_merger.merging_layer", width, (block.merged * block.width, "square"), _PROJECTOR)
+    yield _weight("linear_1", hidden, width, _PROJECTOR)
+    yield _weight("linear_2", hidden, hidden, _PROJECTOR)
+
+
+def _weight(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> TensorSpec:
+    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
+
+
 def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> Iterator[TensorSpec]:
-    yield TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
+    yield _weight(name, out, into, component)
     yield TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias")
 
 

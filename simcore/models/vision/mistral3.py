@@ -1,0 +1,77 @@
+"""Mistral 3 and Ministral 3, as transformers 5.23 `Mistral3ForConditionalGeneration`: Pixtral's tower before Mistral.
+
+An image keeps its size, in multiples of the patches that become a token, `spatial_merge_size` each way
+(`models/mistral3`, Mistral3PatchMerger). All patches of a microbatch attend to all, under a mask that parts images
+(`models/pixtral`). The decoder is that of `mistral` or `ministral3`, one module deeper (`model.language_model`). Head
+and embedding share a weight where the model's own configuration says nothing, whatever `text_config` says
+(`configuration_mistral3.py`).
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import LayerKind
+from simcore.models.config import Architecture, Config, ModelFamily
+from simcore.models.families import mistral
+from simcore.models.vision.around import image_sides, part_of, stem_of, with_layers, with_tower
+from simcore.models.vision_blocks import RowLayer, RowPatches, RowProjector
+
+__all__ = ["FAMILY"]
+
+_TOWER = "model.vision_tower"
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers and sizes of a model with a `Mistral3Config`; InputError for values that are not modelled."""
+    text = with_layers(config, part_of(config, "text_config", _text_type(config)), tied=True)
+    vision = part_of(config, "vision_config", "pixtral")
+    made = mistral.architecture(text)
+    merge, patches = config.integer("spatial_merge_size", default=2), _patches(config, vision)
+    config.choice("projector_hidden_act", ("gelu",))
+    config.refuse("multimodal_projector_bias")
+    if config.fields.get("vision_feature_layer", -1) != -1:
+        raise config.fail("vision_feature_layer", "expected -1, the last layer of the tower: others are not modelled "
+                          "yet")
+    layers, stem = vision.integer("num_hidden_layers", default=24), stem_of(made)
+    end = RowProjector(patches.rows, patches.columns, patches.width, merge**2, made.hidden, layers, layers + 2,
+                       made.family, patches.rotary_dim, rotary_dim=stem.rotary_dim, window=stem.window)
+    return with_tower(made, "mistral3", _tower(vision, patches, end), [
+        (f"{_TOWER}.patch_positional_embedding.inv_freq", 2 * 4 * (patches.rotary_dim // 2))])
+
+
+def _text_type(config: Config) -> str:
+    """Family of the decoder; `mistral` if it does not say one."""
+    text = config.fields.get("text_config")
+    found = text.get("model_type", "mistral") if isinstance(text, dict) else "mistral"
+    if found not in ("mistral", "ministral3"):
+        raise config.fail("text_config", f"model_type: expected mistral or ministral3, got {found!r}: others are not "
+                          "modelled yet behind this tower")
+    return str(found)
+
+
+def _patches(config: Config, vision: Config) -> RowPatches:
+    merge = config.integer("spatial_merge_size", default=2)
+    patch, width = vision.integer("patch_size", default=16), vision.integer("hidden_size", default=1024)
+    heads = vision.integer("num_attention_heads", default=16)
+    if width % heads or width // heads % 4:
+        raise vision.fail("num_attention_heads", f"expected a divisor of hidden_size {width}, in heads of four parts, "
+                          f"got {heads}")
+    rows, columns = image_sides(config, merge * patch)
+    return RowPatches(merge * rows, merge * columns, patch, vision.integer("num_channels", default=3), width,
+                      width // heads)
+
+
+def _tower(vision: Config, patches: RowPatches, end: RowProjector) -> tuple[tuple[str, LayerKind], ...]:
+    vision.choice("hidden_act", ("silu",))
+    if vision.fraction("attention_dropout", 0):
+        raise vision.fail("attention_dropout", "not modelled yet")
+    layer = RowLayer(patches.count, patches.width, patches.width // patches.rotary_dim,
+                     vision.integer("intermediate_size", default=4096))
+    kind = LayerKind("vision_layer", "mistral3", patches.width, block=layer)
+    return (
+        (_TOWER, LayerKind("vision_patches", "mistral3", patches.width, block=patches)),
+        *((f"{_TOWER}.transformer.layers.{i}", kind) for i in range(end.layers)),
+        ("model.multi_modal_projector", LayerKind("vision_projector", "mistral3", end.hidden, block=end)),
+    )
+
+
+FAMILY = ModelFamily(architecture)

@@ -1,0 +1,142 @@
+"""Pixtral's tower under eager PyTorch: patches of images of any size, and layers (transformers 5.23 `models/pixtral`).
+
+The patches of all images of a microbatch are one sequence, under a mask of all its pairs. The tower is frozen: see
+`parts`. It is asked for the outputs of its layers (`output_capturing.py`), so that all of them live until it returns.
+"""
+
+from __future__ import annotations
+
+from simcore.models.vision_blocks import RowLayer, RowPatches
+from simcore.operators.shared import aten
+from simcore.operators.shared.eager_attention import eager_core
+from simcore.operators.shared.layer_borders import BEFORE, hand_on
+from simcore.operators.shared.rms_norm import rms_norm
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["kept_by_rows", "row_layer", "row_patches"]
+
+_Spec = tuple[tuple[int, ...], str]
+_COPY, _CONV, _POSITIONS, _MASK = "pixel_values.to", "patch_conv", "patches.positions", "patches.mask"
+_NUMBERS = ("patches.rows", "patches.columns")
+_TABLES = ("patches.cos", "patches.sin")
+
+
+def kept_by_rows(run: LayerWorkload, sides: tuple[int, int], width: int, dim: int) -> dict[str, _Spec]:
+    """(shape, dtype) by name of what lives from the patches to the end of the tower, beside hidden states.
+
+    `sides`: patches of an image by rows and columns, whose numbers live as those of the last image; `width`: elements
+    of a patch; `dim`: elements of a head.
+    """
+    rows, columns = sides
+    patches = run.images * rows * columns
+    table: _Spec = ((1, patches, 1, dim), run.compute)
+    return {_CONV: ((patches, width), run.compute), _POSITIONS: ((patches, 2), "int64"),
+            "patches.rows": ((rows,), "int64"), "patches.columns": ((columns,), "int64"),
+            **dict.fromkeys(_TABLES, table), _MASK: ((1, patches, patches), run.compute)}
+
+
+def row_patches(tape: Tape, block: RowPatches, run: LayerWorkload) -> RecordedLayer:
+    """Front of `PixtralVisionModel.forward`: a convolution without overlap, one sequence of it, tables and a mask."""
+    rows, given = run.images * block.count, run.options.pixels
+    specs = kept_by_rows(run, (block.rows, block.columns), block.width, block.rotary_dim)
+    weight = run.params["patch_conv.weight"]
+    _copy = None if given == run.compute else aten.new(tape, (run.images * block.pixels,), run.compute, _COPY,
+                                                       run.images * block.pixels * dtype_bytes(given))
+    made = {_CONV: aten.new(tape, *specs[_CONV], _CONV, 2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM,
+                            2 * rows * weight.numel)}
+    del _copy
+    joined = aten.new(tape, (1, rows, block.width), run.compute, "patches", made[_CONV].nbytes, Kernel.COPY)
+    out = rms_norm(tape, run.params["ln_pre.weight"], joined, weight_in_fp32=False)
+    del joined
+    made |= {name: aten.new(tape, *specs[name], name) for name in _NUMBERS}
+    made[_POSITIONS] = aten.new(tape, *specs[_POSITIONS], _POSITIONS)
+    made |= dict(zip(_TABLES, _tables(tape, run, rows, block.rotary_dim, made[_POSITIONS]), strict=True))
+    made[_MASK] = aten.new(tape, *specs[_MASK], _MASK)
+    hand_on(tape, out)
+    for name, tensor in made.items():
+        tape.rename(tensor.storage, tape.slot(name, "activation"))
+        tensor.disown()
+    return RecordedLayer(tape.cut(), Section(()))
+
+
+def _tables(tape: Tape, run: LayerWorkload, rows: int, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables of cos and sin [patches, dim], made in fp32 (`PixtralVisionRotaryEmbedding`)."""
+    freqs = aten.select(tape, aten.select(tape, positions, (rows, 2), "fp32", "positions"), (rows, 2, dim // 2), "fp32",
+                        "freqs")
+    cos, sin = (aten.select(tape, aten.select(tape, freqs, freqs.shape, "fp32", name), freqs.shape, "fp32", name)
+                for name in ("cos", "sin"))
+    cos = _joined(tape, cos, rows, dim)
+    sin = _joined(tape, sin, rows, dim)
+    return aten.cast(tape, cos, run.compute), aten.cast(tape, sin, run.compute)
+
+
+def _joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
+    half = aten.select(tape, x, (rows, dim // 2), "fp32", "rotary")
+    return aten.select(tape, half, (rows, dim), "fp32", "rotary")
+
+
+def row_layer(tape: Tape, block: RowLayer, run: LayerWorkload, attention: str) -> RecordedLayer:
+    """`PixtralAttentionLayer`; the tower holds its input. `attention`: eager, flash_attention_2, or torch's (sdpa)."""
+    hidden = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
+    hidden.disown()
+    held: list[Tensor] = []
+    made = _attention(tape, block, run, attention, _norm(tape, run, "attention_norm", hidden), held)
+    residual = aten.add(tape, hidden, made, "residual")
+    del made
+    made = _mlp(tape, run, _norm(tape, run, "ffn_norm", residual))
+    out = aten.add(tape, residual, made, "residual")
+    del residual, made
+    hand_on(tape, out)
+    held.clear()
+    return RecordedLayer(tape.cut(), Section(()))
+
+
+def _attention(tape: Tape, block: RowLayer, run: LayerWorkload, attention: str, x: Tensor,
+               held: list[Tensor]) -> Tensor:
+    """`PixtralAttention`; `held`: gets the probabilities, which the layer binds to a name."""
+    tape.scope = "attention."
+    rows, dim = x.shape[1], block.head_dim
+    q, k, v = (_linear(tape, run, f"attention.{part}_proj", x).view(1, rows, block.num_heads, dim) for part in "qkv")
+    table = Tensor(None, (1, rows, 1, dim), run.compute)
+    both = [_turned(tape, part, table) for part in (q, k)]
+    q, k = both
+    both.clear()
+    mask = Tensor(None, (1, rows, rows), run.compute)
+    if attention == "eager":
+        out = eager_core(tape, mask, held, by_heads=False)(q, k, v)
+    elif attention == "flash_attention_2":
+        pairs = 2 * run.images * block.patches**2
+        out = aten.flash_attention(tape, q, k, v, pairs, run.images)
+    else:
+        out = aten.masked_attention(tape, q, k, v)
+    return _linear(tape, run, "attention.o_proj", out.view(*x.shape))
+
+
+def _turned(tape: Tape, x: Tensor, table: Tensor) -> Tensor:
+    straight = aten.mul(tape, x, table, "rotary")
+    return aten.add(tape, straight, aten.mul(tape, _rotated_half(tape, x), table, "rotary"), "rotary")
+
+
+def _rotated_half(tape: Tape, x: Tensor) -> Tensor:
+    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
+    return aten.cat(tape, aten.neg(tape, second), first)
+
+
+def _mlp(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    """`PixtralMLP`."""
+    tape.scope = "feed_forward."
+    gate = aten.silu(tape, _linear(tape, run, "feed_forward.gate_proj", x))
+    product = aten.mul(tape, gate, _linear(tape, run, "feed_forward.up_proj", x))
+    del gate
+    return _linear(tape, run, "feed_forward.down_proj", product)
+
+
+def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
+    tape.scope = f"{at}."
+    return rms_norm(tape, run.params[f"{at}.weight"], x, weight_in_fp32=False)
+
+
+def _linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
+    return aten.linear(tape, x, run.params[f"{name}.weight"], name.removeprefix(tape.scope))
