@@ -40,7 +40,7 @@ def spelled(found: ModelGraph, *, buffers: bool) -> list[str]:
 
 
 def _dtype(spec: TensorSpec) -> str:
-    return " float32" if spec.stored == "fp32" else ""
+    return " float32" if spec.is_buffer else ""  # as it is stored, or as the parameters, which are fp32 here
 
 
 def test_every_preset_is_asked_for() -> None:

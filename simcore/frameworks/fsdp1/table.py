@@ -91,7 +91,7 @@ def table(job: Draft) -> Framework:
     options, defaults = job.options(trainer.options), trainer.defaults
     _check(job, options)
     precision = job.scenario.training.precision
-    stored = job.auto("training.precision.params", precision.params, *defaults.stored)
+    stored = job.auto("training.precision.params", precision.params, *_transformers.stored_as(job, defaults.stored))
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, defaults.reduce[1])
     strategy = _strategy(job, options, reduce)
     packed = _packed(job, options, stored, strategy)
@@ -302,4 +302,6 @@ def _rules(stored: str, compute: str, kept: States, strategy: Fsdp1Strategy,
     policy = TensorPolicy("flat", rest, unsharded, unreduced, rest, states)
     columns = () if packed is None else (Rule(is_packed, replace(
         policy, name="packed", at_rest=TensorLayout(cut, packed.storage, space, packed=packed), optimizer_states=())),)
-    return Rule(lambda t: t.is_buffer, buffer), *columns, Rule(lambda t: True, policy)
+    factors = replace(buffer, name="factors", at_rest=TensorLayout((), stored))
+    return (Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer), *columns,
+            Rule(lambda t: True, policy))
