@@ -20,7 +20,7 @@ STEPS: dict[str, Any] = json.loads((TRUTH / "automodel-steps-0.7.0-torch-2.13.0.
 EXPERTS = {"mixtral": ("num_local_experts", "num_experts_per_tok")}
 PRESETS = {"qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3", "phi3": "phi-4", "gemma": "gemma-7b",
            "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-270m", "granite": "granite-3.3-2b", "olmo2": "olmo-2-1b",
-           "mixtral": "mixtral-8x7b"}
+           "mixtral": "mixtral-8x7b", "falcon_h1": "falcon-h1-34b"}
 LEFT_OUT = ("opt_state", "buffer")
 """Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
 
@@ -56,7 +56,7 @@ def test_the_peak_is_made_of_what_was_measured(name: str) -> None:
     found["activation"] += found.pop("workspace", 0)
     assert {k: v for k, v in found.items() if k not in LEFT_OUT} == {
         k: v for k, v in measured.items() if k not in LEFT_OUT}
-    assert abs(found["opt_state"] - measured["opt_state"]) <= 4 * 44
+    assert abs(found["opt_state"] - measured["opt_state"]) <= 4 * 54
     assert abs(found["buffer"] - measured["buffer"]) <= 128
 
 

@@ -40,7 +40,7 @@ def spelled(found: ModelGraph, *, buffers: bool) -> list[str]:
 
 
 def _dtype(spec: TensorSpec) -> str:
-    return " float32" if spec.stored == "fp32" else ""
+    return " float32" if spec.is_buffer else ""  # as it is stored, or as the parameters, which are fp32 here
 
 
 def test_every_preset_is_asked_for() -> None:
@@ -126,6 +126,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3-next-80b-a3b", {**SMALL, **MOE, **DELTA, "num_experts": 8, "mtp_num_layers": 1,
                                           "shared_expert_intermediate_size": 128}),
     "qwen3_5_text": ("qwen3.5-9b-text", {**SMALL, **DELTA}),
+    "gemma3_text": ("gemma-3-1b", {**SMALL, "head_dim": 32}),
     "nemotron_h": ("nemotron-3-super-120b-a12b", {
         **SMALL, **MOE, "hybrid_override_pattern": "M*E-", "num_hidden_layers": 4, "head_dim": 32,
         "n_routed_experts": 8, "moe_latent_size": 96, "moe_shared_expert_intermediate_size": 128, "mamba_num_heads": 8,

@@ -100,7 +100,7 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
              "decoder_sparse_step", "sliding_window_pattern", "full_attention_interval", "depth")),
     (_WIDTH, ("hidden_size", "n_embd", "d_model", "moe_latent_size", "out_hidden_size")),
     (_FFN, ("intermediate_size", "moe_intermediate_size", "shared_intermediate_size", "n_inner",
-           "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")),
+           "mamba_d_ssm", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")),
     (_HEADS, ("num_attention_heads", "num_key_value_heads", "num_query_groups", "n_head", "n_heads", "num_heads",
              "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "n_groups", "mamba_ngroups", "mamba_n_groups",
              "linear_num_key_heads", "linear_num_value_heads")),

@@ -165,13 +165,17 @@ def _gathered_tokens(plan: Plan, setting: WorkspaceInputs) -> int:
 
 
 def _angles(plan: Plan, setting: WorkspaceInputs) -> int:
-    """Bytes of rotary angles: one table a model; latent attention has one a layer, of which the cache keeps 32."""
+    """Bytes of rotary angles: one table a model; latent attention has one a layer, of which the cache keeps 32.
+
+    Gemma 3 has two, and both again as one (Bridge 067f987d `models/gemma/gemma3_provider.py`, Gemma3RotaryEmbedding).
+    """
     blocks = [(branch.block, count) for number, count in plan.kind_counts
               for branch in plan.graph.kinds[number].branches]
     shared = max((b.head_dim for b, _ in blocks if isinstance(b, Attention) and b.rotary), default=0)
     own = [(b.rope, count) for b, count in blocks if isinstance(b, LatentAttention)]
     kept = min(_ROPE_ENTRIES, sum(count for _, count in own)) * max((size for size, _ in own), default=0)
-    return 4 * setting.seq * (shared + kept)
+    tables = 4 if plan.graph.architecture.family == "gemma3_text" else 1
+    return 4 * setting.seq * (tables * shared + kept)
 
 
 def _kinds(plan: Plan) -> list[LayerKind]:

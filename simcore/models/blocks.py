@@ -94,7 +94,8 @@ class Mamba2:
     """A Mamba-2 mixer: projection, convolution, scan (state-space duality), gated RMSNorm, projection.
 
     `state`: size of the recurrent state; `conv_kernel`: width of the convolution; `chunk`: tokens of a chunk of the
-    scan. `bias`: of both projections; `conv_bias`: of the convolution.
+    scan. `bias`: of both projections; `conv_bias`: of the convolution. `normed`: the gate's product passes the norm,
+    which is left out otherwise.
     """
 
     hidden: int
@@ -106,6 +107,7 @@ class Mamba2:
     chunk: int
     bias: bool = False
     conv_bias: bool = True
+    normed: bool = True
 
     @property
     def inner(self) -> int:
@@ -327,7 +329,8 @@ class LayerKind:
     `scaled`: what a block adds is multiplied by a number first, or the embedding's output, or the logits. `wide`: the
     residual stream is fp32. `tables`: columns of the rotary tables that pass by for other layers. `shared`: a
     transformer in front of the branches, whose output the first of them reads too. `beside`: all branches read the
-    output of the first one's norm, and their outputs are added to the stream at the end.
+    output of the first one's norm, and their outputs are added to the stream at the end. `paired`: so do the first two,
+    whose sum is added to the stream before the others.
     """
 
     name: str
@@ -342,3 +345,4 @@ class LayerKind:
     shared: SharedTransformer | None = None
     tables: int = 0
     beside: bool = False
+    paired: bool = False

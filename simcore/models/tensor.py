@@ -15,8 +15,9 @@ class TensorSpec:
     `name` is its path inside the layer, as the implementation spells it (`mixer.in_proj.weight`). `dims` names each
     dimension of `shape`; frameworks split by these names or by position. `component`: group that reports count it in,
     such as routed_experts. `module`: kind of module that has it: linear, grouped (3-D experts or grouped GEMM), norm,
-    embedding, conv, router, bias, adapter, other. `copies`: separate tensors of this shape (one weight an expert).
-    `tied`: the storage is another layer's; the graph sets it from its edges, an implementation never does. `stored`: a
+    embedding, conv, router, bias, adapter, factors (a buffer in the parameters' dtype), other. `copies`: separate
+    tensors of this shape (one weight an expert). `tied`: the storage is another layer's; the graph sets it from its
+    edges, an implementation never does. `stored`: a
     dtype that the implementation insists on ("" follows the scenario).
     """
 

@@ -4,8 +4,9 @@
 
 Fake tensors on a CPU over PyTorch's fake process group of 8 ranks: Automodel's `parallelize_model`, forward, its
 `MaskedCrossEntropy`, backward and fused AdamW, twice; the second step is told. Cases over tp are asked for one by
-one, as DTensor keeps the groups of the first. Stand-ins: the CPU flash kernel, no mask but for eager attention, rotary
-tables as long as the sequence without asking the device for the last position, no state of random numbers.
+one, as DTensor keeps the groups of the first. Stand-ins: the CPU flash kernel, no mask but for eager attention,
+mamba_ssm's fused function without its kernels, rotary tables as long as the sequence without asking the device for the
+last position, no state of random numbers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from nemo_automodel.components.models.llama.rope_utils import LlamaRotaryEmbedding
 from nemo_automodel.components.models.qwen3 import model as qwen3
 from oracle.drawn_automodel import adapted
+from oracle.steps import mamba
 from oracle.steps.log import Replay
 from oracle.steps.models import no_mask
 from oracle.steps.run import summarise_comms
@@ -34,6 +36,7 @@ from oracle.steps.setup import make_optim, optimizer_step, tag_shards
 from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.gemma import modeling_gemma
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma3 import modeling_gemma3
@@ -45,6 +48,8 @@ from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen3 import modeling_qwen3
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 1024}
+SCAN = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_ssm": 256, "mamba_n_groups": 2, "mamba_d_state": 32,
+        "mamba_chunk_size": 64, "mamba_rms_norm": True}
 CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "qwen3"}, "qwen3 checkpointed": {"family": "qwen3", "checkpoint": True},
     "qwen3 tied": {"family": "qwen3", "tied": True},
@@ -75,6 +80,8 @@ CASES: dict[str, dict[str, Any]] = {
     "granite tied": {"family": "granite", "tied": True},
     "granite checkpointed": {"family": "granite", "checkpoint": True},
     "olmo2": {"family": "olmo2"}, "olmo2 checkpointed": {"family": "olmo2", "checkpoint": True},
+    "falcon_h1": {"family": "falcon_h1", "fields": SCAN},
+    "falcon_h1 checkpointed": {"family": "falcon_h1", "checkpoint": True, "fields": SCAN},
 }
 SEQ = 512
 
@@ -158,9 +165,10 @@ def masked(own: Callable[..., Any]) -> Callable[..., Any]:
 def stand_in() -> None:
     dense.stand_in()
     LlamaRotaryEmbedding.forward = tables
-    for module in (qwen3, modeling_gemma, modeling_gemma2, modeling_gemma3, modeling_granite, modeling_mistral,
-                   modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen3):
-        for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
+    mamba.put_in_place()
+    for module in (qwen3, modeling_falcon_h1, modeling_gemma, modeling_gemma2, modeling_gemma3, modeling_granite,
+                   modeling_mistral, modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen3):
+        for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
             if hasattr(module, name):
                 setattr(module, name, masked(getattr(module, name)))
 

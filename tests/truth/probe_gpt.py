@@ -72,12 +72,15 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_next": {**LLAMA, **MOE, **DELTA, "moe_shared_expert_intermediate_size": 128, "moe_shared_expert_gate": True,
                    "mtp_num_layers": 1},
     "qwen3_5_text": {**LLAMA, **DELTA},
+    "gemma3_text": {**LLAMA, "qk_layernorm": True, "kv_channels": 32},
     "nemotron_h": {"normalization": "RMSNorm", "add_bias_linear": False, "hidden_size": 256, "num_attention_heads": 8,
                    "num_query_groups": 4, "ffn_hidden_size": 128, "is_hybrid_model": True, "mamba_num_heads": 8,
                    "mamba_head_dim": 32, "mamba_state_dim": 32, "mamba_num_groups": 2, **MOE, "moe_latent_size": 96,
                    "moe_shared_expert_intermediate_size": 128, "moe_router_score_function": "sigmoid",
                    "moe_router_enable_expert_bias": True, "moe_router_dtype": "fp32"},
 }  # fmt: skip
+OF_BRIDGE = ("gemma3_text",)
+"""Families with a layer spec of Megatron-Bridge's own (0.3.1 `models/gemma`)."""
 LEARNED = ("gpt2", "gpt2_qk_norm", "gpt2_glu")
 HYBRID_PATTERN = "M*E-"
 
@@ -99,15 +102,25 @@ def built(family: str, tp: int, ep: int) -> Any:
                               pg_collection=ProcessGroupCollection.use_mpu_process_groups())
     if config.experimental_attention_variant:
         spec = get_transformer_block_with_experimental_attention_variant_spec(config)
+    elif family in OF_BRIDGE:
+        spec = of_bridge(config)
     else:
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
     further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True) if config.mtp_num_layers else None
     with torch.device("meta"):
         return GPTModel(
             config, spec, vocab_size=1024, mtp_block_spec=further,
-            max_sequence_length=512, share_embeddings_and_output_weights=family in LEARNED,
+            max_sequence_length=512, share_embeddings_and_output_weights=family in (*LEARNED, *OF_BRIDGE),
             position_embedding_type="learned_absolute" if family in LEARNED else "rope",
             pg_collection=ProcessGroupCollection.use_mpu_process_groups())
+
+
+def of_bridge(config: Any) -> Any:
+    """Gemma 3's layers; the windows that its attention asks for change no weight."""
+    from megatron.bridge.models.gemma import gemma3_provider
+
+    config.is_vision_language, config.window_size, config.interleaved_attn_pattern = False, 512, (5, 1)
+    return gemma3_provider.gemma3_layer_spec(config)
 
 
 def measured(family: str, tp: int, ep: int) -> list[str]:

@@ -86,9 +86,9 @@ e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
-NOT_REGISTERED = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
-                  "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3",
-                  "qwen2_5_vl", "seed_oss", "starcoder2")
+NOT_REGISTERED = ("arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "glm",
+                  "glm4", "granite", "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3",
+                  "phi", "phi3", "qwen2_5_vl", "seed_oss", "starcoder2")
 """Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
 BOTH = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_REGISTERED)
 """Families of which transformers' layers are served too (`force_hf: true`)."""
@@ -334,7 +334,8 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     frozen, compute = choice.frozen, choice.compute
     rules = [Rule(lambda t: t.module == "fp8" and t.dims[0] == "experts" and choice.splits_experts,
                   _buffer("uint8", (("ep", Shard(0, even=True)),))),
-             Rule(lambda t: t.module == "fp8", _buffer("uint8")), Rule(lambda t: t.is_buffer, _buffer())]
+             Rule(lambda t: t.module == "fp8", _buffer("uint8")),
+             Rule(lambda t: t.module == "factors", _buffer(frozen)), Rule(lambda t: t.is_buffer, _buffer())]
     if choice.holds_fp32:
         rules.append(Rule(lambda t: t.stored == "fp32", _policy(choice, "fp32 holder", dense, (), "fp32", "fp32")))
     if choice.splits_experts:

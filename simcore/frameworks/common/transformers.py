@@ -20,7 +20,7 @@ from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
 __all__ = ["DEFAULTS", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "check",
-           "check_layers", "dense_options_of", "options_of", "replayed"]
+           "check_factors", "check_layers", "dense_options_of", "options_of", "replayed", "stored_as"]
 
 NO_CAPACITY: Final = "transformers 5.23 integrations/moe.py: tokens are never dropped"
 """The rule by which experts have no capacity."""
@@ -85,8 +85,33 @@ def check_layers(job: Job, options: dict[str, Any]) -> None:
                           "replaces (MegaBlocks' experts, Liger's norms)")
     _check_activations(job)
     check_compiled(job, options)
+    check_factors(job)
     if options.get("optimizer_in_bwd"):
         check_optimizer_in_backward(job)
+
+
+_OF_ONE_TYPE = ("transformers 5.23 models/falcon_h1 compute_mup_vector; mamba_ssm e9594ce1 ops/triton/ssd_combined.py, "
+                "F.linear")
+
+
+def check_factors(job: Job) -> None:
+    """Raises IllegalLayout for Mamba's factors in another type than the products: those of the model as it is loaded.
+
+    They make what Mamba is given as wide as they are, and its fused projection takes no two types.
+    """
+    stored = job.scenario.training.precision.params
+    if _has_factors(job) and stored not in ("auto", job.compute):
+        raise job.illegal("training.precision.params", f"{stored} with {job.compute} products: expected mat1 and mat2 "
+                          "to have the same dtype", _OF_ONE_TYPE)
+
+
+def stored_as(job: Job, default: tuple[str, str]) -> tuple[str, str]:
+    """(dtype of parameters that no scenario says, its source): `default`, or that of the products with such factors."""
+    return (job.compute, _OF_ONE_TYPE) if _has_factors(job) else default
+
+
+def _has_factors(job: Job) -> bool:
+    return any(kind.paired for kind in job.graph.kinds)
 
 
 def _check_activations(job: Job) -> None:

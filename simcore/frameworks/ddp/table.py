@@ -241,7 +241,8 @@ def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: St
     in_bits = () if packed is None else (Rule(is_packed, replace(
         unsharded, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
         in_use=TensorLayout((), compute))),)
-    return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
+    factors = replace(buffer, name="factors", at_rest=TensorLayout((), stored))
+    return (Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer), *in_bits,
             Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)),
             *([Rule(lambda t: t.module == "embedding", _policy("embeddings", stored, embeddings, updated))]
               if embeddings != kept else []),

@@ -212,9 +212,10 @@ def _parts(plan: Plan, layer: int) -> tuple[_Part, ...]:
 def _parts_of(plan: Plan, layer: int, *, has_input_grad: bool) -> tuple[_Part, ...]:
     """Blocks of a layer, made once for all layers of its kind. `has_input_grad`: the layer's input needs a gradient."""
     named, parts = _by_module(plan, layer), list[_Part]()
-    if plan.graph.kinds[plan.graph.layers[layer].kind].beside:
-        raise NotYet(Problem("model", "not yet: attention and MLP beside each other under DeepSpeed, whose hooks "
-                             "follow the order of modules; placement is served"))
+    kind = plan.graph.kinds[plan.graph.layers[layer].kind]
+    if kind.beside or kind.paired:
+        raise NotYet(Problem("model", f"not yet: attention and {'MLP' if kind.beside else 'a mixer'} beside each other "
+                             "under DeepSpeed, whose hooks follow the order of modules; placement is served"))
     for number, (name, branch) in enumerate(_blocks(plan, layer)):
         if branch.behind:
             raise NotYet(Problem("model", f"not yet: norms behind blocks ({branch.behind}) under DeepSpeed, whose "

@@ -97,8 +97,8 @@ def table(job: Draft) -> Framework:
     options, defaults = job.options(trainer.options), trainer.defaults
     _check(job, options)
     precision = job.scenario.training.precision
-    stored = job.auto("training.precision.params", precision.params, *(
-        (job.compute, f"{_FROZEN}: as it is read") if options.get("wrap") == _ADAPTERS else defaults.stored))
+    by_default = (job.compute, f"{_FROZEN}: as it is read") if options.get("wrap") == _ADAPTERS else defaults.stored
+    stored = job.auto("training.precision.params", precision.params, *_transformers.stored_as(job, by_default))
     adapters = _adapter_format(job, options, stored)
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, defaults.reduce[1])
     strategy = _strategy(job, options, reduce)
@@ -367,4 +367,6 @@ def _rules(stored: str, adapters: str, compute: str, kept: States, strategy: Fsd
     kept_wide = TensorLayout(cut, adapters, space)
     apart = () if adapters == stored else (Rule(lambda t: t.module == "adapter", replace(
         policy, name="adapters", at_rest=kept_wide, grad=kept_wide)),)
-    return Rule(lambda t: t.is_buffer, buffer), *columns, *apart, Rule(lambda t: True, policy)
+    factors = replace(buffer, name="factors", at_rest=TensorLayout((), stored))
+    return (Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer), *columns, *apart,
+            Rule(lambda t: True, policy))

@@ -90,7 +90,8 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
     dense: Placements = (("dp_shard_cp", Shard(0)),)
     stored = choice.stored
     buffer = replace(_policy("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
-    rules = [Rule(lambda t: t.is_buffer, buffer)]
+    factors = replace(_policy("factors", (), stored, replace(choice, compute=stored, on_host=False)), pad_storage=False)
+    rules = [Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer)]
     if choice.splits_experts:
         split: Placements = (("ep", Shard(0, even=True)),)
         experts = (_policy("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, choice, used=split)

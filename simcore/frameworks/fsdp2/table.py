@@ -16,6 +16,7 @@ from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.pipeline import pipeline_schedule
 from simcore.frameworks.common.torch import Sourced, time_of_offload, torch_optimizer
+from simcore.frameworks.common.transformers import stored_as
 from simcore.frameworks.fsdp2.checks import check, check_last_backward, check_shared, check_units
 from simcore.frameworks.fsdp2.options import strategy, wrapping
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
@@ -49,7 +50,7 @@ def table(job: Draft) -> Framework:
     check(job)
     options, precision, given = job.options(trainer.options), job.scenario.training.precision, trainer.defaults
     trainer.check(job, options)
-    stored = job.auto("training.precision.params", precision.params, *_typed(job, given.stored))
+    stored = job.auto("training.precision.params", precision.params, *stored_as(job, _typed(job, given.stored)))
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, *_typed(job, given.reduce))
     _note_defaults(job, options)
     check_last_backward(job, options)

@@ -106,8 +106,14 @@ def check_attention(job: Job, options: dict[str, object]) -> None:
     for block in blocks:
         if isinstance(block, Attention | LatentAttention) and cp > 1 and exchange == "a2a":
             _check_exchanged_heads(job, block)
+    shared = "" if cp == 1 or exchange == "a2a" else exchange
     if any(isinstance(block, Attention) and block.sinks for block in blocks):
-        _check_sinks(job, options, "" if cp == 1 or exchange == "a2a" else exchange)
+        _check_sinks(job, options, shared)
+    elif shared and any(isinstance(block, Attention) and block.window for block in blocks):
+        raise job.illegal("framework_options.cp_comm_type", f"attention within a window under context parallelism by "
+                          f"{shared}: a2a and all_gather alone have windows", f"{_TE}/context_parallel.py, "
+                          "attn_forward_func_with_cp") if shared == "p2p" else job.not_yet(
+            "framework_options.cp_comm_type", f"attention within a window under context parallelism by {shared}")
 
 
 def _check_exchanged_heads(job: Job, block: Attention | LatentAttention) -> None:

@@ -198,9 +198,14 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
 def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:
     """Options, by field, that Bridge's providers of single families set, or leave as core has them."""
     family, made = job.graph.architecture.family, dict[str, Any]()
-    if family.startswith("qwen") or "bias_activation_fusion" in options:
+    apart = family.startswith(("qwen", "gemma"))
+    if apart or "bias_activation_fusion" in options:
         fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
-                         "models/qwen/ sets none", default=not family.startswith("qwen"))
+                         "models/qwen/ and models/gemma/ set none", default=not apart)
+        if fused and family.startswith("gemma"):
+            raise job.illegal("framework_options.bias_activation_fusion", "When bias_activation_fusion is True, "
+                              "activation function should be either gelu, swiglu, or quick_geglu (fast_gelu here)",
+                              "Megatron-LM d98e8a64 core/transformer/transformer_config.py:2421")
         made["bias_activation_fusion"] = fused
     if options.get("activation_func_fp8_input_store"):
         made["activation_func_fp8_input_store"] = _stores_in_8_bits(job, fused=made.get("bias_activation_fusion", True))

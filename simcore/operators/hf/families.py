@@ -117,6 +117,18 @@ def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: I
     return decoders.phi3_attention(tape, run, branch, inputs, core), held
 
 
+def _attention_with_factors(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hybrid.attention_with_factors(tape, run, branch, inputs), None
+
+
+def _mlp_with_factors(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hybrid.mlp_with_factors(tape, run, branch.name, inputs.hidden), None
+
+
+def _mamba_with_factors(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hybrid.mamba_with_factors(tape, run, branch, inputs.hidden), None
+
+
 def _attention_with_gate(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
     core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
@@ -206,6 +218,7 @@ FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
     "cohere2": Family(norm=decoders.cohere2_norm, attention=_turning_by(decoders.cohere2_rotate), masks=2),
     "ernie4_5": Family(attention=_turning_by(decoders.ernie_rotate), wide_tables=True),
+    "falcon_h1": Family(attention=_attention_with_factors, mlp=_mlp_with_factors, mamba=_mamba_with_factors),
     "gemma": Family(norm=rms_norm_from_zero),
     "gemma2": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
     "gemma3_text": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),

@@ -59,7 +59,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "norms over all heads of query and key", "norms behind blocks", "scores below a cap",
                            "logits below a cap", "LayerNorm", "LayerNorm without a bias", "dropout",
                            "biases of the MLP", "a bias of the head", "attention and MLP beside each other",
-                           "a vision tower"})
+                           "a vision tower", "a mixer beside attention"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -282,7 +282,10 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     if run.checkpoint != "none" and HfOptions.of(run.options).checkpoints_parts:
         return _by_parts(tape, kind, run, inputs)
     x, _held = inputs.hidden, None
-    for branch in kind.branches:
+    _both: list[Tensor] = []
+    if kind.paired:
+        x = _pair(tape, kind, run, inputs, _both)
+    for branch in kind.branches[2 * kind.paired:]:
         residual = x
         tape.scope = f"{branch.norm}."
         seen = aten.cast(tape, x, run.compute) if kind.wide else x
@@ -343,6 +346,21 @@ def _beside(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> 
         both = aten.add(tape, mixed, dense, "both")
         return aten.add(tape, both, inputs.hidden, "residual")
     return aten.add(tape, aten.add(tape, inputs.hidden, mixed, "residual"), dense, "residual")
+
+
+def _pair(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs, held: list[Tensor]) -> Tensor:
+    """Sum of the stream and of two mixers of one norm's output; `held` gets what the layer holds until it returns."""
+    first, *_ = kind.branches
+    tape.scope = f"{first.norm}."
+    seen = norm(tape, run, f"{first.norm}.", inputs.hidden, kind.family)
+    for branch in kind.branches[:2]:
+        tape.scope = f"{branch.name}."
+        held.append(mix(tape, run, branch, inputs._replace(hidden=seen), kind.family)[0])
+    tape.scope = ""
+    mixed, attended = held
+    both = aten.add(tape, mixed, attended, "both")
+    del seen
+    return aten.add(tape, inputs.hidden, both, "residual")
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:

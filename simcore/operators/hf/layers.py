@@ -84,13 +84,15 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
               core: Core | None = None, head_norm: Callable[[Tape, Param, Tensor], Tensor] | None = None,
               turn_both: RotateBoth | None = None, out_proj: str = "o_proj",
-              late_norm: Callable[[Tape, Param, Tensor], Tensor] | None = None) -> Tensor:
+              late_norm: Callable[[Tape, Param, Tensor], Tensor] | None = None,
+              of_key: Callable[[Tape, Tensor], Tensor] | None = None) -> Tensor:
     """Output of grouped-query attention for `inputs.hidden`, in its shape.
 
     Head counts follow from the weights that this rank has. `turn`: rotation of query or key, None for `rotate`; `core`:
     attention without its projections, None for `core_of`. `head_norm`: norm of each head of query and key behind all
     three projections, None for Qwen3's, behind each its own. `turn_both`: rotation of query and key in one function.
     `out_proj`: name of the output projection. `late_norm`: norm of each head of query and key behind their rotation.
+    `of_key`: what is done with the key before the value is projected.
     """
     block = branch.block
     assert isinstance(block, Attention)
@@ -99,6 +101,7 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     copies = not hf_liger.has_liger(run) if block.rotary else unfused
     q = _heads(tape, run, name, "q", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
+    k = of_key(tape, k) if of_key else k
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None or unfused)
     if head_norm and block.qk_norm:
         q = head_norm(tape, run.params[f"{name}.q_norm.weight"], q)

@@ -6,6 +6,8 @@ Kernels are those of mamba_ssm (`operators/shared/mamba_scan.py`) and of flash-l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from simcore.models.blocks import Branch, GatedDeltaNet, Mamba2
 from simcore.operators.hf.layers import linear
 from simcore.operators.shared import aten, delta_rule
@@ -16,14 +18,18 @@ from simcore.recording.tape import Tape, Tensor
 __all__ = ["delta_net", "mamba"]
 
 
-def mamba(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> Tensor:
+def mamba(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor,
+          between: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Output of a Mamba-2 mixer for `x` [b, s, hidden], in x's shape.
 
-    The input projection, then one fused kernel: convolution, scan, gated norm, output projection.
+    The input projection, then one fused kernel: convolution, scan, gated norm, output projection. `between`: what is
+    done with the projection's output first.
     """
     block = branch.block
     assert isinstance(block, Mamba2)
     name, projected = branch.name, linear(tape, run, f"{branch.name}.in_proj", x)
+    if between:
+        projected = between(projected)
     a = aten.neg(tape, aten.exp(tape, aten.cast(tape, run.params[f"{name}.A_log"], "fp32")))
     bias, d = run.params[f"{name}.dt_bias"], run.params[f"{name}.D"]
     small = (run.params[f"{name}.conv1d.weight"], run.params[f"{name}.conv1d.bias"], bias, a, d)

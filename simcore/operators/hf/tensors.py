@@ -69,6 +69,8 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
     """
     if kind.family in ("nemotron_h", "gpt2", "mamba2"):
         return [x for pair in zip(norms, blocks, strict=True) for x in pair]
+    if kind.family == "falcon_h1":
+        return [blocks[2], blocks[0], blocks[1], *norms]
     if kind.family == "bamba":
         return [blocks[1], *norms, blocks[0]]
     if kind.family == "granitemoehybrid":
@@ -190,9 +192,13 @@ def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     into, out = (b.in_proj, "mamba_in"), (b.hidden, "hidden")
     yield _linear(f"{name}.in_proj", into, out, "mamba")
     yield from [_bias(f"{name}.in_proj", into, "mamba")] * b.bias
-    yield TensorSpec(f"{name}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm")
+    if b.normed:
+        yield TensorSpec(f"{name}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm")
     yield _linear(f"{name}.out_proj", out, (b.inner, "mamba_inner"), "mamba")
     yield from [_bias(f"{name}.out_proj", out, "mamba")] * b.bias
+    if family == "falcon_h1":
+        yield TensorSpec(f"{name}.mup_vector", (1, 1, b.in_proj), ("one", "one", "mamba_in"), "mamba", "factors",
+                         is_buffer=True, trainable=False)
 
 
 def _delta_net(name: str, b: Any, family: str) -> Iterable[TensorSpec]:

@@ -26,11 +26,11 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 __all__ = ["attention", "core", "mlp", "turning_passes"]
 
 
-def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
+def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) -> Tensor:
     """Output of self-attention for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual. Local: after sequence parallelism. Raises NotYet for
-    attention sinks in unfused attention.
+    The norm before it is included, and the one `behind` it; the caller adds the residual. Local: after sequence
+    parallelism. Raises NotYet for attention sinks or windows in unfused attention.
     """
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     query, key, value, gate = _split(c, block, mixed)
@@ -38,12 +38,14 @@ def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     def attend(query: Tensor) -> Tensor:
         if block.sinks:
             return _with_sinks(c, block, (query, key, value))
-        return core(c, block.num_heads, query, key, value, plain=_is_plain(block), dropout=block.dropout)
+        return core(c, block.num_heads, query, key, value, plain=_is_plain(block), dropout=block.dropout,
+                    window=block.window)
 
     out = offloaded(c, "core_attn", query, attend, release=(query, key, value))
     out = out if gate is None else _gated(c, out, gate)
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
-    return offloaded(c, "attn_proj", out, lambda x: row(c, "self_attention.linear_proj", x), release=(out,))
+    return offloaded(c, "attn_proj", out, lambda x: row(c, "self_attention.linear_proj", x, behind=behind),
+                     release=(out,))
 
 
 def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -53,7 +55,7 @@ def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tenso
     """
     if c.has_unfused_attention:
         raise NotYet(Problem("framework_options.attention_backend", "not yet: attention sinks in unfused attention"))
-    pairs = min(c.run.pairs, 2 * c.run.tokens * block.window) if block.window else c.run.pairs
+    pairs = _pairs(c, block.window)
     sinks = c.param("self_attention.core_attention.softmax_offset")
 
     def run() -> Tensor:
@@ -61,6 +63,11 @@ def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tenso
         return made(c, block.num_heads, parts, block.q_size // c.run.tp, plain=False, pairs=pairs, sinks=sinks)
 
     return c.region(run) if c.recomputes("core_attn") else run()
+
+
+def _pairs(c: Context, window: int) -> int:
+    """Twice the pairs of a query and a key that a kernel computes: all, or those within a `window` that is not 0."""
+    return min(c.run.pairs, 2 * c.run.tokens * window) if window else c.run.pairs
 
 
 def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -186,20 +193,25 @@ def _is_plain(block: Attention) -> bool:
 
 
 def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0, *,
-         plain: bool = False, dropout: bool = False) -> Tensor:
+         plain: bool = False, dropout: bool = False, window: int = 0) -> Tensor:
     """Causal attention of `q`, `k` and `v`, each [tokens, this rank's heads * d].
 
     Returns [tokens, `columns`]. It is recomputed in backward where recompute_modules names core_attn. `num_heads`:
     heads of all tp ranks; `columns`: width of the output, 0 for that of q. `plain`: q, k and v are read in place, as
-    parts of one tensor. `dropout` costs a fused kernel no memory: it keeps the state of the random numbers.
+    parts of one tensor. `dropout` costs a fused kernel no memory: it keeps the state of the random numbers. `window`:
+    tokens that a token sees, 0 for all.
     """
+    if window and (c.has_unfused_attention or attends_by_tensor(c)):
+        raise NotYet(Problem("framework_options.attention_backend", "not yet: attention within a window in unfused "
+                             "attention or in 8 bits"))
+
     def run() -> Tensor:
         if c.has_unfused_attention:
             parts = (q, k, v) if plain else _of_one_layout(c, q, k, v)
             return unfused_core(c, num_heads, parts, columns or q.shape[1], dropout=dropout, plain=plain)
         if attends_by_tensor(c):
             return core_8_bits(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
-        return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
+        return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain, pairs=_pairs(c, window))
 
     if plain and c.tape.away is not None:
         c.tape.away.take_whole((q, k, v))
@@ -309,16 +321,17 @@ def _contiguous(c: Context, x: Tensor, name: str) -> Tensor:
     return whole
 
 
-def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:
+def mlp(c: Context, block: Mlp, x: Tensor, *, behind: bool = False) -> Tensor:
     """Output of a dense MLP for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual. Local: after sequence parallelism.
+    The norm before it is included, and the one `behind` it; the caller adds the residual. Local: after sequence
+    parallelism.
     """
     producer: Producer = "activation" if c.options.fuses_dense_mlp else ""
 
     def run() -> Tensor:
         inner = norm_linear(c, "mlp.linear_fc1", x, producer=producer)
         inner = act(c, inner, "mlp.activation", gated=block.gated, bias=c.run.params.get("mlp.linear_fc1.bias"))
-        return row(c, "mlp.linear_fc2", inner, producer=producer)
+        return row(c, "mlp.linear_fc2", inner, producer=producer, behind=behind)
 
     return c.region(run) if c.recomputes("mlp") else run()

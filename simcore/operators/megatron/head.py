@@ -28,7 +28,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Embedding, Head, Mtp
 from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved, fuses_wgrad
-from simcore.operators.megatron.ops.elementwise import dropped, reordered
+from simcore.operators.megatron.ops.elementwise import dropped, reordered, scaled
 from simcore.operators.megatron.ops.fp8 import column_fp8
 from simcore.operators.megatron.ops.linear import gather_backward
 from simcore.operators.megatron.ops.parts import all_gather
@@ -71,6 +71,7 @@ def embedding(c: Context, block: Embedding, *, is_last: bool = True) -> Tensor:
 
     Its dense weight gradient covers this rank's vocabulary and is added to main_grad by DDP's hook. Learned positions
     are looked up and added before the sequence is split (`language_model_embedding.py`, reduce_scatter_embeddings).
+    A scaled one is multiplied by a number last (Bridge 067f987d `models/gemma/gemma3_provider.py`).
     `is_last`: of several lookups in one layer, that whose backward runs last.
     """
     if block.positions:
@@ -78,6 +79,8 @@ def embedding(c: Context, block: Embedding, *, is_last: bool = True) -> Tensor:
         out = _split_sequence(c, _sequence_first(c, _positions(c, block, words)))
     else:
         out = _sequence_first(c, _words(c, block, whole=False, is_last=is_last))
+    if c.kind.scaled:
+        out = scaled(c, out, "hidden_states")
     return dropped(c, out, "hidden_states") if c.kind.dropout else out
 
 

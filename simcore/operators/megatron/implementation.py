@@ -62,7 +62,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "latent attention without norms on the way up", "attention sinks",
                            "attention within a window", "a router by softmax of the chosen", "biases of experts",
                            "a gate of the shared expert", "the gated delta rule", "a gate of attention's output",
-                           "rotation of a part of each head", LATENT})
+                           "rotation of a part of each head", "norms behind blocks",
+                           "a scaled embedding or scaled logits", LATENT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _EMPTY = Section(())
@@ -230,11 +231,11 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, GatedDeltaNet):
         return delta_net(c, block, x)
     if isinstance(block, Attention):
-        return attention(c, block, x)
+        return attention(c, block, x, behind=bool(branch.behind))
     if isinstance(block, LatentAttention):
         return latent_attention(c, block, x)
     if isinstance(block, Mlp):
-        return mlp(c, block, x)
+        return mlp(c, block, x, behind=bool(branch.behind))
     assert isinstance(block, Moe), "families with other blocks are refused when their tensors are asked for"
     return moe(c, block, x)
 

@@ -46,7 +46,7 @@ __all__ = ["tensors"]
 
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
-NOT_BUILT: Final = ("arcee", "bailing_moe", "bamba", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text",
+NOT_BUILT: Final = ("arcee", "bailing_moe", "bamba", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3",
                     "glm", "glm4", "glm4_moe_lite", "granite", "granitemoehybrid", "hunyuan_v1_dense", "hy_v3",
                     "mamba2", "minimax_m2", "ministral3", "mistral3", "mpt", "nemotron", "nemotron-nas", "olmo2",
                     "olmo3", "phi", "phi3", "qwen2_5_vl", "qwen2_5_vl_text", "seed_oss", "starcoder2", "zamba2")
@@ -144,11 +144,18 @@ def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
         *(sinks if b.sinks else ()),
         _linear(f"{at}.linear_proj", hidden, (b.q_size, "heads"), "attention"),
         *_bias(f"{at}.linear_proj", hidden, "attention", wanted=b.bias == "all"),
+        *_behind(branch, f"{at}.linear_proj"),
         *_norm(f"{at}.linear_qkv.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
         _linear(f"{at}.linear_qkv", qkv, hidden, "attention"),
         *_bias(f"{at}.linear_qkv", qkv, "attention", wanted=bool(b.bias)),
         *(norms if b.qk_norm else ()),
     )
+
+
+def _behind(branch: Branch, at: str) -> tuple[TensorSpec, ...]:
+    """Norm behind a linear, a part of its module (Bridge's `models/common/te_layers.py`)."""
+    block: Any = branch.block
+    return _norm(f"{at}.post_layernorm.", block.hidden) if branch.behind else ()
 
 
 def _delta_net(branch: Branch) -> tuple[TensorSpec, ...]:
@@ -201,6 +208,7 @@ def _mlp(branch: Branch) -> tuple[TensorSpec, ...]:
         *_bias("mlp.linear_fc1", rows, "mlp", wanted=b.bias),
         _linear("mlp.linear_fc2", hidden, (b.ffn, "ffn"), "mlp"),
         *_bias("mlp.linear_fc2", hidden, "mlp", wanted=b.bias),
+        *_behind(branch, "mlp.linear_fc2"),
     )
 
 

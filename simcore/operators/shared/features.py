@@ -73,7 +73,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
     found += _named(("norms behind blocks", any(branch.behind for branch in kind.branches)),
                     ("logits below a cap", isinstance(kind.block, Head) and kind.block.capped),
                     ("a bias of the head", isinstance(kind.block, Head) and kind.block.bias),
-                    ("attention and MLP beside each other", kind.beside),
+                    ("attention and MLP beside each other", kind.beside), ("a mixer beside attention", kind.paired),
                     ("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),
                     ("a transformer that layers share", kind.shared is not None),
                     ("a vision tower", isinstance(kind.block, VisionPart)),
@@ -100,7 +100,8 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),
-                          ("a convolution without a bias", not block.conv_bias))
+                          ("a convolution without a bias", not block.conv_bias),
+                          ("Mamba without its norm", not block.normed))
     elif isinstance(block, GatedDeltaNet):
         yield "the gated delta rule"
     elif isinstance(block, Mlp):

@@ -258,7 +258,7 @@ BALANCED: list[dict[str, Any]] = [
       for checkpoint in ({}, {"checkpoint": True})),
     *(case["case"] | {"loss": loss} for loss in ("cut", "liger") for case in CASES.values()
       if not case["case"]["preset"].startswith(
-          ("granite", "mamba2", "gemma", "olmo", "phi", "command")))]
+          ("granite", "mamba2", "gemma", "olmo", "phi", "command", "falcon-h1")))]
 
 
 def test_slots_balance_layer_by_layer() -> None:

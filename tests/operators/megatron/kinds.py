@@ -55,6 +55,10 @@ V2 = LayerKind("v2", "deepseek_v2", 2048, (
 V3 = LayerKind("v3", "deepseek_v3", 7168, (
     Branch("input_layernorm", "self_attn", LatentAttention(7168, 128, 1536, 512, 128, 64, 128)),
     Branch("post_attention_layernorm", "mlp", Mlp(7168, 18432))))
+GEMMA = LayerKind("gemma", "gemma3_text", 1152, (
+    Branch("input_layernorm", "self_attn", Attention(1152, 4, 1, 256, rotary=True, qk_norm=True, window=512),
+           behind="post_attention_layernorm"),
+    Branch("pre_feedforward_layernorm", "mlp", Mlp(1152, 6912, gelu=True), behind="post_feedforward_layernorm")))
 GPT = LayerKind("gpt", "gpt2", 1024, (
     Branch("ln_1", "attn", Attention(1024, 16, 16, 64, bias="all"), layer_norm=True),
     Branch("ln_2", "mlp", Mlp(1024, 4096, gated=False, gelu=True, bias=True), layer_norm=True)))

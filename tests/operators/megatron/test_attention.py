@@ -12,6 +12,7 @@ from checkout import ROOT
 from operators.megatron.kinds import (
     ATTENTION,
     DROPS,
+    GEMMA,
     GPT,
     GPT_NORM,
     GPT_STEM,
@@ -300,3 +301,32 @@ def test_dimensions_that_are_not_rotated_are_copied_once() -> None:
 
     # Of query and key, 18 heads of 256: 10 of 12 passes are over the rotated quarter alone.
     assert moved(0) - moved(64) == 10 * (256 - 64) * 18 * 2 * T
+
+
+def in_front(kind: LayerKind) -> LayerKind:
+    """`kind` without norms behind its blocks."""
+    return replace(kind, branches=tuple(replace(branch, behind="") for branch in kind.branches))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_norms_behind_linears_keep_what_these_put_out(tp: int) -> None:
+    """Each its input, split over the sequence, and rsigma."""
+    both, before = (kept_in(kind, run_of(kind, tp=tp, sequence_parallel=tp > 1)) for kind in (GEMMA, in_front(GEMMA)))
+    assert both - before == 2 * (2 * 1152 + 4) * T // tp
+
+
+def test_an_adapters_part_is_added_behind_the_norm() -> None:
+    """Nothing needs the sum for a gradient, so the norm alone keeps what the linear put out."""
+    both, before = (kept_in(kind, run_of(kind, lora=8)) for kind in (GEMMA, in_front(GEMMA)))
+    assert both - before == 2 * (2 * 1152 + 4) * T
+
+
+def test_gated_gelu_is_never_fused() -> None:
+    silu = replace(GEMMA, branches=(GEMMA.branches[0], replace(GEMMA.branches[1], block=Mlp(1152, 6912))))
+    apart = run_of(silu, options=MegatronOptions(bias_activation_fusion=False))
+    assert kept_in(GEMMA, run_of(GEMMA)) == kept_in(silu, apart) > kept_in(silu, run_of(silu))
+
+
+def test_a_window_needs_a_kernel() -> None:
+    with pytest.raises(NotYet, match="attention within a window in unfused attention"):
+        record(GEMMA, run_of(GEMMA, options=MegatronOptions(attention_backend="unfused")), {}, {})

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from operators.megatron.kinds import HEAD, LOSS, T, V, kept_in, live_bytes, run_of
+from operators.megatron.kinds import EMBEDDING, HEAD, LOSS, T, V, kept_in, live_bytes, run_of
 from simcore.operators.megatron.implementation import record
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.kernel_shape import shapes_in
@@ -76,3 +76,12 @@ def test_a_head_in_8_bits_is_a_column_parallel_linear_of_transformer_engine() ->
     assert kept_in(HEAD, run) - kept_in(eight, run) in (0, 2 * size - size * 33 // 32)
     peaks = [live_bytes((found.backward,))[1] for found in tapes]
     assert peaks[1] - peaks[0] == 2 * T * V * 33 // 32
+
+
+def test_a_scaled_embedding_is_a_tensor_more_while_it_is_multiplied() -> None:
+    """Gemma's, behind the lookup, and its gradient is one more before the table's."""
+    plain, scaled = (record(kind, run_of(kind), {}, {}) for kind in (EMBEDDING, replace(EMBEDDING, scaled=True)))
+    size = 2 * EMBEDDING.hidden * T
+    for one, other in ((plain.forward, scaled.forward), (plain.backward, scaled.backward)):
+        counts = [sum(row[0] == Op.ALLOC and row[3] == size for row in section.rows) for section in (one, other)]
+        assert counts[1] == counts[0] + 1

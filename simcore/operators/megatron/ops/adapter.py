@@ -9,7 +9,7 @@ it, is added in a new tensor.
 from __future__ import annotations
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.operators.megatron.ops.elementwise import add
+from simcore.operators.megatron.ops.elementwise import add, scaled
 from simcore.operators.megatron.ops.parts import all_gather
 from simcore.operators.shared import aten
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
@@ -83,7 +83,7 @@ def adapted(c: Context, path: str, x: Tensor, pair: tuple[Param, Param], *, row_
         out = _scatter(c, out, f"{path}.scattered")
     if c.options.lora_dropout == "post":
         out = aten.dropout(c.tape, out)
-    return _scaled(c, out, f"{path}.scaled")
+    return scaled(c, out, f"{path}.scaled")
 
 
 def with_adapter(c: Context, path: str, out: Tensor, part: Tensor, name: str = "", *,
@@ -152,18 +152,5 @@ def _scatter(c: Context, x: Tensor, name: str) -> Tensor:
         return [all_gather(c, grads[0], f"grad_{name}")]
 
     out = c.new(rows, columns, name)
-    c.node(out, (x,), (), back)
-    return out
-
-
-def _scaled(c: Context, x: Tensor, name: str) -> Tensor:
-    def back(tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        assert grads[0] is not None
-        grad = tape.empty(grads[0].shape, c.dtype, f"grad_{name}")
-        c.elementwise(grad, 2)
-        return [grad]
-
-    out = c.tape.empty(x.shape, c.dtype, name)
-    c.elementwise(out, 2)
     c.node(out, (x,), (), back)
     return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from simcore.models.blocks import LayerKind, Mtp
+from simcore.models.blocks import LayerKind, Mlp, Mtp
 from simcore.operators.megatron.ops.options import FUSED_MULTIPLE, MegatronOptions
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload
@@ -93,8 +93,9 @@ class Context:
 
     @property
     def fuses_activation(self) -> bool:
-        """True if a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
-        return self.options.bias_activation_fusion
+        """True if a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion), not GELU."""
+        gelus = any(isinstance(one.block, Mlp) and one.block.gelu and one.block.gated for one in self.kind.branches)
+        return self.options.bias_activation_fusion and not gelus
 
     @property
     def has_unfused_attention(self) -> bool:

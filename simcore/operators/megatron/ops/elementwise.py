@@ -10,7 +10,7 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.recording.tape import Backward, Kernel, Param, Tape, Tensor
 
 __all__ = ["act", "add", "add_dropped", "copied_gradient", "dropped", "glu", "halves", "identity", "reordered",
-           "swiglu"]
+           "scaled", "swiglu"]
 
 
 def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
@@ -84,12 +84,27 @@ def dropped(c: Context, x: Tensor, name: str) -> Tensor:
     return out
 
 
+def scaled(c: Context, x: Tensor, name: str) -> Tensor:
+    """`x` times a number, in a new tensor like it; it saves nothing."""
+    def back(tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        grad = tape.empty(grads[0].shape, c.dtype, f"grad_{name}")
+        c.elementwise(grad, 2)
+        return [grad]
+
+    out = c.tape.empty(x.shape, c.dtype, name)
+    c.elementwise(out, 2)
+    c.node(out, (x,), (), back)
+    return out
+
+
 def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = None) -> Tensor:
     """Activation of a dense MLP: SwiGLU of `x` [rows, 2 n] if `gated`, else relu^2 or GELU (equal in cost).
 
     SwiGLU returns [rows, n], the others x's shape, in a new tensor. The fused kernel saves its input
     (`fusions/fused_bias_swiglu.py`, `activations.py`); with activation_func_fp8_input_store SwiGLU saves a copy in 8
-    bits, without scales, in its place. `bias`: added in the same kernel; its gradient is the input's,
+    bits, without scales, in its place. Gated GELU by tanh is unfused, compiled (`activations.py`, fast_gelu), and keeps
+    what SwiGLU does. `bias`: added in the same kernel; its gradient is the input's,
     summed (`fusions/fused_bias_gelu.py`, `fused_bias_swiglu.py`). Unfused SwiGLU has its sum in a new tensor.
     """
     if gated and not c.fuses_activation:

@@ -20,6 +20,7 @@ from simcore.errors import NotYet, Problem
 from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.fp8 import column_fp8, norm_linear_fp8, plain_fp8, row_fp8
+from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.ops.parts import all_gather, biased, gathered_input, input_grad, reduced, statistics
 from simcore.operators.shared.quantizer import Producer
 from simcore.recording.tape import Kernel, Tape, Tensor
@@ -132,13 +133,16 @@ def _column(c: Context, path: str, x: Tensor) -> Tensor:
     return out
 
 
-def row(c: Context, path: str, x: Tensor, *, producer: Producer = "") -> Tensor:
+def row(c: Context, path: str, x: Tensor, *, producer: Producer = "", behind: bool = False) -> Tensor:
     """Output of the row-parallel TE Linear at `path`, with its adapter, summed over tp: [local tokens, n].
 
-    For backward it saves its input where the weight trains. `producer`: kernel that casts `x`.
+    For backward it saves its input where the weight trains. `producer`: kernel that casts `x`. `behind`: the module
+    norms what it puts out, before an adapter's part is added (Bridge 067f987d `models/common/te_layers.py`,
+    TERowParallelLinearLayerNorm, which adapters wrap as a whole).
     """
     c = c.of(path)
     out, pair = _row(c, path, x) if c.scaling is None else row_fp8(c, path, x, producer=producer), c.pair(path)
+    out = norm(c, f"{path}.post_layernorm", out, f"{path}.normed") if behind else out
     if pair is None:
         return out
     part = adapted(c, path, adapter_input(c, x), pair, row_parallel=True)

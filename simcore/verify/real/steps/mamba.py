@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as fn
 
-FAMILIES = ("bamba", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
+FAMILIES = ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
 SMS = 132
 
 

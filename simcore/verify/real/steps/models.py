@@ -88,6 +88,9 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     cfg.pad_token_id = None  # a small vocabulary may not have it
     with torch.device("meta"):
         made: nn.Module = AutoModelForCausalLM.from_config(cfg)
+    for module in made.modules():
+        if hasattr(module, "mup_vector"):  # as `from_pretrained` makes it beside weights of 16 bits, which it needs
+            module.mup_vector = module.mup_vector.bfloat16()
     return made
 
 
