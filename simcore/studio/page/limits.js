@@ -52,9 +52,9 @@ const there_words = (layout, job) => (layout ? `${[layout.layout, ...beside(layo
 const space = (words) => words && ` ${words}`;
 
 /* Fewest GPUs of layouts without states on the host, where the fewest have some there: number, and what is known of it. */
-export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped }, job) => {
+export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped, together }, job) => {
   const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
-  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(batch_words({ skipped }, job, false))}`];
+  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(together_words(together, job)).trimEnd()}${space(batch_words({ skipped }, job, false))}`];
 };
 
 /* The layout nearest to fitting, where none fits yet. */
@@ -76,7 +76,7 @@ const unserved_words = (unserved) => {
 const gpus_words = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
 
 /* Fewer GPUs that fit where several options at once are added to the layout nearest to fitting there. */
-const together_words = (found, job) => (found ? `With several options at once ${gpus_words(found.gpus)} ${found.gpus === 1 ? "does" : "do"}: ${there_words(found.layout, job)} ` : "");
+const together_words = (found, job) => (found ? `With several options at once ${gpus_words(found.gpus)} ${found.gpus === 1 ? "fits" : "fit"}: ${there_words(found.layout, job)} ` : "");
 
 /* Why no fewer do, where every layout there was tried. */
 const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved }, job) => {
