@@ -16,16 +16,18 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.errors import Problem
+from simcore.errors import Problem, RankscopeError
 from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.inputs.document import Document
 from simcore.inputs.loading import Entry, entry_of
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.recipes.imported import Imported
+from simcore.recipes.model_file import problems_of_model
 from simcore.results.report import ProblemRow, Report
 from simcore.simulate import check
 
-__all__ = ["answered_in_full", "in_full", "stage_keys", "with_all_problems", "without"]
+__all__ = ["answered_in_full", "expect_all", "in_full", "stage_keys", "with_all_problems", "without"]
 
 _ROUNDS: Final = 6
 """Times that a job is asked at most."""
@@ -57,6 +59,22 @@ def answered_in_full(work: Callable[..., Report], scenario: Scenario, **asked: A
     known = {row.message for row in report.problems}
     return report.model_copy(update={
         "problems": (*report.problems, *map(_row, _further(scenario.document, known)))})
+
+
+def expect_all(imported: Imported) -> None:
+    """Raises what keeps a recipe from being a scenario, with what the scenario would be refused for besides.
+
+    Raises InputError or NotYet as `Imported.expect_complete`; nothing where that raises nothing.
+    """
+    try:
+        imported.expect_complete()
+    except RankscopeError as error:
+        known = {problem.message for problem in error.problems}
+        if imported.questions:  # no layout yet
+            more = [one for one in problems_of_model(imported) if one.message not in known]
+        else:
+            more = [one for one in _further(imported.document(), known) if not _IDLE.search(one.message)]
+        raise type(error)([*error.problems, *more]) from None
 
 
 def _further(document: Document, known: set[str]) -> Iterator[Problem]:

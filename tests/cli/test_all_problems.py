@@ -12,6 +12,7 @@ from command import Run
 from simcore.inputs.loading import read
 from simcore.lint.all_problems import answered_in_full, in_full
 from simcore.simulate import check
+from studio_jobs import RECIPE
 
 WRONG = """\
 name: bad
@@ -39,6 +40,18 @@ def test_every_problem_of_a_file_has_its_line(ran: Run, command: str, tmp_path: 
     code, text, _ = ran(command, str(file), "--set", "training.global_batch_size=8", "--json")
     problems = json.loads(text)[0]["problems"]
     assert (code, [one["where"].rpartition(":")[2] for one in problems]) == (2, ["9", "5"])
+
+
+def test_a_recipe_is_told_what_its_scenario_would_be_refused_for_too(ran: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yml"
+    file.write_text(f"{RECIPE.replace('Qwen3-8B', 'Qwen3-8X')}mine: 3\n")
+    for answers, wanted in (((), ("9:", "machine", "number of GPUs", "1:")),
+                            (("--gpus", "8", "--topology", "dgx-h100"), ("9:", "1:"))):
+        code, _, told = ran("check", str(file), *answers)
+        lines = told.splitlines()
+        assert (code, len(lines)) == (2, len(wanted)), told
+        assert all(words in line for words, line in zip(wanted, lines, strict=True)), told
+        assert "unknown model 'Qwen/Qwen3-8X'" in lines[-1]
 
 
 def test_a_sweep_and_what_is_legal_stay_as_they_are(tmp_path: Path) -> None:

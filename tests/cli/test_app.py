@@ -36,7 +36,7 @@ def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(starter)["starter_text"] = lambda name, model, framework, topology: f"name: {name}\nmodel: {model}\n"
     vars(starter)["expect_readable"] = lambda text, path: None
     vars(advice)["work"] = lambda num_scenarios, *, asked, drawn, shown: partial(work, advise=asked)
-    vars(problems).update(in_full=lambda entry: entry, answered_in_full=answered)
+    vars(problems).update(in_full=lambda entry: entry, answered_in_full=answered, expect_all=lambda imported: None)
     for module in (loading, simulate, starter, advice, problems):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
