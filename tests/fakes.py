@@ -113,6 +113,11 @@ def unreadable(name: str) -> FakeEntry:
     return FakeEntry(name, f"{name}.yaml", None, (Problem(f"{name}.yaml:7", "unknown key 'tensor_paralel'"),))
 
 
+def answered(work: Callable[..., Report], scenario: FakeScenario, **asked: Any) -> Report:
+    """The report of one scenario as `work` gives it."""
+    return work(scenario, **asked)
+
+
 def work(scenario: FakeScenario, **_: object) -> Report:
     """Behaves as the scenario's word says."""
     word, _colon, argument = scenario.does.partition(":")

@@ -142,14 +142,15 @@ def run(
     """
     from simcore.batch.advice import work
     from simcore.cli.shown import show
+    from simcore.lint.all_problems import answered_in_full
     asked = _gates(max_fill, baseline, report_format, unsure)
     which = _choice(sort, top, columns, unsure, fits=fits)
     existing = _existing(output, append=append, overwrite=overwrite)
     away = elsewhere(on, shard, parts or (), jobs, output)
     entries = _entries([*(paths or ()), *_examples(example or ())], overrides, gpus, seq_len, topology, beside)
     _say_unmatched(entries, baseline)
-    shown = not (json or output or report_format)
-    chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
+    made = work(len(entries), asked=advise, drawn=html is not None, shown=not (json or output or report_format))
+    chosen = partial(answered_in_full, made, rank=rank)
     ran = _run(entries, chosen, jobs, away, output, existing)
     code = show(ran, asked=asked, json=json, report_format=report_format, details=details, choice=which,
                 told=report_format is Format.GITHUB)
@@ -187,10 +188,11 @@ def check(paths: Paths, *, json: Json = False, overrides: Set = None, gpus: Gpus
     """
     from simcore.cli.session import run_entries
     from simcore.cli.shown import show
+    from simcore.lint.all_problems import answered_in_full
     from simcore.simulate import check as check_layout
 
     entries = _entries(paths, overrides, gpus, seq_len, topology, beside)
-    raise typer.Exit(show(run_entries(entries, check_layout), json=json))
+    raise typer.Exit(show(run_entries(entries, partial(answered_in_full, check_layout)), json=json))
 
 
 @app.command()
@@ -268,11 +270,12 @@ def _examples(names: Sequence[str]) -> list[Path]:
 def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None, gpus: int | None, seq_len: int | None,
              topology: str, beside: Sequence[str] | None) -> list[Entry]:
     from simcore.cli.recipes import read_entries
+    from simcore.lint.all_problems import in_full
 
     if not paths:
         raise InputError(Problem("", "no scenario given: name files, folders or globs, or --example NAME"))
     if entries := read_entries(paths, overrides or (), gpus, seq_len, topology, beside=beside):
-        return entries
+        return [in_full(entry) for entry in entries]
     raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
 
 

@@ -48,6 +48,7 @@ def import_(
     """
     from simcore.inputs.loading import settings_of
     from simcore.inputs.named_files import named_from
+    from simcore.lint.all_problems import expect_all
     from simcore.recipes.answers import Answers
     from simcore.recipes.importing import import_recipe
     from simcore.recipes.text import scenario_text
@@ -56,7 +57,7 @@ def import_(
     settings = settings_of(others)
     answers = Answers.of_options(gpus, seq_len, topology, settings, variables)
     imported = import_recipe([*files, *(beside or ())], answers, named, loose=loose).with_settings(settings)
-    imported.expect_complete()
+    expect_all(imported)
     problems = _check(imported)
     folders = imported.document().folder, Path() if output is None else output.parent
     imported = replace(imported, values=named_from(imported.values, *folders))
@@ -112,13 +113,14 @@ def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: in
     InputError if there is none. `taken`: gets every recipe that was imported.
     """
     from simcore.inputs.loading import read, settings_of
+    from simcore.lint.all_problems import expect_all
     from simcore.recipes.answers import Answers
     from simcore.recipes.importing import Opener
 
     taken = [] if taken is None else taken
     variables, others = _split(overrides)
     answers = Answers.of_options(gpus, seq_len, topology, settings_of(others), variables)
-    entries = read(paths, others, Opener(answers, taken.append, tuple(beside or ())))
+    entries = read(paths, others, Opener(answers, taken.append, tuple(beside or ()), expect_all))
     _say_missed(taken)
     given = [*(f"--with {path}" for path in beside or ()), *(f"--set env.{name}" for name in variables)]
     if only:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,13 +28,14 @@ class Entry:
     """One scenario of a batch, or the problems for which there is none (`scenario` is then None).
 
     `name`: the scenario's; of a file without one, its name without the ending. `where`: `file:line`, or the path that
-    gave no scenario.
+    gave no scenario. `document`: of an entry without a scenario, unless it is of a sweep or cannot be read.
     """
 
     name: str
     where: str
     scenario: Scenario | None
     problems: tuple[Problem, ...] = ()
+    document: Document | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,8 @@ def _entry(part: Member, *, swept: bool) -> Entry:
     try:
         scenario = parse_scenario(document, swept=swept)
     except InputError as error:
-        return _failed(document, document.path, tuple(map(part.hinted, error.problems)))
+        failed = _failed(document, document.path, tuple(map(part.hinted, error.problems)))
+        return failed if swept else replace(failed, document=document)
     return Entry(scenario.name, document.where(("name",)), scenario)
 
 

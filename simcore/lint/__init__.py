@@ -11,5 +11,5 @@ the order of `page`, which makes `docs/lint.md`.
 Rules, each a function: `keys` (twice, misspelt, gone, text instead of a number), `layout` (processes, degrees,
 batches), `adapters` (modules that get them), `methods` (settings of adapters and packed bases), `options` (settings
 without effect, by the table `without_effect`), `training` (packing, lengths, formats, recomputing). `upstream`: names
-of upstream's keys.
+of upstream's keys. `all_problems`: every problem of a file at once, for `run` and `check`.
 """

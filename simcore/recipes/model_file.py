@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from simcore.errors import InputError, Problem
+from simcore.models.graph import model_config
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported, Origin
 from simcore.recipes.recipe_file import RecipeFile
 
-__all__ = ["is_of_model", "with_model"]
+__all__ = ["is_of_model", "problems_of_model", "with_model"]
 
 _TELLING: Final = frozenset({"architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "n_embd",
                              "d_model", "text_config"})
@@ -25,6 +26,19 @@ def is_of_model(file: RecipeFile) -> bool:
     document = file.mapping()
     return (document is not None and isinstance(document.data.get("model_type"), str)
             and not _TELLING.isdisjoint(document.data))
+
+
+def problems_of_model(imported: Imported) -> tuple[Problem, ...]:
+    """Problems of a recipe's model that is named and not known; () of a model that is described, or in a file."""
+    name = imported.values.get("model")
+    if not isinstance(name, str) or name.endswith(".json"):
+        return ()
+    origin = imported.origins.get(("model",))
+    try:
+        model_config(name, None, origin.where if origin else imported.path)
+    except InputError as error:
+        return error.problems
+    return ()
 
 
 def with_model(config: RecipeFile, read: Callable[[Answers], Imported], answers: Answers) -> Imported:

@@ -27,7 +27,8 @@ _HOSTED: Final[tuple[Mapping[str, Any], ...]] = (
     {"training.offload.optimizer": "host"},
     {f"training.offload.{part}": "host" for part in ("params", "gradients", "optimizer")},
 )
-_ACTIVATIONS: Final[Mapping[str, Any]] = {"training.recompute": "full", "training.offload.activations": "host"}
+_RECOMPUTED: Final[Mapping[str, Any]] = {"training.recompute": "full"}
+_ACTIVATIONS: Final[Mapping[str, Any]] = {**_RECOMPUTED, "training.offload.activations": "host"}
 _LOSS: Final = "training.loss"
 _HEAD: Final = ("framework", "framework_version", "framework_options", "implementation")
 """Keys of a candidate that choose its framework."""
@@ -63,10 +64,10 @@ def _has(base: Scenario, head: Mapping[str, Any], loss: str) -> bool:
     return not any(_LOSS in row.where for row in report.problems)
 
 
-def together(base: Scenario, nearest: Candidate) -> tuple[Candidate, Sized] | None:
+def together(base: Scenario, nearest: Candidate, *, hosted: bool = True) -> tuple[Candidate, Sized] | None:
     """A layout with several options at once that surely fits, see [Note: several at once]; None if none was found.
 
-    `nearest`: keys of the layout to begin with.
+    `nearest`: keys of the layout to begin with; `hosted`: states and activations may lie on the host.
     """
     (least,) = judged(base, [nearest])
     if not isinstance(least, Sized):
@@ -75,7 +76,7 @@ def together(base: Scenario, nearest: Candidate) -> tuple[Candidate, Sized] | No
     options = (option.keys for option in framework_adapter(str(nearest.get("framework", base.framework))).memory_options
                if option.kind != "formats")
     best = dict(nearest)
-    for keys in (_FUSED, *losses(base, head), *options, _ACTIVATIONS, *_HOSTED):
+    for keys in (_FUSED, *losses(base, head), *options, _RECOMPUTED, *((_ACTIVATIONS, *_HOSTED) if hosted else ())):
         tried = {**best, **keys}
         (answer,) = judged(base, [tried])
         if isinstance(answer, Sized) and answer.headroom_bytes > least.headroom_bytes:

@@ -11,11 +11,11 @@ from typing import Any, Final
 from simcore.batch.advice import work
 from simcore.batch.run import attempt
 from simcore.errors import InputError, Problem
+from simcore.lint.all_problems import answered_in_full, in_full, with_all_problems
 from simcore.simulation.explanation import class_of, explain_peak, explain_step, explain_trainable
 from simcore.studio import exchange, remedies
 from simcore.studio.catalogue import catalogue, options, start
 from simcore.studio.degrees import degrees
-from simcore.studio.problems import with_all_problems
 from simcore.studio.question import Question, price_of
 from simcore.studio.views import figure, memory, pictures, priced, view
 from simcore.validation.memory_snapshot import MAX_CURVE
@@ -44,8 +44,8 @@ def _answer(question: Question) -> bytes:
     advise = question.rest.get("advise")
     if advise is not None and not isinstance(advise, bool):
         raise InputError(Problem("advise", "expected true or false"))
-    entries = question.entries()
-    simulated = work(len(entries), asked=advise)
+    entries = [in_full(entry) for entry in question.entries()]
+    simulated = partial(answered_in_full, work(len(entries), asked=advise))
     lines = ",\n".join(attempt(entry, simulated).report.model_dump_json() for entry in entries)
     return f"[\n{lines}\n]\n".encode()
 

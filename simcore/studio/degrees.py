@@ -18,10 +18,10 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.document import Document
 from simcore.inputs.loading import entry_of
 from simcore.inputs.scenario import Mesh
+from simcore.lint.all_problems import stage_keys, without
 from simcore.results.report import ProblemRow
 from simcore.search.meshes import DEGREES
 from simcore.simulate import check
-from simcore.studio.problems import stage_keys, without
 
 __all__ = ["degrees"]
 

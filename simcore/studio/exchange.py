@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem, RankscopeError
 from simcore.inputs.dump import yaml_text
-from simcore.models.graph import model_config
 from simcore.recipes.answers import Answers
 from simcore.recipes.conversion.converting import convert
 from simcore.recipes.conversion.writing import writable_formats
 from simcore.recipes.imported import Imported, Left
 from simcore.recipes.importing import import_files
-from simcore.recipes.model_file import is_of_model
+from simcore.recipes.model_file import is_of_model, problems_of_model
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.registry import is_scenario
 from simcore.recipes.text import left_line, recipe_text, scenario_text
@@ -78,7 +77,7 @@ def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[s
     answers = Answers.of_options(gpus, seq_len, str(topology or ""))
     found = import_files(files, answers, str(rest.get("format") or ""), loose=True)
     problems = [replace(one, message=_of_page(one.message, files))
-                for one in (*found.wrong, *found.refused, *_of_files(found.left), *_of_model(found, files))]
+                for one in (*found.wrong, *found.refused, *_of_files(found.left), *_of_model(found))]
     made = {"kind": "recipe", "format": found.format, "values": found.values,
             "origins": {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()},
             "left": [asdict(one) for one in found.left], **_left_out(found.left),
@@ -97,21 +96,14 @@ def _of_files(left: Iterable[Left]) -> list[Problem]:
     return [Problem(one.where, f"{one.key}: {why}" if one.key else why) for one, why in said]
 
 
-def _of_model(found: Imported, files: tuple[RecipeFile, ...]) -> list[Problem]:
+def _of_model(found: Imported) -> list[Problem]:
     """The problem of a model that is not known, of a recipe with questions: without an answer to these it is no job.
 
     The job's own field tells it where there are none.
     """
-    name = found.values.get("model")
-    if not found.questions or not isinstance(name, str) or name in {file.path for file in files}:
-        return []
-    origin = found.origins.get(("model",))
-    try:
-        model_config(name, None, str(origin.where if origin else found.path))
-    except InputError as error:
-        here = rf" is not built in; its config.json says the rest (\1): {_TOO}"
-        return [replace(one, message=_LISTS.sub(here, one.message)) for one in error.problems]
-    return []
+    here = rf" is not built in; its config.json says the rest (\1): {_TOO}"
+    problems = problems_of_model(found) if found.questions else ()
+    return [replace(one, message=_LISTS.sub(here, one.message)) for one in problems]
 
 
 def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from simcore.errors import RankscopeError
@@ -57,7 +58,8 @@ def fewest(question: Question, say: Say) -> None:
     `value` that the batch of a step is no multiple of, so that few layouts have it or none; `other`: the least of the
     largest that surely fits with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest
     of them does not; `on_device`: where `layout` has states on the host, the same of layouts that have none there
-    (`value`, which may be the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`, `skipped`), else None.
+    (`value`, which may be the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`, `skipped`, `together`),
+    else None.
     """
     base = question.scenario()
     own = base.framework
@@ -119,6 +121,12 @@ def _skipped(asked: Search, found: FreeLimit, unit: int) -> list[int]:
     return [n for n in numbers if batch % n and (n <= unit or n % unit == 0)]
 
 
+def _note(at: dict[int, Missed], value: Value, candidate: Candidate, sized: Sized) -> None:
+    """Adds a layout that does not fit to those of its number of GPUs."""
+    if isinstance(value, int):
+        at.setdefault(value, Missed()).add(candidate, sized)
+
+
 @dataclass(slots=True)
 class _Fewest:
     """The fewest GPUs of one framework. `say`: takes lines; `place`: how many frameworks are done; `row`: as known."""
@@ -162,33 +170,42 @@ class _Fewest:
     def find_on_device(self) -> None:
         """Says the row with the fewest GPUs of layouts without further states on the host."""
         self._trying(on_device=True)
-        asked = self._search(on_device=True)
+        asked, at = self._search(on_device=True), dict[int, Missed]()
         unit = topology_of(asked.space.base).gpus_per_host
         try:
-            found = free_limit(asked, "gpus", ranks=False, unit=unit)
+            found = free_limit(asked, "gpus", LimitWatch(missed=partial(_note, at)), ranks=False, unit=unit)
         except RankscopeError as error:
-            self._found(on_device={**dict.fromkeys(("value", "layout", "beyond", "nearest_bytes")), "is_fewest": True,
-                                   "skipped": [], "why": f"refused: {error.problems[0].message}"})
+            self._found(on_device={**dict.fromkeys(("value", "layout", "beyond", "nearest_bytes", "together")),
+                                   "is_fewest": True, "skipped": [], "why": f"refused: {error.problems[0].message}"})
             return
         best = self._fastest(found.value, on_device=True) if isinstance(found.value, int) else None
         self._found(on_device={"value": found.value, "is_fewest": not found.untried, "layout": best,
                                "beyond": found.beyond, "why": found.why, "nearest_bytes": found.nearest_bytes,
-                               "skipped": _skipped(asked, found, unit)})
+                               "skipped": _skipped(asked, found, unit),
+                               "together": self._together(at, found.value, hosted=False)})
 
     def combine(self) -> None:
         """Says the row with fewer GPUs that fit with several options at once, where those are free."""
+        if found := self._together(self.at, self.row["value"]):
+            self._found(together=found)
+
+    def _together(self, at: Mapping[int, Missed], value: Value | None, *, hosted: bool = True) -> dict[str, Any] | None:
+        """Fewest GPUs of which the layout nearest to fitting fits with several options, and that layout; else None.
+
+        `at`: layouts that do not fit by number of GPUs, of which those below `value` count; `hosted`: states may lie on
+        the host.
+        """
         if "options" not in (self.question.rest.get("free") or {}):
-            return
-        base, value = self.question.scenario(), self.row["value"]
-        for number in sorted(each for each in self.at if value is None or each < value):
-            nearest = self.at[number].said()["nearest"]
+            return None
+        for number in sorted(each for each in at if not isinstance(value, int) or each < value):
+            nearest = at[number].said()["nearest"]
             if nearest is None or nearest["peak_bytes"] > _FAR * nearest["usable_bytes"]:
                 continue
             self._trying(together=number)
-            if found := together(base, nearest["keys"]):
-                layout = self._timed(*found)
-                self._found(together=layout and {"gpus": number, "layout": dict(layout)})
-                return
+            found = together(self.question.scenario(), nearest["keys"], hosted=hosted)
+            if found and (layout := self._timed(*found)):
+                return {"gpus": number, "layout": dict(layout)}
+        return None
 
     def rank(self) -> None:
         """Says the row with fewer GPUs that fit with another batch, then with the fastest layout on the fewest."""
@@ -202,7 +219,8 @@ class _Fewest:
             beside = None
         elif beside is None:
             beside = {"value": self.row["value"], "is_fewest": self.row["is_fewest"], "beyond": None, "why": "",
-                      "nearest_bytes": None, "skipped": [], "layout": self._fastest(self.row["value"], on_device=True)}
+                      "nearest_bytes": None, "skipped": [], "together": None,
+                      "layout": self._fastest(self.row["value"], on_device=True)}
         self._found(on_device=beside)
 
     def _fastest(self, number: int, *, on_device: bool = False) -> dict[str, Any] | None:
@@ -257,8 +275,7 @@ class _Fewest:
 
     def _misses(self, value: Value, candidate: Candidate, sized: Sized) -> None:
         self.missed.add(candidate, sized)
-        if isinstance(value, int):
-            self.at.setdefault(value, Missed()).add(candidate, sized)
+        _note(self.at, value, candidate, sized)
 
     def _nearest(self, value: Value | None) -> dict[str, Any] | None:
         """The layout nearest to fitting of those on fewer GPUs than the fewest, or of all; None without any."""

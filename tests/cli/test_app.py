@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from checkout import ROOT
-from fakes import FakeEntry, FakeScenario, entry, report, unreadable, work
+from fakes import FakeEntry, FakeScenario, answered, entry, report, unreadable, work
 from simcore.cli import app as cli
 from simcore.errors import InputError, Problem
 from simcore.results.report import Report
@@ -25,8 +25,9 @@ from simcore.results.report import Report
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path is `name=what the engine does with it`."""
-    names = ("simcore.inputs.loading", "simcore.simulate", "simcore.docgen.first_scenario", "simcore.batch.advice")
-    loading, simulate, starter, advice = (ModuleType(name) for name in names)
+    names = ("simcore.inputs.loading", "simcore.simulate", "simcore.docgen.first_scenario", "simcore.batch.advice",
+             "simcore.lint.all_problems")
+    loading, simulate, starter, advice, problems = (ModuleType(name) for name in names)
     vars(loading)["read"] = lambda paths, overrides, opened: [_read(str(path)) for path in paths]
     vars(loading)["settings_of"] = lambda overrides: {}
     vars(simulate).update(
@@ -35,7 +36,8 @@ def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(starter)["starter_text"] = lambda name, model, framework, topology: f"name: {name}\nmodel: {model}\n"
     vars(starter)["expect_readable"] = lambda text, path: None
     vars(advice)["work"] = lambda num_scenarios, *, asked, drawn, shown: partial(work, advise=asked)
-    for module in (loading, simulate, starter, advice):
+    vars(problems).update(in_full=lambda entry: entry, answered_in_full=answered, expect_all=lambda imported: None)
+    for module in (loading, simulate, starter, advice, problems):
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 import pytest
 
 from simcore.inputs.loading import entry_of
+from simcore.lint.all_problems import without
 from simcore.simulate import check
-from simcore.studio.problems import without
 from simcore.studio.question import Question
 from studio_jobs import JOB, Asked
 

@@ -243,7 +243,8 @@ export class Form {
       stepper.values = answer.values[axis];
       stepper.row.title = answer.says[axis] || "";
       const own = stepper.values.find((one) => one.value === this.now(axis));
-      stepper.row.hidden = answer.idle.includes(axis) && [null, 1].includes(this.now(axis) ?? null);
+      const has_none = answer.idle.includes(axis) || (axis === "etp" && stepper.values.length === 1);
+      stepper.row.hidden = has_none && [null, 1].includes(this.now(axis) ?? null);
       /* of a job that is refused as it is, only values that have another reason: its own is told beside the verdict */
       const refused = stepper.values.filter((one) => one.why && one.why !== (own || {}).why);
       stepper.why.hidden = !refused.length;

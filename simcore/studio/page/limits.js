@@ -52,9 +52,9 @@ const there_words = (layout, job) => (layout ? `${[layout.layout, ...beside(layo
 const space = (words) => words && ` ${words}`;
 
 /* Fewest GPUs of layouts without states on the host, where the fewest have some there: number, and what is known of it. */
-export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped }, job) => {
+export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped, together }, job) => {
   const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
-  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(batch_words({ skipped }, job, false))}`];
+  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(together_words(together, job)).trimEnd()}${space(batch_words({ skipped }, job, false))}`];
 };
 
 /* The layout nearest to fitting, where none fits yet. */
@@ -76,12 +76,12 @@ const unserved_words = (unserved) => {
 const gpus_words = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
 
 /* Fewer GPUs that fit where several options at once are added to the layout nearest to fitting there. */
-const together_words = (found, job) => (found ? `With several options at once ${gpus_words(found.gpus)} ${found.gpus === 1 ? "does" : "do"}: ${there_words(found.layout, job)} ` : "");
+const together_words = (found, job) => (found ? `With several options at once ${gpus_words(found.gpus)} ${found.gpus === 1 ? "fits" : "fit"}: ${there_words(found.layout, job)} ` : "");
 
 /* Why no fewer do, where every layout there was tried. */
 const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved }, job) => {
   const batch = value_of(job, "training.global_batch_size");
-  const tried = untried ? `${count(untried)} smaller numbers were not tried.` : `Every layout on fewer was tried${batch ? ` with the global batch of ${count(batch)}` : ""}${unserved_words(unserved) && ", but for those below"}; beyond one host whole hosts alone.`;
+  const tried = untried ? `${count(untried)} smaller numbers were not tried.` : `Every layout on fewer was tried${unserved_words(unserved) && ", but for those named below"} (${batch ? `global batch ${count(batch)}; ` : ""}of several hosts whole ones).`;
   const last = beyond ? ` ${gpus_words(beyond)}: ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : "";
   return [`${tried}${last}`, nearest && nearest.num_gpus !== beyond ? `Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""];
 };
@@ -96,7 +96,7 @@ export const fewest_words = (row, job) => {
   if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once` : "none fits",
     [several, `${together ? "With one of them alone none fits; " : ""}${beyond ? `${gpus_words(beyond)}, the most that were tried: ` : ""}${why_not(why)}.`, nearest ? `Nearest to fitting: ${nearest_words(nearest, job)}` : "", ...rest]];
   const [without, known] = device ? device_words(device, job) : [];
-  const host = !device ? "" : device.value === value ? ", with or without states on the host" : `${other ? "; " : " with states on the host, "}${device.value === null ? "none" : without} without${other ? " states on the host" : ""}`;
+  const host = !device ? "" : device.value === value ? ", with or without states on the host" : `${other ? "; " : " with states on the host, "}${device.value === null ? "none" : without} without${device.together ? ` (${count(device.together.gpus)} with several options)` : ""}${other ? " states on the host" : ""}`;
   const head = `${is_fewest ? "" : "at most "}${gpus_words(value)}${other ? ` with this batch, ${count(other.gpus)} with ${count(other.batch)}` : ""}${host}${together ? `; ${count(together.gpus)} with several options at once` : ""}`;
   return [head, [there_words(layout, job), ...(is_fewest ? [several, ...(value === 1 ? [] : [...fewer_words(row, job), batch_words(row, job)]), ...rest] : []), known ? `Without states on the host: ${known}` : ""]];
 };
@@ -191,7 +191,8 @@ export class Limits {
         const [head, lines] = fewest_words(line.fewest, this.question().values);
         number.textContent = head;
         tell_known(lines);
-        const { layout, other, on_device: without, together } = line.fewest;
+        const { layout, other, on_device: without } = line.fewest;
+        const together = line.fewest.together || (without && without.together);
         take.disabled = !layout;
         take.onclick = () => this.apply(layout.keys);
         fewer.hidden = !other;

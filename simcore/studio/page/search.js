@@ -196,7 +196,7 @@ export class Search {
     const best = layouts.filter((one, n) => layouts.findIndex((other) => other.framework === one.framework) === n); /* of each framework */
     const rows = [...new Set([...best, ...edge, ...layouts.slice(0, 8)])].slice(0, 40);
     const others = best.length > 1 ? " First the best layout of each framework; of one that is not listed no layout is among the best." : "";
-    this.frontier.replaceChildren(this.picture(layouts), make("p", { className: "note", textContent: `${edge.length} layouts on the frontier of memory and tokens/s (bold); a row or point is taken over by a click.${others}` }),
+    this.frontier.replaceChildren(this.picture(layouts), make("p", { className: "note", textContent: `${edge.length} layout${edge.length === 1 ? "" : "s"} on the frontier of memory and tokens/s (bold); a row or point is taken over by a click.${others}` }),
       this.table(rows));
   }
 

@@ -11,18 +11,23 @@ questions end.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Final
 
-from simcore.errors import Problem
+from simcore.errors import Problem, RankscopeError
 from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.inputs.document import Document
-from simcore.inputs.loading import entry_of
+from simcore.inputs.loading import Entry, entry_of
+from simcore.inputs.scenario import Scenario
+from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.recipes.imported import Imported
+from simcore.recipes.model_file import problems_of_model
 from simcore.results.report import ProblemRow, Report
 from simcore.simulate import check
 
-__all__ = ["stage_keys", "with_all_problems", "without"]
+__all__ = ["answered_in_full", "expect_all", "in_full", "stage_keys", "with_all_problems", "without"]
 
 _ROUNDS: Final = 6
 """Times that a job is asked at most."""
@@ -36,6 +41,58 @@ _USUAL_LENGTH: Final = 3840
 _MULTIPLE: Final = re.compile(r"global_batch_size: expected a multiple of (\d+) .*, got (\d+)$")
 _IDLE: Final = re.compile(r"changes? nothing|means? nothing|mean nothing|the key is missing")
 """Words about a key that are there only because another was put aside."""
+
+
+def in_full(entry: Entry) -> Entry:
+    """An entry without a scenario with all problems of its file, each at its line; others as they are."""
+    if entry.document is None:
+        return entry
+    known = {problem.message for problem in entry.problems}
+    return replace(entry, problems=(*entry.problems, *_further(entry.document, known)))
+
+
+def answered_in_full(work: Callable[..., Report], scenario: Scenario, **asked: Any) -> Report:
+    """Report that `work` makes of a scenario; of a refused one that is of no sweep with all problems of its file."""
+    report = work(scenario, **asked)
+    if not report.problems or scenario.swept or report.status == "ok":
+        return report
+    known = {row.message for row in report.problems}
+    return report.model_copy(update={
+        "problems": (*report.problems, *map(_row, _further(scenario.document, known)))})
+
+
+def expect_all(imported: Imported) -> None:
+    """Raises what keeps a recipe from being a scenario, with what the scenario would be refused for besides.
+
+    Raises InputError or NotYet as `Imported.expect_complete`; nothing where that raises nothing.
+    """
+    try:
+        imported.expect_complete()
+    except RankscopeError as error:
+        known = {problem.message for problem in error.problems}
+        if imported.questions:  # no layout yet
+            more = [one for one in problems_of_model(imported) if one.message not in known]
+        else:
+            more = [one for one in _further(imported.document(), known) if not _IDLE.search(one.message)]
+        raise type(error)([*error.problems, *more]) from None
+
+
+def _further(document: Document, known: set[str]) -> Iterator[Problem]:
+    """Problems of a file beyond those with a message that is known, each at its line."""
+    keyed = Document(document.path, document.data, places=dict(_places(document.data, ())))
+    first = Report(name="", scenario={}, status="error", problems=tuple(_problems(keyed)))
+    for row in with_all_problems(keyed, first).problems:
+        if row.message not in known:
+            key = _key(row)
+            path = tuple(key.split("."))
+            yield Problem(row.where.replace(key, document.where(path), 1), row.message, row.rule)
+
+
+def _places(values: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    for key, value in values.items():
+        yield (*path, key), dotted((*path, key))
+        if isinstance(value, dict):
+            yield from _places(value, (*path, key))
 
 
 def with_all_problems(document: Document, report: Report) -> Report:
