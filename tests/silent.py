@@ -94,7 +94,8 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "training.lengths.observed": ([10, 30],), "training.lengths.mean": (60, 120), "training.lengths.max": (200, 150),
     "training.lengths.draws": (5, 40), "training.lengths.seed": (1, 2, 3), "training.routing.seed": (1, 2, 3),
     "training.routing.draws": (5, 40), "training.routing.imbalance": (1.5, 2.0),
-    "training.routing.capacity_factor": (1.5, 0.5), "training.packed_length": (64, 128), "training.seq_len": (128, 512),
+    "training.routing.capacity_factor": (1.5, 0.5), "training.routing.pad": (False,),
+    "training.packed_length": (64, 128), "training.seq_len": (128, 512),
     "training.image_height": (392,), "training.image_width": (392,),
     "training.num_tokens": (10**9,), "training.frozen": (["model.embed_tokens"], ["*mlp*"]),
     "training.lora.target_modules": (["q_proj"], ["linear_qkv"]),
@@ -196,7 +197,8 @@ def _trains(framework: str) -> Iterator[Tree]:
     yield {"model": EXPERTS, "mesh": mesh | {"ep": 2}}
     yield {"model": EXPERTS, "mesh": mesh | {"ep": 2}, "training": {"routing": RANDOM}}
     yield {"model": EXPERTS, "mesh": mesh | {"ep": 2}, "training": {"routing": {"imbalance": 1.2}}}
-    yield {"model": EXPERTS, "mesh": mesh | {"ep": 2}, "training": {"routing": {"capacity_factor": 1.0}}}
+    yield {"model": EXPERTS, "mesh": mesh | {"ep": 2}, "training": {"routing": {
+        "capacity_factor": 1.5, "pad": True}}}
     yield {"model": DENSE, "mesh": mesh, "training": {"lengths": DRAWN}}
     yield {"model": DENSE, "mesh": mesh, "training": {"lengths": {"observed": [50, 100, 250], "seed": 0, "draws": 20}}}
     yield {"model": DENSE, "mesh": mesh, "training": {"lengths": "packed", "packed_length": 32}}

@@ -104,6 +104,8 @@ class Capacity(Block):
     """Routing in which experts take tokens up to a capacity and drop the rest."""
 
     capacity_factor: Annotated[float, Field(gt=0, le=FACTOR)] = Field(description="Capacity over mean load")
+    pad: bool = Field(default=True, description="Each expert's rows are filled up to its capacity; false: they are as "
+                      "many as tokens choose it, at most that")
 
 
 class Draws(Block):

@@ -50,9 +50,14 @@ def sent_per_token(routing: Routing, top_k: int) -> int:
     """Returns how many copies a rank sends to experts for each of its tokens, in units of 2**-16.
 
     It is `top_k`, times the capacity factor if `routing` is a capacity: every expert's share is then cut, or filled up,
-    to it. Core 0.16.1 `moe/moe_utils.py`, apply_router_token_dropping with `moe_pad_expert_input_to_capacity`.
+    to it. Without padding it is only cut, so that a capacity above the mean load changes nothing while experts are
+    loaded alike. Core 0.16.1 `moe/moe_utils.py`, apply_router_token_dropping, with and without
+    `moe_pad_expert_input_to_capacity`.
     """
-    return int(top_k * routing.capacity_factor * _ONE) if isinstance(routing, Capacity) else top_k * _ONE
+    if not isinstance(routing, Capacity):
+        return top_k * _ONE
+    factor = routing.capacity_factor if routing.pad else min(routing.capacity_factor, 1.0)
+    return int(top_k * factor * _ONE)
 
 
 def received_per_token(routing: Routing, top_k: int, ep: int) -> int:

@@ -86,6 +86,16 @@ def test_a_capacity_of_one_is_balance_and_changes_what_is_sent() -> None:
     assert sent[1] == 2 * sent[0] > 0
 
 
+def test_without_padding_a_capacity_only_cuts() -> None:
+    """Experts that are loaded alike lose no token to a capacity above their load, and half of them to half of it."""
+    mesh = {"dp_shard": 4, "ep": 4}
+    loose, tight = ({"capacity_factor": factor, "pad": False} for factor in (2.0, 0.5))
+    assert peak("megatron", mesh, loose) == peak("megatron", mesh, "balanced")
+    assert peak("megatron", mesh, tight) == peak("megatron", mesh, tight | {"pad": True})
+    assert peak("megatron", mesh, tight) < peak("megatron", mesh, loose)
+    assert peak("megatron", mesh, loose) < peak("megatron", mesh, loose | {"pad": True})
+
+
 @pytest.mark.parametrize("framework", ["fsdp2", "automodel"])
 def test_frameworks_without_a_capacity_refuse_one(framework: str) -> None:
     report = simulate(small.scenario(framework, {"dp_shard": 4, "ep": 4}, routing={"capacity_factor": 1.0}))

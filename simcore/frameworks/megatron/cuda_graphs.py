@@ -121,7 +121,8 @@ def _present(job: Job) -> set[Module]:
 
 def _pads(job: Job) -> bool:
     """Experts with a capacity, filled up to it: the host knows all shapes."""
-    return isinstance(job.scenario.training.routing, Capacity)
+    routing = job.scenario.training.routing
+    return isinstance(routing, Capacity) and routing.pad
 
 
 def _scope(job: Job, options: dict[str, object]) -> tuple[str, ...]:

@@ -40,10 +40,10 @@ def read_experts(reader: Reader, draft: Draft) -> None:
         return
     _read_stash(reader, draft, experts=True)
     draft.use(pads, why="read with moe_expert_capacity_factor alone")
-    if capacity is not None and pads is not None and pads.value:
+    if capacity is not None:
         draft.put("training.routing.capacity_factor", capacity)
-    elif capacity is not None:
-        draft.unmodelled(capacity, "tokens beyond an expert's capacity are dropped: routing is taken as balanced")
+        if pads is None or not pads.value:
+            draft.put("training.routing.pad", pads or capacity, False)  # noqa: FBT003
     if shared is not None and shared.value:
         draft.put(f"{_OPTION}moe_shared_expert_overlap", shared)
     else:

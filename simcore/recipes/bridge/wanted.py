@@ -216,7 +216,7 @@ def _experts(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     capacity = routing.get("capacity_factor") if isinstance(routing, Mapping) else None
     yield "model.moe_expert_capacity_factor", capacity, None
     if capacity is not None:
-        yield "model.moe_pad_expert_input_to_capacity", True, False
+        yield "model.moe_pad_expert_input_to_capacity", routing.get("pad", True), False
     yield "model.moe_router_force_load_balancing", routing == "balanced", False
 
 

@@ -121,18 +121,18 @@ def write_batches(writer: Writer) -> None:
 
 
 def _write_capacity(writer: Writer) -> None:
-    """Writes how many tokens an expert takes, which is simulated where its rows are padded to that."""
+    """Writes how many tokens an expert takes, and whether its rows are padded to that."""
     fields = writer.fields
     capacity, pads = fields.number("moe_expert_capacity_factor"), fields.flag("moe_pad_expert_input_to_capacity")
     if not capacity.value or capacity.value < 0:
         writer.idle("there is no capacity of experts", capacity, pads)
         return
     _expect_balancing(writer)
+    writer.write("training.routing.capacity_factor", capacity.value, capacity)
     if pads.value:
-        writer.write("training.routing.capacity_factor", capacity.value, capacity, pads)
+        writer.use(pads, why="training.routing.capacity_factor says it")
     else:
-        writer.unmodelled("tokens beyond an expert's capacity are dropped: routing is taken as balanced", capacity)
-        writer.use(pads, why="off, as without it")
+        writer.write("training.routing.pad", False, pads)  # noqa: FBT003
 
 
 def _expect_balancing(writer: Writer) -> None:

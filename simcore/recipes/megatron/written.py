@@ -85,7 +85,7 @@ def _write_batches(puts: ArgumentPuts) -> None:
         puts.put("moe_router_force_load_balancing", True, "training.routing")  # noqa: FBT003
     elif isinstance(routing, Mapping) and "capacity_factor" in routing:
         puts.put("moe_expert_capacity_factor", routing["capacity_factor"], "training.routing")
-        puts.put("moe_pad_expert_input_to_capacity", True, "training.routing")  # noqa: FBT003
+        puts.put("moe_pad_expert_input_to_capacity", routing.get("pad", True), "training.routing")
 
 
 def _write_options(puts: ArgumentPuts) -> None:

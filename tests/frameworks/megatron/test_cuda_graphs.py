@@ -84,6 +84,7 @@ def test_graphs_hold_experts_that_drop_and_pad() -> None:
     _, framework = small.prepared("megatron", **given)
     assert framework.libraries.graphs == ("moe_router", "shared_experts", "moe_preprocess", "moe")
     refused_with("illegal", "drop-padding", options=BY_TE | {"cuda_graph_scope": "moe"})
+    refused_with("illegal", "drop-padding", **(given | {"routing": {"capacity_factor": 1.0, "pad": False}}))
 
 
 def test_a_graph_of_the_step_is_faster_than_graphs_of_modules_than_none() -> None:

@@ -97,7 +97,9 @@ def test_experts_by_the_performance_launcher(tmp_path: Path) -> None:
     assert value(found, "framework_options.delay_wgrad_compute") is True
     assert {"--vocab_size", "--data"} <= {one.key for one in found.left if one.kind == "no effect"}
     dropped = imported(tmp_path, f"{MOE} model.moe_token_dispatcher_type=alltoall --use_tokendrop true")
-    assert value(dropped, "training.routing.capacity_factor") == 1.0
+    assert value(dropped, "training.routing") == {"capacity_factor": 1.0}
+    alone = imported(tmp_path, f"{MOE} model.moe_token_dispatcher_type=alltoall model.moe_expert_capacity_factor=1.0")
+    assert value(alone, "training.routing") == {"capacity_factor": 1.0, "pad": False}
 
 
 def test_a_model_without_experts_drops_no_tokens(tmp_path: Path) -> None:

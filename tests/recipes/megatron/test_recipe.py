@@ -401,6 +401,9 @@ def test_a_capacity_of_experts_needs_a_balancing_that_takes_it(tmp_path: Path) -
         found = of(tmp_path, **(experts | {"moe-router-load-balancing-type": balancing}))
         told = [problem.message for problem in found.wrong if "global_aux_loss or none" in problem.message]
         assert bool(told) is is_wrong, (balancing, found.wrong)
+    pads = "moe-pad-expert-input-to-capacity"
+    assert value(of(tmp_path, **experts), "training.routing") == {"capacity_factor": 1.5, "pad": False}
+    assert value(of(tmp_path, **experts, **{pads: True}), "training.routing") == {"capacity_factor": 1.5}
 
 
 def test_modules_on_the_host_are_those_of_main(tmp_path: Path) -> None:
