@@ -5,7 +5,7 @@ Start: `table.table`; its [Note: Automodel's two paths] says how wrapping depend
 
 `units`: what is wrapped by `fully_shard`, at ep = 1 and ep > 1. `pipeline`: stages, their buffers, returned outputs.
 `checks`: refusals, each with its rule. `lora`: modules that its matcher adapts, and the adapters' tensors.
-`table.implementation_of`: for which families it runs its own models (`operators/automodel`), and for which those of
-transformers (`operators/hf`).
+`families`: for which of them it runs its own models (`operators/automodel`), and for which those of transformers
+(`operators/hf`).
 Upstream: `nemo_automodel/components/distributed/`, `components/moe/parallelizer.py`, `components/_peft/`.
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption, open_axes
 from simcore.frameworks.automodel.checks import SPARSE_CLASSES
+from simcore.frameworks.automodel.families import implementation_of
 from simcore.frameworks.automodel.lora import adapters, automodel_dropout
-from simcore.frameworks.automodel.table import OPTIONS, VERSIONS, implementation_of, table
+from simcore.frameworks.automodel.table import OPTIONS, VERSIONS, table
 from simcore.frameworks.automodel.te_fp8 import in_fp8
 from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
 from simcore.placement.capabilities import ALL_AXES

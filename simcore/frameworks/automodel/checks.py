@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
+from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts
 from simcore.frameworks.automodel.tensor_parallel import check_tensor_parallel
@@ -62,11 +63,6 @@ def _check_packed(job: Job) -> None:
                           "products under automodel")
 
 
-_BY_HF = ("arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4",
-          "granite", "hunyuan_v1_dense", "llama", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi",
-          "phi3", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
-
-
 _MASKED_IMAGES: Final = {
     "gemma3": "tokens of an image see each other, by masks (transformers 5.23 models/gemma3, "
               "create_masks_for_vision_model)",
@@ -85,7 +81,7 @@ def _check_hf(job: Job) -> None:
         raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model, but transformers' "
                           "does not inherit from MoEFSDPSyncMixin", "0.7.0 _transformers/capabilities.py:516")
     check_factors(job)
-    if family not in _BY_HF:
+    if family not in BY_TRANSFORMERS:
         raise job.not_yet("implementation", f"transformers' layers of {family} under automodel")
     for axis, size in (("tp", mesh.tp), ("cp", mesh.cp)):
         if size > 1:

@@ -30,6 +30,7 @@ from simcore.frameworks.automodel.attention import (
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
 from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
 from simcore.frameworks.automodel.pipeline import (
@@ -75,7 +76,7 @@ from simcore.placement.libraries import KernelLibraries
 from simcore.recording.number_formats import PackedWeights
 from simcore.recording.options import ImplementationOptions
 
-__all__ = ["OPTIONS", "VERSIONS", "implementation_of", "table"]
+__all__ = ["OPTIONS", "VERSIONS", "table"]
 
 VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0", NEMO_RL, OLDER)
 _LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.0": SNAPSHOT_2026_06_08,
@@ -86,12 +87,6 @@ e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
-NOT_REGISTERED = ("arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "glm",
-                  "glm4", "granite", "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3",
-                  "phi", "phi3", "qwen2_5_vl", "seed_oss", "starcoder2")
-"""Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
-BOTH = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_REGISTERED)
-"""Families of which transformers' layers are served too (`force_hf: true`)."""
 OPTIONS = {
     "reshard_after_forward": (None, True, False),
     "moe.reshard_after_forward": (None, True, False),
@@ -114,15 +109,6 @@ OPTIONS = {
     **FP8_OPTIONS,
     **FLOAT8_OPTIONS,
 }
-
-
-def implementation_of(family: str, method: str) -> str:
-    """Returns the layers that Automodel runs by default: "hf" (transformers') or "automodel" (its own).
-
-    `family`: the config's `model_type`; `method`: the training method. transformers' for families of which its registry
-    lacks own code, and for the method qlora, because bitsandbytes packs transformers' layers only.
-    """
-    return "hf" if family in NOT_REGISTERED or method == "qlora" else "automodel"
 
 
 def table(job: Draft) -> Framework:
@@ -178,7 +164,7 @@ def _note_defaults(job: Draft, stored: str) -> None:
                  "recipes: torch.optim.Adam, zeros_like(parameter)")
     if training.method == "qlora":
         job.auto("implementation", job.scenario.implementation, "hf", f"{QUANTISED}: transformers' loader packs them")
-    elif job.graph.architecture.family in BOTH:
+    elif job.graph.architecture.family in BY_TRANSFORMERS:
         job.auto("implementation", job.scenario.implementation, *_RAN[job.graph.implementation])
 
 

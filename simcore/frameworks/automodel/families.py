@@ -1,0 +1,27 @@
+"""Families whose layers are Automodel's own, and those that it runs with transformers' layers.
+
+NeMo Automodel 0.7.0 `_transformers/registry.py` MODEL_ARCH_MAPPING has the classes of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["BY_TRANSFORMERS", "implementation_of"]
+
+_NOT_REGISTERED: Final = (
+    "arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
+    "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "qwen2_5_vl",
+    "seed_oss", "starcoder2")
+"""Families without own code."""
+BY_TRANSFORMERS: Final = ("llama", "qwen2", "qwen3", "qwen3_moe", *_NOT_REGISTERED)
+"""Families of which transformers' layers are served; those with own code too ask for them by `force_hf: true`."""
+
+
+def implementation_of(family: str, method: str) -> str:
+    """Returns the layers that Automodel runs by default: "hf" (transformers') or "automodel" (its own).
+
+    `family`: the config's `model_type`; `method`: the training method. transformers' for families without own code, and
+    for the method qlora, because bitsandbytes packs transformers' layers only.
+    """
+    return "hf" if family in _NOT_REGISTERED or method == "qlora" else "automodel"
