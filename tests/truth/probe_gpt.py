@@ -5,7 +5,8 @@ and of a `MambaModel` whose experts work in a latent width.
 
 Models are built on the meta device over a fake process group; Transformer Engine is replaced by
 `simcore/verify/real/te_stub.py`, which has its constructors alone. `whole`: names and shapes on one rank. `parallel`:
-elements of one rank of 8 with tp 2, sequence parallelism, ep 2 and etp 1 (dense models: tp 2 alone).
+elements of one rank of 8 with tp 2, sequence parallelism, ep 2 and etp 1 (dense models: tp 2 alone; OLMoE, whose norms
+take all heads together: ep 2 alone).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from megatron.core.models.gpt.experimental_attention_variant_module_specs import
 )
 from megatron.core.models.gpt.gpt_layer_specs import (  # noqa: E402
     get_gpt_decoder_block_spec,
+    get_gpt_layer_with_transformer_engine_spec,
     get_gpt_mtp_block_spec,
 )
 from megatron.core.models.mamba import MambaModel  # noqa: E402
@@ -72,6 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_next": {**LLAMA, **MOE, **DELTA, "moe_shared_expert_intermediate_size": 128, "moe_shared_expert_gate": True,
                    "mtp_num_layers": 1},
     "qwen3_5_text": {**LLAMA, **DELTA},
+    "olmoe": {**LLAMA, **MOE, "qk_layernorm": True, "num_query_groups": 8},
     "gemma3_text": {**LLAMA, "qk_layernorm": True, "kv_channels": 32},
     "nemotron_h": {"normalization": "RMSNorm", "add_bias_linear": False, "hidden_size": 256, "num_attention_heads": 8,
                    "num_query_groups": 4, "ffn_hidden_size": 128, "is_hybrid_model": True, "mamba_num_heads": 8,
@@ -79,8 +82,8 @@ CASES: dict[str, dict[str, Any]] = {
                    "moe_shared_expert_intermediate_size": 128, "moe_router_score_function": "sigmoid",
                    "moe_router_enable_expert_bias": True, "moe_router_dtype": "fp32"},
 }  # fmt: skip
-OF_BRIDGE = ("gemma3_text",)
-"""Families with a layer spec of Megatron-Bridge's own (0.3.1 `models/gemma`)."""
+OF_BRIDGE = ("gemma3_text", "olmoe")
+"""Families with a layer spec of Megatron-Bridge's own (0.3.1 `models/gemma`, `models/olmoe`)."""
 LEARNED = ("gpt2", "gpt2_qk_norm", "gpt2_glu")
 HYBRID_PATTERN = "M*E-"
 
@@ -103,22 +106,29 @@ def built(family: str, tp: int, ep: int) -> Any:
     if config.experimental_attention_variant:
         spec = get_transformer_block_with_experimental_attention_variant_spec(config)
     elif family in OF_BRIDGE:
-        spec = of_bridge(config)
+        spec = of_bridge(family, config)
     else:
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True)
     further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True) if config.mtp_num_layers else None
     with torch.device("meta"):
         return GPTModel(
             config, spec, vocab_size=1024, mtp_block_spec=further,
-            max_sequence_length=512, share_embeddings_and_output_weights=family in (*LEARNED, *OF_BRIDGE),
+            max_sequence_length=512, share_embeddings_and_output_weights=family in (*LEARNED, "gemma3_text"),
             position_embedding_type="learned_absolute" if family in LEARNED else "rope",
             pg_collection=ProcessGroupCollection.use_mpu_process_groups())
 
 
-def of_bridge(config: Any) -> Any:
-    """Gemma 3's layers; the windows that its attention asks for change no weight."""
+def of_bridge(family: str, config: Any) -> Any:
+    """Layers of OLMoE or Gemma 3; the windows that the latter's attention asks for change no weight."""
     from megatron.bridge.models.gemma import gemma3_provider
+    from megatron.bridge.models.olmoe import olmoe_provider
 
+    if family == "olmoe":
+        made = get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts, moe_grouped_gemm=True, qk_layernorm=True)
+        made.submodules.self_attention.module = olmoe_provider.OLMoESelfAttention
+        config.test_mode = False
+        return made
     config.is_vision_language, config.window_size, config.interleaved_attn_pattern = False, 512, (5, 1)
     return gemma3_provider.gemma3_layer_spec(config)
 
@@ -154,7 +164,8 @@ def main() -> None:
         print(json.dumps(measured(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
         return
     rows = {family: {"whole": asked(family, 1, 1),
-                     "parallel": elements(asked(family, 2, 2 if "num_moe_experts" in fields else 1))}
+                     "parallel": elements(asked(family, 1 if family == "olmoe" else 2,
+                                                2 if "num_moe_experts" in fields else 1))}
             for family, fields in CASES.items()}
     print(json.dumps(rows, indent=1))
 

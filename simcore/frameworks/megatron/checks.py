@@ -106,6 +106,9 @@ def check_attention(job: Job, options: dict[str, object]) -> None:
     for block in blocks:
         if isinstance(block, Attention | LatentAttention) and cp > 1 and exchange == "a2a":
             _check_exchanged_heads(job, block)
+    if job.mesh.tp > 1 and any(isinstance(block, Attention) and block.whole_norms for block in blocks):
+        raise job.illegal("mesh.tp", "a norm over all heads, of which a tp rank has some: the sizes do not match",
+                          "Bridge 067f987d models/olmoe/olmoe_provider.py:113, OLMoESelfAttention")
     shared = "" if cp == 1 or exchange == "a2a" else exchange
     if any(isinstance(block, Attention) and block.sinks for block in blocks):
         _check_sinks(job, options, shared)

@@ -198,10 +198,10 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
 def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:
     """Options, by field, that Bridge's providers of single families set, or leave as core has them."""
     family, made = job.graph.architecture.family, dict[str, Any]()
-    apart = family.startswith(("qwen", "gemma"))
+    apart = family.startswith(("qwen", "gemma", "olmoe"))
     if apart or "bias_activation_fusion" in options:
         fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
-                         "models/qwen/ and models/gemma/ set none", default=not apart)
+                         "models/qwen/, gemma/ and olmoe/ set none", default=not apart)
         if fused and family.startswith("gemma"):
             raise job.illegal("framework_options.bias_activation_fusion", "When bias_activation_fusion is True, "
                               "activation function should be either gelu, swiglu, or quick_geglu (fast_gelu here)",

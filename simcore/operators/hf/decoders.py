@@ -95,14 +95,18 @@ def olmo2_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
     return aten.cast(tape, aten.mul(tape, weight, x), dtype)
 
 
-def olmo2_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None) -> Tensor:
-    """Output of attention (`Olmo2Attention`) for `inputs.hidden`, in its shape; `core`: as of `layers.attention`."""
+def olmo2_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None,
+                    norm: Callable[[Tape, Param, Tensor], Tensor] = olmo2_norm) -> Tensor:
+    """Output of attention (`Olmo2Attention`) for `inputs.hidden`, in its shape; `core`: as of `layers.attention`.
+
+    `norm`: of query and of key; OLMoE's attention has Llama's, and is the same besides.
+    """
     block, name, x = branch.block, branch.name, inputs.hidden
     assert isinstance(block, Attention)
     assert inputs.cos is not None
     assert inputs.sin is not None
     dim = block.head_dim
-    query, key = (_normed(tape, run, f"{name}.{part}", x) for part in "qk")
+    query, key = (_normed(tape, run, f"{name}.{part}", x, norm) for part in "qk")
     value = linear(tape, run, f"{name}.v_proj", x)
     query, key = (aten.to_heads(tape, part, dim, copy_grad=True) for part in (query, key))
     value = aten.to_heads(tape, value, dim, copy_grad=core is not None)
@@ -118,10 +122,11 @@ def _rotated(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -
     return aten.cast(tape, turned_query, dtype), aten.cast(tape, turned_key, dtype)
 
 
-def _normed(tape: Tape, run: LayerWorkload, path: str, x: Tensor) -> Tensor:
+def _normed(tape: Tape, run: LayerWorkload, path: str, x: Tensor,
+            norm: Callable[[Tape, Param, Tensor], Tensor]) -> Tensor:
     """Query or key; what the norm is given lives until it returns."""
     given = linear(tape, run, f"{path}_proj", x)
-    return olmo2_norm(tape, run.params[f"{path}_norm.weight"], given)
+    return norm(tape, run.params[f"{path}_norm.weight"], given)
 
 
 # ---- GLM-4, ERNIE 4.5, Cohere 2: neighbours are turned ---------------------------------------------------------------

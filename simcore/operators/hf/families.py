@@ -86,6 +86,11 @@ def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
     return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held)), held
 
 
+def _attention_of_olmoe(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    held: list[Tensor] = []
+    return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held), _norm), held
+
+
 def _attention_of_phi(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     """Attention of Phi: what is turned of query and key lives until it returns."""
     held, turned = list[Tensor](), list[Tensor]()
@@ -235,6 +240,7 @@ FAMILIES: Final = {
     "nemotron": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
     "olmo3": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True, masks=2),
     "olmo2": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True),
+    "olmoe": Family(attention=_attention_of_olmoe),
     "phi": Family(attention=_attention_of_phi, mlp=_mlp_of_phi),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),

@@ -293,8 +293,8 @@ def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[i
 
 _GEMMA: Final = ("gemma2", "gemma3_text")
 _TWO_LINEARS: Final = {"phi": ("fc1", "fc2"), "starcoder2": ("c_fc", "c_proj")}
-_ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text",
-                        "granitemoehybrid")
+_ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "olmoe", "qwen2_moe", "qwen3_next",
+                        "qwen3_5_moe_text", "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
     Mamba2: _mamba, GatedDeltaNet: _delta_net, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

@@ -88,8 +88,9 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
         view.node, view.output = views[0].node, i
     grouped = block.num_heads > block.num_kv_heads and block.num_kv_heads // c.run.tp > 1
     if block.qk_norm:
-        views[0] = _head_norm(c, "self_attention.q_layernorm", views[0], block.head_dim)
-        views[1] = _head_norm(c, "self_attention.k_layernorm", views[1], block.head_dim)
+        wide = (q, kv) if block.whole_norms else (block.head_dim, block.head_dim)
+        views[0] = _head_norm(c, "self_attention.q_layernorm", views[0], wide[0])
+        views[1] = _head_norm(c, "self_attention.k_layernorm", views[1], wide[1])
     gate = None
     if block.gated:
         gate = _copied_gate(c, views.pop()) if grouped else views.pop()
@@ -124,6 +125,8 @@ def _gated(c: Context, x: Tensor, gate: Tensor) -> Tensor:
 
 def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
     """TE RMSNorm or LayerNorm over each head: keeps a contiguous copy of its input (a view of qkv), statistics by head.
+
+    `head_dim`: elements that it takes together, in OLMoE those of all heads.
 
     The query of grouped heads is copied by its reshape, other views by the norm (TE 2.18 `ops/basic/rmsnorm.py` and
     `layer_norm.py`, `input_.contiguous()`). LayerNorm has a bias, and keeps the mean beside rsigma.

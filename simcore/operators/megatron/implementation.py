@@ -63,6 +63,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "attention within a window", "a router by softmax of the chosen", "biases of experts",
                            "a gate of the shared expert", "the gated delta rule", "a gate of attention's output",
                            "rotation of a part of each head", "norms behind blocks",
+                           "norms over all heads of query and key",
                            "a scaled embedding or scaled logits", LATENT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 

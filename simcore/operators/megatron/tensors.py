@@ -138,8 +138,9 @@ def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
     at, hidden = "self_attention", (b.hidden, "hidden")
     qkv = (b.q_size * (2 if b.gated else 1) + 2 * b.kv_size, "heads")
     sinks = (TensorSpec(f"{at}.core_attention.softmax_offset", (b.num_heads,), ("heads",), "attention"),)
-    norms = (spec for name in ("q", "k") for spec in _norm(f"{at}.{name}_layernorm.", b.head_dim, "head_dim",
-                                                           layer_norm=branch.layer_norm))
+    wide = (b.q_size, b.kv_size) if b.whole_norms else (b.head_dim, b.head_dim)
+    norms = (spec for name, size in zip("qk", wide, strict=True) for spec in _norm(
+        f"{at}.{name}_layernorm.", size, "head_dim", layer_norm=branch.layer_norm))
     return (
         *(sinks if b.sinks else ()),
         _linear(f"{at}.linear_proj", hidden, (b.q_size, "heads"), "attention"),

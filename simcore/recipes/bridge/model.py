@@ -47,6 +47,13 @@ _PROVIDERS: Final = re.compile(
     r"(hf|Hybrid|Mamba|NemotronH|NemotronNano|Nemotron3|GPT|MLA|Mistral|Llama[0-9]|Qwen[0-9]|DeepSeek|Moonlight|Kimi)"
     r"(?!.*(VL|Omni|Audio|ASR|Next|Qwen35)).*")
 """Providers of plain layers, now and in older releases; others have towers, windows or layers of their own."""
+_DENSE: Final = {
+    "num_layers": "num_hidden_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads",
+    "num_query_groups": "num_key_value_heads", "ffn_hidden_size": "intermediate_size"}
+_OF_ONE_FAMILY: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "Gemma3ModelProvider": ("gemma-3-1b", _DENSE | {"kv_channels": "head_dim", "window_size": "sliding_window"}),
+    "OlMoEModelProvider": ("olmoe-1b-7b", {})}
+"""Providers with layers of their own, which recipes build by their sizes: preset, and fields of its configuration."""
 _NANO: Final = "nemotron-3-nano-30b-a3b"
 _SUPER: Final = "nemotron-3-super-120b-a12b"
 """The preset with experts of a latent width."""
@@ -57,7 +64,10 @@ def read_model(reader: Reader, draft: Draft) -> None:
     target, name = reader.text("model._target_"), reader.text("model.hf_model_id")
     kind = target.value.rpartition(".")[2] if target else ""
     pattern = reader.text("model.hybrid_layer_pattern")
-    if target is not None and not _PROVIDERS.fullmatch(kind):
+    if target is not None and kind in _OF_ONE_FAMILY:
+        draft.use(target, why="the provider; its sizes are the model")
+        _read_family(reader, draft, target, *_OF_ONE_FAMILY[kind])
+    elif target is not None and not _PROVIDERS.fullmatch(kind):
         draft.refuse(target, f"the provider {kind}", always=True)
         draft.use(name, pattern)
     elif pattern is not None:
@@ -204,6 +214,17 @@ def _predicted(name: str) -> int:
     config = model_config(name, None, "")
     counts = (config.get(field) for field in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
     return next((count for count in counts if isinstance(count, int)), 0)
+
+
+def _read_family(reader: Reader, draft: Draft, target: Taken[str], preset: str, fields: Mapping[str, str]) -> None:
+    """A provider of one family: a preset with the sizes that the recipe gives."""
+    draft.infer("model.config", preset, "the provider's own sizes", target)
+    for key, field in fields.items():
+        one = reader.integer(f"model.{key}")
+        if one is not None:
+            _override(draft, field, one.value, one)
+    if not read_vocabulary(reader, draft, None):
+        draft.use(reader.integer("model.vocab_size"), why="the provider's own")
 
 
 def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str], name: Taken[str] | None) -> None:

@@ -21,6 +21,7 @@ from operators.megatron.kinds import (
     OSS,
     PLAIN,
     QWEN2,
+    QWEN3,
     V3,
     T,
     check_closed,
@@ -330,3 +331,13 @@ def test_gated_gelu_is_never_fused() -> None:
 def test_a_window_needs_a_kernel() -> None:
     with pytest.raises(NotYet, match="attention within a window in unfused attention"):
         record(GEMMA, run_of(GEMMA, options=MegatronOptions(attention_backend="unfused")), {}, {})
+
+
+def test_a_norm_over_all_heads_has_a_statistic_a_token() -> None:
+    """OLMoE's: copies of query and key as by heads, rsigma of each once a token, not once a head."""
+    head = QWEN3.branches[0].block
+    assert isinstance(head, Attention)
+    whole = replace(QWEN3, branches=(replace(QWEN3.branches[0], block=replace(head, whole_norms=True)),
+                                     QWEN3.branches[1]))
+    by_heads, together = (kept_in(kind, run_of(kind)) for kind in (QWEN3, whole))
+    assert by_heads - together == 4 * (32 + 4 - 2) * T

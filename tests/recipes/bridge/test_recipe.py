@@ -259,9 +259,22 @@ def test_the_configuration_that_a_run_writes_is_read_by_its_sizes(tmp_path: Path
     assert check(parse_scenario(found.document())).problems == ()
 
 
-@pytest.mark.parametrize("name", ["wan_14b_pretrain_8gpu_h100_bf16_config", "olmoe_7b_sft_8gpu_h100_bf16_config",
-                                  "gemma3_1b_pretrain_1gpu_h100_bf16_config"])
-def test_a_provider_with_layers_of_its_own_is_no_gpt(tmp_path: Path, name: str) -> None:
+def test_providers_of_one_family_are_its_preset_with_their_sizes(tmp_path: Path) -> None:
+    olmoe, gemma = (imported(tmp_path, name) for name in (
+        "olmoe_7b_sft_8gpu_h100_bf16_config",
+        "gemma3_1b_pretrain_1gpu_h100_bf16_config model.num_layers=12 model.window_size=256"))
+    assert messages(olmoe) == messages(gemma) == ""
+    assert value(olmoe, "model.config") == "olmoe-1b-7b"
+    assert value(gemma, "model.config") == "gemma-3-1b"
+    sizes = value(gemma, "model.overrides")
+    assert {name: sizes[name] for name in ("num_hidden_layers", "sliding_window", "head_dim")} == {
+        "num_hidden_layers": 12, "sliding_window": 256, "head_dim": 256}
+    for found in (olmoe, gemma):
+        assert check(parse_scenario(found.document())).problems == ()
+
+
+def test_a_provider_with_layers_of_its_own_is_no_gpt(tmp_path: Path) -> None:
+    name = "wan_14b_pretrain_8gpu_h100_bf16_config"
     found = import_recipe([imported_file(tmp_path, name)], Answers.of_options(None, None, ""), loose=True)
     assert "model._target_: the provider" in messages(found)
     assert "model" not in found.values
