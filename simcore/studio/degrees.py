@@ -90,7 +90,7 @@ def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None
     """Legal meshes with the keys of the job that each leaves out: its own with less of one axis, or data parallel."""
     own, told = _mesh(document), list[_Mesh]()
     without_experts: _Mesh = {**own, "ep": 1, "etp": None}
-    if without_experts != own and not _why(document, without_experts):
+    if without_experts != own and not _why(document, without_experts, whole=True):
         yield dict(without_experts), []
     ones: _Mesh = Mesh().model_dump()
     numbers = sorted({*_numbers(gpus), 1}, key=lambda number: abs(log(number / gpus)))

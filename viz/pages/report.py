@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from simcore.results.report import HostPhase, Report, StepTime
+from simcore.results.report import HostPhase, ProblemRow, Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.charts.legend import legend
 from viz.charts.placement import component_entries, peers, placement
@@ -206,10 +206,14 @@ def _section(title: str, *children: Child) -> Markup:
 
 def problems(report: Report) -> Markup | None:
     """Returns the list of problems, each with its place and rule; None without any."""
-    said = ((p, p.message.replace("not yet: ", "not modelled yet: ", 1)) for p in report.problems)
-    rows = (element("li", element("code", p.where), ": ", words, element("span", f" [{p.rule}]", class_="note")
-                    if p.rule else None) for p, words in said)
+    rows = (element("li", element("code", p.where), ": ", _in_words(p), element("span", f" [{p.rule}]", class_="note")
+                    if p.rule else None) for p in report.problems)
     return _section("Problems", element("ul", *rows, class_="problems")) if report.problems else None
+
+
+def _in_words(problem: ProblemRow) -> str:
+    """Message of a problem beside its place, which is not said twice."""
+    return problem.message.removeprefix(f"{problem.where}: ").replace("not yet: ", "not modelled yet: ", 1)
 
 
 def _advice(report: Report) -> Markup | None:
