@@ -7,7 +7,7 @@ from typing import Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.pipeline import check_pipeline
-from simcore.frameworks.automodel.policies import check_policies, offload_parts
+from simcore.frameworks.automodel.policies import check_policies, offload_parts, trains_policies
 from simcore.frameworks.automodel.tensor_parallel import check_tensor_parallel
 from simcore.models.blocks import Mlp, Moe
 from simcore.operators.automodel.dense import DENSE
@@ -77,7 +77,7 @@ def _check_hf(job: Job) -> None:
     if family not in _BY_HF:
         raise job.not_yet("implementation", f"transformers' layers of {family} under automodel")
     for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
-        if size > 1:
+        if size > 1 and not (axis == "tp" and trains_policies(job)):
             raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data")
     if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
