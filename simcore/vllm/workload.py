@@ -260,14 +260,14 @@ def serving(engine: Engine) -> Serving:
     pages, cache = engine.pages, engine.cache
     attention = next(branch.block for _, kind in engine.architecture.parts for branch in kind.branches
                      if isinstance(branch.block, Attention | LatentAttention))
-    is_latent = isinstance(attention, LatentAttention)
-    heads = 1 if is_latent else kv_heads(attention, engine.tp)
+    heads, all_heads = 1, 1  # latent attention has one for all
+    if isinstance(attention, Attention):
+        heads, all_heads = kv_heads(attention, engine.tp), attention.num_kv_heads
     return Serving(
         engine=engine.generation.engine, version=engine.release.name, tp=engine.tp, max_model_len=engine.max_model_len,
         max_num_seqs=engine.limits.seqs, max_num_batched_tokens=engine.limits.tokens, kv_dtype=engine.formats.kv,
         ssm_dtype=engine.formats.ssm, quantization=engine.recipe.name if engine.recipe else "", kv_heads_per_rank=heads,
-        kv_head_replicas=heads * engine.tp // (1 if is_latent else attention.num_kv_heads),
-        requested_bytes=engine.requested_bytes,
+        kv_head_replicas=heads * engine.tp // all_heads, requested_bytes=engine.requested_bytes,
         weight_bytes=engine.weight_bytes, adapter_buffer_bytes=engine.adapter_bytes,
         activation_bytes=engine.profile.highest, graph_bytes=engine.graph_bytes,
         cache_budget_bytes=max(0, engine.cache_budget), cache_bytes=cache.num_bytes,

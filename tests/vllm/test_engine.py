@@ -94,8 +94,8 @@ def test_a_length_that_is_let_in_starts() -> None:
 def test_latent_attention_has_a_workspace_beside_its_cache(length: int, seqs: int, tokens: int) -> None:
     """vLLM 0.25.1 `mla_attention.py`: eight full sequences or four pages each, at most 65,536 tokens of 576 elements.
 
-    At least a page each. The profile run makes room for their keys and values in 16 heads, of which tp has a part; the budget misses what
-    is made with the cache.
+    At least a page each. The profile run makes room for their keys and values in 16 heads, of which tp has a part; the
+    budget misses what is made with the cache.
     """
     moonlight, made = architecture_of(model_config("moonlight-16b-a3b", None, "")), engine(length, version="0.25.1")
     latent = replace(made, architecture=moonlight, limits=Limits(16384, seqs))
