@@ -35,6 +35,11 @@ class ImplementationOptions:
         return False
 
     @property
+    def puts_out_fp32(self) -> bool:
+        """True if the model's logits come out in fp32, whatever it computes in."""
+        return False
+
+    @property
     def loads_attention_mask(self) -> bool:
         """True if the data loader gives an attention mask to pipeline stages with an embedding or a loss."""
         return False

@@ -8,9 +8,10 @@ NeMo RL main of 2026-08-22 (7ea279ab) `models/automodel/train.py` LogprobsPostPr
 in fp32 (the root's `output_dtype`, `models/automodel/setup.py:485`, casts them), a copy of all but the last position
 where several sequences make the slice not contiguous, log_softmax in fp32. Megatron's policies, of a rank's part of the
 vocabulary (`distributed/model_utils.py` _compute_distributed_log_softmax): logits in fp32, less their maximum, and
-their exponentials. In chunks (`logprob_chunk_size`) the cast to fp32 stays one of all logits for DTensor's workers, and
-all but the last position are cut into chunks: a copy where there are several sequences, and log_softmax. Megatron's
-policies cast chunk by chunk, which is recorded as their loss is (`operators/megatron/logprobs.py`).
+their exponentials; so too DTensor's over tp. In chunks (`logprob_chunk_size`) the cast to fp32 stays one of all logits
+for DTensor's workers, and all but the last position are cut into chunks: a copy where there are several sequences, and
+log_softmax. Megatron's policies cast chunk by chunk, which is recorded as their loss is (`operators/megatron/
+logprobs.py`).
 
 [Note: in place]
 verl b178a3cd `workers/actor/dp_actor.py` _forward_micro_batch divides logits in place; flash-attn's cross entropy and
@@ -151,9 +152,12 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
     cut = simulation.job.mesh.cp * (1 if _is_whole(simulation) else simulation.job.mesh.tp)
     position = training.micro_batch_size * simulation.job.graph.architecture.vocab
     logits, copies = training.seq_len * position // cut, 2 - (_is_whole(simulation) and training.micro_batch_size == 1)
+    if simulation.framework.options.puts_out_fp32:
+        own = _FP32
     # the cast to fp32 keeps the model's logits until it ends; they are freed before log_softmax begins
     most = _FP32 * copies * (logits if chunk is None else min(chunk, training.seq_len - 1) * position)
-    after["activation"] = after.get("activation", 0) + max(_FP32 * logits, (_FP32 - own) * logits + most)
+    cast = _FP32 * logits if own < _FP32 else 0  # otherwise it was the head's
+    after["activation"] = after.get("activation", 0) + max(cast, (_FP32 - own) * logits + most)
     return max(inside, after, key=lambda sizes: sum(sizes.values()))
 
 
@@ -165,7 +169,7 @@ def _whole_bytes(plan: Plan) -> int:
 
 def _is_whole(simulation: Simulation) -> bool:
     """True if a rank has logits of the full vocabulary."""
-    return simulation.framework.strategy.rl_worker in MODULES
+    return simulation.framework.strategy.rl_worker in MODULES and simulation.job.mesh.tp == 1
 
 
 def _beside(total: dict[str, int], rest: dict[str, int]) -> dict[str, int]:

@@ -215,7 +215,7 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology)
     _hosted_to(journal, policy, topology, "host")
     away(journal, policy.params, topology)
     if step.engine.generation.sleep_level:
-        journal.put(ENGINE, {"kv_cache": step.engine.cache.num_bytes}, event="cache wakes")
+        journal.put(ENGINE, {"kv_cache": step.engine.cache_bytes}, event="cache wakes")
 
 
 def _broadcast(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
@@ -262,7 +262,7 @@ def put_asleep(journal: Journal, engine: Engine) -> None:
     if level < 2:
         journal.put(ENGINE, _loaded(engine), "host" if level else "device")
     if not level:
-        journal.put(ENGINE, {"kv_cache": engine.cache.num_bytes})
+        journal.put(ENGINE, {"kv_cache": engine.cache_bytes})
 
 
 def wake(journal: Journal, engine: Engine, topology: Topology) -> None:
@@ -291,7 +291,7 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     """
     journal, engine = Journal(), step.engine
     journal.put(ENGINE, {**_outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
-                         "workspace": engine.workspace_bytes, "kv_cache": engine.cache.num_bytes})
+                         "workspace": engine.workspace_bytes, "kv_cache": engine.cache_bytes})
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":

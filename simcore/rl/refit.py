@@ -84,8 +84,11 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
     sizes = [(placed, count * placed.spec.copies, placed.spec.numel) for kind, count in plan.kind_counts
              for placed in plan.kinds[kind] if placed.spec.is_owned and placed.spec.module != "adapter"]
     axis = max(axes, key=lambda name: plan.mesh.axis(name).size) if axes else ""
-    calls = [Gather(axis, placed.policy.at_rest.dtype, numel * dtype_bytes(placed.policy.at_rest.dtype), times)
-             for placed, times, numel in sizes] if axis else []
+    tp = plan.mesh.tp
+    calls = [Gather(over, placed.policy.at_rest.dtype, numel * dtype_bytes(placed.policy.at_rest.dtype) // parts, times)
+             for placed, times, numel in sizes
+             for over, parts in ((axis, tp if _is_split(placed) else 1), *(("tp", 1),) * _is_split(placed))
+             ] if axis else []
     splits = implementation_of(plan.graph.implementation).exports_experts_apart
     return Gathered(
         max(_transient(placed, _parts(placed, splits=splits), gathers=bool(axis),
@@ -93,6 +96,11 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
             for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.spec.is_owned),
         max(numel // _parts(placed, splits=splits) * _SENT for placed, _, numel in sizes),
         sum(times * numel * _SENT for _, times, numel in sizes), tuple(calls), gathering_ns(calls, routes))
+
+
+def _is_split(placed: Placed) -> bool:
+    """True if tp splits the parameter: it is gathered over data first, then over tp."""
+    return any(axis == "tp" for axis, _ in placed.policy.at_rest.placements)
 
 
 def gathering_ns(calls: Sequence[Gather], routes: Routes) -> int:
@@ -151,7 +159,8 @@ def _parts(placed: Placed, *, splits: bool) -> int:
 def _transient(placed: Placed, parts: int, *, gathers: bool, adapted: bool) -> int:
     """Bytes of the gathered weight, an adapter's product and their sum, and the tensor that is sent."""
     numel, width = placed.spec.numel, dtype_bytes(placed.policy.at_rest.dtype)
-    return numel * width * (gathers + 2 * adapted) + numel // parts * _SENT
+    part = placed.used if gathers and _is_split(placed) else 0  # gathered over data
+    return numel * width * (gathers + 2 * adapted) + part * width + numel // parts * _SENT
 
 
 def ipc_buffers(free: int, ratio: float, largest: int) -> dict[str, int]:

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.blocks import Attention, Mamba2
+from simcore.models.blocks import Attention, LatentAttention, Mamba2
 from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
 from simcore.vllm.quantized.linears import kv_heads
@@ -135,9 +135,9 @@ def pages(architecture: Architecture, tp: int, formats: Formats, release: Releas
     `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching.
     """
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
-    attention = [block for block in blocks if isinstance(block, Attention)]
+    attention = [block for block in blocks if isinstance(block, Attention | LatentAttention)]
     mamba = [block for block in blocks if isinstance(block, Mamba2)]
-    token = 2 * kv_heads(attention[0], tp) * attention[0].head_dim * dtype_bytes(formats.kv)
+    token = _elements(attention[0], tp) * dtype_bytes(formats.kv)
     state = _state(mamba[0], tp, formats) if mamba else 0
     states = release.states(architecture.family, cached=cached)
     step = math.lcm(_ALIGNED, mamba[0].chunk) if mamba and states == "every" else _ALIGNED
@@ -145,6 +145,16 @@ def pages(architecture: Architecture, tp: int, formats: Formats, release: Releas
     size = _group_size([len(layers) for layers in (attention, mamba) if layers], release.padded_below)
     return Pages(token, state, len(attention), len(mamba), block_size, block_size * token, size,
                  -(-len(attention) // size), -(-len(mamba) // size), states, release.by_group)
+
+
+def _elements(block: Attention | LatentAttention, tp: int) -> int:
+    """Elements of a token in one layer: keys and values, or what latent attention makes them of, on every rank.
+
+    0.25.1 `v1/kv_cache_interface.py` MLAAttentionSpec: one head, without a second tensor.
+    """
+    if isinstance(block, LatentAttention):
+        return block.kv_rank + block.rope
+    return 2 * kv_heads(block, tp) * block.head_dim
 
 
 def _state(block: Mamba2, tp: int, formats: Formats) -> int:

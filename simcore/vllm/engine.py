@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
-from simcore.models.blocks import Branch
+from simcore.models.blocks import Branch, LatentAttention
 from simcore.models.config import Architecture
 from simcore.units import GIB, dtype_bytes, format_bytes, parse_quantity
 from simcore.vllm.adapters import adapter_elements
@@ -43,6 +43,8 @@ _REDUCE_BYTES: Final = 2 * 8 * _MIB
 """Custom all-reduce of more than one rank: two buffers of 8 MiB (`custom_all_reduce.py`), before memory is read."""
 _NCCL: Final = {True: (544, 688), False: (342, 392)}
 _LARGE: Final = 70 * GIB
+_FULL, _PAGES, _MOST = 8, 4, 2**16
+"""Full sequences, pages of each sequence, and most tokens of latent attention's workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,26 @@ class Engine:
         """Bytes besides weights at the highest moments of vLLM's profile run on a rank (`Profile`)."""
         unpacked = {} if self.recipe is None else self.recipe.unpacked_bytes(self._blocks(), self.limits.tokens)
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
-                       self.release.sampled, unpacked, narrow_router=self._narrow_router)
+                       self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0])
+
+    @property
+    def _context(self) -> tuple[int, int]:
+        """Tokens of prompts that latent attention makes keys and values of at once, and elements kept of each.
+
+        (0, 0) for other attention. 0.25.1 `mla_attention.py` determine_chunked_prefill_workspace_size.
+        """
+        blocks = (branch.block for _, kind in layers_of(self.architecture) for branch in kind.branches)
+        latent = next((block for block in blocks if isinstance(block, LatentAttention)), None)
+        if latent is None:
+            return 0, 0
+        pages, longest = self.limits.seqs * self.pages.block_size, _FULL * self.max_model_len
+        return max(min(max(longest, _PAGES * pages), _MOST), pages), latent.kv_rank + latent.rope
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache, and of latent attention's workspace, which is made with it and in no budget."""
+        tokens, each = self._context
+        return self.cache.num_bytes + tokens * each * dtype_bytes(MODEL_DTYPE)
 
     def _blocks(self) -> Iterator[tuple[Branch, list[tuple[str, Linear]]]]:
         """Every block of every layer, with its linears by the paths of their modules."""
@@ -225,7 +246,7 @@ class Engine:
     def held(self) -> dict[str, int]:
         """Bytes in torch's allocator on a rank while it generates with a full cache, by category; no zeros."""
         sizes = {"sharded_param": sum(self.by_component.values()), "buffer": self.buffers + self.adapter_bytes,
-                 "kv_cache": self.cache.num_bytes, "activation": self.profile.highest,
+                 "kv_cache": self.cache_bytes, "activation": self.profile.highest,
                  "workspace": self.workspace_bytes, "graph_pool": self.graph_bytes}
         return {name: size for name, size in sizes.items() if size}
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.blocks import Block, Branch, Moe
+from simcore.models.blocks import Block, Branch, LatentAttention, Moe
 from simcore.models.config import Architecture
 from simcore.vllm.quantized.linears import linears
 from simcore.vllm.weights import layers_of
@@ -47,23 +47,35 @@ _NOTHING: Final[Mapping[Branch, int]] = {}
 
 
 def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int,
-            unpacked: Mapping[Branch, int] = _NOTHING, *, narrow_router: bool = False) -> Profile:
+            unpacked: Mapping[Branch, int] = _NOTHING, *, narrow_router: bool = False, context: int = 0) -> Profile:
     """Highest bytes, besides weights, of vLLM's profile run on a rank: `tokens` tokens, then sampling of `seqs`.
 
     `seqs`: sequences, at most `tokens` count. `width`: bytes of an element of the model's dtype; `sampled`: bytes of
     each logit in the sampler, in addition to `width`; `unpacked`: bytes that a block's kernels add to unpack weights.
-    `narrow_router`: Nemotron-H's router takes inputs in the model's dtype (`Release.narrow_router`).
+    `narrow_router`: Nemotron-H's router takes inputs in the model's dtype (`Release.narrow_router`). `context`: tokens
+    of prompts whose keys and values latent attention makes at once.
     """
     stream = 2 * tokens * architecture.hidden * width
-    largest = max(_of_block(branch, tp, tokens, width) + unpacked.get(branch, 0) +
+    largest = max(_of_block(branch, tp, tokens, width, context) + unpacked.get(branch, 0) +
                   tokens * _of_router(branch.block, kind.family, width, narrow=narrow_router)
                   for _, kind in layers_of(architecture) for branch in kind.branches)
     logits = min(seqs, tokens) * architecture.vocab * (width + sampled)
     return Profile(stream + largest, tokens * architecture.hidden * width + logits)
 
 
-def _of_block(branch: Branch, tp: int, tokens: int, width: int) -> int:
+def _of_latent_attention(branch: Branch, block: LatentAttention, tp: int, tokens: int, context: int) -> int:
+    """Elements: outputs of the linears that run without a cache, and room for keys and values of a long context.
+
+    0.25.1 `layers/attention/mla_attention.py` forward_impl: a tensor of that size is made and dropped.
+    """
+    made = sum(linear.outputs for linear in linears(branch, tp) if linear.name != "kv_b_proj")
+    return tokens * made + context * block.kv_size // tp
+
+
+def _of_block(branch: Branch, tp: int, tokens: int, width: int, context: int) -> int:
     block = branch.block
+    if isinstance(block, LatentAttention):
+        return _of_latent_attention(branch, block, tp, tokens, context) * width
     dense = [linear for linear in linears(branch, tp) if linear.copies == 1 and linear.name != "conv1d"]
     flat = sum(linear.outputs for linear in dense) * tokens * width
     if not isinstance(block, Moe):

@@ -12,7 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe, Mtp
+from simcore.models.blocks import (
+    Attention,
+    Branch,
+    Embedding,
+    FinalNorm,
+    Head,
+    LatentAttention,
+    LayerKind,
+    Mamba2,
+    Mlp,
+    Moe,
+    Mtp,
+)
 from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
 from simcore.vllm.quantized.four_bit import WIDE
@@ -29,7 +41,7 @@ _PADDING: Final = 64
 """Multiple to which rows of the vocabulary are padded (`DEFAULT_VOCAB_PADDING_SIZE`)."""
 _FP32: Final = 4
 _FIRST: Final = "0.12.0"
-_SERVED: Final = (Attention, Mamba2, Moe, Mlp)
+_SERVED: Final = (Attention, LatentAttention, Mamba2, Moe, Mlp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,11 @@ def _uncut_attention(block: Attention, tp: int) -> Iterator[tuple[str, str]]:
                "vLLM 0.12.0 model_executor/layers/linear.py QKVParallelLinear: heads are divided, or replicated whole")
 
 
+def _uncut_latent_attention(block: LatentAttention, tp: int) -> Iterator[tuple[str, str]]:
+    if block.num_heads % tp:
+        yield f"{block.num_heads} attention heads are not divisible by tp {tp}", "vLLM 0.25.1 models/deepseek_v2.py:463"
+
+
 def _uncut_mamba(block: Mamba2, tp: int) -> Iterator[tuple[str, str]]:
     if block.num_heads % tp:
         yield (f"{block.num_heads} Mamba heads are not divisible by tp {tp}",
@@ -103,7 +120,8 @@ def _uncut_moe(block: Moe, tp: int) -> Iterator[tuple[str, str]]:
 
 
 _REFUSED: Final[dict[type, Callable[[Any, int], Iterator[tuple[str, str]]]]] = {
-    Attention: _uncut_attention, Mamba2: _uncut_mamba, Mlp: _uncut_mlp, Moe: _uncut_moe}
+    Attention: _uncut_attention, LatentAttention: _uncut_latent_attention, Mamba2: _uncut_mamba, Mlp: _uncut_mlp,
+    Moe: _uncut_moe}
 
 
 # ---- the model on a rank ---------------------------------------------------------------------------------------------
@@ -133,7 +151,9 @@ def unserved(architecture: Architecture, version: str) -> str:
         return "attention layers of different widths"
     for block in blocks:
         if not isinstance(block, _SERVED):
-            return "multi-head latent attention"
+            return "layers without attention or Mamba"
+        if isinstance(block, LatentAttention) and version == _FIRST:
+            return f"multi-head latent attention with vLLM {version} (served: 0.25.1)"
         if isinstance(block, Attention) and (block.sinks or block.window):
             return "attention with sinks or a window"
         if isinstance(block, Moe) and block.bias:
@@ -225,6 +245,8 @@ def _of_block(branch: Branch, kind: LayerKind, tp: int, recipes: Iterator[Recipe
         yield _of_linear(block, linear, next(recipes))
     if isinstance(block, Attention):
         yield from _beside_attention(block, tp)
+    elif isinstance(block, LatentAttention):
+        yield Weight("norms", block.q_rank + block.kv_rank)  # on the way up
     elif isinstance(block, Mamba2):
         yield from _beside_mamba(block, tp)
     elif isinstance(block, Moe):
@@ -244,7 +266,11 @@ def _of_linear(block: object, linear: Linear, recipe: Recipe | None) -> Weight:
 def _component(block: object, linear: Linear) -> str:
     if isinstance(block, Moe):
         return _OF_EXPERTS.get(linear.name, "routed_experts" if linear.is_experts else "shared_experts")
-    return {Attention: "attention", Mamba2: "mamba", Mlp: "mlp", Head: "lm_head"}[type(block)]
+    return _OF_BLOCKS[type(block)]
+
+
+_OF_BLOCKS: Final[dict[type, str]] = {
+    Attention: "attention", LatentAttention: "attention", Mamba2: "mamba", Mlp: "mlp", Head: "lm_head"}
 
 
 _OF_EXPERTS: Final = {"gate": "router", "fc1_latent_proj": "latent_projections",

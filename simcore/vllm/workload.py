@@ -12,7 +12,7 @@ from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Checkpoint, Environment, Scenario
 from simcore.inputs.training import Training
-from simcore.models.blocks import Attention, Embedding
+from simcore.models.blocks import Attention, Embedding, LatentAttention
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
 from simcore.models.names import of_preset
@@ -29,6 +29,7 @@ from simcore.vllm.weights import refusals, unserved
 
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
 
+_HOPPER = 9
 _CACHING = 8
 _OLDEST = 7
 """Least major compute capabilities: of NeMo RL's prefix caching, of vLLM itself."""
@@ -149,6 +150,7 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     # not with Mamba layers; it does not change the bytes of other models
     caches = given.prefix_caching if given.prefix_caching is not None else (
         use == "library" and topology.device.architecture >= _CACHING)
+    _check_latent(scenario, architecture, given, topology)
     recipe = recipe_of(scenario, given, (architecture, fields), topology, (release.name, use))
     return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches,
                   given.gpu_memory_utilization or _UTILIZATION[use], recipe)
@@ -157,7 +159,8 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
 def _check_model(scenario: Scenario, architecture: Architecture, tp: int, version: str) -> None:
     if missing := unserved(architecture, version):
         raise NotYet(Problem(scenario.where("model"), f"not yet: serving {missing}"))
-    if not any(isinstance(b.block, Attention) for _, kind in architecture.parts for b in kind.branches):
+    blocks = [b.block for _, kind in architecture.parts for b in kind.branches]
+    if not any(isinstance(block, Attention | LatentAttention) for block in blocks):
         raise NotYet(Problem(scenario.where("model"), "not yet: serving a model without attention layers"))
     if problems := refusals(architecture, tp):
         (message, rule), others = problems[0], len(problems) - 1
@@ -167,10 +170,21 @@ def _check_model(scenario: Scenario, architecture: Architecture, tp: int, versio
                                     f"tp: {message}{more if others else ''}; expected {expected}", rule))
 
 
+def _check_latent(scenario: Scenario, architecture: Architecture, given: Generation, topology: Topology) -> None:
+    """Refuses latent attention by other kernels than FlashAttention's, which take blocks of 16 tokens."""
+    if not any(isinstance(b.block, LatentAttention) for _, kind in architecture.parts for b in kind.branches):
+        return
+    if topology.device.architecture != _HOPPER:
+        raise NotYet(Problem(scenario.where("topology"), "not yet: latent attention of an engine on GPUs other than "
+                             "compute capability 9"))
+    if given.kv_dtype == "fp8":
+        raise NotYet(Problem(scenario.where("generation", "kv_dtype"), "not yet: latent attention with a cache in fp8"))
+
+
 def _divisors(architecture: Architecture) -> list[int]:
     """Numbers of ranks that divide every part of the model; heads of attention are divided, so they bound them."""
     heads = min(b.block.num_heads for _, kind in architecture.parts for b in kind.branches
-                if isinstance(b.block, Attention))
+                if isinstance(b.block, Attention | LatentAttention))
     return [tp for tp in range(1, heads + 1) if not refusals(architecture, tp)]
 
 
@@ -245,13 +259,15 @@ def serving(engine: Engine) -> Serving:
     """Part of a report about one engine: memory and KV cache of a rank, its decoding, why it does not start."""
     pages, cache = engine.pages, engine.cache
     attention = next(branch.block for _, kind in engine.architecture.parts for branch in kind.branches
-                     if isinstance(branch.block, Attention))
-    heads = kv_heads(attention, engine.tp)
+                     if isinstance(branch.block, Attention | LatentAttention))
+    heads, all_heads = 1, 1  # latent attention has one for all
+    if isinstance(attention, Attention):
+        heads, all_heads = kv_heads(attention, engine.tp), attention.num_kv_heads
     return Serving(
         engine=engine.generation.engine, version=engine.release.name, tp=engine.tp, max_model_len=engine.max_model_len,
         max_num_seqs=engine.limits.seqs, max_num_batched_tokens=engine.limits.tokens, kv_dtype=engine.formats.kv,
         ssm_dtype=engine.formats.ssm, quantization=engine.recipe.name if engine.recipe else "", kv_heads_per_rank=heads,
-        kv_head_replicas=heads * engine.tp // attention.num_kv_heads, requested_bytes=engine.requested_bytes,
+        kv_head_replicas=heads * engine.tp // all_heads, requested_bytes=engine.requested_bytes,
         weight_bytes=engine.weight_bytes, adapter_buffer_bytes=engine.adapter_bytes,
         activation_bytes=engine.profile.highest, graph_bytes=engine.graph_bytes,
         cache_budget_bytes=max(0, engine.cache_budget), cache_bytes=cache.num_bytes,

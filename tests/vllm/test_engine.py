@@ -87,3 +87,20 @@ def test_a_length_that_is_let_in_starts() -> None:
     longest = short.pages.longest(short.cache_budget)
     assert replace(short, max_model_len=longest).refusal == ""
     assert f"the longest is {longest:,}" in short.refusal
+
+
+@pytest.mark.parametrize(("length", "seqs", "tokens"), [
+    (4096, 1024, 65536), (512, 16, 4096), (100_000, 16, 65536), (16, 8192, 8192 * 16)])
+def test_latent_attention_has_a_workspace_beside_its_cache(length: int, seqs: int, tokens: int) -> None:
+    """vLLM 0.25.1 `mla_attention.py`: eight full sequences or four pages each, at most 65,536 tokens of 576 elements.
+
+    At least a page each. The profile run makes room for their keys and values in 16 heads, of which tp has a part; the
+    budget misses what is made with the cache.
+    """
+    moonlight, made = architecture_of(model_config("moonlight-16b-a3b", None, "")), engine(length, version="0.25.1")
+    latent = replace(made, architecture=moonlight, limits=Limits(16384, seqs))
+    assert latent.pages.token_bytes * latent.pages.attention_layers == 2 * 576 * 27
+    assert latent.cache_bytes - latent.cache.num_bytes == 2 * 576 * tokens
+    assert latent.held()["kv_cache"] == latent.cache_bytes
+    assert latent.profile.forward > 2 * tokens * 4 * 256
+    assert made.cache_bytes == made.cache.num_bytes

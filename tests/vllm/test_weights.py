@@ -66,7 +66,7 @@ def test_what_tp_cuts_is_not_refused() -> None:
     assert [refusals(architecture_of(model_config(NANO, None, "")), tp) for tp in (1, 2, 4, 8)] == [[]] * 4
 
 
-@pytest.mark.parametrize(("model", "told"), [("deepseek-v3", "latent"), ("gpt-oss-20b", "sinks"),
+@pytest.mark.parametrize(("model", "told"), [("deepseek-v3", ""), ("gpt-oss-20b", "sinks"),
                                             ("zamba2-1.2b", "share a transformer"), (NANO, "")])
 def test_what_is_not_described_is_named(model: str, told: str) -> None:
     found = unserved(architecture_of(model_config(model, None, "")), "0.25.1")
@@ -86,3 +86,17 @@ def test_experts_behind_a_latent_projection_by_hand() -> None:
     layers, latent, hidden, experts, ffn = 40, 1024, 4096, 512, 2688
     assert [sizes[tp]["latent_projections"] for tp in (1, 4)] == [layers * 2 * latent * hidden] * 2
     assert [sizes[tp]["routed_experts"] * tp for tp in (1, 4)] == [layers * experts * 2 * latent * ffn] * 2
+
+
+@pytest.mark.parametrize(("model", "rank", "down"), [("moonlight-16b-a3b", 0, 0), ("deepseek-v3", 1536, 1536 * 7168)])
+def test_latent_attention_by_hand(model: str, rank: int, down: int) -> None:
+    """vLLM 0.25.1 `models/deepseek_v2.py`: projections down are whole on each rank, heads are cut."""
+    found, hidden, heads, layers = architecture_of(model_config(model, None, "")), *(
+        (2048, 16, 27) if not rank else (7168, 128, 61))
+    assert "latent attention with vLLM 0.12.0" in unserved(found, "0.12.0")
+    for tp in (1, 4):
+        sizes = Counter[str]()
+        for weight in weights(found, tp):
+            sizes[weight.component] += weight.numel
+        cut = (rank or hidden) * heads * 192 + 512 * heads * 256 + heads * 128 * hidden
+        assert sizes["attention"] == layers * (hidden * 576 + down + cut // tp)

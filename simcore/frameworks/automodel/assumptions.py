@@ -65,7 +65,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     if job.mesh.tp == 1:
         return tuple(made)
     if job.graph.architecture.family in DENSE:
-        return (*made, *split_assumptions(job))
+        return (*made, *(() if trains_policies(job) else split_assumptions(job)))
     return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
              "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
              f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)

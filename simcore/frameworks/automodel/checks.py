@@ -8,7 +8,7 @@ from typing import Final
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.pipeline import check_pipeline
-from simcore.frameworks.automodel.policies import check_policies, offload_parts
+from simcore.frameworks.automodel.policies import check_policies, offload_parts, trains_policies
 from simcore.frameworks.automodel.tensor_parallel import check_tensor_parallel
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
@@ -84,7 +84,7 @@ def _check_hf(job: Job) -> None:
     if family not in BY_TRANSFORMERS:
         raise job.not_yet("implementation", f"transformers' layers of {family} under automodel")
     for axis, size in (("tp", mesh.tp), ("cp", mesh.cp)):
-        if size > 1:
+        if size > 1 and not (axis == "tp" and trains_policies(job)):
             raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data and stages")
     if mesh.pp > 1:
         _check_stages_of_transformers(job)

@@ -36,6 +36,8 @@ from typing import Final
 from simcore.frameworks.common.expert_modules import HUB
 from simcore.frameworks.common.torch import offloaded_together
 from simcore.models.blocks import Attention, Moe
+from simcore.operators.automodel.dense import DENSE
+from simcore.operators.automodel.head import VOCAB_PARALLEL
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 
@@ -82,6 +84,10 @@ def policy_assumptions(job: Job) -> list[tuple[str, str, str, str]]:
     if trains_policies(job) and not casts_outputs(job):
         made.append(("outputs of layers", "in the compute dtype", "assumed", f"{_SETUP}:485 casts them to fp32: two "
                      "copies of a hidden state in fp32 while a layer runs are left out"))
+    if job.mesh.tp > 1 and casts_outputs(job):
+        made.append(("mesh.tp", "q, k, v, gate and up are cut by outputs, o and down by inputs, embedding and head by "
+                     "rows; hidden states are whole on every rank", "derived",
+                     f"{_PLAN_FILE} {_PLANS[job.graph.architecture.family]}"))
     if is_older(job):
         made.append(("gathers before passes", "take the time of those in the passes", "assumed", "NeMo RL 7ea279ab "
                      "models/policy/workers/dtensor_policy_worker.py:136 unshard_fsdp2_model: they overlap nothing"))
@@ -100,6 +106,8 @@ def loss_by_default(job: Job) -> tuple[str, str]:
     if job.graph.implementation == "hub":
         return "hf", ("assumed: a cross entropy of fp32 logits for NeMo RL 7ea279ab distributed/model_utils.py "
                       "get_next_token_logprobs_from_logits")
+    if trains_policies(job) and job.mesh.tp > 1:
+        return VOCAB_PARALLEL, "NeMo RL 7ea279ab distributed/model_utils.py DistributedLogprob"
     return "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"
 
 
@@ -224,8 +232,11 @@ def _check_tensor_parallel(job: Job) -> None:
                 raise job.illegal("mesh.tp", f"{name} ({heads}) must be divisible by TP size ({mesh.tp})",
                                   f"{_PIN}:1190")
     family = job.graph.architecture.family
-    plan = f"{_PLAN_FILE} {_PLANS[family]}" if family in _PLANS else f"{_PIN} get_hf_tp_shard_plan"
-    raise job.not_yet("mesh.tp", f"DTensor's plan for transformers' layers of {family} ({plan})")
+    if family not in DENSE:
+        raise job.not_yet("mesh.tp", f"DTensor's plan for transformers' layers of {family} ({_PIN} "
+                          "get_hf_tp_shard_plan)")
+    if sequences:
+        raise job.not_yet("training.sequence_parallel", f"sequences cut over tp ({_PLAN_FILE} {_PLANS[family]})")
 
 
 def unreplayed(job: Job) -> tuple[int, ...]:

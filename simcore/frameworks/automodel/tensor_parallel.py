@@ -48,12 +48,15 @@ def is_cut_late(spec: TensorSpec) -> bool:
 def check_tensor_parallel(job: Job) -> None:
     """Raises IllegalLayout or NotYet for what the plans refuse, and what is not modelled beside them."""
     mesh, training, vocab = job.mesh, job.scenario.training, job.graph.architecture.vocab
+    by_hf = job.graph.implementation == "hf"
     for kind in job.graph.kinds:
         for branch in kind.branches:
             _check_sizes(job, branch.block)
     for key, said, what in (
             ("mesh.cp", mesh.cp > 1, "tp with cp"),
             ("training.loss", training.loss in LINEAR_LOSSES, f"loss {training.loss} of a weight that tp splits"),
+            ("training.method", by_hf and training.method != "full", "adapters of layers that tp splits"),
+            ("mesh.dp_shard", by_hf and mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),
             ("training.lengths", training.lengths == "packed", "packed sequences with tp"),
             ("training.precision.compute", bool(job.narrow) or runs_float8(job), "products in 8 bits with tp"),
             ("model", job.graph.has_tied_head, "a tied table with tp")):

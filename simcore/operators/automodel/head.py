@@ -8,6 +8,7 @@
 | te_inplace | `TEParallelCrossEntropy`: its own Triton kernels | all, the gradient is written over them |
 | cut | `FusedLinearCrossEntropy` (cut-cross-entropy) | none |
 | chunked | `ChunkedCrossEntropy`, 512 tokens at a time | one chunk, again in backward |
+| vocab_parallel | NeMo RL's `DistributedLogprob`, over tp | all in fp32, cut by vocabulary |
 
 `cut` and `chunked` take the head's weight, not its module: they run where the head is, its adapters get no gradient.
 Labels come shifted from the data loader.
@@ -29,10 +30,11 @@ from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.tape import GRAD_HIDDEN, Kernel, Tape, Tensor
 
-__all__ = ["LINEAR_LOSSES", "head", "loss"]
+__all__ = ["LINEAR_LOSSES", "VOCAB_PARALLEL", "head", "loss"]
 
+VOCAB_PARALLEL: Final = "vocab_parallel"
 LINEAR_LOSSES: Final = ("cut", "chunked")
-_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace", "causal")
+_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace", "causal", VOCAB_PARALLEL)
 _CHUNK: Final = 512
 
 
@@ -111,6 +113,8 @@ def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
         raise NotYet(Problem("training.loss", f"Automodel's losses are {known}, got {kind!r}"))
     if kind == "causal":
         return _causal(env, logits)
+    if kind == VOCAB_PARALLEL:
+        return _vocab_parallel(env, logits)
     logits = logits.view(env.run.tokens, logits.shape[-1])
     if kind == "te_inplace":
         return _in_place(env, logits)
@@ -122,6 +126,41 @@ def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
     if env.run.tp > 1:
         logits = _full_tensor(env, logits)
     return aten.cross_entropy(env.tape, logits, Tensor(None, (env.run.tokens,), "int64"))
+
+
+def _vocab_parallel(env: Env, logits: Tensor) -> Tensor:
+    """NeMo RL 7ea279ab `distributed/model_utils.py` DistributedLogprob, of a part of the vocabulary on each rank.
+
+    FSDP2's hook casts the logits to fp32. At once there are these, less their maximum, and exponentials or the
+    log-softmax; kept is the softmax, of which backward makes the gradient.
+    """
+    tape, tokens = env.tape, env.run.tokens
+    wide = aten.cast(tape, logits.view(tokens, logits.shape[-1]), "fp32")
+    shape, moved = wide.shape, wide.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [new(tape, shape, "fp32", "grad_logits", 3 * moved, Kernel.LOSS)]
+
+    def summed() -> None:
+        tape.collective("all_reduce", "tp", 4 * tokens, "fp32")
+
+    node = tape.node((wide,), (), backward)
+    mask, target = tape.empty((tokens,), "uint8", "target_mask"), tape.empty((tokens,), "int64", "masked_target")
+    summed()
+    less = new(tape, shape, "fp32", "logits_less_maximum", 2 * moved, Kernel.LOSS)
+    exponentials = new(tape, shape, "fp32", "exponentials", 2 * moved, Kernel.LOSS)
+    del exponentials
+    summed()
+    found = new(tape, shape, "fp32", "log_softmax", moved, Kernel.LOSS)
+    del less
+    chosen = new(tape, (tokens,), "fp32", "log_probabilities")
+    summed()
+    softmax = new(tape, shape, "fp32", "softmax", moved, Kernel.LOSS)
+    tape.save(node, softmax, mask, target)
+    del found
+    out = new(tape, (), "fp32", "loss", chosen.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
 
 
 def _causal(env: Env, logits: Tensor) -> Tensor:

@@ -169,7 +169,8 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, Head):
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
-        return finished_logits(env.tape, kind, head(env, aten.cast(env.tape, hidden, env.run.compute), kind.block))
+        logits = finished_logits(env.tape, kind, head(env, aten.cast(env.tape, hidden, env.run.compute), kind.block))
+        return aten.cast(env.tape, logits, "fp32") if env.options.wide_inputs else logits
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)
     if env.run.ep > 1 and env.options.keeps_router:
@@ -307,7 +308,8 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     tape, run = env.tape, env.run
     linear_loss = run.loss in LINEAR_LOSSES
     shape = () if linear_loss else (run.batch, run.seq, block.vocab // run.tp)
-    given: Tensor | None = _input(env, shape, "fp32" if linear_loss else run.compute)
+    is_wide = linear_loss or env.options.wide_inputs
+    given: Tensor | None = _input(env, shape, "fp32" if is_wide else run.compute)
     assert given is not None
     leaf = given.node
     value: Tensor | None = aten.mul_scalar(tape, given) if linear_loss else loss(env, given, block)

@@ -28,7 +28,8 @@ class AutomodelOptions(ImplementationOptions):
     Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
     MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
     `replays_dispatch`: a checkpoint keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's
-    product and its top-k. `wide_inputs`: the head is given a hidden state in fp32, which autocast narrows.
+    product and its top-k. `wide_inputs`: the head is given a hidden state in fp32, which autocast narrows, and
+    FSDP2's hook casts the logits to fp32.
     """
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"

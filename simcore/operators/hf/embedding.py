@@ -12,12 +12,12 @@ from simcore.operators.hf.families import EMBEDDINGS, TABLES, Family, of_family
 from simcore.operators.hf.layers import has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import own_rows, sum_everywhere
 from simcore.operators.shared.layer_borders import (
     AFTER,
     BEFORE,
     hand_on,
     meet_waiting,
-    nothing,
     run_backward,
     stream_dtype,
 )
@@ -82,7 +82,9 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     behind a vision tower, which then takes in the output, its projector makes them.
     """
     weight = run.params["weight"]
-    out = aten.embedding(tape, weight, run.batch, run.seq)
+    out = aten.embedding(tape, weight, run.batch, run.seq, grad_rows=(run.tp > 1) * weight.shape[0] * run.tp)
+    if run.tp > 1:  # by rows of the vocabulary (RowwiseParallel)
+        out = sum_everywhere(tape, out, "embedding_sum")
     if kind.scaled:
         out = aten.mul_scalar(tape, out)
     family = of_family(kind.family)
@@ -97,7 +99,8 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks has one owner
     if out.node is None and run.options.embeddings_require_grad:
         out.node = tape.node((Tensor(None, (), "fp32", Node()),), (), lambda tape, grads, saved: [None])
-    back = run_backward(tape, out, None, meet if weight.tied else nothing, above=block.tower or AFTER)
+    finish = meet if weight.tied else partial(own_rows, run=run)
+    back = run_backward(tape, out, None, finish, above=block.tower or AFTER)
     return RecordedLayer(forward, back, grads=tape.release_grads())
 
 

@@ -17,6 +17,7 @@ from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
 from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import same_everywhere, sum_everywhere
 from simcore.operators.shared.float8_linear import float8_linear
 from simcore.operators.shared.math_attention import math_attention
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
@@ -47,8 +48,22 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """Output [..., n] of the linear module `name` for `x` [..., k], with its adapter if it has one.
 
     With one it is as [Note: PEFT's adapters] says. Automodel's are one function. `name` is relative to the layer, ""
-    for the head.
+    for the head. Over tp the last linears of attention and MLP have a part of the inputs (RowwiseParallel), which a sum
+    follows, others a part of the outputs (ColwiseParallel), whose gradients of `x` are summed each by itself.
     """
+    label = name.rpartition(".")[2]
+    if run.tp == 1:
+        return _whole_linear(tape, run, name, x)
+    if label in _SUMMED:
+        return sum_everywhere(tape, _whole_linear(tape, run, name, x), f"{label}_sum")
+    return _whole_linear(tape, run, name, same_everywhere(tape, x, f"{label}_input"))
+
+
+_SUMMED = ("o_proj", "down_proj")
+
+
+def _whole_linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
+    """`linear` of what a rank has."""
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     if run.params[f"{prefix}weight"].packed is not None:
         return packed_linear(tape, run, prefix, label, x)

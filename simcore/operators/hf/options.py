@@ -53,3 +53,8 @@ class HfOptions(ImplementationOptions):
     has_outlier_threshold: bool = True
     wide_outputs: bool = False
     checkpoints_parts: bool = False
+
+    @property
+    def puts_out_fp32(self) -> bool:
+        """`wide_outputs`, of the root too."""
+        return self.wide_outputs

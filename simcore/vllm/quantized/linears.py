@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Branch, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, LatentAttention, Mamba2, Mlp, Moe
 
 __all__ = ["Linear", "conv_rows", "kv_heads", "linears"]
 
@@ -73,6 +73,19 @@ def _of_attention(block: Attention, tp: int) -> Iterator[Linear]:
     yield Linear("o_proj", block.q_size // tp, (block.hidden,), block.q_size, tp)
 
 
+def _of_latent_attention(block: LatentAttention, tp: int) -> Iterator[Linear]:
+    """Projections down are whole on each rank (0.25.1 `models/deepseek_v2.py` DeepseekV2MLAAttention)."""
+    down = block.kv_rank + block.rope
+    if block.q_rank:
+        yield Linear("fused_qkv_a_proj", block.hidden, (block.q_rank, down), block.hidden)
+        yield Linear("q_b_proj", block.q_rank, (block.q_size // tp,), block.q_rank, tp)
+    else:
+        yield Linear("kv_a_proj_with_mqa", block.hidden, (down,), block.hidden)
+        yield Linear("q_proj", block.hidden, (block.q_size // tp,), block.hidden, tp)
+    yield Linear("kv_b_proj", block.kv_rank, (block.kv_size // tp,), block.kv_rank, tp)
+    yield Linear("o_proj", block.out_size // tp, (block.hidden,), block.out_size, tp)
+
+
 def _groups(block: Mamba2, tp: int) -> int:
     """Groups of all ranks: a single group that tp does not divide is replicated on every rank."""
     return block.num_groups if block.num_groups % tp == 0 else tp
@@ -116,4 +129,4 @@ def _feed_forward(hidden: int, ffn: int, tp: int, *, gated: bool) -> Iterator[Li
 
 
 _LINEARS: Final[dict[type, Callable[[Any, int], Iterator[Linear]]]] = {
-    Attention: _of_attention, Mamba2: _of_mamba, Mlp: _of_mlp, Moe: _of_moe}
+    Attention: _of_attention, LatentAttention: _of_latent_attention, Mamba2: _of_mamba, Mlp: _of_mlp, Moe: _of_moe}

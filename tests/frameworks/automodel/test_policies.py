@@ -179,7 +179,10 @@ def test_what_the_older_worker_does_not_run(mesh: dict[str, int], given: dict[st
 
 # ---- tensor parallelism ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("mesh", "given", "error", "message"), [
-    ({"tp": 2}, {}, NotYet, "_parallelize_llama"),
+    ({"dp_shard": 2, "tp": 2}, {"sequence_parallel": True}, NotYet, "sequences cut over tp"),
+    ({"dp_shard": 2, "tp": 2}, {"model": "llama-3.2-1b"}, NotYet, "a tied table with tp"),
+    ({"dp_shard": 2, "tp": 2}, {"method": "lora"}, NotYet, "adapters of layers that tp splits"),
+    ({"tp": 2}, {}, NotYet, "tp without data-parallel ranks"),
     ({"tp": 2}, {"model": "mixtral-8x7b"}, NotYet, "get_hf_tp_shard_plan"),
     ({"tp": 16}, {"topology": "dgx-h100", "model": "llama-3-8b"}, IllegalLayout,
      r"num_key_value_heads \(8\) must be divisible by TP size \(16\)"),
@@ -192,3 +195,34 @@ def test_tensor_parallelism_is_refused_by_the_worker_s_own_rules(mesh: dict[str,
                                                                 error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         small.prepared("automodel", mesh, **(DENSE | given))
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", {"config": "qwen3-8b", "overrides": {
+    "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}}])
+@pytest.mark.parametrize("version", [NEMO_RL, OLDER])
+def test_sums_over_tp_are_those_of_dtensors_plan(version: str, model: Any) -> None:
+    """Held to torch 2.13 on two ranks of a CPU (CommDebugMode): sums of embedding, o and down; of q, k, v, gate, up.
+
+    The head sums the gradient of its input; the loss sums maxima, exponentials and log-probabilities of 64 tokens.
+    """
+    report = simulate(small.scenario("automodel", {"dp_shard": 2, "tp": 2}, **(DENSE | {
+        "version": version, "model": model}), microbatches=1))
+    assert report.status == "ok", report.problems
+    found = {(row.phase, row.dtype): (row.calls, row.payload_bytes) for row in report.ranks[0].traffic
+             if row.axis == "tp"}
+    state = 2 * 64 * 256
+    assert found == {("forward", "bf16"): (9, 9 * state), ("backward", "bf16"): (21, 21 * state),
+                     ("forward", "fp32"): (3, 3 * 4 * 64)}
+
+
+def test_a_loss_over_tp_holds_three_copies_of_its_part_and_keeps_one() -> None:
+    """NeMo RL's DistributedLogprob in fp32: logits, less their maximum, exponentials; then the softmax alone."""
+    peaks = {}
+    for vocab in (64000, 128000):
+        model = {"config": "llama-tiny", "overrides": {"vocab_size": vocab}}
+        report = simulate(small.scenario("automodel", {"dp_shard": 2, "tp": 2}, seq_len=1024, **(DENSE | {
+            "model": model}), microbatches=1))
+        assert report.ranks[0].peak is not None
+        assert report.ranks[0].peak.phase == "loss"
+        peaks[vocab] = report.ranks[0].peak.by_category["activation"]
+    assert peaks[128000] - peaks[64000] == 3 * 4 * 1024 * 32000
