@@ -17,7 +17,7 @@ LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 
 
 def planned(case: dict[str, Any], **more: Any) -> Plan:
-    method = {"method": "lora", "lora": {"target_modules": ["q_proj"]}} if case["adapters"] else {}
+    method: dict[str, Any] = {"method": "lora", "lora": {"target_modules": ["q_proj"]}} if case["adapters"] else {}
     return small.plan_of("fsdp2", {"dp_shard": 4}, options={"wrap": "embedding_tail", "reshard_after_forward": True},
                          model={"config": "llama-3.2-3b", "overrides": LLAMA | {"tie_word_embeddings": case["tied"]}},
                          **method, **more)
