@@ -16,12 +16,28 @@ from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 
-__all__ = ["OUTSIDE", "RULE", "axes_of", "check", "check_last_backward", "check_shared", "check_units"]
+__all__ = ["OUTSIDE", "RULE", "TAIL", "axes_of", "check", "check_last_backward", "check_shared", "check_units",
+           "is_separate"]
 
 _AXES = ("dp_replicate", "dp_shard", "ep")
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 OUTSIDE = "log_probs"
 """Loss whose last part the trainer computes from the model's output, when the root has been resharded."""
+
+
+TAIL = "embedding_tail"
+"""Value of `wrap`: accelerate's units from 1.15.0 on, [Note: accelerate's tail]."""
+
+
+def is_separate(job: Job, options: dict[str, Any]) -> bool:
+    """True if embedding and head are units of their own, not parts of the root unit.
+
+    [Note: accelerate's tail] accelerate 1.15.0 `utils/fsdp_utils.py`, fsdp2_prepare_model: the embedding is a unit, and
+    the last norm and the head are one that never reshards; of a model with adapters the norm is not found and stays in
+    the root. Where the head is tied all of them are one unit, which never reshards either: a root under another name.
+    """
+    wrap = options.get("wrap", TRAINERS[job.graph.implementation].defaults.wrap)
+    return not job.graph.has_tied_head if wrap == TAIL else wrap != "layers_root"
 
 
 def axes_of(implementation: str) -> tuple[str, ...]:
@@ -128,7 +144,7 @@ def check_last_backward(job: Job, options: dict[str, Any]) -> None:
     trained = next(layer.index for layer in graph.layers if any(t.trainable and not t.is_buffer
                                                                 for t in graph.tensors[layer.kind]))
     block = next(layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None)
-    first = 0 if options.get("wrap") == "separate_embedding_head" else block
+    first = 0 if "wrap" in options and is_separate(job, options) else block
     if trained > first and options.get("recompute_by") != "transformers":
         raise job.illegal("framework_options.set_is_last_backward", "split_with_sizes expects split_sizes to sum "
                           f"exactly to the whole: a unit below what is trained, kept by {asked} of {shards} ranks, is "

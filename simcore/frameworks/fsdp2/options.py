@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
-from simcore.frameworks.fsdp2.checks import OUTSIDE, RULE
+from simcore.frameworks.fsdp2.checks import OUTSIDE, RULE, TAIL, is_separate
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import Wrapping
@@ -67,13 +67,15 @@ def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeigh
     in_stages = mesh.pp > 1
     children = (not in_stages or given.reshard_in_stages[0].startswith("true")) if asked is None else asked
     return Wrapping(
-        root=_reshard_policy(job, given.root_resharded if asked is None else asked, shards),
+        root=options.get("wrap") != TAIL and _reshard_policy(
+            job, given.root_resharded if asked is None else asked, shards),
         layers=_reshard_policy(job, children, shards),
         last=_reshard_policy(job, children if last is None else last, shards),
         head=given.last_follows and asked is True,
         experts=_reshard_policy(job, children, mesh.expert_dp) if fully else True,
         last_experts=_reshard_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
-        separate=options.get("wrap", given.wrap) != "layers_root",
+        separate=is_separate(job, options),
+        norm_in_root=options.get("wrap") == TAIL and job.scenario.training.method != "full",
         loss_inside=given.loss_inside and job.scenario.training.loss != OUTSIDE,
         experts_unit=fully,
         experts_apart=mesh.ep > 1,

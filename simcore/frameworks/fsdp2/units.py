@@ -24,7 +24,8 @@ class Wrapping:
     the root has no parameters. `loss_inside`: the root's hooks run around the loss too. `experts_unit`: experts are
     separate units; `experts_apart`: they belong to no other unit; `packed_apart`: weights in 4 bits belong to no unit.
     `replicates`: HSDP. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer
-    are one tensor (KempnerForge, packed). `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
+    are one tensor (KempnerForge, packed). `norm_in_root`: the last norm is the root's where the head is a unit.
+    `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
     """
 
     root: bool | int
@@ -43,6 +44,7 @@ class Wrapping:
     reduce: str
     joins_copies: bool = False
     last_experts: bool | int = True
+    norm_in_root: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -79,8 +81,10 @@ def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> 
 
 
 def _separate(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
-    embedding, end = _around(graph, stage, Embedding), _around(graph, stage, FinalNorm, Head)
-    found = [_unit(graph, wrapping, "", [], reshard=False, span=(stage[0], stage[-1]), is_root=True)]
+    norm = _around(graph, stage, FinalNorm) if wrapping.norm_in_root else []
+    embedding, end = _around(graph, stage, Embedding), [
+        layer for layer in _around(graph, stage, FinalNorm, Head) if layer not in norm]
+    found = [_unit(graph, wrapping, "", norm, reshard=False, span=(stage[0], stage[-1]), is_root=True)]
     for layers, policy in ((embedding, wrapping.layers), (end, wrapping.head)):
         if layers:
             names = ", ".join(graph.layers[layer].path for layer in layers)

@@ -24,6 +24,8 @@ _LAST: Final = "accelerator.py no_sync, in which transformers' Trainer runs all 
 _WHOLE: Final = "under version 1 sharding_strategy decides, FULL_SHARD where no file says it"
 _STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 _NUMBERED: Final = {1: "FULL_SHARD", 2: "SHARD_GRAD_OP", 3: "NO_SHARD", 4: "HYBRID_SHARD", 5: "HYBRID_SHARD_ZERO2"}
+_OF_TAILS: Final = ("accelerate", "trl")
+"""Formats that are read as of accelerate 1.15.0; axolotl puts a function of its own in the place of accelerate's."""
 _CLASSES: Final = ("transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap")
 _IS_PART: Final = re.compile(r"(Moe|MoE|Moe?Block|MLP|Mlp|Attention|Experts)\b")
 _FILES: Final = ("state_dict_type", "final_state_dict_type", "cpu_ram_efficient_loading", "sync_module_states",
@@ -133,12 +135,20 @@ def _read_second(reader: Reader, draft: Draft, plugin: Plugin) -> None:
         draft.idle(_either(reader, plugin, name), "a key of FSDP 1")
     for one in (*_flags(reader, plugin, "forward_prefetch"), *_flags(reader, plugin, "limit_all_gathers")):
         draft.idle(one, "a key of FSDP 1")
+    _write_tail(draft)
     said = _flags(reader, plugin, "reshard_after_forward")
     for one in said:
         draft.put("framework_options.reshard_after_forward", one)
     if not said:
         draft.default("framework_options.reshard_after_forward", value=True, release=plugin.release,
                       source=plugin.source)
+
+
+def _write_tail(draft: Draft) -> None:
+    """Writes the units of embedding and head, which accelerate makes from 1.15.0 on; older programs do not."""
+    if draft.format in _OF_TAILS:
+        draft.default("framework_options.wrap", "embedding_tail", "accelerate 1.15.0",
+                      "utils/fsdp_utils.py fsdp2_prepare_model")
 
 
 def _read_first(reader: Reader, draft: Draft, plugin: Plugin) -> None:

@@ -108,7 +108,7 @@ def write_plugin(outline: Outline, at: str, *, trainer: bool) -> None:
     """
     second, prefix = shards_of(outline) is Shards.EACH, "" if trainer else "fsdp_"
     outline.put(f"{at}{prefix}version", 2 if second else 1, "framework")
-    whole = not second and outline.value(f"{_OPTIONS}wrap") == "root"
+    whole = outline.value(f"{_OPTIONS}wrap") == "root" and not second
     if whole or not trainer:
         outline.put(f"{at}{prefix}auto_wrap_policy", "NO_WRAP" if whole else "TRANSFORMER_BASED_WRAP",
                     f"{_OPTIONS}wrap")

@@ -32,7 +32,7 @@ training:
   micro_batch_size: 2
   precision: {compute: bf16, params: fp32, grad_reduce: bf16}
   offload: {params: host, gradients: host, optimizer: host}
-framework_options: {reshard_after_forward: true, sync_gradients: last}
+framework_options: {wrap: embedding_tail, reshard_after_forward: true, sync_gradients: last}
 """
 
 
