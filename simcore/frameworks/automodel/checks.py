@@ -103,14 +103,17 @@ _STAGED = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 def _check_stages_of_transformers(job: Job) -> None:
-    """Raises NotYet for what was not measured: other families, and layers that are given masks."""
+    """Raises NotYet for what was not measured: other families, and layers that are given masks.
+
+    Packs have none: they run flash attention (0.7.0 _transformers/kernel_patches.py, _apply_preload_overrides).
+    """
     training, family = job.scenario.training, job.graph.architecture.family
     if family not in _STAGED:
         raise job.not_yet("mesh.pp", f"stages of transformers' layers of {family} under automodel (served: "
                           f"{', '.join(_STAGED)})")
     windowed = any(isinstance(branch.block, Attention) and 0 < branch.block.window <= training.seq_len
                    for kind in job.graph.kinds for branch in kind.branches)
-    if windowed or training.lengths == "packed" or job.scenario.framework_options.get(ATTENTION_OPTION) == "eager":
+    if windowed or job.scenario.framework_options.get(ATTENTION_OPTION) == "eager":
         raise job.not_yet("mesh.pp", "stages of transformers' layers with masks under automodel")
 
 
