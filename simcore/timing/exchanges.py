@@ -125,7 +125,8 @@ def _paged(program: Program) -> NDArray[np.bool_]:
     """True for each distinct row that copies to pages or back."""
     rows = program.distinct
     is_copy = (rows[:, OP] == Op.COMPUTE) & (rows[:, SLOT] == Kernel.COPY)
-    return is_copy & (np.where(is_copy, module_of(rows[:, STREAM]), 0) == Module.SHARED_EXPERTS)
+    found: NDArray[np.bool_] = is_copy & (np.where(is_copy, module_of(rows[:, STREAM]), 0) == Module.SHARED_EXPERTS)
+    return found
 
 
 def _in_backward(program: Program) -> NDArray[np.bool_]:
