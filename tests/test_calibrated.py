@@ -126,7 +126,7 @@ def test_another_time_or_factor_makes_them_stale(fit_left_out: Any, monkeypatch:
     monkeypatch.setattr(fit_left_out, "read_measured", lambda: ([changed], []))
     assert fit_left_out.digest_of_rows([first.row.id]) != before
     factors = fit_left_out.digest_of_factors()
-    monkeypatch.setitem(fit_left_out.FACTORS, "memory", 0.11)
+    monkeypatch.setitem(fit_left_out.FACTORS, "step", 0.11)
     assert fit_left_out.digest_of_factors() != factors
 
 
@@ -190,4 +190,4 @@ def test_a_configuration_is_timed_as_a_simulation_times_it(fit_time: Any) -> Non
             if slopes[names[0]] == 0.0:
                 moved = case._log_time(case.short, {**point, names[0]: point[names[0]] + 0.3})
                 assert moved == case._log_time(case.short, point), names
-        assert sum(slope != 0.0 for slope in slopes.values()) > 5
+        assert any(slopes.values()), group

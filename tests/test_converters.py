@@ -203,6 +203,30 @@ def test_segments_grow_where_the_release_says_so(
     assert bridge._allocator(run, fields) == ({"environment": {"expandable_segments": True}} if grows else {})
 
 
+def test_heads_and_rooms_of_experts_are_those_of_the_release() -> None:
+    """v0.4.2, v0.5.0 and v0.5.1 `scripts/performance/configs`: fp8_output_proj, set_full_iter_cg_configs."""
+    bridge, kinds = module("measured_bridge"), module("source_row")
+    row = next(row for row in samples().values() if row.get("group") == "mbridge-perf-summary")
+    rooms = {"moe_expert_rank_capacity_factor", "moe_paged_stash", "moe_paged_stash_buffer_size_factor_cuda"}
+    for release, model, gpu, precision, graph, has_head, has_rooms in (
+            ("26.06", "DeepSeekV3", "GB300", "MXFP8", "full_iteration", True, True),
+            ("26.04.01", "DeepSeekV3", "GB300", "MXFP8", "full_iteration", False, False),
+            ("26.06", "DeepSeekV3", "B300", "MXFP8", "transformer_engine", False, False),
+            ("26.06.01", "DeepSeekV3", "B300", "MXFP8", "transformer_engine", True, False),
+            ("26.06", "DeepSeekV3", "GB300", "BF16", "full_iteration", False, True),
+            ("26.08", "GPT OSS 120B", "GB200", "MXFP8", "full_iteration", True, True),
+            ("26.08", "GPT OSS 120B", "B300", "MXFP8", "full_iteration", False, True),
+            ("26.06", "Qwen3_235B_a22B", "GB200", "MXFP8", "full_iteration", False, True)):
+        run = kinds.SourceRow({
+            **row, "framework": f"Megatron-Bridge / NeMo container {release}", "model": model, "gpu_type": gpu, "ep": 8,
+            "precision": f"{precision} (bf16 params; FP8=current scaling unless MX)"}, bridge.VOCABULARY, "x")
+        made = bridge._experts(run, kinds.SourceRow({"cuda_graph_impl": graph}, bridge.PRESET, "x"))
+        told = release, model, gpu, precision
+        assert made.get("fp8_output_proj", False) is has_head, told
+        assert rooms.isdisjoint(made) is not has_rooms, told
+        assert not has_rooms or rooms <= set(made), told
+
+
 def test_tokens_of_files_without_a_tokenizer_of_their_own() -> None:
     """NullTokenizer of core 0.16.1 has a token more than its vocabulary; `--make-vocab-size-divisible-by` times tp."""
     row = samples()["mcore-gpt-gpt3_7b_tp4_pp1_memory_speed-gb200"]

@@ -54,6 +54,8 @@ def test_a_result_says_all_that_its_files_do(mlperf: ModuleType) -> None:
         "fp8_recipe": "delayed", "fp8_dot_product_attention": True, "fp8_param_gather": True,
         "overlap_grad_reduce": False, "overlap_param_gather": False, "cross_entropy_loss_fusion": False,
         "activation_func_fp8_input_store": True}
+    head = mlperf.row(changed("precision", f"{RESULT['precision']}, mxfp8 LM head"))
+    assert head["scenario"]["framework_options"]["fp8_output_proj"] is True
 
 
 @pytest.mark.parametrize(("key", "value"), [

@@ -35,8 +35,8 @@ class KernelLibraries:
     layer that run at the same time as kernels of that layer; `paired`: part of the passes, 0 to 1, that run in pairs of
     a forward and a backward pass, whose kernels and exchanges of tokens run at the same time; `beside_exchanges`: what
     runs on a separate stream at the same time as exchanges: "shared_experts", kernels of a shared expert; "stash",
-    copies to pages and back; `counts_zeros`: after the optimizer's step torch goes over all gradients, one by one, to
-    log how many of their numbers are zero.
+    copies to pages and back, which also run beside the kernels before experts; `counts_zeros`: after the optimizer's
+    step torch goes over all gradients, one by one, to log how many of their numbers are zero.
     """
 
     date: str = "2026-07"

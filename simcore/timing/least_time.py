@@ -9,6 +9,8 @@ which the rank ends (`timeline._Machine`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,9 +22,10 @@ from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM
 from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
 from simcore.recording.tape import Op, Stream
-from simcore.timing.exchanges import hidden_beside
+from simcore.timing.exchanges import shown
+from simcore.timing.program_kernels import alone_ns, shown_kernels
 from simcore.timing.routes import HOST_WAYS, Routes
-from simcore.timing.step import alone_ns, exposed_ns, host_ns, kernels_of
+from simcore.timing.step import exposed_ns, host_ns
 
 __all__ = ["LeastTimes"]
 
@@ -35,13 +38,14 @@ class LeastTimes:
 
     def __init__(self, program: Program, routes: Routes, framework: Framework) -> None:
         self._program, self._routes, rows = program, routes, program.distinct
-        self._kernels = kernels_of(program, routes.topology, framework)
+        alone = alone_ns(program, routes)
+        self._kernels, hidden = shown_kernels(program, alone, routes, framework)
         self._issue = host_ns(program, self._kernels, routes, framework)
         op, stream = rows[:, OP], rows[:, STREAM]
         self._calls = np.flatnonzero(((op == _COLLECTIVE) | (op == _COPY)) & (stream != _SEND) & (stream != _RECEIVE))
         self._busy = np.zeros(len(rows), dtype=np.int64)
         self._busy[self._kernels.rows] = self._kernels.ns
-        self._lengths = _lengths(program, self._calls, self._busy, routes, framework)
+        self._lengths = _lengths(program, self._calls, alone, hidden, routes, framework)
         self._in_python = FULL_ITERATION not in framework.libraries.graphs
         self._in_line = stream[self._calls] == _COMPUTE
         self._busy[self._calls[self._in_line]] = self._lengths[self._in_line]
@@ -120,13 +124,9 @@ class LeastTimes:
         return most
 
 
-def _lengths(program: Program, calls: IntArray, kernels: IntArray, routes: Routes, framework: Framework) -> IntArray:
-    """Ns of each call, as the timeline has it, without what kernels hide. `kernels`: ns of each distinct row."""
-    alone = alone_ns(program, routes)
+def _lengths(program: Program, calls: IntArray, alone: Callable[[int, int], int], hidden: NDArray[np.float64] | None,
+             routes: Routes, framework: Framework) -> IntArray:
+    """Ns of each call, as the timeline has it, without what kernels hide. `hidden`: share of each distinct row."""
     call_ns = exposed_ns(program, alone, routes, framework)
     full = np.array([call_ns(*pair) for pair in program.distinct[calls][:, [SLOT, AMOUNT]].tolist()], dtype=np.int64)
-    hidden = hidden_beside(program, kernels, alone, routes.topology.efficiency.overlap, framework.libraries)
-    if hidden is None:
-        return full
-    shown: IntArray = (full * (1.0 - hidden[calls])).astype(np.int64)
-    return shown
+    return shown(full, hidden, calls)

@@ -19,24 +19,20 @@ from simcore.placement.mesh import IntArray, Mesh
 from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.row_cache import held
-from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM, LayerRows
+from simcore.program.tile import AMOUNT, OP, SLOT, LayerRows
 from simcore.recording.exact_sums import countable
-from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 from simcore.timing.breakdown import Breakdown, Kernels, breakdown
 from simcore.timing.dependencies import ComputeItem
-from simcore.timing.exchanges import hidden_beside
 from simcore.timing.host_launch import launch_ns
-from simcore.timing.kernel import DTYPES, KERNELS, HostRates, added_ns, busy_ns, exposed_share, host_rates, worked_flops
+from simcore.timing.kernel import HostRates, exposed_share, host_rates
+from simcore.timing.program_kernels import alone_ns, shown_kernels
 from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.streams import RankStreams, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
-__all__ = ["StepLength", "StepTiming", "alone_ns", "exposed_ns", "forward_ns", "host_ns", "kernels_of", "once_ns",
-           "time_step", "with_reasons"]
-
-_DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
-
+__all__ = ["StepLength", "StepTiming", "exposed_ns", "forward_ns", "host_ns", "once_ns", "time_step",
+           "with_reasons"]
 
 @dataclass(frozen=True, eq=False)
 class StepLength:
@@ -83,9 +79,10 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     `classes`: for each program the class of ranks that runs it. `steady_ones`: indices of the programs' microbatches
     that stand for those left out; `extra_microbatches`: number of those left out, each as long as a steady one.
     """
-    kernels = tuple(kernels_of(program, routes.topology, framework) for program in programs)
     alone = tuple(alone_ns(program, routes) for program in programs)
-    compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
+    kernels, hidden = zip(*(shown_kernels(*each, routes, framework)
+                            for each in zip(programs, alone, strict=True)), strict=True)
+    compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, hidden, strict=True)]
     once = once_ns(routes.topology, framework)
     wires = _Wires(programs, classes, routes)
     times = run(compiled, wires)
@@ -132,8 +129,11 @@ def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes
 
     `classes`: for each program the class of ranks that runs it. Nothing is extrapolated to other microbatches.
     """
-    compiled = [_track(program, kernels_of(program, routes.topology, framework), alone_ns(program, routes),
-                       routes, framework) for program in programs]
+    compiled = []
+    for program in programs:
+        alone = alone_ns(program, routes)
+        kernels, hidden = shown_kernels(program, alone, routes, framework)
+        compiled.append(_track(program, kernels, alone, hidden, routes, framework))
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
@@ -167,15 +167,14 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Seq
     return len(periods) == 1 and (is_last or all((s[first:steady.stop] == s[following]).all() for s in spent))
 
 
-def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int], routes: Routes,
-           framework: Framework) -> RankStreams:
+def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
+           hidden: NDArray[np.float64] | None, routes: Routes, framework: Framework) -> RankStreams:
     rows, efficiency, libraries = program.distinct, routes.topology.efficiency, framework.libraries
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
     host = host_ns(program, kernels, routes, framework)
     call_ns = exposed_ns(program, alone, routes, framework)
     contention = efficiency.overlap.contention.si
-    hidden = hidden_beside(program, ns, alone, efficiency.overlap, libraries)
     in_python = FULL_ITERATION not in libraries.graphs
     return tracks(program, ns[program.places], host[program.places], call_ns, contention, stops=in_python,
                   stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden)
@@ -187,38 +186,6 @@ def host_ns(program: Program, kernels: Kernels, routes: Routes, framework: Frame
     has_work = (rows[:, OP] == Op.HOST).any()
     updates = host_rates(routes.topology, routes.mesh.size) if has_work else HostRates(math.inf, math.inf, math.inf)
     return launch_ns(routes.topology.efficiency.host, rows, kernels.rows, kernels.kinds, framework.libraries, updates)
-
-
-def kernels_of(program: Program, topology: Topology, framework: Framework) -> Kernels:
-    """Kernels among the program's distinct rows, and the time of each on an idle device."""
-    at = np.flatnonzero(program.distinct[:, OP] == Op.COMPUTE)
-    rows = program.distinct[at]
-    kinds, dtypes = _kinds(rows[:, SLOT], framework.compute_dtype)
-    kinds[kinds == Kernel.ATTENTION] = KERNELS.index(framework.libraries.attention)
-    if framework.libraries.eager:
-        kinds[kinds == Kernel.ELEMENTWISE] = KERNELS.index("elementwise_eager")
-    flops, moved = rows[:, AMOUNT], rows[:, AUX]
-    if framework.libraries.fused < 1.0:
-        fusible = (rows[:, SLOT] == Kernel.ELEMENTWISE) & (shapes_in(rows[:, STREAM]) == 0)
-        moved = np.where(fusible, moved * framework.libraries.fused, moved).astype(np.int64)
-    worked = worked_flops(topology.device, kinds, flops, dtypes, shapes_in(rows[:, STREAM]))
-    busy = busy_ns(topology.device, topology.efficiency, kinds, worked, moved, dtypes)
-    return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)
-
-
-def alone_ns(program: Program, routes: Routes) -> Callable[[int, int], int]:
-    """Function that gives ns of a call by the index of its communicator and its payload."""
-    comms = list(program.tables.comms)
-
-    return cache(lambda comm, payload: routes.of(*comms[comm][:2]).ns(payload))
-
-
-def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
-    """Class and format of kernels: those of 8-bit and of 4-bit operands have separate codes."""
-    formats = np.array([_DTYPE_ID[dtype] for dtype in (compute, "fp8", "fp4")])
-    slots = np.where(slots == int(Kernel.GRAD_GEMM), int(Kernel.GEMM), slots)
-    narrow = np.searchsorted([Kernel.FP8_GEMM, Kernel.FP4_GEMM], slots, side="right")
-    return slots - np.array([0, Kernel.FP8_GEMM, Kernel.FP4_GEMM])[narrow], formats[narrow]
 
 
 class _Wires:

@@ -14,9 +14,8 @@ batch_p2p_sync).
 
 [Note: a shared expert next to an all-to-all]
 If a framework runs the shared expert on a separate stream (`KernelLibraries.beside_exchanges`), its kernels do not
-depend on an all-to-all, and their results are needed only for the sum. So do copies to pages and back. In a recording
-they are on the compute stream, so the hidden time is subtracted from the all-to-alls of the same pass of the same
-layer.
+depend on an all-to-all, and their results are needed only for the sum. In a recording they are on the compute stream,
+so the hidden time is subtracted from the all-to-alls of the same pass of the same layer.
 """
 
 from __future__ import annotations
@@ -69,13 +68,12 @@ class RankStreams:
 
 
 def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], int],
-                  contention: float, beside: Sequence[str]) -> NDArray[np.float64]:
+                  contention: float) -> NDArray[np.float64]:
     """Share, 0 to 1, of each all-to-all's time that kernels on another stream hide; 0 for other rows.
 
     One entry for each distinct row of the program (equal rows are stored once); all-to-alls of one pass of a layer have
     one share. `kernel_ns`: ns of each distinct row; `call_ns(comm, payload)`: ns of a call. The shorter of the two
     sums, kernels and calls, is hidden, less `contention`, the share by which kernels next to a collective take longer.
-    `beside`: see `KernelLibraries.beside_exchanges`.
     """
     rows = program.distinct
     exchanges = np.array([collective == "all_to_all" for collective, _, _ in program.tables.comms], dtype=np.bool_)
@@ -85,8 +83,7 @@ def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int,
     tiles = np.repeat(np.arange(len(program.tiles) + 1), [*(len(t.rows) for t in program.tiles),
                                                          len(program.outline.loose)])
     is_shared = (rows[:, OP] == Op.COMPUTE) & (module_of(rows[:, STREAM]) == Module.SHARED_EXPERTS)
-    if "shared_experts" not in beside:
-        is_shared &= rows[:, SLOT] == Kernel.COPY
+    is_shared &= rows[:, SLOT] != Kernel.COPY  # those are of pages
     shared = np.bincount(tiles[is_shared], weights=kernel_ns[is_shared], minlength=len(program.tiles) + 1)
     lengths = np.array([call_ns(*pair) for pair in rows[at][:, [SLOT, AMOUNT]].tolist()], dtype=np.float64)
     exchanged = np.bincount(tiles[at], weights=lengths, minlength=len(program.tiles) + 1)

@@ -79,7 +79,7 @@ def test_an_unknown_name_is_told_where_it_was_asked_for() -> None:
 
 
 def test_a_path_starts_from_the_folder_that_is_given(tmp_path: Path) -> None:
-    edited(tmp_path, f'{{value: "{GEMM}", kind: fitted', '{value: "50%", kind: measured')
+    edited(tmp_path, f'{{value: "{GEMM}", kind: assumed', '{value: "50%", kind: measured')
     gemm = load_efficiency("mine.yaml", folder=tmp_path).kernels.gemm.compute
     assert gemm is not None
     assert (gemm.si, gemm.kind) == (0.5, "measured")

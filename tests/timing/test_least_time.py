@@ -36,7 +36,7 @@ def shares(framework: str, model: str, mesh: dict[str, int], training: dict[str,
     ("busy", 0.95, ("fsdp2", LLAMA, {"dp_shard": 8}, {"micro_batch_size": 4})),
     ("busy", 0.9, ("megatron", LLAMA, {"tp": 8}, {"micro_batch_size": 4})),
     ("host", 0.9, ("megatron", NANO, {"tp": 4, "dp_shard": 2, "ep": 2, "etp": 1}, {"method": "lora", "seq_len": 1024})),
-    ("links", 0.6, ("fsdp2", LLAMA, {"dp_shard": 64}, {"seq_len": 512})),
+    ("links", 0.6, ("fsdp2", LLAMA, {"dp_shard": 128}, {"seq_len": 512})),
     ("links", 0.0, ("ddp", "llama-3.2-1b", {"dp_replicate": 8}, {})),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_the_sum_that_decides_is_near_the_step_and_none_is_above(

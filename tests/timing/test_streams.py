@@ -34,7 +34,7 @@ def _hidden(program: Program, contention: float = 0.0) -> list[float]:
     """Kernels take as many ns as they move bytes, calls as many as their payload."""
     rows = program.distinct
     ns = np.where(rows[:, OP] == Op.COMPUTE, rows[:, AUX], 0)
-    shares = hidden_shares(program, ns, lambda comm, payload: payload, contention, ("shared_experts",))
+    shares = hidden_shares(program, ns, lambda comm, payload: payload, contention)
     return [round(float(share), 6) for share in shares[rows[:, OP] == Op.COLLECTIVE]]
 
 

@@ -27,7 +27,8 @@ from simcore.hardware.efficiency import Efficiency, load_efficiency
 from simcore.simulation.simulation import placed_simulation
 from simcore.simulation.step import written_out
 from simcore.timing.kernel import DTYPES, KERNELS
-from simcore.timing.step import kernels_of, with_reasons
+from simcore.timing.program_kernels import kernels_of
+from simcore.timing.step import with_reasons
 from simcore.validation.runs import Measured, layout_of, read_measured
 
 FILES = Path(__file__).resolve().parents[2] / "topologies" / "efficiency"

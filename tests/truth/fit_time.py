@@ -213,6 +213,8 @@ def _says(told: dict[str, Any], number: Number) -> bool:
 
 
 def _source(told: dict[str, Any], number: Number) -> str:
+    if not number.factors:
+        return f"{number.source}; not fitted"
     groups: Counter[str] = Counter()
     for name in number.factors:
         groups.update(told[name]["rows_of"])

@@ -336,7 +336,31 @@ def _experts(run, fields):
         made["use_transformer_engine_op_fuser"] = True
     if fields.get("fp8_dot_product_attention"):
         made["fp8_dot_product_attention"] = True
-    return made
+    return made | _rooms(run, fields) | _head(run)
+
+
+def _rooms(run, fields):
+    """Rooms of experts and pages for what they keep, where a graph holds the whole iteration of 26.06 and later.
+
+    v0.5.0 and v0.5.1 `scripts/performance/configs/{deepseek,gpt_oss,qwen}`, set_full_iter_cg_configs; v0.6.0
+    `perf_recipes/{deepseek,gpt_oss,qwen}/common.py`. Half as many pages again on the host, which none need.
+    """
+    if run["framework"] < "26.06" or fields.get("cuda_graph_impl") != "full_iteration":
+        return {}
+    return {"moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True,
+            "moe_paged_stash_buffer_size_factor_cuda": 1.2}
+
+
+IN_8_BITS = {"DEEPSEEK_V3": {"GB300": "26.06", "GB200": "26.06", "B300": "26.06.01"},
+             "GPT_OSS_120B": {"GB300": "26.06", "GB200": "26.06"}}
+"""First release whose head of the vocabulary computes in mxfp8, by family and GPU (v0.5.0, v0.5.1, v0.6.0)."""
+
+
+def _head(run):
+    """`configs/{deepseek,gpt_oss}/*_llm_pretrain.py`; v0.6.0 `perf_recipes`: where the format is mxfp8."""
+    first = IN_8_BITS.get(family(run), {}).get(run.told("gpu_type"))
+    has_one = first and run["precision"] == "FP8_MX" and run["framework"] >= first
+    return {"fp8_output_proj": True} if has_one else {}
 
 
 def _fusions(run):

@@ -7,7 +7,7 @@ nyx_n1_ngc25.04_nemo` (`train.py`, `conf/megatron_gpt_peft_tuning_config.yaml`) 
 llama31_8b}/implementations/nemo`. Every word of a row is looked up; one that no table here knows is a KeyError.
 
 Scenarios cannot say, and rows therefore do not: clocks and `vboost`, `nvls`, the order of ranks (`rank_order`),
-param_gather_with_optim_step, 8-bit heads of the vocabulary.
+param_gather_with_optim_step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WORDS = {
     "fp8 params": FP8_PARAMS,
     "bf16 params": {"fp8_param_gather": False},
     "precision-aware adam": {"use_precision_aware_optimizer": True},
-    "mxfp8 LM head": NOTHING,
+    "mxfp8 LM head": {"fp8_output_proj": True},
     "bf16 activations": NOTHING,
     "adam fp32 states unless noted": NOTHING,
     "adam": NOTHING,

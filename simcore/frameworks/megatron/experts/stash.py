@@ -64,7 +64,8 @@ def stash_assumptions(options: dict[str, object]) -> tuple[tuple[str, str, str, 
              "main 2026-08-22 moe/token_dispatcher.py; a step with more runs twice (PagedStashRunner)"),)
     if not options.get(STASH):
         return made
-    return (*made, (STASH, "pages are there from the first step on; copies run beside the exchanges of tokens alone",
+    return (*made, (STASH, "pages are there from the first step on; copies run beside exchanges of tokens and what "
+                    "comes before experts",
                     "assumed", "main 2026-08-22 moe/paged_stash.py: the second step allocates them; copies have a "
                     "stream of their own, for which the next experts wait"))
 
