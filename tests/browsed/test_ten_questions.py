@@ -85,7 +85,7 @@ def test_2_the_fewest_gpus_of_the_framework_beside_the_verdict(page: Page) -> No
     page.set("training.method", "full")
     page.click("[data-limit=gpus]")
     page.until("/^[0-9]+ GPU/.test((document.querySelector('#least b') || {}).innerText)", LONG_S)
-    assert page.text("#least b") == "8 GPUs"
+    assert page.text("#least b").startswith("8 GPUs")
     assert "Every layout on fewer was tried" in page.text("#least")
     page.click("#least button")
     page.settled()
