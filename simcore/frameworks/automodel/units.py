@@ -24,9 +24,10 @@ _DEFAULT_RESHARD = (
 def is_sharded(job: Job) -> bool:
     """True if data or context parallelism has several ranks; with one, `fully_shard` wraps nothing.
 
-    0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276.
+    0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276. NeMo RL's older worker wraps all the same
+    (`models/dtensor/parallelize.py:737`).
     """
-    return job.mesh.dp_shard * job.mesh.cp * job.mesh.dp_replicate > 1
+    return is_older(job) or job.mesh.dp_shard * job.mesh.cp * job.mesh.dp_replicate > 1
 
 
 Stages = tuple[tuple[int, ...], ...]
