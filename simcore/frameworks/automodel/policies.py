@@ -198,7 +198,7 @@ def _check_offload(job: Job) -> None:
                               "optimizer states to CPU", f"{_SETUP}:489")
     if not away:
         return
-    if job.mesh.size == 1:
+    if job.mesh.size == 1 and not is_older(job):
         raise job.illegal("training.offload", "CPUOffload doesn't work on single GPU for AutoModel", f"{_SETUP}:500")
     if job.mesh.ep > 1:
         raise job.not_yet("training.offload", "cpu_offload with expert parallelism")

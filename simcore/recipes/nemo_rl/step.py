@@ -127,6 +127,8 @@ def _read_asynchronous(reader: Reader, draft: Draft) -> None:
     for key, said, rule in ((_ENGINE, reader.flag(_ENGINE), "Async GRPO requires an async vLLM engine"),
                             (_CORRECTED, corrected, "Importance sampling correction must be enabled for async GRPO")):
         if said is None or not said.value:
+            if key == _ENGINE and reader.look("policy.generation.backend") not in (None, "vllm"):
+                continue  # another engine, which is refused by its name
             draft.fail(said.where if said else switch.where, f"{key} is not true, and grpo.async_grpo.enabled is "
                        f"[{rule}, NeMo RL 7ea279ab algorithms/grpo.py async_grpo_train]")
     draft.unmodelled(reader.matching("grpo.async_grpo.in_flight_weight_updates",

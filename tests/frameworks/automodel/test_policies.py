@@ -166,6 +166,21 @@ def test_the_older_worker_reshards_every_layer_and_gathers_all_before_a_pass() -
     assert (older.strategy.gathers_before_passes, newer.strategy.gathers_before_passes) == (True, False)
 
 
+def test_the_older_worker_wraps_one_gpu_as_fsdp2_does() -> None:
+    """Parameters rest in fp32 and are used in 16 bits, also on one GPU."""
+    given: dict[str, Any] = {"model": "llama-tiny", "implementation": "hf"}
+    older = simulate(small.scenario("automodel", {}, version=OLDER, **given))
+    plain = simulate(small.scenario("fsdp2", {}, options={"sync_gradients": "every"},
+                                    precision={"params": "fp32", "grad_reduce": "fp32"}, **given))
+    (ours,), (theirs,) = older.ranks, plain.ranks
+    assert ours.at_rest == theirs.at_rest
+    assert ours.traffic == theirs.traffic
+    assert ours.peak is not None
+    assert theirs.peak is not None
+    for name in ("unsharded_param", "sharded_param", "opt_state"):
+        assert ours.peak.by_category.get(name) == theirs.peak.by_category.get(name)
+
+
 @pytest.mark.parametrize(("mesh", "given", "error", "message"), [
     ({"dp_shard": 2}, {"implementation": "automodel"}, IllegalLayout, "transformers' layers"),
     ({"dp_shard": 2}, {"method": "lora"}, IllegalLayout, "LoRA is not supported for DTensorPolicyWorker V1"),

@@ -353,6 +353,8 @@ cluster: {gpus_per_node: 8, num_nodes: 3}
     wrong = [one.message for one in imported(tmp_path, GRPO, apart % "").wrong]
     assert [rule in message for rule, message in zip(("requires an async vLLM engine", "Importance sampling"), wrong,
                                                      strict=True)] == [True, True]
+    other = imported(tmp_path, GRPO, apart % ", backend: trtllm").wrong
+    assert ["async vLLM engine" in one.message for one in other] == [False], "a rule of vLLM's"
     text = apart % ", vllm_cfg: {async_engine: true}" + "loss_fn: {use_importance_sampling_correction: true}\n"
     found = imported(tmp_path, GRPO, text)
     assert found.wrong == ()
