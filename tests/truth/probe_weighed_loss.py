@@ -2,7 +2,7 @@
 
     python tests/truth/probe_weighed_loss.py CLONE > tests/truth/losses/weighed-llamafactory-ff6d4d12.json
 
-CLONE: a git directory of hiyouga/LLaMA-Factory. The functions are read from `src/llamafactory/train/trainer_utils.py` at
+CLONE: a git directory of hiyouga/LLaMA-Factory. Functions are read from `src/llamafactory/train/trainer_utils.py` at
 COMMIT. The model runs under autocast as accelerate has it, so that logits leave it in fp32; its own loss is inside, the
 others get the logits. A CPU runs one step; its profiler gives allocations. Kept are signed bytes of whole logits (two
 bytes an element and more); a clone that autocast makes of a weight is smaller.
@@ -14,7 +14,6 @@ import ast
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any, Optional
 
 import torch

@@ -34,7 +34,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Off("train_from_scratch", "weights drawn anew"),
     Off("resize_vocab", "a vocabulary that follows from the tokenizer"),
     Off("use_asft_loss", "a second model beside the trained one (ASFT)"),
-    Unmodelled(_WEIGHED, "each token's loss is weighed behind transformers' cross entropy: backward, where whole logits "
+    Unmodelled(_WEIGHED, "each token's loss is weighed after transformers' cross entropy: backward, where whole logits "
                "are most, has the same of them; forward has up to one less"),
     Off("use_liger_kernel", "Liger's layers by the trainer's own argument (served: enable_liger_kernel)"),
     Unmodelled(("use_cache",), "keys and values that each forward pass keeps where no layer is recomputed"),
