@@ -24,8 +24,8 @@ _DEFAULT_RESHARD = (
 def is_sharded(job: Job) -> bool:
     """True if the job has several ranks; with one, `fully_shard` wraps nothing.
 
-    Over tp or stages alone it wraps groups of one rank. 0.7.0 distributed/fsdp2.py:44, fsdp2_sharding_enabled. NeMo RL's
-    older worker wraps one rank too (`models/dtensor/parallelize.py:737`).
+    Over tp or stages alone it wraps groups of one rank. 0.7.0 distributed/fsdp2.py:44, fsdp2_sharding_enabled. The
+    older worker of NeMo RL wraps one rank too (`models/dtensor/parallelize.py:737`).
     """
     return is_older(job) or job.mesh.size > 1
 

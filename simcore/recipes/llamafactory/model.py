@@ -23,6 +23,8 @@ _LIGER: Final = ("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm
                  "mistral", "mixtral", "mllama", "olmo2", "paligemma", "phi3", "qwen2", "qwen2_vl", "qwen2_5_vl",
                  "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gpt_oss")
 """Families in ff6d4d12 `model/model_utils/liger_kernel.py`; of others Liger is not asked for."""
+_WEIGHED: Final = ("use_dft_loss", "use_eaft_loss")
+"""Losses of its own (`train/trainer_utils.py` dft_loss_func, eaft_loss_func) that read the logits of the model."""
 _ROWS: Final[tuple[Row, ...]] = (
     *SWITCHES,
     Off("use_unsloth", "layers of Unsloth"),
@@ -31,9 +33,9 @@ _ROWS: Final[tuple[Row, ...]] = (
     Off("upcast_lmhead_output", "logits that are cast to fp32 as they leave the head"),
     Off("train_from_scratch", "weights drawn anew"),
     Off("resize_vocab", "a vocabulary that follows from the tokenizer"),
-    Off("use_dft_loss", "the loss of DFT"),
     Off("use_asft_loss", "a second model beside the trained one (ASFT)"),
-    Off("use_eaft_loss", "the loss of EAFT"),
+    Unmodelled(_WEIGHED, "each token's loss is weighed after transformers' cross entropy: backward, where whole logits "
+               "are most, has the same of them; forward has up to one less"),
     Off("use_liger_kernel", "Liger's layers by the trainer's own argument (served: enable_liger_kernel)"),
     Unmodelled(("use_cache",), "keys and values that each forward pass keeps where no layer is recomputed"),
     Idle(("sortish_sampler",), "nothing reads it"),
@@ -93,6 +95,8 @@ def _read_liger(reader: Reader, draft: Draft, family: str) -> None:
             draft.release_default("enable_liger_kernel", "false", _RELEASE, "hparams/model_args.py")
     elif family and family not in _LIGER:
         draft.idle(liger, f"LLaMA-Factory has none of Liger's kernels for {family}")
+    elif any(reader.look(name) for name in _WEIGHED):
+        draft.refuse(liger, "Liger's kernels beside a loss that weighs tokens, which gets no logits then")
     else:
         draft.put("framework_options.use_liger_kernel", liger, source="ff6d4d12 model/model_utils/liger_kernel.py: "
                                                                       "with Liger's own loss")

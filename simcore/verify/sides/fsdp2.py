@@ -29,6 +29,7 @@ def _case(settings: Settings, rank: int) -> dict[str, Any]:
     settings.expect("training.method", scenario.training.method, ("full", "lora"))
     settings.expect("training.recompute", scenario.training.recompute, ("none", "full"))
     settings.expect("training.loss", settings["training.loss"], ("hf", "hf_keep_logits"))
+    settings.expect("framework_options.wrap", settings.option("wrap"), (None, "layers_root", "separate_embedding_head"))
     return {
         "model": {"fields": settings.fields()}, "rank": rank, "world": mesh.size, "dp_replicate": mesh.dp_replicate,
         "ep": mesh.ep, "seq": scenario.training.seq_len, "batch": scenario.training.micro_batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import accumulate
 from typing import Any
 
 from checkout import ROOT
@@ -35,4 +36,23 @@ def test_every_allocation_of_whole_logits_is_the_methods() -> None:
                                         if at + 1 < len(case["backward"])]]
         if ours != theirs:
             wrong.append((case["batch"], case["seq"], ours, theirs))
+    assert not wrong
+
+
+def test_losses_that_weigh_tokens_hold_no_more_than_transformers_own() -> None:
+    """LLaMA-Factory's DFT and EAFT (`probe_weighed_loss.py`): the same backward, and less before it than in it."""
+    cases = json.loads((ROOT / "tests/truth/losses/weighed-llamafactory-ff6d4d12.json").read_text(
+        encoding="utf-8"))["cases"]
+    own = {case["batch"]: case for case in cases if case["loss"] == "hf"}
+    wrong = []
+    for case in cases:
+        whole = case["batch"] * case["seq"] * case["vocab"] * 4
+        graph = build(model_config("llama-3.2-3b", {"vocab_size": case["vocab"]}, "test"), "hf")
+        kind = next(kind for kind in graph.kinds if kind.name == "loss")
+        made = hf.record(kind, LayerWorkload(case["batch"], case["seq"], "bf16", {}, "hf"), {}, {})
+        backward = [row[3] for row in made.backward.rows if row[0] in (Op.ALLOC, Op.FREE) and abs(row[3]) >= whole // 2]
+        held = list(accumulate(case["forward"]))
+        if (backward != case["backward"][:-1] or case["backward"] != own[case["batch"]]["backward"]
+                or max(held) > held[-1] + 2 * whole):
+            wrong.append((case["loss"], case["batch"], backward))
     assert not wrong
