@@ -9,6 +9,7 @@ from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
 from simcore.frameworks.automodel.tensor_parallel import split_assumptions
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.torch import time_of_offload
+from simcore.models.blocks import Moe
 from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.job import Draft
@@ -31,6 +32,9 @@ _FLEX = (("attention", "by a compiled flex_attention, as long as flash attention
           "derived", "0.7.0 components/attention/flex_attention.py: create_block_mask, _compile False"))
 _PATCHES = ("vision tower", "cuDNN's convolution of patches needs no workspace", "assumed", "transformers 5.23 "
             "models/siglip: a convolution whose stride is its size is one product")
+_UNPREDICTED = ("model.overrides.mtp_num_layers", "no layers of multi-token prediction, which published models with "
+                "experts of a latent width have and train", "assumed", "0.7.0 models/nemotron_v3/mtp.py "
+                "build_mtp_config_from_hf: num_nextn_predict_layers of the configuration")
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
 
@@ -53,6 +57,8 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made += [_PATCHES] if job.graph.architecture.has_tower else []
     made += [_READ] if is_read else []
     made += fp8_assumptions(job)
+    made += [_UNPREDICTED] if any(isinstance(branch.block, Moe) and branch.block.latent for kind in job.graph.kinds
+                                  for branch in kind.branches) else []
     made += [*policy_assumptions(job), *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if is_forced(options) else _BALANCED]

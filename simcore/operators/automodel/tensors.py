@@ -53,8 +53,9 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
                              f"{', '.join(FAMILIES)})"))
     refuse_megatrons(kind, ties=False)
     if isinstance(block, Mtp):
-        raise NotYet(Problem("model", "not yet: multi-token prediction in Automodel's layers; 0.7.0 trains none of "
-                             "deepseek_v3 (models/deepseek_v3/model.py)"))
+        trains = "" if kind.family == "nemotron_h" else ("; 0.7.0 trains none of deepseek_v3 "
+                                                         "(models/deepseek_v3/model.py)")
+        raise NotYet(Problem("model", f"not yet: multi-token prediction in Automodel's layers{trains}"))
     if block is None:
         return _layer(kind)
     if isinstance(block, Embedding):

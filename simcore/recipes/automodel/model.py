@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.errors import InputError
+from simcore.errors import InputError, Problem
 from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import model_config
 from simcore.recipes.automodel.config_fields import NAMES, changed_fields, drop_fields, read_format
@@ -58,8 +58,7 @@ REST_ROWS: Final = (
     Idle(("model.trust_remote_code", "model.load_base_model", *(f"model.{name}" for name in _OF_FILES)), _FILES),
     Idle(("model.use_cache",), "no layer of training depends on it"),
     Idle(("model.output_hidden_states",), "the loss reads the last of them, which is there in any case"),
-    Unmodelled(("model.mtp_*",), "a head of multi-token prediction, which is trained where the checkpoint has one "
-                                 "(models/nemotron_v3/mtp.py), is not counted"),
+    Idle(("model.mtp_*",), "no layers of multi-token prediction: models with some are refused"),
 )
 
 
@@ -88,13 +87,28 @@ def read_model(reader: Reader, draft: Draft) -> str:
                       "model.backend GPT-OSS takes flex")
     _read_backend(reader, draft, own=own)
     _read_kernels(reader, draft)
-    depth = reader.integer("model.num_nextn_predict_layers")
-    if depth is not None and depth.value:
-        draft.refuse(depth, "multi-token prediction under automodel")
-    else:
-        draft.idle(depth, "no layers of multi-token prediction")
+    _read_predictions(reader, draft, own=own and family == "nemotron_h")
     read_rows(reader, draft, REST_ROWS)
     return family
+
+
+def _read_predictions(reader: Reader, draft: Draft, *, own: bool) -> None:
+    """Refuses multi-token prediction, which `own` layers of a hybrid train where its configuration has a module.
+
+    0.7.0 models/nemotron_v3/mtp.py build_mtp_config_from_hf; 0 in the recipe leaves it out.
+    """
+    depth = reader.integer("model.num_nextn_predict_layers")
+    if depth is not None:
+        if depth.value:
+            draft.refuse(depth, "multi-token prediction under automodel")
+        draft.idle(depth, "no layers of multi-token prediction")
+        return
+    named = draft.values.get("model")
+    name = named.get("config") if isinstance(named, dict) else draft.answers.settings.get("model") or named
+    if own and name and model_config(str(name), None, "").get("mtp_hybrid_override_pattern"):
+        where = reader.document.where(("model",))
+        draft.refused.append(Problem(where, "not yet: model.num_nextn_predict_layers: multi-token prediction under "
+                                     f"automodel, of which {name} has a module (0 trains without it)"))
 
 
 def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:

@@ -154,3 +154,15 @@ def test_keys_of_another_strategy_are_not_called_misspelt() -> None:
     found = imported(text, **ANSWERS)
     assert [one.message for one in (*found.wrong, *found.refused)] == [
         "not yet: distributed.strategy: strategy megatron_fsdp of Automodel"]
+
+
+def test_predicted_tokens_are_refused_unless_the_recipe_leaves_them_out() -> None:
+    """0.7.0 models/nemotron_v3/mtp.py: Super's configuration has a module, Nano's has none."""
+    text = DENSE.replace("llama-3-8b", "nemotron-3-super-120b-a12b")
+    found = imported(text, **ANSWERS)
+    assert [one.message for one in found.refused] == [
+        "not yet: model.num_nextn_predict_layers: multi-token prediction under automodel, of which "
+        "nemotron-3-super-120b-a12b has a module (0 trains without it)"]
+    without = text.replace("  backend:", "  num_nextn_predict_layers: 0\n  backend:")
+    assert not imported(without, **ANSWERS).refused
+    assert not imported(text.replace("super-120b-a12b", "nano-30b-a3b"), **ANSWERS).refused
