@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from recipes.llamafactory.test_recipe import imported, written
 from simcore.inputs.scenario import Scenario, parse_scenario
@@ -28,6 +31,11 @@ training:
 framework_options: {reshard_after_forward: true, sync_gradients: every, recompute_by: transformers}
 environment: {expandable_segments: true}
 """
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def scenario(gpus: int = 8, **more: Any) -> Scenario:
