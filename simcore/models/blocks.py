@@ -327,7 +327,8 @@ class LayerKind:
     `scaled`: what a block adds is multiplied by a number first, or the embedding's output, or the logits. `wide`: the
     residual stream is fp32. `tables`: columns of the rotary tables that pass by for other layers. `shared`: a
     transformer in front of the branches, whose output the first of them reads too. `beside`: all branches read the
-    output of the first one's norm, and their outputs are added to the stream at the end.
+    output of the first one's norm, and their outputs are added to the stream at the end. `fed`: tokens of an image to
+    which the model adds features behind the layer; `behind_fed`: it does so behind the layer before.
     """
 
     name: str
@@ -342,3 +343,5 @@ class LayerKind:
     shared: SharedTransformer | None = None
     tables: int = 0
     beside: bool = False
+    fed: int = 0
+    behind_fed: bool = False

@@ -63,7 +63,7 @@ def _check_packed(job: Job) -> None:
 
 _BY_HF = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
           "hunyuan_v1_dense", "llama", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3",
-          "qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
+          "qwen2", "qwen2_5_vl", "qwen3_vl", "qwen3", "qwen3_moe", "seed_oss", "starcoder2")
 
 
 _MASKED_IMAGES: Final = {

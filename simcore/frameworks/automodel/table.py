@@ -85,8 +85,9 @@ _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 its name here all the same."""
 NOT_REGISTERED = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
                   "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3",
-                  "qwen2_5_vl", "seed_oss", "starcoder2")
-"""Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
+                  "qwen2_5_vl", "qwen3_vl", "seed_oss", "starcoder2")
+"""Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run, as
+Qwen 3 VL's class runs them without context parallelism (models/qwen3_vl/model.py)."""
 BOTH = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_REGISTERED)
 """Families of which transformers' layers are served too (`force_hf: true`)."""
 OPTIONS = {

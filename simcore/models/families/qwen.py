@@ -2,7 +2,8 @@
 
 Qwen2 has biases on query, key and value; Qwen3 has none, and a norm over each head of query and key. The models with
 experts have them in every layer but those of `mlp_only_layers` and those that `decoder_sparse_step` skips; Qwen2-MoE
-also has a shared expert with a gate. The decoder of Qwen2.5-VL is Qwen2's (`qwen2_5_vl_text`).
+also has a shared expert with a gate. The decoder of Qwen2.5-VL is Qwen2's (`qwen2_5_vl_text`), that of
+Qwen3-VL Qwen3's (`qwen3_vl_text`).
 """
 
 from __future__ import annotations

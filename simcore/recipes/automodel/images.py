@@ -57,6 +57,9 @@ def read_images(reader: Reader, draft: Draft) -> None:
     _read_number(reader, draft)
     _read_sides(reader, draft, any_size=any(isinstance(kind.block, AnySize) for _, kind in parts))
     _read_frozen(reader, draft, parts)
+    packs = reader.integer("packed_sequence.pack_size")
+    if packs is not None and packs.value > 0:
+        draft.refuse(packs, "packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
 
 
 def _tower(name: str) -> tuple[tuple[str, LayerKind], ...]:
