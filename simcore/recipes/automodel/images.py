@@ -36,7 +36,10 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("freeze_config.freeze_embeddings",), "nothing reads it (main 2026-08-22 components/utils/model_utils.py); "
          "0.7.0 refuses the file for it (parse_freeze_config)"),
     Idle(("freeze_config.freeze_audio_tower", "freeze_config.freeze_video_embedder"), "the model has no such part"),
-    Idle(("processor._target_", "processor.pretrained_model_name_or_path"), "which processor reads an image"),
+    Idle(("processor._target_", "processor.pretrained_model_name_or_path", "processor.trust_remote_code",
+          "processor.use_fast", "processor.revision"), "which processor reads an image"),
+    Idle(("processor.padding_side", "processor.video_processor", "processor.video_processor.*"), "sequences are as "
+         "long as asked, and images no videos"),
 )
 _PIXELS: Final = ("processor.min_pixels", "processor.max_pixels")
 
