@@ -45,10 +45,10 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     weight = run.params["proj.weight"]
     found = aten.new(tape, (rows, block.width), run.compute, "patch_embed",
                      2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
-    out = _ordered(tape, found)
+    out = _in_windows(tape, found)
     del found
     tables = tables_of_patches(tape, rows, block.rotary_dim, made["patches.positions"])
-    made |= {name: _ordered(tape, table) for name, table in zip(_TABLES, tables, strict=True)}
+    made |= {name: _in_windows(tape, table) for name, table in zip(_TABLES, tables, strict=True)}
     del tables
     hand_on(tape, out)
     for name, tensor in made.items():
@@ -57,7 +57,7 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     return RecordedLayer(tape.cut(), Section(()))
 
 
-def _ordered(tape: Tape, x: Tensor) -> Tensor:
+def _in_windows(tape: Tape, x: Tensor) -> Tensor:
     return aten.new(tape, x.shape, x.dtype, "by_windows", x.nbytes, Kernel.PERMUTE, 0)
 
 
