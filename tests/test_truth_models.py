@@ -33,7 +33,8 @@ def graph(name: str, **changed: Any) -> ModelGraph:
 
 def spelled(found: ModelGraph, *, buffers: bool) -> list[str]:
     """`path shape` of every tensor in running order; of buffers with the dtype."""
-    parts = sorted(found.layers, key=lambda layer: not layer.path.startswith(TOWER))  # a tower is registered first
+    # A tower is registered first, and what feeds the decoder last in it.
+    parts = sorted(found.layers, key=lambda layer: (not layer.path.startswith(TOWER), "deepstack" in layer.path))
     specs = [(layer.path, t) for layer in parts for t in found.tensors[layer.kind] if t.is_buffer == buffers
              and not REPEATED.match(layer.path)]
     return [f"{path}.{t.name} {'x'.join(map(str, t.shape))}{_dtype(t)}" for path, t in specs if not t.tied]

@@ -116,7 +116,7 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
     (_POSITIONS, ("max_position_embeddings", "n_positions", "max_seq_len", "sliding_window")),
     (IMAGE, ("image_size", "patch_size", "spatial_patch_size", "window_size")),
     (_FEW, ("num_channels", "in_channels", "in_chans", "temporal_patch_size", "spatial_merge_size")),
-    (2**16, ("mm_tokens_per_image",)),
+    (2**16, ("mm_tokens_per_image", "num_position_embeddings")),
     (2**24, ("vocab_size",)),  # XLM-V has 901,629 (Liang et al., 2023), Gemma 3 262,208
 )
 CONFIG: Final[Mapping[str, int]] = MappingProxyType(

@@ -330,7 +330,8 @@ class LayerKind:
     residual stream is fp32. `tables`: columns of the rotary tables that pass by for other layers. `shared`: a
     transformer in front of the branches, whose output the first of them reads too. `beside`: all branches read the
     output of the first one's norm, and their outputs are added to the stream at the end. `paired`: so do the first two,
-    whose sum is added to the stream before the others.
+    whose sum is added to the stream before the others. `fed`: tokens of an image to which the model adds features
+    behind the layer; `behind_fed`: it does so behind the layer before.
     """
 
     name: str
@@ -346,3 +347,5 @@ class LayerKind:
     tables: int = 0
     beside: bool = False
     paired: bool = False
+    fed: int = 0
+    behind_fed: bool = False

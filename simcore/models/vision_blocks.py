@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+
 __all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
            "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart"]
 
@@ -243,8 +245,8 @@ class RowProjector:
         return self.patches // self.merged
 
 
-AnySize = GridPatches | RowPatches
+AnySize = GridPatches | RowPatches | PlacedPatches
 """Patches of images whose size a scenario says."""
-TowerEnd = Projector | Merger | RowProjector
+TowerEnd = Projector | Merger | RowProjector | PlacedMerger
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
-              | RowProjector)
+              | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger)

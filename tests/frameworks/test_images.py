@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.results.report import Report
 from simcore.simulate import check, place, simulate
@@ -127,3 +128,12 @@ def test_a_projector_behind_a_frozen_tower_is_trained() -> None:
     pairs = (2 * 56 * 56) ** 2
     assert report.ranks[0].peak is not None
     assert report.ranks[0].peak.by_phase["forward"] > 16 * pairs * (2 + 4 + 4)
+
+
+def test_features_of_a_tower_enter_the_first_layers_of_the_decoder() -> None:
+    """The tokens of an image of 512 pixels each way, behind three of 36 layers."""
+    keys = QWEN | {"model": "qwen3-vl-4b", "image_height": 512}
+    job, _ = prepare(scenario(**keys))
+    fed = [job.graph.kinds[job.graph.layers[layer].kind].fed for layer in job.graph.blocks]
+    assert fed == [256] * 3 + [0] * 33
+    assert ok(simulate(scenario(**keys))).ranks[0].peak is not None

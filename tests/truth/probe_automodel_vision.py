@@ -38,6 +38,7 @@ from transformers import vision_utils
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.mistral3 import modeling_mistral3
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 HERE = Path(__file__).resolve().parent
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
@@ -52,13 +53,15 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2.5-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl"},
     "qwen2.5-vl, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "exclude_modules": ["*visual*", "*lm_head*"],
                             "model": "qwen2.5-vl"},
+    "qwen3-vl": {"freeze": FROZEN, "images": 1, "model": "qwen3-vl"},
+    "qwen3-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3-vl"},
     "mistral3": {"freeze": FROZEN, "images": 1, "model": "mistral3"},
     "mistral3, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "mistral3"},
     "mistral3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 2, "model": "mistral3"},
     "mistral3, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "model": "mistral3",
                           "exclude_modules": ["*vision*", "*projector*", "*lm_head*"]},
 }
-CAST = ("gemma3", "mistral3")
+CAST = ("gemma3", "mistral3", "qwen3_vl")
 """Families whose images are 16 bits wide behind Automodel's collate_fns.py: not that of Qwen 2.5 VL."""
 
 
@@ -115,6 +118,43 @@ class Scattered(torch.autograd.Function):
         x, _, source = ctx.needs_input_grad
         made = grad.masked_fill(mask, 0) if x else None
         return made, None, grad.new_empty(ctx.shape) if source else None
+
+
+class Taken(torch.autograd.Function):
+    """`x[mask, :]` of so many rows; the gradient is put into zeros, in a new tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: int) -> torch.Tensor:
+        ctx.shape = x.shape
+        return x.new_empty(rows, x.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad.new_zeros(ctx.shape).clone(), None
+
+
+class Put(torch.autograd.Function):
+    """`x[mask, :] = values`, whose gradients are a copy with zeros put into it, and what was put."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        ctx.shape = values.shape
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        zeros = grad.new_zeros(ctx.shape)
+        rest = grad.clone()
+        del zeros
+        return rest, grad.new_empty(ctx.shape)
+
+
+def fed(_model: Any, hidden: torch.Tensor, _mask: torch.Tensor, features: torch.Tensor) -> Any:
+    """`_deepstack_process`, whose events `probe_vision.py` has measured."""
+    hidden = hidden.clone()
+    local = Taken.apply(hidden, features.shape[0]) + features
+    return Put.apply(hidden, local)
 
 
 def scattered(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
@@ -199,6 +239,9 @@ def grid(case: dict[str, Any]) -> int:
 def stand_in_for_grids(case: dict[str, Any]) -> None:
     """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
     vision, images, count = case["fields"]["vision_config"], case["images"], grid(case)
+    if case["fields"]["model_type"] == "qwen3_vl":
+        stand_in_for_places(images, count)
+        return
     with unset_fake_temporarily():
         sides = [1, *(side // vision["patch_size"] for side in case["sides"])]
         _, ends = vision_utils.get_vision_window_index(
@@ -213,9 +256,22 @@ def stand_in_for_grids(case: dict[str, Any]) -> None:
         torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
 
 
+def stand_in_for_places(images: int, count: int) -> None:
+    """The same of Qwen 3 VL, and which learned positions are read."""
+    model = modeling_qwen3_vl
+    rows = images * count
+    model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), None)
+    model.get_vision_position_ids = lambda *_, **__: torch.empty((rows, 2), dtype=torch.int64)
+    model.get_vision_interpolation_indices_and_weights = lambda *_, **__: (
+        torch.empty((rows, 4), dtype=torch.int64), torch.empty((rows, 4)))
+    model.Qwen3VLModel.get_rope_index = lambda _, ids, *__, **___: (
+        torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
+    model.Qwen3VLTextModel._deepstack_process = fed
+
+
 def stand_in() -> None:
     steps.stand_in()
-    for modeling in (modeling_gemma3, modeling_mistral3, modeling_qwen2_5_vl):
+    for modeling in (modeling_gemma3, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_vl):
         modeling.torch_compilable_check = lambda *_: None
     torch.as_tensor = as_tensor
     torch.Tensor.masked_scatter = scattered  # type: ignore[assignment]

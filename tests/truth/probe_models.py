@@ -28,8 +28,8 @@ FIRST_LAYERS = 2
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 TOWER_LAYER = re.compile(r"(?:vision_tower\.(?:encoder|transformer)\.layers|visual\.blocks)\.(\d+)\.")
 # Words of a name -> component; the first that fits.
-WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("visual", "vision_tower"),
-         ("multi_modal_projector", "projector"),
+WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("deepstack", "projector"),
+         ("visual", "vision_tower"), ("multi_modal_projector", "projector"),
          ("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("experts", "routed_experts"),
          ("mlp.gate.", "router"), ("mixer.gate.", "router"), ("router", "router"),
          ("latent_proj", "latent_projections"), ("mamba.", "mamba"),

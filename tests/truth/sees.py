@@ -14,6 +14,8 @@ from transformers import (
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 __all__ = ["FAMILIES", "IMAGE_TOKEN"]
@@ -72,6 +74,17 @@ def _qwen2_5_vl(case: dict[str, Any]) -> Any:
                                                                video_token_id=IMAGE_TOKEN + 1))
 
 
+def _qwen3_vl(case: dict[str, Any]) -> Any:
+    fields = {"attention": "sdpa", **case}
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(**_fields(fields), image_token_id=IMAGE_TOKEN,
+                                                         video_token_id=IMAGE_TOKEN + 1))
+
+
+def _parts_of_qwen3(inner: Any) -> dict[str, Any]:
+    deep = {f"deep {i}": merger for i, merger in enumerate(inner.visual.deepstack_merger_list)}
+    return {**_parts_of_qwen(inner), **deep}
+
+
 def _parts_of_qwen(inner: Any) -> dict[str, Any]:
     tower = inner.visual
     return {"visual": tower, "patches": tower.patch_embed,
@@ -112,5 +125,6 @@ def _inputs_of_mistral(case: dict[str, Any]) -> Given:
 FAMILIES = {
     "gemma3": Family(_gemma3, _parts_of_gemma3, _inputs_of_gemma3),
     "mistral3": Family(_mistral3, _parts_of_mistral, _inputs_of_mistral),
+    "qwen3_vl": Family(_qwen3_vl, _parts_of_qwen3, _inputs_of_qwen),
     "qwen2_5_vl": Family(_qwen2_5_vl, _parts_of_qwen, _inputs_of_qwen),
 }

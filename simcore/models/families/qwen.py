@@ -2,8 +2,9 @@
 
 Qwen2 has biases on query, key and value; Qwen3 has none, and a norm over each head of query and key. The models with
 experts have them in every layer but those of `mlp_only_layers` and those that `decoder_sparse_step` skips; Qwen2-MoE
-also has a shared expert with a gate. The decoder of Qwen2.5-VL is Qwen2's (`qwen2_5_vl_text`). OLMoE has experts in
-every layer, and norms over all heads of query and key; their width is `intermediate_size`.
+also has a shared expert with a gate. The decoder of Qwen2.5-VL is Qwen2's (`qwen2_5_vl_text`), that of Qwen3-VL Qwen3's
+(`qwen3_vl_text`). OLMoE has experts in every layer, and norms over all heads of query and key; their width is
+`intermediate_size`.
 """
 
 from __future__ import annotations

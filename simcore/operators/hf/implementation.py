@@ -37,6 +37,7 @@ from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
+from simcore.operators.hf.vision.deepstack import LAYER_OUTPUT, add_features
 from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
@@ -136,6 +137,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     is_whole = run.checkpoint != "none" and not HfOptions.of(run.options).checkpoints_parts
     out = tape.checkpoint(body, nested=is_function) if is_whole else body()
     _keep(tape, run, out, further)
+    out = _fed(tape, kind, run, out) if kind.fed else out
     hand_on(tape, out)
     forward = tape.cut()
     tape.casts.clear()
@@ -146,7 +148,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     given = inputs.mask
     inputs = None
     returned = tape.cut()  # copies that a hook made of what the model holds
-    held_by_model = _embeddings(tape, kind, run)
+    held_by_model = _embeddings(tape, kind, run), _output_before(tape, kind, run)
     if run.input_waits:
         stream[0].storage = None
     del positions, stream, given, held_by_model, further
@@ -172,6 +174,22 @@ def _embeddings(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | Non
     if not (run.first and kind.dropout and of_family(kind.family).holds_embeddings):
         return None
     slot = tape.slot(EMBEDDINGS, "activation")
+    return tape.external((run.batch, run.seq, kind.hidden), stream_dtype(run), slot, BEFORE)
+
+
+def _fed(tape: Tape, kind: LayerKind, run: LayerWorkload, own: Tensor) -> Tensor:
+    """The layer's output `own` with features of images, a new tensor; the next layer frees its own."""
+    out = add_features(tape, own, run.images * kind.fed)
+    tape.rename(own.storage, tape.slot(LAYER_OUTPUT, "activation"))
+    own.disown()
+    return out
+
+
+def _output_before(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | None:
+    """The layer before's own output, to which the model has added features in a copy; None for another layer."""
+    if not kind.behind_fed:
+        return None
+    slot = tape.slot(LAYER_OUTPUT, "activation")
     return tape.external((run.batch, run.seq, kind.hidden), stream_dtype(run), slot, BEFORE)
 
 

@@ -36,7 +36,10 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("freeze_config.freeze_embeddings",), "nothing reads it (main 2026-08-22 components/utils/model_utils.py); "
          "0.7.0 refuses the file for it (parse_freeze_config)"),
     Idle(("freeze_config.freeze_audio_tower", "freeze_config.freeze_video_embedder"), "the model has no such part"),
-    Idle(("processor._target_", "processor.pretrained_model_name_or_path"), "which processor reads an image"),
+    Idle(("processor._target_", "processor.pretrained_model_name_or_path", "processor.trust_remote_code",
+          "processor.use_fast", "processor.revision"), "which processor reads an image"),
+    Idle(("processor.padding_side", "processor.video_processor", "processor.video_processor.*"), "sequences are as "
+         "long as asked, and images no videos"),
 )
 _PIXELS: Final = ("processor.min_pixels", "processor.max_pixels")
 
@@ -57,6 +60,9 @@ def read_images(reader: Reader, draft: Draft) -> None:
     _read_number(reader, draft)
     _read_sides(reader, draft, any_size=any(isinstance(kind.block, AnySize) for _, kind in parts))
     _read_frozen(reader, draft, parts)
+    packs = reader.integer("packed_sequence.pack_size")
+    if packs is not None and packs.value > 0:
+        draft.refuse(packs, "packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
 
 
 def _tower(name: str) -> tuple[tuple[str, LayerKind], ...]:

@@ -16,8 +16,9 @@ from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import Patches, Projector, RowPatches, TowerLayer, TowerNorm
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.vision.deepstack import add_features
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import Kernel, Op, Param, Section
+from simcore.recording.tape import Kernel, Node, Op, Param, Section, Tape, Tensor
 
 CASES: dict[str, Any] = json.loads((ROOT / "tests/truth/tape/vision-torch-2.13.0-transformers-5.23.0.json").read_text(
     encoding="utf-8"))
@@ -61,7 +62,9 @@ def measured(name: str) -> dict[str, Events]:
     """Sections of a case; a CPU keeps a norm's statistics in 16 bits (`layer_norm` of mixed types), a GPU in 32."""
     case = CASES[name]["case"]
     vision = case["fields"]["vision_config"]
-    if "image_size" not in vision:
+    if case["fields"]["model_type"] == "qwen3_vl":
+        return {section["at"]: _with_statistics(section, case) for section in CASES[name]["sections"]}
+    if "sides" in case:
         return {section["at"]: section["events"] for section in CASES[name]["sections"]}
     rows = case["batch"] * case["images"] * (vision["image_size"] // vision["patch_size"]) ** 2
     found = {section["at"]: section["events"] for section in CASES[name]["sections"]}
@@ -69,10 +72,20 @@ def measured(name: str) -> dict[str, Events]:
                  for size in events] for at, events in found.items()}
 
 
+def _with_statistics(section: dict[str, Any], case: dict[str, Any]) -> Events:
+    """Events of a section, those of a norm's statistics in 32 bits: of all patches, or of all squares of them."""
+    patch = case["fields"]["vision_config"]["patch_size"]
+    count = case["batch"] * case["images"] * (case["sides"][0] // patch) * (case["sides"][1] // patch)
+    rows = {2 * (count // 4 if section["at"].startswith("deep") else count)}
+    in_tower = section["at"].startswith(("layer", "deep", "proj"))
+    return [2 * size if in_tower and abs(size) in rows else size for size in section["events"]]
+
+
 def expect_forward(name: str) -> None:
     """Every event of the tower, in order."""
     model, truth = Model(CASES[name]["case"]), measured(name)
-    expect = {"qwen2_5_vl": expect_grids, "mistral3": expect_rows}.get(CASES[name]["case"]["fields"]["model_type"])
+    expect = {"qwen2_5_vl": expect_grids, "qwen3_vl": expect_placed, "mistral3": expect_rows}.get(
+        CASES[name]["case"]["fields"]["model_type"])
     if expect:
         expect(model, truth)
         return
@@ -96,6 +109,19 @@ def expect_grids(model: Model, truth: dict[str, Events]) -> None:
         [size for size in truth["layer 0"] if abs(size) > SMALL])
     mine, theirs = model.events(last.forward), truth["layer 1"]
     assert grouped(mine) == grouped([size for size in theirs[:len(theirs) - 4] if abs(size) > SMALL])
+
+
+def expect_placed(model: Model, truth: dict[str, Events]) -> None:
+    """Every event of a tower with learned positions, and of what feeds the decoder."""
+    tapes = model.tapes[1:]
+    before, at = model.events(tapes[0].forward), 4  # the images in 16 bits, indices, their weights, positions
+    assert sorted(before[:at])[-1] in truth["embedding"]
+    assert set(before[1:at]) <= set(truth["visual"])
+    assert grouped(before[at:]) == grouped([size for size in truth["patches"] if abs(size) > 40])
+    for place, section in ((1, "layer 0"), (2, "deep 0")):
+        tape = tapes[place]
+        assert grouped(model.events(tape.forward, tape.after)) == grouped(
+            [size for size in truth[section] if abs(size) > 40]), section
 
 
 def expect_rows(model: Model, truth: dict[str, Events]) -> None:
@@ -162,6 +188,27 @@ def test_every_birth_has_a_death_in_its_slot_and_layer() -> None:
         left = {names[slot][0] for (at, slot), amount in balance.items() if amount and at < len(model.tapes)}
         handed_on = {"hidden_states", "position_ids", "causal_mask"}
         assert {one for one in left if not one.startswith("rotary.")} <= handed_on, (name, left)
+
+
+def test_features_behind_a_layer_allocate_what_was_measured() -> None:
+    """From the copy of a layer's output on; in backward from its gradient on, which is dropped in between."""
+    for name in ("qwen3-vl", "qwen3-vl-b2"):
+        case = CASES[name]["case"]
+        shape = (case["batch"], case["seq"], case["fields"]["text_config"]["hidden_size"])
+        slots: dict[tuple[str, str], int] = {}
+        tape = Tape(slots, {})
+        x = Tensor(None, shape, "bf16", Node())
+        tokens = case["batch"] * case["images"] * case["sides"][0] // 32 * (case["sides"][1] // 32)
+        out = add_features(tape, x, tokens)
+        forward = [row[3] for row in tape.cut().rows if row[0] in (Op.ALLOC, Op.FREE)]
+        tape.seed(out, tape.empty(shape, "bf16", "grad"))
+        tape.cut()
+        tape.backward()
+        backward = [row[3] for row in tape.cut().rows if row[0] in (Op.ALLOC, Op.FREE)]
+        truth = {section["at"]: section["events"] for section in CASES[name]["sections"]}
+        for mine, at in ((forward, "decoder"), (backward, "returned")):
+            assert len(mine) > 4
+            assert any(truth[at][i:i + len(mine)] == mine for i in range(len(truth[at]))), (name, at, mine)
 
 
 def test_products_of_a_tower_are_two_operations_a_weight_and_patch() -> None:

@@ -105,3 +105,8 @@ def test_images_of_any_size_are_asked_for_their_height() -> None:
     sees = found.document()
     sees.data["training"]["image_height"] = 448
     assert simulate(parse_scenario(sees)).status == "ok"
+
+
+def test_packs_of_sequences_with_images_are_refused() -> None:
+    [problem] = imported(f"{RECIPE}packed_sequence: {{pack_size: 8192, max_length: 8192}}\n").refused
+    assert problem.message.endswith("packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")

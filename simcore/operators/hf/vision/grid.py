@@ -17,7 +17,8 @@ from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 
-__all__ = ["biased_linear", "grid_layer", "grid_patches", "kept_by_tower", "normed"]
+__all__ = ["attention_of_parts", "biased_linear", "grid_layer", "grid_patches", "kept_by_tower", "normed",
+           "tables_of_patches"]
 
 _FLASH = "flash_attention_2"
 _TABLES = ("patches.cos", "patches.sin")
@@ -44,10 +45,10 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     weight = run.params["proj.weight"]
     found = aten.new(tape, (rows, block.width), run.compute, "patch_embed",
                      2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
-    out = _ordered(tape, found)
+    out = _in_windows(tape, found)
     del found
-    tables = _tables(tape, rows, block.rotary_dim, made["patches.positions"])
-    made |= {name: _ordered(tape, table) for name, table in zip(_TABLES, tables, strict=True)}
+    tables = tables_of_patches(tape, rows, block.rotary_dim, made["patches.positions"])
+    made |= {name: _in_windows(tape, table) for name, table in zip(_TABLES, tables, strict=True)}
     del tables
     hand_on(tape, out)
     for name, tensor in made.items():
@@ -56,11 +57,11 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     return RecordedLayer(tape.cut(), Section(()))
 
 
-def _ordered(tape: Tape, x: Tensor) -> Tensor:
+def _in_windows(tape: Tape, x: Tensor) -> Tensor:
     return aten.new(tape, x.shape, x.dtype, "by_windows", x.nbytes, Kernel.PERMUTE, 0)
 
 
-def _tables(tape: Tape, rows: int, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+def tables_of_patches(tape: Tape, rows: int, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cos and sin [patches, dim], fp32 (`Qwen2_5_VLVisionRotaryEmbedding`): a half by row, a half by column, twice."""
     freqs = aten.select(tape, aten.select(tape, positions, (rows, 2), "fp32", "positions"), (rows, 2, dim // 4), "fp32",
                         "freqs")
@@ -83,7 +84,7 @@ def grid_layer(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str)
     """
     hidden: Tensor | None = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
     assert hidden is not None
-    made = _attention(tape, block, run, attention, normed(tape, run, "norm1", hidden))
+    made = attention_of_parts(tape, block.parts, block.num_heads, run, attention, normed(tape, run, "norm1", hidden))
     residual = aten.add(tape, hidden, made, "residual")
     del made
     made = _mlp(tape, run, normed(tape, run, "norm2", residual))
@@ -110,14 +111,18 @@ def _mlp(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     return biased_linear(tape, run, "mlp.down_proj", product)
 
 
-def _attention(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str, x: Tensor) -> Tensor:
-    """See [Note: attention of windows]."""
+def attention_of_parts(tape: Tape, parts: tuple[int, ...], num_heads: int, run: LayerWorkload, attention: str,
+                       x: Tensor) -> Tensor:
+    """Output of the tower's attention for `x` [1, patches, width], in its shape: see [Note: attention of windows].
+
+    `parts`: patches of each part of an image that attends to itself. `attention`: eager, flash_attention_2 or sdpa.
+    """
     tape.scope = "attn."
     qkv = biased_linear(tape, run, "attn.qkv", x)
-    heads = (*x.shape[:2], block.num_heads, block.head_dim)
+    heads = (*x.shape[:2], num_heads, x.shape[2] // num_heads)
     q, k, v = (Tensor(qkv.storage, heads, qkv.dtype) for _ in range(3))
     q, k = _rotated(tape, q, k)
-    outs = _attended(tape, block, run, attention, (q, k, v))
+    outs = _attended(tape, parts * run.images, attention, (q, k, v))
     out = outs[0] if attention == _FLASH else aten.new(tape, x.shape, x.dtype, "attention.cat", x.nbytes)
     return biased_linear(tape, run, "attn.proj", out.view(*x.shape))
 
@@ -141,10 +146,9 @@ def _rotated_half(tape: Tape, x: Tensor) -> Tensor:
     return aten.cat(tape, aten.neg(tape, second), first)
 
 
-def _attended(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str,
+def _attended(tape: Tape, parts: tuple[int, ...], attention: str,
               given: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
     """Outputs of attention of each part of each image, or of all together by flash-attn."""
-    parts = block.parts * run.images
     if attention == _FLASH:
         return [aten.flash_attention(tape, *given, 2 * sum(part * part for part in parts), len(parts))]
     outs = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.vision_blocks import (
     GridLayer,
     GridPatches,
@@ -28,6 +29,7 @@ from simcore.models.vision_blocks import (
 )
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches
 from simcore.operators.hf.vision.merger import merger
+from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches
 from simcore.operators.hf.vision.projector import projector
 from simcore.operators.hf.vision.row_projector import row_projector
 from simcore.operators.hf.vision.rows import row_layer, row_patches
@@ -41,6 +43,8 @@ from simcore.units import dtype_bytes
 __all__ = ["record_part"]
 
 MakeTables = Callable[[TowerEnd], None]
+_AnySizePart = (GridPatches | GridLayer | Merger | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RowPatches
+                | RowLayer | RowProjector)
 
 
 def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: str,
@@ -59,12 +63,28 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
             return _behind(tape, block, run, lambda x: _norm(tape, run, "", x))
         case Projector():
             return projector(tape, block, run, lambda: make_tables(block))
+        case _:
+            return _of_any_size(tape, block, run, attention, make_tables)
+
+
+def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, attention: str,
+                 make_tables: MakeTables) -> RecordedLayer:
+    """The same of a tower of images of any size."""
+    match block:
         case GridPatches():
             return grid_patches(tape, block, run)
         case GridLayer():
             return grid_layer(tape, block, run, attention)
         case Merger():
             return merger(tape, block, run, lambda: make_tables(block))
+        case PlacedPatches():
+            return placed_patches(tape, block, run)
+        case PlacedLayer():
+            return placed_layer(tape, block, run, attention)
+        case DeepMerger():
+            return deep_merger(tape, block, run)
+        case PlacedMerger():
+            return placed_merger(tape, block, run, lambda: make_tables(block))
         case RowPatches():
             return row_patches(tape, block, run)
         case RowLayer():

@@ -1,12 +1,13 @@
 """Parameters of a vision tower and its projector, as transformers 5.23 registers them.
 
-`models/siglip` and `gemma3`; `models/qwen2_5_vl`; `models/pixtral` and `mistral3`.
+`models/siglip` and `gemma3`; `models/qwen2_5_vl`, `qwen3_vl`; `models/pixtral` and `mistral3`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import (
     GridLayer,
@@ -24,6 +25,8 @@ from simcore.models.vision_blocks import (
 
 __all__ = ["tower_tensors"]
 
+_AnySizePart = (GridPatches | GridLayer | Merger | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RowPatches
+                | RowLayer | RowProjector)
 _TOWER, _PROJECTOR = "vision_tower", "projector"
 
 
@@ -38,18 +41,33 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(_norm("", block.width))
         case Projector():
             return tuple(_projector(block))
+        case _:
+            return tuple(_of_any_size(block))
+
+
+def _of_any_size(block: _AnySizePart) -> Iterator[TensorSpec]:
+    """The same of a tower of images of any size."""
+    match block:
         case GridPatches():
-            return tuple(_grid_patches(block))
+            return _grid_patches(block)
         case GridLayer():
-            return tuple(_grid_layer(block))
+            return _grid_layer(block)
         case Merger():
-            return tuple(_merger(block))
+            return _merger(block)
+        case PlacedPatches():
+            return _placed_patches(block)
+        case PlacedLayer():
+            return _placed_layer(block)
+        case DeepMerger():
+            return _squares(block, block.merged * block.width)
+        case PlacedMerger():
+            return _squares(block, block.width)
         case RowPatches():
-            return tuple(_row_patches(block))
+            return _row_patches(block)
         case RowLayer():
-            return tuple(_row_layer(block))
+            return _row_layer(block)
         case RowProjector():
-            return tuple(_row_projector(block))
+            return _row_projector(block)
 
 
 def _patches(block: Patches) -> Iterator[TensorSpec]:
@@ -101,6 +119,35 @@ def _merger(block: Merger) -> Iterator[TensorSpec]:
     yield TensorSpec("ln_q.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
     yield from _linear("mlp.0", square, square, _PROJECTOR)
     yield from _linear("mlp.2", (block.hidden, "hidden"), square, _PROJECTOR)
+
+
+def _placed_patches(block: PlacedPatches) -> Iterator[TensorSpec]:
+    """`Qwen3VLVisionModel` before its layers."""
+    shape = (block.width, block.channels, block.frames, block.patch, block.patch)
+    dims = ("vision", "channels", "frames", "patch", "patch")
+    yield TensorSpec("patch_embed.proj.weight", shape, dims, _TOWER, "conv")
+    yield TensorSpec("patch_embed.proj.bias", (block.width,), ("vision",), _TOWER, "bias")
+    yield TensorSpec("pos_embed.weight", (block.positions, block.width), ("patches", "vision"), _TOWER, "embedding")
+
+
+def _placed_layer(block: PlacedLayer) -> Iterator[TensorSpec]:
+    """`Qwen3VLVisionBlock`."""
+    width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
+    yield from _norm("norm1.", block.width)
+    yield from _norm("norm2.", block.width)
+    yield from _linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
+    yield from _linear("attn.proj", width, width)
+    yield from _linear("mlp.linear_fc1", ffn, width)
+    yield from _linear("mlp.linear_fc2", width, ffn)
+
+
+def _squares(block: DeepMerger | PlacedMerger, normed: int) -> Iterator[TensorSpec]:
+    """`Qwen3VLVisionPatchMerger`; `normed`: elements over which its norm goes."""
+    square = (block.merged * block.width, "square")
+    for part in ("weight", "bias"):
+        yield TensorSpec(f"norm.{part}", (normed,), ("vision",), _PROJECTOR, "norm")
+    yield from _linear("linear_fc1", square, square, _PROJECTOR)
+    yield from _linear("linear_fc2", (block.hidden, "hidden"), square, _PROJECTOR)
 
 
 def _row_patches(block: RowPatches) -> Iterator[TensorSpec]:

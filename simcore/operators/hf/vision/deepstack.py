@@ -1,0 +1,43 @@
+"""Features of a vision tower that are added to image tokens behind a layer of the decoder.
+
+transformers 5.23 `models/qwen3_vl`, _deepstack_process: a copy of the layer's output, its image tokens, their sums with
+the features, which are put in their place. The gradient of what was put is taken out, those of the tokens are put into
+zeros, and both are added (torch 2.13 `derivatives.yaml`, index and index_put_). What CUDA sorts of the numbers of
+tokens for a moment is left out.
+"""
+
+from __future__ import annotations
+
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["LAYER_OUTPUT", "add_features"]
+
+LAYER_OUTPUT = "layer_outputs"
+"""Storage of a layer's own output, which the model binds to a name until the next layer has returned."""
+
+
+def add_features(tape: Tape, x: Tensor, tokens: int) -> Tensor:
+    """`x` [b, s, h] with features added to `tokens` of its rows, in a new tensor; features get no gradient."""
+    shape, dtype, size, given = x.shape, x.dtype, x.nbytes, (tokens, x.shape[-1])
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        zeros = aten.new(tape, given, dtype, "zeros")
+        rest = aten.new(tape, shape, dtype, "grad_index_put", size, Kernel.PERMUTE)
+        del zeros
+        taken = aten.new(tape, given, dtype, "grad_taken", 0, Kernel.PERMUTE)
+        grads.clear()
+        base = aten.new(tape, shape, dtype, "zeros")
+        put = aten.new(tape, shape, dtype, "grad_index", size + taken.nbytes, Kernel.PERMUTE)
+        del base, taken
+        total = aten.new(tape, shape, dtype, "grad_sum", 2 * size)
+        del rest, put
+        return [total]
+
+    node = tape.node((x,), (), backward)
+    out = aten.new(tape, shape, dtype, "clone", size, Kernel.COPY)
+    taken = aten.new(tape, given, dtype, "image_tokens", 0, Kernel.PERMUTE)
+    _summed = aten.new(tape, given, dtype, "image_tokens.sum", 2 * taken.nbytes)
+    out.node = node
+    return out

@@ -1,0 +1,149 @@
+"""Tower of Qwen 3 VL under eager PyTorch: patches with learned positions, layers, mergers (`models/qwen3_vl`).
+
+The patches of all images of a microbatch are one sequence. The tower is frozen: see `parts`. Features of some of its
+layers go to layers of the decoder (`deepstack`); they and their copies live until the model's forward is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.operators.hf.vision.grid import attention_of_parts, biased_linear, tables_of_patches
+from simcore.operators.hf.vision.projector import merged
+from simcore.operators.shared import aten
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["deep_merger", "placed_layer", "placed_merger", "placed_patches"]
+
+_Spec = tuple[tuple[int, ...], str]
+_COPY, _TAPS = "pixel_values.to", 4
+_FEATURES = "deepstack_features"
+
+
+def _kept(run: LayerWorkload, patches: int, width: int, dim: int, pixels: int) -> dict[str, _Spec]:
+    """(shape, dtype) by name of what lives from the patches to the end of the tower, beside hidden states.
+
+    `patches`, `pixels`: of all images; `width`: elements of a patch; `dim`: elements of a head.
+    """
+    table: _Spec = ((1, patches, 1, dim), "fp32")
+    copies: dict[str, _Spec] = {} if run.options.pixels == run.compute else {_COPY: ((pixels,), run.compute)}
+    return {**copies, "patches.indices": ((patches, _TAPS), "int64"), "patches.weights": ((patches, _TAPS), "fp32"),
+            "patches.positions": ((patches, 2), "int64"), "patches.placed": ((patches, width), "fp32"),
+            "patches.cos": table, "patches.sin": table}
+
+
+def placed_patches(tape: Tape, block: PlacedPatches, run: LayerWorkload) -> RecordedLayer:
+    """Front of `Qwen3VLVisionModel.forward`: four learned positions are weighed for each patch, in fp32."""
+    rows, pixels, width = run.images * block.count, run.images * block.pixels, block.width
+    specs, weight = _kept(run, rows, width, block.rotary_dim, pixels), run.params["patch_embed.proj.weight"]
+    given = pixels * dtype_bytes(run.options.pixels)
+    made = {name: aten.new(tape, *specs[name], name, given) for name in specs if name == _COPY}
+    made |= {name: aten.new(tape, *specs[name], name) for name in (
+        "patches.indices", "patches.weights", "patches.positions")}
+    found = aten.new(tape, (rows, width), run.compute, "patch_embed", 2 * pixels + weight.nbytes, Kernel.GEMM,
+                     2 * rows * weight.numel)
+    made["patches.placed"] = _placed(tape, run, rows, width)
+    narrow = aten.cast(tape, made["patches.placed"], run.compute)
+    out = aten.add(tape, found, narrow, "embeddings")
+    del found, narrow
+    positions = made["patches.positions"]
+    made["patches.cos"], made["patches.sin"] = tables_of_patches(tape, rows, block.rotary_dim, positions)
+    hand_on(tape, out)
+    for name, tensor in made.items():
+        tape.rename(tensor.storage, tape.slot(name, "activation"))
+        tensor.disown()
+    return RecordedLayer(tape.cut(), Section(()))
+
+
+def _placed(tape: Tape, run: LayerWorkload, rows: int, width: int) -> Tensor:
+    taps = aten.new(tape, (rows, _TAPS, width), run.compute, "pos_embed", rows * _TAPS * width * 2, Kernel.PERMUTE, 0)
+    weighed = aten.new(tape, (rows, _TAPS, width), "fp32", "pos_embed.weighed", taps.nbytes)
+    del taps
+    return aten.new(tape, (rows, width), "fp32", "pos_embeds", weighed.nbytes, flops=weighed.numel)
+
+
+def placed_layer(tape: Tape, block: PlacedLayer, run: LayerWorkload, attention: str) -> RecordedLayer:
+    """`Qwen3VLVisionBlock`; its caller holds the input until it has returned.
+
+    `attention`: eager, flash_attention_2, or torch's (sdpa).
+    """
+    shape = (1, run.images * block.patches, block.width)
+    hidden: Tensor | None = tape.external(shape, run.compute, HIDDEN, -block.down)
+    assert hidden is not None
+    made = attention_of_parts(tape, (block.patches,), block.num_heads, run, attention,
+                              _norm(tape, run, "norm1.", hidden))
+    residual = aten.add(tape, hidden, made, "residual")
+    del made
+    made = _mlp(tape, run, "mlp.", aten.gelu, _norm(tape, run, "norm2.", residual))
+    out = aten.add(tape, residual, made, "residual")
+    del residual, made
+    hand_on(tape, out)
+    forward = tape.cut()
+    hidden = None
+    return RecordedLayer(forward, Section(()), tape.cut())
+
+
+def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
+    tape.scope = at
+    return aten.layer_norm(tape, x, run.params[f"{at}weight"], run.params[f"{at}bias"])
+
+
+def _mlp(tape: Tape, run: LayerWorkload, at: str, activate: Callable[[Tape, Tensor], Tensor], x: Tensor) -> Tensor:
+    """Two linears `linear_fc1` and `linear_fc2` in the module `at` ("" or with a dot at the end)."""
+    tape.scope = at
+    return biased_linear(tape, run, f"{at}linear_fc2", activate(tape, biased_linear(tape, run, f"{at}linear_fc1", x)))
+
+
+def deep_merger(tape: Tape, block: DeepMerger, run: LayerWorkload) -> RecordedLayer:
+    """`Qwen3VLVisionPatchMerger` of squares; the next layer of the tower takes in what this one takes in."""
+    rows = run.images * block.tokens
+    hidden = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
+    hidden.disown()
+    squares = hidden.view(1, rows, block.merged * block.width)
+    made = _mlp(tape, run, "", aten.gelu, _norm(tape, run, "norm.", squares))
+    tape.rename(made.storage, tape.slot(_FEATURES, "activation"))
+    made.disown()
+    return RecordedLayer(tape.cut(), Section(()))
+
+
+def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload,
+                  make_tables: Callable[[], None]) -> RecordedLayer:
+    """Recording of the last merger: its output is the embedded sequence [batch, seq, hidden] with image tokens.
+
+    `make_tables`: records what the model then makes for its layers.
+    """
+    rows = run.images * block.patches
+    patches: Tensor | None = tape.external((1, rows, block.width), run.compute, HIDDEN, -block.down)
+    assert patches is not None
+    tokens = [_tokens(tape, block, run, patches, rows)]
+    tokens.append(aten.new(tape, tokens[0].shape, run.compute, "image_embeds", tokens[0].nbytes, Kernel.COPY))
+    masks = [aten.new(tape, (run.batch, run.seq), "uint8", name, 8 * run.tokens)
+             for name in ("image_mask", "video_mask")]
+    out, leaf = merged(tape, block, run, masks[0], tokens[1])
+    deep = [tape.external(tokens[0].shape, run.compute, tape.slot(_FEATURES, "activation"), -down)
+            for down in block.deep]
+    deep += [aten.new(tape, one.shape, run.compute, "deepstack_visual_embeds", one.nbytes, Kernel.COPY)
+             for one in tuple(deep)]
+    make_tables()
+    hand_on(tape, out)
+    forward = tape.cut()
+    patches = None
+    tokens.clear()
+    masks.clear()
+    deep.clear()
+    late = tape.cut()
+    backward = run_backward(tape, out, leaf, nothing)
+    return RecordedLayer(forward, backward, late=late)
+
+
+def _tokens(tape: Tape, block: PlacedMerger, run: LayerWorkload, x: Tensor, rows: int) -> Tensor:
+    """Tokens [tokens of all images, hidden]; behind them the tower drops what it has made for its layers."""
+    specs = _kept(run, rows, block.width, block.patch_rotary_dim, run.images * block.pixels)
+    _of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()]
+    squares = _norm(tape, run, "norm.", x).view(1, run.images * block.tokens, block.merged * block.width)
+    made = _mlp(tape, run, "", aten.gelu, squares)
+    return made.view(run.images * block.tokens, block.hidden)
