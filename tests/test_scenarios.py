@@ -439,8 +439,8 @@ def _assert_where_the_difference_lies(loop: StepTime, grouped: StepTime) -> None
     """More than half with the host, over a quarter in kernels, the rest with what is gathered and reduced."""
     parts = {name: loop.parts[name] - grouped.parts[name] for name in loop.parts if name != "optimizer"}
     share = {name: value / sum(parts.values()) for name, value in parts.items()}
-    assert 0.5 < share["host"] < 0.6
-    assert share["forward"] + share["backward"] == pytest.approx(0.28, abs=0.03)
+    assert 0.6 < share["host"] < 0.66
+    assert share["forward"] + share["backward"] == pytest.approx(0.25, abs=0.03)
     assert 0.1 < share["communication"] + share["contention"] < 0.2
 
 
@@ -452,22 +452,22 @@ def test_what_a_loop_over_experts_costs() -> None:
     loop = found["loop-over-experts"]
     assert loop is not None
     balanced = next(name for name in passes if name.endswith("balanced]"))
-    assert passes["loop-over-experts"] == pytest.approx(2.267, rel=0.05)
-    assert passes[balanced] == pytest.approx(0.357, rel=0.06)
+    assert passes["loop-over-experts"] == pytest.approx(1.2 * 2.267, rel=0.05)
+    assert passes[balanced] == pytest.approx(1.2 * 0.357, rel=0.05)
     assert passes["loop-over-experts"] / passes[balanced] == pytest.approx(6.35, rel=0.05)
-    assert 0.45 < loop.parts["host"] / loop.step_s < 0.55
+    assert 0.5 < loop.parts["host"] / loop.step_s < 0.65
     grouped = found[balanced]
     assert grouped is not None
     device = passes[balanced] - grouped.parts["host"]
     assert device == pytest.approx(0.25, abs=0.02), "it would be done earlier"
-    assert grouped.parts["host"] / grouped.step_s == pytest.approx(0.25, abs=0.05)
+    assert grouped.parts["host"] / grouped.step_s == pytest.approx(0.36, abs=0.03)
     _assert_where_the_difference_lies(loop, grouped)
     sent = {one.name: sum(row.wire_bytes for row in one.ranks[0].traffic if row.collective == "all_gather") / GIB
             for one in every}
     assert sent["loop-over-experts"] == pytest.approx(102, abs=0.5)
     assert sent[balanced] == pytest.approx(4, abs=0.5)
     twice = next(name for name in passes if name.endswith('{"imbalance":2.0}]'))
-    assert 1.05 < passes[twice] / passes[balanced] < 1.15, "the host hides much of an imbalance"
+    assert 1.0 < passes[twice] / passes[balanced] < 1.04, "the host hides much of an imbalance"
 
 
 def _pairs(number: int) -> list[tuple[Report, Report]]:
