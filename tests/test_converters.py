@@ -256,8 +256,9 @@ def test_a_run_that_ended_out_of_memory_has_no_peak() -> None:
 
 def test_a_correction_since_the_fit_leaves_the_time_as_it_was_fitted() -> None:
     runs = module("convert_measured")
-    run = {"id": "a", "group": "g", "source": "s", "config": {"params_total": runs.SINCE_FIT[0][1]}}
-    made = {**run, "scenario": {"model": "m"}, "readings": [], "verdict": "fits", "step_s": 1}
+    config = {"params_total": runs.SINCE_FIT[0][1]}
+    run: dict[str, Any] = {"id": "a", "group": "g", "source": "s", "config": config}
+    made: dict[str, Any] = {**run, "scenario": {"model": "m"}, "readings": [], "verdict": "fits", "step_s": 1}
     time, memory = runs.corrected(run, dict(made))
     assert (time["scenario"], time["step_s"], "readings" in time) == (made["scenario"], 1, False)
     assert memory["scenario"] == {**made["scenario"], **runs.SINCE_FIT[0][2]}
