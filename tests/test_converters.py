@@ -48,7 +48,7 @@ def convert(row: dict[str, Any]) -> Any:
     golden, runs = module("measured_golden"), module("convert_measured")
     if "raw_args" in row:
         return golden.row(row)
-    return golden.unfiled(row) if row["group"] == "mcore-golden" else runs.row(row)
+    return golden.unfiled(row) if row["group"] == "mcore-golden" else runs.corrected(row, runs.row(row))[0]
 
 
 def vocabulary_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -276,3 +276,16 @@ def test_a_run_that_ended_out_of_memory_has_no_peak() -> None:
     assert convert(row)["readings"]
     made = convert({**row, "notes": "GB as printed; layernorm row OOMed on rank 0"})
     assert (made["verdict"], made["readings"]) == ("oom", [])
+
+
+def test_a_correction_since_the_fit_leaves_the_time_as_it_was_fitted() -> None:
+    runs = module("convert_measured")
+    config = {"params_total": runs.SINCE_FIT[0][1]}
+    run: dict[str, Any] = {"id": "a", "group": "g", "source": "s", "config": config}
+    made: dict[str, Any] = {**run, "scenario": {"model": "m"}, "readings": [], "verdict": "fits", "step_s": 1}
+    time, memory = runs.corrected(run, dict(made))
+    assert (time["scenario"], time["step_s"], "readings" in time) == (made["scenario"], 1, False)
+    assert memory["scenario"] == {**made["scenario"], **runs.SINCE_FIT[0][2]}
+    assert (memory["id"], memory["verdict"], "step_s" in memory) == ("a:memory", "fits", False)
+    assert runs.corrected({**run, "config": None}, dict(made)) == [made]
+    assert runs._merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
