@@ -65,7 +65,9 @@ def _has(base: Scenario, head: Mapping[str, Any], loss: str) -> bool:
 
 
 def together(base: Scenario, nearest: Candidate, *, hosted: bool = True) -> tuple[Candidate, Sized] | None:
-    """A layout with several options at once that surely fits, see [Note: several at once]; None if none was found.
+    """A layout with several options at once that surely fits, else the nearest to it, see [Note: several at once].
+
+    None where no option leaves more memory.
 
     `nearest`: keys of the layout to begin with; `hosted`: states and activations may lie on the host.
     """
@@ -83,7 +85,7 @@ def together(base: Scenario, nearest: Candidate, *, hosted: bool = True) -> tupl
             best, least = tried, answer
         if least.verdict == "fits":
             return _fewest_keys(base, best, least)
-    return None
+    return (best, least) if best != dict(nearest) else None
 
 
 def _fewest_keys(base: Scenario, candidate: dict[str, Any], sized: Sized) -> tuple[Candidate, Sized]:

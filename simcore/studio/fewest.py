@@ -51,9 +51,9 @@ def fewest(question: Question, say: Say) -> None:
     A row replaces the one before of its framework: `framework`; `value`: GPUs that some layout surely fits on, None if
     none is known; `is_fewest`: every layout on fewer was tried; `is_best`: `layout` is the fastest there; `beyond`:
     largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
-    needs; `nearest`: the layout nearest to fitting on any fewer, or at all where none fits; `together`: fewer GPUs
-    (`gpus`) that surely fit where several options at once are added to the layout nearest to fitting there, and that
-    `layout`; `untried`: numbers left out; `unserved`: numbers of
+    needs; `nearest`: the layout nearest to fitting on any fewer, or at all where none fits, at last with several
+    options at once; `together`: fewer GPUs (`gpus`) that surely fit where several options at once are added to the
+    layout nearest to fitting there, and that `layout`; `untried`: numbers left out; `unserved`: numbers of
     layouts there that are not simulated yet, by what they have; `is_refused`: every layout is; `skipped`: numbers below
     `value` that the batch of a step is no multiple of, so that few layouts have it or none; `other`: the least of the
     largest that surely fits with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest
@@ -186,8 +186,9 @@ class _Fewest:
 
     def combine(self) -> None:
         """Says the row with fewer GPUs that fit with several options at once, where those are free."""
-        if found := self._together(self.at, self.row["value"]):
-            self._found(together=found)
+        found = self._together(self.at, self.row["value"])
+        if found or self._nearest(self.row["value"]) != self.row["nearest"]:
+            self._found(together=found, nearest=self._nearest(self.row["value"]))
 
     def _together(self, at: Mapping[int, Missed], value: Value | None, *, hosted: bool = True) -> dict[str, Any] | None:
         """Fewest GPUs of which the layout nearest to fitting fits with several options, and that layout; else None.
@@ -203,7 +204,9 @@ class _Fewest:
                 continue
             self._trying(together=number)
             found = together(self.question.scenario(), nearest["keys"], hosted=hosted)
-            if found and (layout := self._timed(*found)):
+            if found and found[1].verdict != "fits":
+                at[number].add(*found)
+            elif found and (layout := self._timed(*found)):
                 return {"gpus": number, "layout": dict(layout)}
         return None
 

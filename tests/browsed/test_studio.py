@@ -67,6 +67,17 @@ def told(words: str) -> None:
     sys.stdout.write(f"\n{words}\n")
 
 
+def test_an_option_with_a_dot_in_its_name_is_applied_as_one_key(page: Page) -> None:
+    key = "framework_options.moe.reshard_after_forward"
+    page.open(address=link(page, JOB))
+    page.run(f"""(() => {{ const made = document.createElement('button');
+        made.dataset.changes = JSON.stringify({{ '{key}': true }});
+        document.body.append(made); made.click(); made.remove(); }})()""")
+    page.settled()
+    assert page.text("[data-part=verdict] .verdict").endswith("Fits")
+    assert page.run(f"document.querySelector('[data-key=\"{key}\"] input').value") == "true"
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing(page: Page, width: int, dark: bool) -> None:

@@ -36,4 +36,8 @@ def test_several_options_make_a_layout_fit_that_none_alone_does() -> None:
         fewer = {one: value for one, value in keys.items() if one != key}
         assert simulate(changed(job, fewer), timed=False).verdict != "fits", key
     assert "training.recompute" not in keys
-    assert together(base("fsdp2", "8 GiB"), layout) is None
+    tight = base("fsdp2", "20 GiB")
+    far, alone_bytes = together(tight, layout), simulate(changed(tight, layout), timed=False).highest_bytes
+    assert far is not None
+    assert alone_bytes is not None
+    assert (far[1].verdict, far[1].peak_bytes < alone_bytes) == ("unsure", True)

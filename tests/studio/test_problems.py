@@ -52,3 +52,5 @@ def test_a_problem_that_is_told_stays_when_the_others_are_mended(asked: Asked) -
     told = asked("view", values={**JOB, **changes})["problems"]
     assert alone.message in [one["message"] for one in told]
     assert without(document, "framework_options.foo").data["framework_options"] == {}
+    dotted = Question.of({"values": {**JOB, "framework_options": {"moe.a": 1, "b": 2}}}).document()
+    assert without(dotted, "framework_options.moe.a").data["framework_options"] == {"b": 2}

@@ -102,7 +102,9 @@ def advice_part(advice: tuple[Advice, ...], than_s: float | None = None) -> Mark
         return None
     cures = [one for one in advice if one.verdict == "fits"]
     others = [one for one in advice if one.verdict != "fits"]
-    words = "Each of these helps, but not enough:" if cures else "Nothing that was tried makes it surely fit. Closest:"
+    words = "Each of these helps, but not enough:" if cures else (
+        "Nothing that was tried with this framework makes it surely fit; another may cut what it keeps whole: "
+        "\u201cfewest GPUs of each framework\u201d below asks them. Closest:")
     fewer = element("p", "More GPUs are counted with all other keys as they are; \u201cfewest GPUs\u201d tries other "
                     "degrees and options too.", class_="note") if any(
                         key.startswith("mesh.dp") for one in cures for key in one.changes) else None

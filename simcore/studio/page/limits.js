@@ -86,6 +86,9 @@ const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved },
   return [`${tried}${last}`, nearest && nearest.num_gpus !== beyond ? `Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""];
 };
 
+/* None surely fits, though one may. */
+export const none_words = (nearest) => (nearest && nearest.verdict === "unsure" ? "none surely fits" : "none fits");
+
 /* Headline, and lines of what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
 export const fewest_words = (row, job) => {
   const { value, is_fewest, is_refused, layout, beyond, why, nearest, on_device: device, unserved, together, other } = row;
@@ -93,7 +96,7 @@ export const fewest_words = (row, job) => {
   if (is_refused) return ["not answered", [why]];
   if (value === null && !is_fewest) return ["looking \u2026", []];
   const several = together_words(together, job);
-  if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once` : "none fits",
+  if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once` : none_words(nearest),
     [several, `${together ? "With one of them alone none fits; " : ""}${beyond ? `${gpus_words(beyond)}, the most that were tried: ` : ""}${why_not(why)}.`, nearest ? `Nearest to fitting: ${nearest_words(nearest, job)}` : "", ...rest]];
   const [without, known] = device ? device_words(device, job) : [];
   const host = !device ? "" : device.value === value ? ", with or without states on the host" : `${other ? "; " : " with states on the host, "}${device.value === null ? "none" : without} without${device.together ? ` (${count(device.together.gpus)} with several options)` : ""}${other ? " states on the host" : ""}`;
@@ -101,21 +104,29 @@ export const fewest_words = (row, job) => {
   return [head, [there_words(layout, job), ...(is_fewest ? [several, ...(value === 1 ? [] : [...fewer_words(row, job), batch_words(row, job)]), ...rest] : []), known ? `Without states on the host: ${known}` : ""]];
 };
 
+const MOST = 12; /* jobs whose answers are kept */
+
 export class Limits {
   constructor(question, apply, everywhere) {
     this.question = question; /* the job and its files */
     this.apply = apply; /* called with changes that are taken over */
     this.everywhere = everywhere; /* called to ask the same of every framework */
     this.box = document.getElementById("limit");
+    this.answers = new Map(); /* to questions about jobs before, by job */
     this.asked = new Map(); /* by quantity: what is asked now, and where its answer stands */
     this.before = Promise.resolve(); /* the question that is asked first: a newer one of the same kind would replace it */
   }
 
-  /* Forgets what was asked about another job. */
+  /* Ends what is asked about the job before; answers that are there come back with their job. */
   clear() {
+    const { answers } = this;
+    if (this.job && this.asked.size && ![...this.asked.values()].some((one) => one.is_open)) answers.set(this.job, { asked: new Map(this.asked), parts: [...this.box.children] });
+    if (answers.size > MOST) answers.delete(answers.keys().next().value);
     for (const { running } of this.asked.values()) running.abort();
-    this.asked.clear();
-    this.box.replaceChildren();
+    this.job = JSON.stringify(this.question());
+    const known = answers.get(this.job);
+    this.asked = known ? known.asked : new Map();
+    this.box.replaceChildren(...(known ? known.parts : []));
   }
 
   /* The newest answer stands first, those to other questions about the same job stay below it. */
@@ -129,9 +140,10 @@ export class Limits {
     const kept = make("div", {}, make("p", { textContent: "searching \u2026" }));
     const free = make("div", quantity === "gpus" ? { id: "least" } : {});
     const box = make("div", { className: "limit" }, free, kept);
-    this.asked.set(quantity, { running, box });
+    const one = { running, box, is_open: true };
+    this.asked.set(quantity, one);
     this.box.prepend(box);
-    if (quantity === "gpus") this.least(free, running);
+    const least = quantity === "gpus" ? this.least(free, running) : null;
     const { before } = this;
     let found;
     try {
@@ -143,6 +155,7 @@ export class Limits {
       return;
     }
     if (found === null) return;
+    Promise.resolve(least).then(() => { one.is_open = false; });
     kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With all other keys of this job as they are, only data parallel changed: " : ""}${words_of(found)}` }));
     const batch = found.keys && found.keys["training.global_batch_size"];
     const own = value_of(this.question().values, "training.global_batch_size");
