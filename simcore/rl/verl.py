@@ -16,7 +16,8 @@ them they stay there while tokens are generated.
 [Note: state dict]
 torch 2.13 `fsdp/_state_dict_utils.py` _sharded_pre_state_dict_hook: the root's parameters are gathered in their own
 format, and stay until those of all layers were gathered one after the other; `_shard_utils.py` _create_chunk_dtensor
-copies a tensor whole, and keeps a copy of the rank's rows. One rank alone has a state dict of views.
+copies a tensor whole, and keeps a copy of the rank's rows. One rank alone has a full state dict, which copies every
+parameter (`_full_post_state_dict_hook`).
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def summoned(plan: Plan) -> Summoned:
     widths = dtype_bytes(stored), dtype_bytes(plan.framework.compute_dtype)
     part = max(full.values()) // ranks * sum(widths) // widths[0]
     if ranks == 1:
-        return Summoned(0, 0, (), part)
+        return Summoned(sum(full.values()), 0, (), part)
     root = sum(full[unit.name] for unit, _ in units if unit.is_root)
     largest = max((_bytes(one) for _, placed in units for one in placed), default=0)
     layers = max((full[unit.name] + max(map(_bytes, placed), default=0) for unit, placed in units if not unit.is_root),

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 VOCAB, HIDDEN, TOKENS = 5000, 64, 128
 LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 16, "vocab_size": 1000, "tie_word_embeddings": False}
-RANKS = (2, 4, 8)
+RANKS = (1, 2, 4, 8)
 
 
 class InPlace(torch.autograd.Function):
@@ -72,7 +72,13 @@ def loss() -> dict[str, list[str]]:
 
 def state_dict(ranks: int) -> dict[str, int]:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardedStateDictConfig, StateDictType
+    from torch.distributed.fsdp import (
+        FullStateDictConfig,
+        FullyShardedDataParallel,
+        MixedPrecision,
+        ShardedStateDictConfig,
+        StateDictType,
+    )
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
     from torch.testing._internal.distributed.fake_pg import FakeStore
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -84,7 +90,9 @@ def state_dict(ranks: int) -> dict[str, int]:
         model, device_id=torch.device("cpu"), device_mesh=init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",)),
         auto_wrap_policy=partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer}),
         mixed_precision=MixedPrecision(torch.bfloat16, torch.float32, torch.float32))
-    FullyShardedDataParallel.set_state_dict_type(wrapped, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig())
+    how = (StateDictType.FULL_STATE_DICT, FullStateDictConfig()) if ranks == 1 else (
+        StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig())
+    FullyShardedDataParallel.set_state_dict_type(wrapped, *how)
     wrapped.state_dict()
     made, sizes = traced(wrapped.state_dict)
     highest = now = 0

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, RELEASE, read_actor, refuse_said
 from simcore.recipes.verl.batches import read_batches
+from simcore.recipes.verl.formats import FORMATS
 from simcore.recipes.verl.rollout import read_rollout
 
 __all__ = ["MAIN", "read_or_refuse"]
@@ -50,9 +52,10 @@ def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
         draft.idle(reader.matching("*"), "of a recipe that is refused")
         return False
     estimator = reader.text("algorithm.adv_estimator")
-    draft.infer("workload", "grpo", "a step that generates, scores and trains", estimator)
     if estimator is not None and estimator.value == "remax":
-        draft.unmodelled(estimator, "one more answer for each prompt, without sampling, is not counted")
+        draft.refuse(estimator, "one more answer for each prompt, in a generation of its own")
+        estimator = None
+    draft.infer("workload", "grpo", "a step that generates, scores and trains", estimator)
     read_machine(draft, None)
     read_actor(reader, draft)
     gpus = _read_gpus(reader, draft)
@@ -123,7 +126,9 @@ def _read_reference(reader: Reader, draft: Draft) -> None:
                 "no penalty", *switches, source=f"{RELEASE} {_UTILS} need_reference_policy")
     draft.refuse(reader.take("actor_rollout_ref.ref.model.path"), "another model as reference policy")
     stored = reader.text("actor_rollout_ref.ref.fsdp_config.model_dtype")
-    if has and stored is not None and stored.value != reader.look(f"{ACTOR}.fsdp_config.model_dtype"):
-        draft.refuse(stored, "a reference policy in a format of its own")
-    else:
-        draft.idle(stored, "the actor's" if has else "no reference policy")
+    own, actors = FORMATS.get(stored.value, stored.value) if stored else "fp32", draft.values["training"]["precision"]
+    if has and own != actors["params"]:
+        where = stored.where if stored else draft.path
+        draft.refused.append(Problem(where, "not yet: actor_rollout_ref.ref.fsdp_config.model_dtype: a reference policy in "
+                                            f"{own} beside an actor in {actors['params']}"))
+    draft.idle(stored, "the actor's format, or one that is refused" if has else "no reference policy")

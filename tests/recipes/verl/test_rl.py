@@ -108,6 +108,9 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("argument", "told"), [
     ("actor_rollout_ref.actor.strategy=megatron", "GRPO by verl's workers over Megatron and vllm"),
     ("actor_rollout_ref.rollout.name=sglang", "over FSDP and sglang"),
+    ("algorithm.adv_estimator=remax", "one more answer for each prompt"),
+    ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16", "a reference policy in fp32 beside an actor in bf16"),
+    ("actor_rollout_ref.ref.fsdp_config.model_dtype=bfloat16", "a reference policy in bf16 beside an actor in fp32"),
     ("algorithm.adv_estimator=gae", "PPO by verl's workers (FSDP and vllm): its critic is not described"),
     ("actor_rollout_ref.actor.entropy_coeff=0.001", "an entropy that backward passes through"),
     ("actor_rollout_ref.model.lora_rank=32", "adapters of rank 32"),
@@ -129,3 +132,9 @@ def test_what_another_step_would_need_is_refused_by_its_key(tmp_path: Path, argu
 def test_a_misspelt_key_is_unknown(tmp_path: Path) -> None:
     found = imported(tmp_path, SCRIPT.replace("actor.use_kl_loss", "actor.use_kl_los"))
     assert [problem.where for problem in found.unknown] == [f"{tmp_path}/run.sh:10"]
+
+
+@pytest.mark.parametrize("word", ["fp32", "float32"])
+def test_a_reference_policy_in_the_actors_format_is_told_as_such(tmp_path: Path, word: str) -> None:
+    argument = f"    actor_rollout_ref.ref.fsdp_config.model_dtype={word} \\\n"
+    assert not imported(tmp_path, SCRIPT.replace(_ANY, argument + _ANY)).refused
