@@ -3,8 +3,9 @@
 [Note: full length]
 Sequences are counted at full length: `data.max_prompt_length` and `data.max_response_length`. Numbers of a step count
 prompts, each with `rollout.n` answers (`workers/fsdp_workers.py`: ppo_mini_batch_size times n over the ranks).
-Microbatches of varying size (`use_dynamic_bsz`) hold up to so many tokens, and are as many and as equal as can be
-(`utils/seqlen_balancing.py` rearrange_micro_batches): they are counted as the next number of sequences that divides.
+Microbatches of varying size (`use_dynamic_bsz`) are as many as all tokens over the most of one, rounded up, and as
+equal as can be, so that one may hold more than the most (`utils/seqlen_balancing.py` rearrange_micro_batches): they
+are counted as the next number of sequences that divides.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _REF: Final = "actor_rollout_ref.ref"
 _TOKENS: Final = 16384
 """Tokens of a microbatch of varying size, unless the recipe says so (`actor.ppo_max_token_len_per_gpu`)."""
 _MORE: Final = 1.5
-"""Most times by which a divisor may be more than the sequences of a microbatch of varying size."""
+"""Most times by which a divisor may be more than the sequences of an equal cut."""
 
 
 def read_batches(reader: Reader, draft: Draft, gpus: int) -> None:
@@ -93,13 +94,14 @@ def _read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[i
     """Writes sequences of a microbatch. `how`: (they vary, tokens of a sequence, ranks, tokens of a microbatch)."""
     varies, length, gpus, most = how
     if varies:
-        size = _varying(sequences, most // length)
+        size = _varying(sequences, length, most)
         if not size:
             draft.fail(tokens.where if tokens else draft.path, f"microbatches of {most} tokens: expected at least the "
-                       f"{length} of a sequence ({RELEASE} utils/seqlen_balancing.py), or a number near to "
-                       f"{most // length} that divides {sequences} sequences")
+                       f"{length} of a sequence ({RELEASE} utils/seqlen_balancing.py), and a number of sequences near "
+                       f"to it that divides {sequences}")
             return
-        draft.infer(key, size, f"sequences of full length in {most} tokens, or the next number that divides", tokens,
+        draft.infer(key, size, f"all sequences in equal parts of about {most} tokens, or the next number that divides",
+                    tokens,
                     source=f"{RELEASE} utils/seqlen_balancing.py")
         draft.idle(stated, "the tokens of a microbatch decide")
     elif not stated:
@@ -112,13 +114,16 @@ def _read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[i
         draft.infer(key, max(1, stated[0].value // gpus), "the size of all ranks over their number", stated[0])
 
 
-def _varying(sequences: int, most: int) -> int:
-    """Sequences of a microbatch: the least divisor of `sequences` of at least those of an equal cut; 0 for none."""
-    if most < 1 or sequences < 1:
+def _varying(sequences: int, length: int, most: int) -> int:
+    """Sequences of a microbatch of about `most` tokens, of `sequences` of `length` tokens; 0 for none.
+
+    The least divisor of `sequences` of at least those of an equal cut.
+    """
+    if most < length or sequences < 1:
         return 0
-    equal = -(-sequences // -(-sequences // most))
+    equal = -(-sequences // -(-sequences * length // most))
     found = next(size for size in range(equal, sequences + 1) if sequences % size == 0)
-    return found if found <= _MORE * most else 0
+    return found if found <= _MORE * equal else 0
 
 
 def _read_reference(reader: Reader, draft: Draft, actor: tuple[bool, int], length: int, gpus: int) -> None:

@@ -128,7 +128,7 @@ def _read_reference(reader: Reader, draft: Draft) -> None:
     stored = reader.text("actor_rollout_ref.ref.fsdp_config.model_dtype")
     own, actors = FORMATS.get(stored.value, stored.value) if stored else "fp32", draft.values["training"]["precision"]
     if has and own != actors["params"]:
-        where = stored.where if stored else draft.path
-        draft.refused.append(Problem(where, "not yet: actor_rollout_ref.ref.fsdp_config.model_dtype: a reference policy in "
-                                            f"{own} beside an actor in {actors['params']}"))
+        message = f"a reference policy in {own} beside an actor in {actors['params']}"
+        draft.refused.append(Problem(stored.where if stored else draft.path,
+                                     f"not yet: actor_rollout_ref.ref.fsdp_config.model_dtype: {message}"))
     draft.idle(stored, "the actor's format, or one that is refused" if has else "no reference policy")

@@ -80,10 +80,12 @@ def test_microbatches_by_tokens_are_the_next_number_that_divides(tmp_path: Path)
     assert (read.training.micro_batch_size, read.rl.logprob_batch_size) == (5, 8)
 
 
-@pytest.mark.parametrize(("sequences", "most", "size"), [
-    (160, 15, 16), (10, 6, 5), (40, 6, 8), (13, 4, 0), (64, 64, 64), (5, 9, 5), (7, 0, 0)])
-def test_the_least_divisor_above_an_equal_cut(sequences: int, most: int, size: int) -> None:
-    assert _varying(sequences, most) == size
+@pytest.mark.parametrize(("sequences", "length", "most", "size"), [
+    (160, 1536, 24000, 16), (160, 1536, 3000, 2), (160, 1536, 4096, 4), (160, 1536, 8192, 8), (10, 1536, 9216, 5),
+    (13, 1536, 6200, 0), (64, 1, 64, 64), (5, 1, 9, 5), (7, 1536, 1535, 0)])
+def test_the_least_divisor_above_an_equal_cut(sequences: int, length: int, most: int, size: int) -> None:
+    """160 sequences of 1,536 tokens are 82 microbatches of 2 in 3,000 tokens, 60 of at most 3 in 4,096."""
+    assert _varying(sequences, length, most) == size
 
 
 def test_ranks_that_share_a_model_are_fewer_than_all(tmp_path: Path) -> None:
