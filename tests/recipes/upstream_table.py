@@ -48,6 +48,7 @@ UPSTREAMS_OWN: Final = {
                                                               "_compute_nvfp4_support",
     "virtual_pipeline_model_parallel_size conflicts with": "Megatron-LM `core/transformer/transformer_config.py:2280`",
     "MoE with tensor parallelism trains only with sequence": "Megatron-LM `core/transformer/moe/moe_layer.py:636`",
+    "Packed sequence is not supported by DotProductAttention": "Bridge `models/gemma/gemma2_provider.py:379`",
     "the recipe has no sizes of its own": "Megatron-LM `core/transformer/transformer_config.py:1456`",
 }
 """Rules of upstream's own by the beginning of the message: a recipe with the GPUs of its name cannot run there."""

@@ -17,6 +17,7 @@ __all__ = ["CHUNKED", "check", "check_attention", "check_chunked_loss", "check_h
 CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer", "activations"), virtual_stages=True, fixed={
     "training.precision.experts": "auto", "training.lora.dtype": "bf16"})
 _TE: Final = "TransformerEngine 2.18 attention/dot_product_attention"
+_CAPS: Final = "Bridge 067f987d models/gemma/gemma2_provider.py"
 
 
 def check_head(job: Job, options: dict[str, object]) -> None:
@@ -109,6 +110,8 @@ def check_attention(job: Job, options: dict[str, object]) -> None:
     if job.mesh.tp > 1 and any(isinstance(block, Attention) and block.whole_norms for block in blocks):
         raise job.illegal("mesh.tp", "a norm over all heads, of which a tp rank has some: the sizes do not match",
                           "Bridge 067f987d models/olmoe/olmoe_provider.py:113, OLMoESelfAttention")
+    if any(isinstance(block, Attention) and block.capped for block in blocks):
+        _check_caps(job)
     shared = "" if cp == 1 or exchange == "a2a" else exchange
     if any(isinstance(block, Attention) and block.sinks for block in blocks):
         _check_sinks(job, options, shared)
@@ -117,6 +120,15 @@ def check_attention(job: Job, options: dict[str, object]) -> None:
                           f"{shared}: a2a and all_gather alone have windows", f"{_TE}/context_parallel.py, "
                           "attn_forward_func_with_cp") if shared == "p2p" else job.not_yet(
             "framework_options.cp_comm_type", f"attention within a window under context parallelism by {shared}")
+
+
+def _check_caps(job: Job) -> None:
+    """Refuses what Bridge's attention with scores below a cap, which is not TransformerEngine's, has no kernel for."""
+    if job.mesh.cp > 1:
+        raise job.illegal("mesh.cp", "Context parallelism is only supported by TEDotProductAttention!", f"{_CAPS}:123")
+    if job.scenario.training.lengths == "packed":
+        raise job.illegal("training.lengths", "Packed sequence is not supported by DotProductAttention. Use "
+                          "TEDotProductAttention instead.", f"{_CAPS}:379")
 
 
 def _check_exchanged_heads(job: Job, block: Attention | LatentAttention) -> None:

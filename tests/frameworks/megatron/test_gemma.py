@@ -1,4 +1,4 @@
-"""Gemma 3 under Megatron: it runs, windows between ranks, and the activation."""
+"""Gemma 3 under Megatron: it runs, windows between ranks, and the activation. Gemma 2: what its attention refuses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_si
                          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "sliding_window": 64}
 
 
-def ran(mesh: dict[str, int], framework: str = "megatron", **more: Any) -> Report:
-    return simulate(small.scenario(framework, mesh, model={"config": "gemma-3-1b", "overrides": SMALL}, **more))
+def ran(mesh: dict[str, int], framework: str = "megatron", config: str = "gemma-3-1b", **more: Any) -> Report:
+    return simulate(small.scenario(framework, mesh, model={"config": config, "overrides": SMALL}, **more))
 
 
 def test_it_runs() -> None:
@@ -40,3 +40,14 @@ def test_its_activation_is_not_fused() -> None:
 
     report = ran({"dp_shard": 2})
     assert [note.value for note in report.assumptions if note.what.endswith("bias_activation_fusion")] == ["false"]
+
+
+def test_capped_scores_have_a_kernel_without_packs_and_context_parallelism() -> None:
+    refused = {
+        "packed": ({"dp_shard": 2}, {"lengths": "packed"}, "illegal", "Packed sequence is not supported by DotProduct"),
+        "shared": ({"dp_shard": 2, "cp": 2}, {}, "illegal", "Context parallelism is only supported by TEDotProduct"),
+        "plain": ({"dp_shard": 2}, {}, "error", "not yet: scores below a cap (gemma2, decoder) in the layers of")}
+    for name, (mesh, more, status, message) in refused.items():
+        report = ran(mesh, config="gemma-2-2b", **more)
+        assert (name, report.status) == (name, status)
+        assert report.problems[0].message.startswith(message), name
