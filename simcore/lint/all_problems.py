@@ -21,6 +21,7 @@ from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.inputs.document import Document
 from simcore.inputs.loading import Entry, entry_of
 from simcore.inputs.scenario import Scenario
+from simcore.inputs.sweep import split_key
 from simcore.inputs.yaml_parser import KeyPath, dotted
 from simcore.recipes.imported import Imported
 from simcore.recipes.model_file import problems_of_model
@@ -84,7 +85,7 @@ def _further(document: Document, known: set[str]) -> Iterator[Problem]:
     for row in with_all_problems(keyed, first).problems:
         if row.message not in known:
             key = _key(row)
-            path = tuple(key.split("."))
+            path = split_key(key)
             yield Problem(row.where.replace(key, document.where(path), 1), row.message, row.rule)
 
 
@@ -174,7 +175,7 @@ def stage_keys(document: Document) -> Sequence[str]:
 
 def without(document: Document, key: str) -> Document:
     """The job without a key."""
-    first, *rest = key.split(".")
+    first, *rest = map(str, split_key(key))
     value = deepcopy(document.data.get(first))
     inner = _value({first: value}, ".".join((first, *rest[:-1])))
     if not rest:
@@ -186,6 +187,6 @@ def without(document: Document, key: str) -> Document:
 
 def _value(data: Any, key: str) -> Any:
     """Value of a dotted key; None where there is none."""
-    for part in key.split("."):
+    for part in split_key(key):
         data = data.get(part) if isinstance(data, dict) else None
     return data

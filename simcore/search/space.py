@@ -19,6 +19,7 @@ from simcore.errors import InputError, Problem
 from simcore.frameworks.registry import asked_adapter, framework_adapter
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Mesh, Scenario
+from simcore.inputs.sweep import split_key
 from simcore.inputs.training import Pipeline
 from simcore.placement.job import topology_of
 from simcore.search.condition import RESULTS, Condition
@@ -133,7 +134,7 @@ def _plain(value: Any) -> Any:
 def _value(base: Scenario, key: str, place: str = "") -> Any:
     """Value of a dotted key in a scenario, defaults filled in. InputError if there is no such key."""
     value: Any = base.normalised()
-    for part in key.split("."):
+    for part in split_key(key):
         if not isinstance(value, Mapping) or part not in value:
             message = f"{key[:100]} is no key of a scenario, and none of {', '.join(RESULTS)}"
             raise InputError(Problem(place or key, message))

@@ -2,7 +2,7 @@
 import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
-import { Form, leaves, said } from "./form.js";
+import { Form, said } from "./form.js";
 import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
@@ -203,7 +203,7 @@ const change = (changes, is_step = performance.now() - stepped_at > STEP_MS) => 
   let { job } = state;
   for (const [key, value] of Object.entries(changes)) job = with_value(job, key, is_usual(key, value) ? undefined : value);
   take(job);
-  if (own && !job.framework_options && job.framework !== framework) notice(`Options of ${framework} alone, left out with ${job.framework}: ${[...leaves(own)].map((key) => `${key} ${JSON.stringify(value_of(own, key))}`).join(", ")}. "undo" brings them back.`);
+  if (own && !job.framework_options && job.framework !== framework) notice(`Options of ${framework} alone, left out with ${job.framework}: ${Object.entries(own).map(([key, value]) => `${key} ${JSON.stringify(value)}`).join(", ")}. "undo" brings them back.`);
 };
 
 /* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict. */

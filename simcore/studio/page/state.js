@@ -24,11 +24,16 @@ export const decoded = async (text) => {
   } catch { throw new Error("This link is cut or damaged, so its job cannot be read."); }
 };
 
-/* Keys of a job by dotted names. */
-export const value_of = (job, key) => key.split(".").reduce((inner, part) => (inner && typeof inner === "object" ? inner[part] : undefined), job);
+/* Parts of a dotted name; what follows `framework_options.` is one part, as for --set: names of options have dots. */
+const OPTIONS = "framework_options.";
+const parts_of = (key) => (key.startsWith(OPTIONS) ? [OPTIONS.slice(0, -1), key.slice(OPTIONS.length)] : key.split("."));
 
-export const with_value = (job, key, value) => {
-  const [first, ...rest] = key.split(".");
+/* Keys of a job by dotted names. */
+export const value_of = (job, key) => parts_of(key).reduce((inner, part) => (inner && typeof inner === "object" ? inner[part] : undefined), job);
+
+export const with_value = (job, key, value) => with_inner(job, parts_of(key), value);
+
+const with_inner = (job, [first, ...rest], value) => {
   const made = { ...job };
   if (!rest.length) {
     if (value === undefined) delete made[first];
@@ -37,7 +42,16 @@ export const with_value = (job, key, value) => {
   }
   const before = made[first];
   const inner = before && typeof before === "object" && !Array.isArray(before) ? before : {};
-  made[first] = with_value(inner, rest.join("."), value);
+  made[first] = with_inner(inner, rest, value);
   if (value === undefined && !Object.keys(made[first]).length) delete made[first];
   return made;
 };
+
+/* Dotted names of the values of a job; lists are values, and so is what an option of a framework has. */
+export function* leaves(job, prefix = "") {
+  for (const [name, value] of Object.entries(job)) {
+    const key = prefix + name;
+    if (prefix !== OPTIONS && value && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length) yield* leaves(value, `${key}.`);
+    else yield key;
+  }
+}
