@@ -3,7 +3,7 @@
 [Note: several at once]
 All combinations of options over all layouts are too many to try. So the layout nearest to fitting gets one option after
 the other, what is on the device first, and keeps those that leave more memory, until it surely fits. What comes out was
-simulated; that nothing does is no proof.
+simulated; that nothing does is no proof, so the nearest to fitting that came out is told.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def _has(base: Scenario, head: Mapping[str, Any], loss: str) -> bool:
 
 
 def together(base: Scenario, nearest: Candidate, *, hosted: bool = True) -> tuple[Candidate, Sized] | None:
-    """A layout with several options at once that surely fits, see [Note: several at once]; None if none was found.
+    """A layout with several options at once, see [Note: several at once]: one that surely fits, else the nearest found.
 
-    `nearest`: keys of the layout to begin with; `hosted`: states and activations may lie on the host.
+    `nearest`: keys of the layout to begin with; `hosted`: states and activations may lie on the host. None if no option
+    leaves more memory.
     """
     (least,) = judged(base, [nearest])
     if not isinstance(least, Sized):
@@ -83,7 +84,7 @@ def together(base: Scenario, nearest: Candidate, *, hosted: bool = True) -> tupl
             best, least = tried, answer
         if least.verdict == "fits":
             return _fewest_keys(base, best, least)
-    return None
+    return None if best == nearest else (best, least)
 
 
 def _fewest_keys(base: Scenario, candidate: dict[str, Any], sized: Sized) -> tuple[Candidate, Sized]:

@@ -185,15 +185,20 @@ class _Fewest:
                                "together": self._together(at, found.value, hosted=False)})
 
     def combine(self) -> None:
-        """Says the row with fewer GPUs that fit with several options at once, where those are free."""
-        if found := self._together(self.at, self.row["value"]):
-            self._found(together=found)
+        """Says the row with fewer GPUs that fit with several options at once, where those are free.
+
+        Where none do, what these leave nearer to fitting than one option alone does is the nearest.
+        """
+        found = self._together(self.at, self.row["value"])
+        nearest = self._nearest(self.row["value"])
+        if found or nearest != self.row["nearest"]:
+            self._found(together=found, nearest=nearest)
 
     def _together(self, at: Mapping[int, Missed], value: Value | None, *, hosted: bool = True) -> dict[str, Any] | None:
         """Fewest GPUs of which the layout nearest to fitting fits with several options, and that layout; else None.
 
-        `at`: layouts that do not fit by number of GPUs, of which those below `value` count; `hosted`: states may lie on
-        the host.
+        `at`: layouts that do not fit by number of GPUs, of which those below `value` count, and which those with several
+        options that do not surely fit join; `hosted`: states may lie on the host.
         """
         if "options" not in (self.question.rest.get("free") or {}):
             return None
@@ -203,7 +208,9 @@ class _Fewest:
                 continue
             self._trying(together=number)
             found = together(self.question.scenario(), nearest["keys"], hosted=hosted)
-            if found and (layout := self._timed(*found)):
+            if found and found[1].verdict != "fits":
+                at[number].add(*found)
+            elif found and (layout := self._timed(*found)):
                 return {"gpus": number, "layout": dict(layout)}
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
+from simcore.search.judge import Sized, judged
 from simcore.search.leaner import alone, losses, together
 from simcore.simulate import simulate
 from simcore.studio.question import Question
@@ -36,4 +37,9 @@ def test_several_options_make_a_layout_fit_that_none_alone_does() -> None:
         fewer = {one: value for one, value in keys.items() if one != key}
         assert simulate(changed(job, fewer), timed=False).verdict != "fits", key
     assert "training.recompute" not in keys
-    assert together(base("fsdp2", "8 GiB"), layout) is None
+    nearer = together(base("fsdp2", "18 GiB"), layout)
+    assert nearer is not None
+    assert nearer[1].verdict != "fits"
+    (plain,) = judged(base("fsdp2", "18 GiB"), [layout])
+    assert isinstance(plain, Sized)
+    assert nearer[1].headroom_bytes > plain.headroom_bytes

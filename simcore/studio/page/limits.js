@@ -44,7 +44,9 @@ export const batch_words = ({ skipped = [], other, failed }, job, is_open = true
 
 /* What the fewest GPUs are looked for among, and what is not among it. */
 export const TRIED = "degrees, micro batch, recompute, and one of the framework's own memory options, a fused optimizer, a loss that keeps fewer logits, or states on the host";
-export const NOT_TRIED = "Several of these options at once, and activations on the host, were only tried on the layout nearest to fitting. Not tried: optimizers in 8 bits, other formats.";
+export const NOT_TRIED = "Several of these options at once, and activations on the host, were only tried on the layout nearest to fitting of each number of GPUs, if it needs at most twice what a GPU has. Not tried: optimizers in 8 bits, other formats.";
+/* Of a framework without a number: what is known is that nothing that was tried surely fits. */
+export const none_words = (nearest) => (nearest && nearest.verdict === "unsure" ? "too close to tell: none surely fits" : "none that was tried fits");
 
 /* A layout in the words of a reader: degrees, other keys, memory, speed. */
 const there_words = (layout, job) => (layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "");
@@ -53,8 +55,8 @@ const space = (words) => words && ` ${words}`;
 
 /* Fewest GPUs of layouts without states on the host, where the fewest have some there: number, and what is known of it. */
 export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped, together }, job) => {
-  const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
-  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(together_words(together, job)).trimEnd()}${space(batch_words({ skipped }, job, false))}`];
+  const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout with one option needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
+  return [value === null ? "none that was tried surely fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(together_words(together, job)).trimEnd()}${space(batch_words({ skipped }, job, false))}`];
 };
 
 /* The layout nearest to fitting, where none fits yet. */
@@ -82,8 +84,8 @@ const together_words = (found, job) => (found ? `With several options at once ${
 const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved }, job) => {
   const batch = value_of(job, "training.global_batch_size");
   const tried = untried ? `${count(untried)} smaller numbers were not tried.` : `Every layout on fewer was tried${unserved_words(unserved) && ", but for those named below"} (${batch ? `global batch ${count(batch)}; ` : ""}of several hosts whole ones).`;
-  const last = beyond ? ` ${gpus_words(beyond)}: ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : "";
-  return [`${tried}${last}`, nearest && nearest.num_gpus !== beyond ? `Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""];
+  const last = beyond ? ` ${gpus_words(beyond)}: ${why_not(why)}${nearest_bytes ? `; its best layout with one option needs ${gib(nearest_bytes)}` : ""}.` : "";
+  return [`${tried}${last}`, nearest && (nearest.num_gpus !== beyond || nearest.peak_bytes !== nearest_bytes) ? `Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""];
 };
 
 /* Headline, and lines of what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
@@ -93,8 +95,8 @@ export const fewest_words = (row, job) => {
   if (is_refused) return ["not answered", [why]];
   if (value === null && !is_fewest) return ["looking \u2026", []];
   const several = together_words(together, job);
-  if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once` : "none fits",
-    [several, `${together ? "With one of them alone none fits; " : ""}${beyond ? `${gpus_words(beyond)}, the most that were tried: ` : ""}${why_not(why)}.`, nearest ? `Nearest to fitting: ${nearest_words(nearest, job)}` : "", ...rest]];
+  if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once` : none_words(nearest),
+    [several, `${together ? "With one of them alone none surely fits; " : ""}${beyond ? `${gpus_words(beyond)}, the most that were tried: ` : ""}${why_not(why)}.`, nearest ? `Nearest to fitting: ${nearest_words(nearest, job)}` : "", ...rest]];
   const [without, known] = device ? device_words(device, job) : [];
   const host = !device ? "" : device.value === value ? ", with or without states on the host" : `${other ? "; " : " with states on the host, "}${device.value === null ? "none" : without} without${device.together ? ` (${count(device.together.gpus)} with several options)` : ""}${other ? " states on the host" : ""}`;
   const head = `${is_fewest ? "" : "at most "}${gpus_words(value)}${other ? ` with this batch, ${count(other.gpus)} with ${count(other.batch)}` : ""}${host}${together ? `; ${count(together.gpus)} with several options at once` : ""}`;
@@ -221,7 +223,7 @@ export class Limits {
     } catch (error) {
       doing.textContent = error.name === "AbortError" ? `stopped${trying && ` while trying ${trying.replace(/,$/, "")}`}` : error.message;
       if (error.name === "AbortError" && !row) {
-        number.textContent = "none fits so far";
+        number.textContent = "none so far";
         tell_known([nearest ? `Nearest to fitting: ${nearest_words(nearest, this.question().values)}` : trying ? "Of each layout that was tried more rests on a rank than fits, or the framework refuses it." : "No layout was tried yet."]);
       }
     } finally {
