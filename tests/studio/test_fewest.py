@@ -101,6 +101,21 @@ def test_a_framework_that_refuses_the_job_says_why_and_not_what_a_last_layout_br
         assert "a base in 4 bits" in row["why"], row["why"]
 
 
+def test_a_framework_that_needs_options_for_adapters_is_answered_with_them() -> None:
+    job = {**JOB, "framework": "ddp", "mesh": {"dp_replicate": 2}, "training": {**JOB["training"], "method": "qlora"}}
+    row = rows(said(job, gpus=[2], frameworks=["fsdp1"]))["fsdp1"][-1]
+    assert row["value"] == 2
+    assert set(row["layout"]["keys"]["framework_options"]) == {"wrap", "bnb_4bit_quant_storage"}
+    assert simulate(changed(Question.of({"values": job}).scenario(), row["layout"]["keys"])).verdict == "fits"
+
+
+def test_a_refusal_of_a_framework_names_the_key_that_it_is_about() -> None:
+    job = {**JOB, "framework": "ddp", "mesh": {}, "training": {**JOB["training"], "optimizer": {
+        "name": "adamw", "moments": "int8", "implementation": "bitsandbytes"}}}
+    (row,) = rows(said(job, gpus=[1], frameworks=["zero3"]))["zero3"]
+    assert "training.optimizer.moments: not yet: int8 under zero3" in row["why"]
+
+
 def test_a_large_model_is_answered_soon() -> None:
     start = time.monotonic()
     found = rows(said(LARGE, free={"mesh": [], "training.recompute": ["full"]}, frameworks=["zero3", "ddp"]))

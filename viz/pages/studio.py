@@ -105,7 +105,8 @@ def advice_part(advice: tuple[Advice, ...], than_s: float | None = None) -> Mark
     words = "Each of these helps, but not enough:" if cures else "Nothing that was tried makes it surely fit. Closest:"
     fewer = element("p", "More GPUs are counted with all other keys as they are; \u201cfewest GPUs\u201d tries other "
                     "degrees and options too.", class_="note") if any(
-                        key.startswith("mesh.dp") for one in cures for key in one.changes) else None
+                        key.startswith("mesh.dp") for one in cures if "framework" not in one.changes
+                        for key in one.changes) else None
     return join((_changes(cures, than_s), fewer, element("p", words, class_="note") if others else None,
                  _changes(others, than_s)))
 

@@ -16,17 +16,19 @@ const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 /* Keys of a layout beside its degrees that are not those of the job. */
 const USUAL = { "training.micro_batch_size": 1, "training.recompute": "none" };
 const OFFLOADED = { params: "parameters", gradients: "gradients", optimizer: "optimizer states", activations: "activations" };
-const SILENT = /^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/;
+const SILENT = /^(mesh\.|(framework|framework_version|topology|implementation|training\.pipeline)$)/;
+/* Keys with each option of the framework as one of them. */
+const spread = (keys) => Object.fromEntries(Object.entries(keys).flatMap(([key, value]) => (key === "framework_options" ? Object.entries(value || {}).map(([name, one]) => [`${key}.${name}`, one]) : [[key, value]])));
 /* Keys of a layout beside its degrees, in words. */
 export const key_words = (keys) => {
-  const rows = Object.entries(keys).filter(([key]) => !SILENT.test(key));
+  const rows = Object.entries(spread(keys)).filter(([key]) => !SILENT.test(key));
   const away = rows.filter(([key, value]) => key.startsWith("training.offload.") && typeof value === "string" && value !== "none");
   const plain = rows.filter((row) => !away.includes(row)).map(([key, value]) => (key === "training.optimizer.implementation" ? `${value} optimizer`
     : `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`));
   const places = [...new Set(away.map(([, value]) => value))];
   return [...plain, ...places.map((place) => `${away.filter(([, value]) => value === place).map(([key]) => OFFLOADED[key.split(".").pop()]).join(", ")} on ${place === "host" ? "the host" : place}`)];
 };
-const beside = (keys, job) => key_words(Object.fromEntries(Object.entries(keys).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key]))));
+const beside = (keys, job) => key_words(Object.fromEntries(Object.entries(spread(keys)).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key]))));
 
 /* "5, 6 and 7" */
 const listed = (names) => names.join(", ").replace(/, (?=[^,]*$)/, " and ");
