@@ -143,6 +143,8 @@ class FrameworkAdapter:
     search need not try it.
     `dispatchers`: ways to send tokens to experts on other ranks, by a name that is equal where another framework does
     the same, each with the framework options that choose it.
+    `needs`: framework options without which a training method is refused, by its name; a search that comes from another
+    framework sets them.
     """
 
     write_table: Callable[[Draft], Framework]
@@ -169,6 +171,7 @@ class FrameworkAdapter:
     axes: Callable[[ModelGraph], tuple[str, ...]] = open_axes
     dispatchers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
     host_buffers: _HostBuffers = _no_buffers
+    needs: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False)
 
     def has_option(self, name: str) -> bool:
         """True if the framework has an option of this name around the layers of one of its implementations."""

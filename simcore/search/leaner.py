@@ -3,7 +3,7 @@
 [Note: several at once]
 All combinations of options over all layouts are too many to try. So the layout nearest to fitting gets one option after
 the other, what is on the device first, and keeps those that leave more memory, until it surely fits. What comes out was
-simulated; that nothing does is no proof.
+simulated; that nothing does is no proof, so the nearest to fitting that came out is told.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ def _has(base: Scenario, head: Mapping[str, Any], loss: str) -> bool:
 def together(base: Scenario, nearest: Candidate, *, hosted: bool = True) -> tuple[Candidate, Sized] | None:
     """A layout with several options at once that surely fits, else the nearest to it, see [Note: several at once].
 
-    None where no option leaves more memory.
-
-    `nearest`: keys of the layout to begin with; `hosted`: states and activations may lie on the host.
+    `nearest`: keys of the layout to begin with; `hosted`: states and activations may lie on the host. None if no option
+    leaves more memory.
     """
     (least,) = judged(base, [nearest])
     if not isinstance(least, Sized):

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from simcore.batch.rows import Rows
 from simcore.inputs.scenario import Mesh, Scenario
+from simcore.inputs.sweep import split_key
 from simcore.results.frame import Column, Field, Value, unit_of
 from simcore.results.report import Report
 from simcore.results.verdict import Verdict
@@ -139,7 +140,7 @@ class _Keys:
                 continue
             root = next(each for each in _prefixes(key) if each in self._place)
             block = inner.setdefault(root, self._block(root))
-            _put(block, key.removeprefix(f"{root}.").split("."), value)
+            _put(block, [str(part) for part in split_key(key)[len(split_key(root)):]], value)
             row[self._place[root][0]] = key_value({"": block}, ("",), "string")
         return row
 

@@ -24,6 +24,7 @@ from simcore.executors.executor import Executor, Open
 from simcore.executors.interrupts import Interrupts, interrupts
 from simcore.executors.shard import Shard
 from simcore.inputs.scenario import Mesh, Scenario
+from simcore.inputs.sweep import split_key
 from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
 from simcore.search.condition import Condition
 from simcore.search.journal import ANSWER, JOURNAL, Answered, Memory, journal
@@ -277,7 +278,7 @@ def key_value(base: Scenario, candidate: Candidate, name: str) -> Any:
     if name in candidate:
         return candidate[name]
     value: Any = base.normalised()
-    for part in name.split("."):
+    for part in split_key(name):
         value = value[part]
     return value
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.frameworks.registry import asked_adapter, framework_adapter
+from simcore.frameworks.registry import asked_adapter, framework_adapter, known_frameworks
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Mesh, Scenario
+from simcore.inputs.sweep import split_key
 from simcore.inputs.training import Pipeline
 from simcore.placement.job import topology_of
 from simcore.search.condition import RESULTS, Condition
@@ -26,7 +27,7 @@ from simcore.search.judge import Candidate
 from simcore.search.leaner import alone
 from simcore.search.meshes import DEGREES, meshes
 
-__all__ = ["ALLOWED", "FREE", "Space", "candidates", "place_of", "place_of_space", "space_of"]
+__all__ = ["ALLOWED", "FREE", "Space", "candidates", "other_framework", "place_of", "place_of_space", "space_of"]
 
 FREE: Final = ("mesh", "training.micro_batch_size", "training.recompute", "options")
 """Keys that are free by default; `mesh` stands for all its degrees, `options` for the framework's memory options."""
@@ -95,7 +96,7 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
     _check(space)
     if "leaner" not in asked:
         return space
-    return replace(space, leaner={name: alone(base, _head(base, name, None)) for name in space.frameworks})
+    return replace(space, leaner={name: alone(base, other_framework(base, name)) for name in space.frameworks})
 
 
 def _without_values(base: Scenario, key: str) -> Sequence[Problem]:
@@ -133,7 +134,7 @@ def _plain(value: Any) -> Any:
 def _value(base: Scenario, key: str, place: str = "") -> Any:
     """Value of a dotted key in a scenario, defaults filled in. InputError if there is no such key."""
     value: Any = base.normalised()
-    for part in key.split("."):
+    for part in split_key(key):
         if not isinstance(value, Mapping) or part not in value:
             message = f"{key[:100]} is no key of a scenario, and none of {', '.join(RESULTS)}"
             raise InputError(Problem(place or key, message))
@@ -144,7 +145,7 @@ def _value(base: Scenario, key: str, place: str = "") -> Any:
 def _check(space: Space) -> None:
     """Raises InputError for keys and names that the scenario does not have, and for wrong values."""
     for framework, topology in itertools.product(space.frameworks, space.topologies or (None,)):
-        head = _head(space.base, framework, topology)
+        head = _head(space.base, framework, topology, "")
         asked_adapter(changed(space.base, head, place_of(space.base, "framework", framework)))
         topology_of(changed(space.base, head, place_of(space.base, "topology", topology or "")))
     for key, values in space.axes.items():
@@ -175,20 +176,30 @@ def candidates(space: Space) -> Iterator[Candidate]:
 def _all(space: Space) -> Iterator[Candidate]:
     for framework in space.frameworks:
         for topology in space.topologies or (None,):
-            head = _head(space.base, framework, topology)
             for num_gpus in space.gpus:
                 for mesh in _meshes(space, framework, num_gpus):
                     nodes = _nodes(space, topology, num_gpus)
                     for values in itertools.product(*space.axes.values()):
-                        keys = {**head, **nodes, **mesh, **dict(zip(space.axes, values, strict=True))}
+                        free = dict(zip(space.axes, values, strict=True))
+                        head = _head(space.base, framework, topology, free.get("training.method", ""))
+                        keys = {**head, **nodes, **mesh, **free}
                         yield from ({**keys, **option} for option in _options(space, framework))
 
 
-def _head(base: Scenario, framework: str, topology: str | None) -> dict[str, Any]:
-    """Keys that choose framework and machine; the scenario's own framework keeps its version, options and layers."""
-    machine = {} if topology is None else {"topology": topology}
-    other = {"framework": framework, "framework_version": "auto", "framework_options": {}, "implementation": "auto"}
-    return machine | {base.framework: {}}.get(framework, other)
+def other_framework(base: Scenario, name: str, method: str = "") -> dict[str, Any]:
+    """Keys that choose a framework; the scenario's own keeps its version, options and layers.
+
+    Another has the options that the training method (the scenario's, unless given) cannot do without.
+    """
+    needs = framework_adapter(name).needs if name in known_frameworks() else {}
+    other = {"framework": name, "framework_version": "auto",
+             "framework_options": dict(needs.get(method or base.training.method, {})), "implementation": "auto"}
+    return {base.framework: {}}.get(name, other)
+
+
+def _head(base: Scenario, framework: str, topology: str | None, method: str) -> dict[str, Any]:
+    """Keys that choose framework and machine."""
+    return ({} if topology is None else {"topology": topology}) | other_framework(base, framework, method)
 
 
 def _nodes(space: Space, topology: str | None, num_gpus: int) -> dict[str, int]:

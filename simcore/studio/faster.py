@@ -17,7 +17,7 @@ from simcore.placement.job import topology_of
 from simcore.results.report import Advice, Report
 from simcore.simulate import simulate
 
-__all__ = ["faster", "further", "on_whole_hosts", "plainer"]
+__all__ = ["faster", "further", "on_whole_hosts", "plainer", "tried"]
 
 _MOST: Final = 5
 _LENGTH: Final = "training.seq_len"
@@ -37,10 +37,10 @@ def faster(scenario: Scenario, base: Report) -> tuple[Advice, ...]:
         return ()
     found: dict[str, tuple[float, Advice]] = {}
     for change in _changes(scenario):
-        tried = _tried(scenario, change)
+        answer = tried(scenario, change)
         least = max(_LEAST * base.time.tokens_per_s_per_gpu, found.get(change.kind, (0.0,))[0])
-        if tried and tried[0] > least:
-            found[change.kind] = tried
+        if answer and answer[0] > least:
+            found[change.kind] = answer
     return tuple(advice for _, advice in sorted(found.values(), key=lambda one: -one[0])[:_MOST])
 
 
@@ -51,7 +51,7 @@ def plainer(scenario: Scenario) -> tuple[Advice, ...]:
     """
     if scenario.workload != "train":
         return ()
-    found = filter(None, (_tried(scenario, Change("layout", 1, keys)) for keys in _plainer(scenario)))
+    found = filter(None, (tried(scenario, Change("layout", 1, keys)) for keys in _plainer(scenario)))
     return tuple(advice for _, advice in sorted(found, key=lambda one: -one[0])[:3])
 
 
@@ -78,8 +78,8 @@ def further(scenario: Scenario, known: Sequence[Advice]) -> tuple[Advice, ...]:
                          warning=_shorter(scenario, factor)) for factor in lengths]
     found: dict[str, Advice] = {}
     for change in tries:
-        if change.kind not in found and (tried := _tried(scenario, change)):
-            found[change.kind] = tried[1]
+        if change.kind not in found and (one := tried(scenario, change)):
+            found[change.kind] = one[1]
     return tuple(found.values())
 
 
@@ -98,9 +98,9 @@ def on_whole_hosts(scenario: Scenario, advice: Advice) -> Advice:
     if num_gpus is None or num_gpus <= scenario.world_size or not _OF_GPUS.issuperset(advice.changes):
         return advice
     for number in range(-(-num_gpus // unit) * unit, 2 * num_gpus + unit, unit):
-        tried = _tried(scenario, Change("GPUs", 1, keys_of(scenario, "gpus", number)))
-        if tried:
-            return tried[1]
+        answer = tried(scenario, Change("GPUs", 1, keys_of(scenario, "gpus", number)))
+        if answer:
+            return answer[1]
     return advice
 
 
@@ -120,7 +120,7 @@ def _plainer(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield {**keys, **kept}
 
 
-def _tried(scenario: Scenario, change: Change) -> tuple[float, Advice] | None:
+def tried(scenario: Scenario, change: Change) -> tuple[float, Advice] | None:
     """(tokens per second and GPU, the change with its effect); None if it is refused, unsure or rests on a guess."""
     try:
         other = changed(scenario, change.keys)

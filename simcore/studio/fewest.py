@@ -14,10 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from simcore.errors import RankscopeError
-from simcore.frameworks.registry import framework_adapter, known_frameworks
-from simcore.frameworks.setup import configuration
-from simcore.inputs.scenario import Scenario
-from simcore.models.graph import build
+from simcore.frameworks.registry import known_frameworks
+from simcore.inputs.loading import changed
 from simcore.placement.job import topology_of
 from simcore.results.found import FreeLimit
 from simcore.results.limit import Value
@@ -25,16 +23,17 @@ from simcore.search.condition import condition
 from simcore.search.judge import Candidate, Sized, timed
 from simcore.search.leaner import together
 from simcore.search.limits import free_limit
-from simcore.search.meshes import DEGREES
 from simcore.search.missed import Missed
 from simcore.search.objective import OBJECTIVES
 from simcore.search.search import Search, layout_of, search
+from simcore.search.space import other_framework
 from simcore.search.watch import LimitWatch
+from simcore.simulate import check
 from simcore.studio.question import Question, names_of, space_of_question
+from simcore.studio.sharding import AXES, axes_of
 
 __all__ = ["fewest"]
 
-_AXES: Final = (*DEGREES, "ep")
 _OTHERS: Final = 3
 """Numbers of GPUs that are tried at most with another batch, the largest first."""
 _PAUSE_S: Final = 0.2
@@ -64,7 +63,7 @@ def fewest(question: Question, say: Say) -> None:
     base = question.scenario()
     own = base.framework
     names = names_of(question.rest, "frameworks", (own, *known_frameworks()))
-    axes = {name: _axes(base, name, base.implementation if name == own else "auto") for name in names}
+    axes = {name: axes_of(base, name, base.implementation if name == own else "auto") for name in names}
     found: list[_Fewest] = []
     for done, name in enumerate(sorted(axes, key=lambda name: (name != own, *_order(axes[name])))):
         one = _Fewest(_narrowed(question, name, axes[name]), name, say, {"done": done, "all_of": len(axes)})
@@ -82,20 +81,6 @@ def fewest(question: Question, say: Say) -> None:
     say({"over": True})
 
 
-def _axes(base: Scenario, name: str, implementation: str) -> tuple[str, ...]:
-    """Axes of the mesh that may have more than one rank, as the framework says; all of an unknown one."""
-    if name not in known_frameworks():
-        return _AXES
-    adapter, fields = framework_adapter(name), configuration(base)
-    if implementation == "auto":
-        implementation = adapter.implementation_of(str(fields.get("model_type")), base.training.method)
-    try:
-        closed = set(_AXES).difference(adapter.axes(build(fields, implementation)))
-    except RankscopeError:  # a model that the framework does not have: each of its layouts says so
-        closed = set()
-    return tuple(axis for axis in _AXES if axis not in closed)
-
-
 def _order(axes: tuple[str, ...]) -> tuple[bool, int]:
     """Order of frameworks: those that cut something over few axes first, those that only copy last."""
     return axes == ("dp_replicate",), len(axes)
@@ -105,7 +90,7 @@ def _narrowed(question: Question, name: str, axes: tuple[str, ...]) -> Question:
     """The question about one framework; free degrees are those that it may have, memory options all there are."""
     asked, free = {**question.rest, "frameworks": [name]}, question.rest.get("free") or {}
     if "mesh" in free:
-        degrees = {f"mesh.{axis}": [] if axis in axes else [1] for axis in _AXES}
+        degrees = {f"mesh.{axis}": [] if axis in axes else [1] for axis in AXES}
         leaner: dict[str, list[Any]] = {"leaner": []} if "options" in free else {}
         kept = {key: values for key, values in free.items() if key != "mesh"}
         asked["free"] = {**kept, "mesh.etp": [], **degrees, **leaner}
@@ -161,7 +146,21 @@ class _Fewest:
                         nearest=self._nearest(found.value),
                         skipped=_skipped(asked, found, unit))
         except RankscopeError as error:
-            self._found(why=error.problems[0].message, is_refused=True)
+            self._found(why=self._with_keys(error.problems[0].message), is_refused=True)
+
+    def _with_keys(self, message: str) -> str:
+        """A refusal of every layout with the job's keys that it is about, and what else one rank is refused for."""
+        base = self.question.scenario()
+        try:
+            report = check(changed(base, {**other_framework(base, self.name), "mesh": {}, "training.pipeline": {}}))
+        except RankscopeError:
+            return message
+        told = {row.message: f"{row.where}: {row.message}" for row in report.problems if "." in row.where}
+        named = next((one for one in told if message.endswith(one)), None)
+        if named is None:
+            return message
+        others = (words for one, words in told.items() if one != named)
+        return "; ".join((message.removesuffix(named) + told[named], *others))
 
     def is_on_host(self) -> bool:
         """True if the layout on the fewest GPUs has states on the host that the job has not there."""
@@ -193,8 +192,8 @@ class _Fewest:
     def _together(self, at: Mapping[int, Missed], value: Value | None, *, hosted: bool = True) -> dict[str, Any] | None:
         """Fewest GPUs of which the layout nearest to fitting fits with several options, and that layout; else None.
 
-        `at`: layouts that do not fit by number of GPUs, of which those below `value` count; `hosted`: states may lie on
-        the host.
+        `at`: layouts that do not fit by number of GPUs, of which those below `value` count; those with several options
+        that do not surely fit join them; `hosted`: states may lie on the host.
         """
         if "options" not in (self.question.rest.get("free") or {}):
             return None

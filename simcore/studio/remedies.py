@@ -18,6 +18,7 @@ from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.studio.faster import faster, further, on_whole_hosts, plainer
 from simcore.studio.question import Question, price_of
+from simcore.studio.sharding import sharding
 from simcore.studio.views import priced
 from simcore.units import format_bytes, format_seconds
 from simcore.validation.side_by_side import Beside, SideBySide
@@ -36,11 +37,15 @@ _TOTALS: Final = ("peak", "needed", "allocated")
 
 
 def advice(question: Question) -> dict[str, Any]:
-    """Part of the page with changes that make the job fit; each was simulated. Plainer layouts come last."""
+    """Part of the page with changes that make the job fit; each was simulated. Plainer layouts come last.
+
+    Where nothing else does, other frameworks that shard what this one copies.
+    """
     scenario = question.scenario()
     found = [on_whole_hosts(scenario, one) for one in advise(scenario)]
     known = [one.changes for one in found]
-    more = [one for one in (*further(scenario, found), *plainer(scenario)) if one.changes not in known]
+    further_ones = (*further(scenario, found), *plainer(scenario), *sharding(scenario, found))
+    more = [one for one in further_ones if one.changes not in known]
     return {"parts": {"advice": str(studio.advice_part((*found, *more)) or "")}}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 from collections import Counter
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 
 from search.test_search import BASE, BOTH, SMALL
+from simcore.docgen.listing import options
 from simcore.errors import InputError
 from simcore.executors.shard import Shard
 from simcore.inputs.loading import changed
 from simcore.search.condition import condition
-from simcore.search.rows import COLUMNS
+from simcore.search.rows import COLUMNS, _Keys
 from simcore.search.search import Search, search
 from simcore.search.space import candidates, space_of
 from simcore.simulate import simulate
@@ -68,6 +70,15 @@ def test_a_row_has_the_keys_that_a_batch_would_have(tmp_path: Path) -> None:
             assert {name: row[name] for name in shared} == {name: record[name] for name in shared}
             compared += 1
     assert compared > 5
+
+
+def test_an_option_with_a_dot_in_its_name_is_one_key_of_a_row() -> None:
+    base, keys = changed(BASE, {"framework": "automodel"}), _Keys
+    names = [one["name"] for one in options("automodel") if "." in one["name"]]
+    assert names
+    for name in names:
+        row = keys(base).row({f"framework_options.{name}": "true"})
+        assert any(value == json.dumps({name: "true"}) for value in row), name
 
 
 def test_a_search_that_was_stopped_has_the_same_rows(tmp_path: Path) -> None:

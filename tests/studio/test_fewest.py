@@ -56,6 +56,20 @@ def test_fewer_gpus_that_fit_with_several_options_at_once_are_told() -> None:
     assert rows(said(job, gpus=[1, 2], free={"mesh": []}, frameworks=["ddp"]))["ddp"][-1]["together"] is None
 
 
+def test_activations_on_the_host_count_where_nothing_surely_fits() -> None:
+    training = {**JOB["training"], "method": "qlora", "seq_len": 4096, "global_batch_size": 8, "recompute": "full",
+                "lora": {"rank": 32, "alpha": 16, "dtype": "fp32"}, "loss": "cut"}
+    job = {**JOB, "model": "llama-3.1-8b", "framework": "ddp", "mesh": {"dp_replicate": 2}, "topology": "rtx-3070",
+           "training": training}
+    free: dict[str, Any] = {"mesh": [], "training.recompute": [], "options": []}
+    row = rows(said(job, gpus=[1, 2], free=free, frameworks=["ddp"]))["ddp"][-1]
+    assert row["value"] is None
+    assert row["together"] is None
+    assert row["nearest"]["keys"]["training.offload.activations"] == "host"
+    report = simulate(changed(Question.of({"values": job}).scenario(), row["nearest"]["keys"]), timed=False)
+    assert (report.verdict, report.highest_bytes) == (row["nearest"]["verdict"], row["nearest"]["peak_bytes"])
+
+
 def test_layouts_on_fewer_that_are_not_simulated_yet_are_told() -> None:
     row = rows(said({**LARGE, "framework": "automodel"}, gpus=[8, 32], frameworks=["automodel"]))["automodel"][-1]
     assert row["value"] == 32
@@ -85,6 +99,21 @@ def test_a_framework_that_refuses_the_job_says_why_and_not_what_a_last_layout_br
         (row,) = rows(said(job, frameworks=[name], free={"mesh": [], "training.micro_batch_size": []}))[name]
         assert row["is_refused"]
         assert "a base in 4 bits" in row["why"], row["why"]
+
+
+def test_a_framework_that_needs_options_for_adapters_is_answered_with_them() -> None:
+    job = {**JOB, "framework": "ddp", "mesh": {"dp_replicate": 2}, "training": {**JOB["training"], "method": "qlora"}}
+    row = rows(said(job, gpus=[2], frameworks=["fsdp1"]))["fsdp1"][-1]
+    assert row["value"] == 2
+    assert set(row["layout"]["keys"]["framework_options"]) == {"wrap", "bnb_4bit_quant_storage"}
+    assert simulate(changed(Question.of({"values": job}).scenario(), row["layout"]["keys"])).verdict == "fits"
+
+
+def test_a_refusal_of_a_framework_names_the_key_that_it_is_about() -> None:
+    job = {**JOB, "framework": "ddp", "mesh": {}, "training": {**JOB["training"], "optimizer": {
+        "name": "adamw", "moments": "int8", "implementation": "bitsandbytes"}}}
+    (row,) = rows(said(job, gpus=[1], frameworks=["zero3"]))["zero3"]
+    assert "training.optimizer.moments: not yet: int8 under zero3" in row["why"]
 
 
 def test_a_large_model_is_answered_soon() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 
 import pytest
 
+from simcore.inputs.loading import changed
+from simcore.simulate import simulate
 from simcore.studio.faster import plainer
 from simcore.studio.question import Question
 from studio_jobs import JOB, Asked
@@ -61,6 +64,21 @@ def test_costs_follow_a_price_of_ones_own(asked: Asked) -> None:
     assert usd[0] == pytest.approx(2.95 * usd[1])  # of dgx-h100
     unknown = asked("view", values={**JOB, "topology": "dgx-b300"}, price=1)["numbers"]
     assert unknown["usd_per_million_tokens"] == pytest.approx(1e6 / 3600 / unknown["tokens_per_s_per_gpu"])
+
+
+def test_a_job_of_copies_that_nothing_makes_fit_is_told_of_frameworks_that_shard(asked: Asked) -> None:
+    training = {"seq_len": 4096, "global_batch_size": 2, "method": "qlora", "recompute": "full", "loss": "cut",
+                "lora": {"rank": 32, "alpha": 16}}
+    job = {**JOB, "model": "ByteDance-Seed/Seed-OSS-36B-Instruct", "topology": "rtx-3090", "framework": "ddp",
+           "mesh": {"dp_replicate": 2}, "training": training}
+    part = asked("advice", values=job)["parts"]["advice"]
+    changes = [json.loads(html.unescape(one)) for one in re.findall(r'data-changes="([^"]*)"', part)]
+    (cure,) = [one for one in changes if one.get("framework") == "fsdp1"]
+    scenario = changed(Question.of({"values": job}).scenario(), cure)
+    assert simulate(scenario, timed=False).verdict == "fits"
+    assert (scenario.mesh.dp_shard, scenario.mesh.dp_replicate) == (2, 1)
+    fitting = {**job, "topology": "dgx-h100"}
+    assert "fsdp1" not in asked("advice", values=fitting)["parts"]["advice"]
 
 
 @pytest.mark.parametrize("price", [-1, "2", True, 1e9])

@@ -107,7 +107,8 @@ def advice_part(advice: tuple[Advice, ...], than_s: float | None = None) -> Mark
         "\u201cfewest GPUs of each framework\u201d below asks them. Closest:")
     fewer = element("p", "More GPUs are counted with all other keys as they are; \u201cfewest GPUs\u201d tries other "
                     "degrees and options too.", class_="note") if any(
-                        key.startswith("mesh.dp") for one in cures for key in one.changes) else None
+                        key.startswith("mesh.dp") for one in cures if "framework" not in one.changes
+                        for key in one.changes) else None
     return join((_changes(cures, than_s), fewer, element("p", words, class_="note") if others else None,
                  _changes(others, than_s)))
 

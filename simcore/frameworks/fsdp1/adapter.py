@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter, MemoryOption
 from simcore.frameworks.common.lora import name_adapters, peft_dropout
+from simcore.frameworks.common.qlora import STORAGE_OPTION
 from simcore.frameworks.fsdp1.flat_parameters import exact_in_units, mean_in_units, unit_padding_bytes
 from simcore.frameworks.fsdp1.hooks import Fsdp1Hooks
-from simcore.frameworks.fsdp1.table import CAPABILITIES, OPTIONS, TRAINERS, VERSIONS, in_fp8, table
+from simcore.frameworks.fsdp1.table import ADAPTED, CAPABILITIES, OPTIONS, TRAINERS, VERSIONS, in_fp8, table
 
 __all__ = ["ADAPTERS"]
 
@@ -19,4 +20,5 @@ ADAPTERS = {"fsdp1": FrameworkAdapter(
     quantize=in_fp8, casts_parameters=True, serves_qlora=True,
     axes=lambda graph: CAPABILITIES.axes,
     memory_options=(MemoryOption("sync", {"framework_options.sync_gradients": "every"}),),
+    needs={"lora": ADAPTED, "qlora": {**ADAPTED, STORAGE_OPTION: "bfloat16"}},
 )}

@@ -41,7 +41,7 @@ from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 from simcore.recording.number_formats import PackedWeights
 from simcore.recording.options import ImplementationOptions
 
-__all__ = ["OPTIONS", "TRAINERS", "VERSIONS", "in_fp8", "table"]
+__all__ = ["ADAPTED", "OPTIONS", "TRAINERS", "VERSIONS", "in_fp8", "table"]
 
 VERSIONS = ("torch 2.13",)
 RULE: Final = "torch 2.13 torch/distributed/fsdp/fully_sharded_data_parallel.py"
@@ -57,6 +57,8 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "wrap": (None, "layers_root", "root"),
 }
 _ADAPTERS: Final = "layers_adapters"
+ADAPTED: Final = {"wrap": _ADAPTERS}
+"""Policy of PEFT, which accelerate takes (transformers 5.23 distributed/fsdp.py update_fsdp_plugin_peft)."""
 _OF_TRANSFORMERS: Final[dict[str, tuple[Any, ...]]] = {**OPTIONS, STORAGE_OPTION: STORAGES,
                                                        "wrap": (*OPTIONS["wrap"], _ADAPTERS)}
 OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {

@@ -2,7 +2,7 @@
 import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
-import { Form, leaves, said } from "./form.js";
+import { Form, said } from "./form.js";
 import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";

@@ -1,8 +1,7 @@
 /* The job to take away: as scenario, recipe, command, Markdown table, picture, link. */
 import { ask } from "./door.js";
-import { leaves } from "./form.js";
 import { make, notice } from "./panels.js";
-import { value_of } from "./state.js";
+import { leaves, value_of } from "./state.js";
 
 const gib = (bytes) => (bytes === null ? "\u2013" : `${(bytes / 2 ** 30).toFixed(2)} GiB`);
 const dialog = document.getElementById("dialog");

@@ -1,6 +1,6 @@
 /* The job as a form: fields that most people change, steppers of degrees, and every other key found by search. */
 import { make, notice } from "./panels.js";
-import { value_of } from "./state.js";
+import { leaves, value_of } from "./state.js";
 
 const AXES = { gpus: "GPUs", tp: "tensor parallel", pp: "pipeline stages", cp: "context parallel", ep: "expert parallel",
   etp: "expert tensor parallel", dp_replicate: "replicas" };
@@ -498,12 +498,3 @@ const words_of = (value) => (value !== null && typeof value === "object" ? (Obje
 
 /* A mesh as a person writes it: degrees of one are left out. */
 const short = (mesh) => Object.fromEntries(Object.entries(mesh).filter(([name, value]) => value !== null && (value !== 1 || name === "etp")));
-
-/* Dotted names of the values of a job; lists are values. */
-export function* leaves(job, prefix = "") {
-  for (const [name, value] of Object.entries(job)) {
-    const key = prefix + name;
-    if (value && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length) yield* leaves(value, `${key}.`);
-    else yield key;
-  }
-}

@@ -16,17 +16,19 @@ const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(2)} GiB`;
 /* Keys of a layout beside its degrees that are not those of the job. */
 const USUAL = { "training.micro_batch_size": 1, "training.recompute": "none" };
 const OFFLOADED = { params: "parameters", gradients: "gradients", optimizer: "optimizer states", activations: "activations" };
-const SILENT = /^(mesh\.|(framework|framework_version|framework_options|topology|implementation|training\.pipeline)$)/;
+const SILENT = /^(mesh\.|(framework|framework_version|topology|implementation|training\.pipeline)$)/;
+/* Keys with each option of the framework as one of them. */
+const spread = (keys) => Object.fromEntries(Object.entries(keys).flatMap(([key, value]) => (key === "framework_options" ? Object.entries(value || {}).map(([name, one]) => [`${key}.${name}`, one]) : [[key, value]])));
 /* Keys of a layout beside its degrees, in words. */
 export const key_words = (keys) => {
-  const rows = Object.entries(keys).filter(([key]) => !SILENT.test(key));
+  const rows = Object.entries(spread(keys)).filter(([key]) => !SILENT.test(key));
   const away = rows.filter(([key, value]) => key.startsWith("training.offload.") && typeof value === "string" && value !== "none");
   const plain = rows.filter((row) => !away.includes(row)).map(([key, value]) => (key === "training.optimizer.implementation" ? `${value} optimizer`
     : `${key.split(".").pop().replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`));
   const places = [...new Set(away.map(([, value]) => value))];
   return [...plain, ...places.map((place) => `${away.filter(([, value]) => value === place).map(([key]) => OFFLOADED[key.split(".").pop()]).join(", ")} on ${place === "host" ? "the host" : place}`)];
 };
-const beside = (keys, job) => key_words(Object.fromEntries(Object.entries(keys).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key]))));
+const beside = (keys, job) => key_words(Object.fromEntries(Object.entries(spread(keys)).filter(([key, value]) => JSON.stringify(value) !== JSON.stringify(value_of(job, key) ?? USUAL[key]))));
 
 /* "5, 6 and 7" */
 const listed = (names) => names.join(", ").replace(/, (?=[^,]*$)/, " and ");
@@ -44,7 +46,9 @@ export const batch_words = ({ skipped = [], other, failed }, job, is_open = true
 
 /* What the fewest GPUs are looked for among, and what is not among it. */
 export const TRIED = "degrees, micro batch, recompute, and one of the framework's own memory options, a fused optimizer, a loss that keeps fewer logits, or states on the host";
-export const NOT_TRIED = "Several of these options at once, and activations on the host, were only tried on the layout nearest to fitting. Not tried: optimizers in 8 bits, other formats.";
+export const NOT_TRIED = "Several of these options at once, and activations on the host, were only tried on the layout nearest to fitting of each number of GPUs, if it needs at most twice what a GPU has. Not tried: optimizers in 8 bits, other formats.";
+/* Of a framework without a number: what is known is that nothing that was tried surely fits. */
+export const none_words = (nearest) => (nearest && nearest.verdict === "unsure" ? "too close to tell: none surely fits" : "none that was tried fits");
 
 /* A layout in the words of a reader: degrees, other keys, memory, speed. */
 const there_words = (layout, job) => (layout ? `${[layout.layout, ...beside(layout.keys, job)].join(", ")}: ${gib(layout.peak_bytes)} on the fullest, ${count(Math.round(layout.tokens_per_s_per_gpu))} tokens/s per GPU.` : "");
@@ -53,8 +57,8 @@ const space = (words) => words && ` ${words}`;
 
 /* Fewest GPUs of layouts without states on the host, where the fewest have some there: number, and what is known of it. */
 export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped, together }, job) => {
-  const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
-  return [value === null ? "none fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(together_words(together, job)).trimEnd()}${space(batch_words({ skipped }, job, false))}`];
+  const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout with one option needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
+  return [value === null ? "none that was tried surely fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(together_words(together, job)).trimEnd()}${space(batch_words({ skipped }, job, false))}`];
 };
 
 /* The layout nearest to fitting, where none fits yet. */
@@ -82,8 +86,8 @@ const together_words = (found, job) => (found ? `With several options at once ${
 const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved }, job) => {
   const batch = value_of(job, "training.global_batch_size");
   const tried = untried ? `${count(untried)} smaller numbers were not tried.` : `Every layout on fewer was tried${unserved_words(unserved) && ", but for those named below"} (${batch ? `global batch ${count(batch)}; ` : ""}of several hosts whole ones).`;
-  const last = beyond ? ` ${gpus_words(beyond)}: ${why_not(why)}${nearest_bytes ? `; its best layout needs ${gib(nearest_bytes)}` : ""}.` : "";
-  return [`${tried}${last}`, nearest && nearest.num_gpus !== beyond ? `Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""];
+  const last = beyond ? ` ${gpus_words(beyond)}: ${why_not(why)}${nearest_bytes ? `; its best layout with one option needs ${gib(nearest_bytes)}` : ""}.` : "";
+  return [`${tried}${last}`, nearest && (nearest.num_gpus !== beyond || nearest.peak_bytes !== nearest_bytes) ? `Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""];
 };
 
 /* None surely fits, though one may. */
@@ -234,7 +238,7 @@ export class Limits {
     } catch (error) {
       doing.textContent = error.name === "AbortError" ? `stopped${trying && ` while trying ${trying.replace(/,$/, "")}`}` : error.message;
       if (error.name === "AbortError" && !row) {
-        number.textContent = "none fits so far";
+        number.textContent = "none so far";
         tell_known([nearest ? `Nearest to fitting: ${nearest_words(nearest, this.question().values)}` : trying ? "Of each layout that was tried more rests on a rank than fits, or the framework refuses it." : "No layout was tried yet."]);
       }
     } finally {

@@ -261,7 +261,7 @@ export class Search {
       const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below(one)];
       if (!device) return [own];
       const [n] = device_words(device, job);
-      const fewer = device.beyond ? `with fewer: ${device.beyond} ${why_not(device.why)}${device.nearest_bytes ? `; its best layout needs ${gib(device.nearest_bytes)}` : ""}${semicolon(batch_words(device, job, false))}` : why_not(device.why);
+      const fewer = device.beyond ? `with fewer: ${device.beyond} ${why_not(device.why)}${device.nearest_bytes ? `; its best layout with one option needs ${gib(device.nearest_bytes)}` : ""}${semicolon(batch_words(device, job, false))}` : why_not(device.why);
       return [own, [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer]];
     });
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows, this.take));

@@ -46,3 +46,12 @@ const with_parts = (job, [first, ...rest], value) => {
   if (value === undefined && !Object.keys(made[first]).length) delete made[first];
   return made;
 };
+
+/* Dotted names of the values of a job; lists are values, and so is what an option of a framework has. */
+export function* leaves(job, prefix = "") {
+  for (const [name, value] of Object.entries(job)) {
+    const key = prefix + name;
+    if (prefix !== OPTIONS && value && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length) yield* leaves(value, `${key}.`);
+    else yield key;
+  }
+}
