@@ -143,8 +143,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     tape.casts.clear()
     casts = tape.cut()
     del body
-    # A mask that is added is not kept, another one here or above if anything trains here.
-    mask = inputs.mask if out.node is not None and not has_eager_attention(run) else None
+    mask = inputs.mask if out.node is not None and not has_eager_attention(run) else None  # an added one is not kept
     given = inputs.mask
     inputs = None
     returned = tape.cut()  # copies that a hook made of what the model holds
