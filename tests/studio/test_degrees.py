@@ -70,10 +70,10 @@ def test_a_plain_layout_leaves_out_what_the_job_says_of_stages() -> None:
 
 
 def test_a_refused_job_gets_the_nearest_layouts_first() -> None:
-    job = {**JOB, "model": "llama-3.1-8b", "framework": "automodel", "mesh": {"pp": 2, "tp": 2, "dp_shard": 2}}
+    job = {**JOB, "model": "llama-3.1-8b", "framework": "automodel", "mesh": {"cp": 2, "tp": 2, "dp_shard": 2}}
     found = degrees(Document("mine.yaml", job))
     made = [found["plain"], *(one["plain"] for one in found["others"])]
-    assert [(one["pp"], one["tp"], one["dp_shard"]) for one in made] == [(1, 2, 4), (2, 1, 4), (1, 1, 8)]
+    assert [(one["cp"], one["tp"], one["dp_shard"]) for one in made] == [(2, 1, 4), (1, 2, 4), (1, 1, 8)]
     assert degrees(Document("mine.yaml", JOB))["others"] == []
 
 
