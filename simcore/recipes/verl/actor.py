@@ -125,11 +125,16 @@ def read_actor(reader: Reader, draft: Draft) -> None:
 def _read_attention(reader: Reader, draft: Draft) -> None:
     named = reader.text(f"{_OVERRIDE}.attn_implementation")
     said(draft, "framework_options.attn_implementation", named, named.value if named else "flash_attention_2")
-    for name in reader.names(_OVERRIDE):
+    names = reader.names(_OVERRIDE)
+    for name in names:
         if name not in ("attn_implementation", "attention_dropout"):
             draft.refuse(reader.take(f"{_OVERRIDE}.{name}"), "a field of the model's configuration")
-    draft.idle(reader.matching(f"{_OVERRIDE}.attention_dropout"), "layers of a policy have no dropout")
-    draft.idle(reader.take(_OVERRIDE), "nothing is overridden")
+    dropout = reader.number(f"{_OVERRIDE}.attention_dropout")
+    if dropout is not None and dropout.value:
+        draft.refuse(dropout, "dropout of attention")
+    else:
+        draft.idle(dropout, "no dropout")
+    draft.idle(reader.take(_OVERRIDE) if not names else None, "nothing is overridden")
 
 
 def _read_strategy(reader: Reader, draft: Draft) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Says, read_rows
@@ -35,7 +36,15 @@ def read_batches(reader: Reader, draft: Draft, gpus: int) -> None:
     said(draft, "rl.generations", answers, answers.value if answers else 1)
     step, each = prompts.value if prompts else 1024, answers.value if answers else 1
     batch = reader.integer(f"{ACTOR}.ppo_mini_batch_size")
-    whole = (batch.value if batch else 256) * each
+    mini = batch.value if batch else 256
+    whole = mini * each
+    if step < mini:
+        draft.fail(prompts.where if prompts else draft.path, f"train_batch_size {step} ({step}) must be >= "
+                   f"ppo_mini_batch_size ({mini}) ({RELEASE} workers/config/actor.py)")
+    elif step % mini:
+        where = prompts.where if prompts else draft.path
+        draft.refused.append(Problem(where, "not yet: data.train_batch_size: a last batch of a step that is smaller "
+                                            "than the others"))
     draft.infer("training.global_batch_size", whole, "ppo_mini_batch_size prompts with all their answers", batch,
                 source=f"{RELEASE} workers/fsdp_workers.py __init__")
     dynamic = reader.flag(f"{ACTOR}.use_dynamic_bsz")
@@ -56,12 +65,16 @@ def _read_length(reader: Reader, draft: Draft) -> int:
     prompt, response = reader.integer("data.max_prompt_length"), reader.integer("data.max_response_length")
     first, rest = prompt.value if prompt else 512, response.value if response else 512
     answer = draft.answers.seq_len
-    length = answer.value if answer else first + rest
+    limit = reader.integer(f"{ROLLOUT}.max_model_len")
+    length = answer.value if answer else min(first + rest, limit.value if limit else first + rest)
     if answer is not None:
         draft.answered("training.seq_len", answer)
     else:
-        draft.infer("training.seq_len", length, "the longest prompt with the longest answer", prompt, response)
+        draft.infer("training.seq_len", length, "the longest prompt with the longest answer", prompt, response, limit)
     draft.infer("generation.max_model_len", length, "sequences end there, whatever the engine allows", prompt, response)
+    if limit is None:
+        draft.unmodelled_default(f"{ROLLOUT}.max_model_len", "the model's positions", "the engine does not start "
+                                 "unless its cache holds one sequence as long")
     draft.infer("rl.prompt_tokens", min(first, length - 1), "the longest prompt", prompt)
     read_rows(reader, draft, (
         Says(f"{ROLLOUT}.prompt_length", "", idle={first: "the prompts' own"}, words={None: None},
@@ -107,11 +120,18 @@ def _read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[i
     elif not stated:
         draft.fail(draft.path, f"{key}: expected a size of microbatches, or use_dynamic_bsz "
                    f"({RELEASE} workers/config/actor.py)")
+    elif len(stated) > 1:
+        draft.use(*stated)
+        draft.fail(stated[1].where, f"{stated[1].key} and {stated[0].key}: expected one of them ({RELEASE} "
+                   "workers/config/actor.py)")
     elif stated[0].key.endswith("_per_gpu"):
         draft.put(key, stated[0])
-        draft.idle(stated[1:], "the size of a rank decides")
+    elif stated[0].value < gpus:
+        draft.use(stated[0])
+        draft.fail(stated[0].where, f"{stated[0].key} {stated[0].value}: expected at least the {gpus} ranks ({RELEASE} "
+                   "workers/config/actor.py)")
     else:
-        draft.infer(key, max(1, stated[0].value // gpus), "the size of all ranks over their number", stated[0])
+        draft.infer(key, stated[0].value // gpus, "the size of all ranks over their number", stated[0])
 
 
 def _varying(sequences: int, length: int, most: int) -> int:

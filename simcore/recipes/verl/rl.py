@@ -6,7 +6,8 @@ need no model of values (GRPO, RLOO, REINFORCE++ and others) have the same step;
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
@@ -23,11 +24,17 @@ __all__ = ["MAIN", "read_or_refuse"]
 MAIN: Final = "verl.trainer.main_ppo"
 _ENGINES: Final = {"megatron": "Megatron", "fsdp2": "FSDP2", "fsdp": "FSDP", "veomni": "VeOmni"}
 _UTILS: Final = "trainer/ppo/utils.py"
+_REF: Final = "actor_rollout_ref.ref.fsdp_config"
+_ALIKE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "reshard_after_forward": (True,), "wrap_policy.min_num_params": (0,), "dtype": ("bfloat16", "bf16"),
+    "forward_prefetch": (False,)}
+"""Settings of the reference policy, by the values that change no pass."""
 _ROWS: Final = (
     Off("reward_model.enable", "rewards by a model"),
     Idle(("reward_model.*", "reward_manager.*", "custom_reward_function.*"), "rewards by functions, on the host"),
     Off("algorithm.rollout_correction.bypass_mode", "log-probabilities of the engine in place of the actor's"),
     Off("algorithm.use_pf_ppo", "sequences that are drawn again (PF-PPO)"),
+    Idle(("algorithm.filter_groups.*",), "main_ppo does not read it"),
     Idle(("algorithm.*",), "numbers of rewards and advantages"),
     Idle(("critic.*",), "no critic: the estimator of advantages has none"),
     Says("trainer.device", "", "text", idle={"cuda": "the machine's own"}, words={None: None}, what="training on"),
@@ -132,3 +139,21 @@ def _read_reference(reader: Reader, draft: Draft) -> None:
         draft.refused.append(Problem(stored.where if stored else draft.path,
                                      f"not yet: actor_rollout_ref.ref.fsdp_config.model_dtype: {message}"))
     draft.idle(stored, "the actor's format, or one that is refused" if has else "no reference policy")
+    _read_references_units(reader, draft, has=has)
+
+
+def _read_references_units(reader: Reader, draft: Draft, *, has: bool) -> None:
+    """Refuses settings of FSDP by which the reference policy's passes are other than the actor's.
+
+    `has`: there is a reference policy. workers/fsdp_workers.py _build_model_optimizer reads `ref.fsdp_config` for it.
+    """
+    for name, default in _ALIKE.items():
+        taken = reader.take(f"{_REF}.{name}")
+        if has and taken is not None and taken.value not in default:
+            draft.refuse(taken, "passes of the reference policy with units of their own")
+        else:
+            draft.idle(taken, "the default" if has else "no reference policy")
+    actors = reader.look(f"{ACTOR}.fsdp_config.reshard_after_forward")
+    if has and actors is False:
+        message = "an actor that does not reshard beside a reference policy that does"
+        draft.refused.append(Problem(draft.path, f"not yet: {ACTOR}.fsdp_config.reshard_after_forward: {message}"))

@@ -14,6 +14,8 @@ __all__ = ["ROLLOUT", "read_rollout"]
 ROLLOUT: Final = "actor_rollout_ref.rollout"
 _SERVER: Final = "workers/rollout/vllm_rollout/vllm_async_server.py"
 _VLLM: Final = f"{ROLLOUT}.engine_kwargs.vllm"
+_UTILS: Final = "workers/rollout/vllm_rollout/utils.py"
+_UNSENT: Final = f"a switch that is off never reaches vLLM ({_UTILS} build_cli_args_from_config)"
 _ONE: Final = {1: "one"}
 _DEFAULTS: Final = (("tensor_model_parallel_size", "generation.tp", 2),
                     ("max_num_batched_tokens", "generation.max_num_batched_tokens", 8192),
@@ -31,7 +33,7 @@ _ROWS: Final = (
          what="weights that are sent by"),
     Says(f"{ROLLOUT}.mode", "", "text", idle={"async": "a server, the only mode"}, words={None: None},
          what="an engine in the mode"),
-    Idle((f"{ROLLOUT}.enable_chunked_prefill",), "a pass has max_num_batched_tokens in any case"),
+    Idle((f"{ROLLOUT}.enable_chunked_prefill", f"{ROLLOUT}.disable_log_stats"), f"vLLM's default: {_UNSENT}"),
     Off(f"{ROLLOUT}.skip_rollout", "sequences from a file"),
     Off(f"{ROLLOUT}.enable_rollout_routing_replay", "replay of the router's choices"),
     Off(f"{ROLLOUT}.mtp.enable", "speculative decoding"),
@@ -51,9 +53,9 @@ _ROWS: Final = (
     Idle((f"{ROLLOUT}.load_format",), "weights come from the actor before the first step"),
     Idle((f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.logprobs_mode"), "a number for each token"),
     Idle((f"{ROLLOUT}.multi_turn.*", f"{ROLLOUT}.agent.*", f"{ROLLOUT}.trace.*", f"{ROLLOUT}.prometheus.*",
-          f"{ROLLOUT}.profiler.*", f"{ROLLOUT}.disable_log_stats", f"{ROLLOUT}.skip_dump_dir",
+          f"{ROLLOUT}.profiler.*", f"{ROLLOUT}.skip_dump_dir",
           f"{ROLLOUT}.skip_tokenizer_init", f"{ROLLOUT}.scheduling_policy", f"{ROLLOUT}.mtp.*",
-          f"{ROLLOUT}.max_model_len", f"{ROLLOUT}.checkpoint_engine.engine_kwargs.*"),
+          f"{ROLLOUT}.checkpoint_engine.engine_kwargs.*"),
          "how requests come to the engine, and what is logged"),
 )
 
@@ -67,7 +69,9 @@ def read_rollout(reader: Reader, draft: Draft) -> None:
         said(draft, key, taken, taken.value if taken else default)
     share, caches = reader.number(f"{ROLLOUT}.gpu_memory_utilization"), reader.flag(f"{ROLLOUT}.enable_prefix_caching")
     said(draft, "generation.gpu_memory_utilization", share, share.value if share else 0.5)
-    said(draft, "generation.prefix_caching", caches, caches.value if caches else True)
+    draft.infer("generation.prefix_caching", value=True, rule="true, or vLLM's own default: a switch that is off never "
+                "reaches it", source=f"{RELEASE} {_UTILS} build_cli_args_from_config")
+    draft.idle(caches, f"on in any case: {_UNSENT}")
     frees = reader.flag(f"{ROLLOUT}.free_cache_engine")
     level = 0 if frees is not None and not frees.value else 2
     if frees is not None:

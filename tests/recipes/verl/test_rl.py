@@ -113,6 +113,11 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("algorithm.adv_estimator=remax", "one more answer for each prompt"),
     ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16", "a reference policy in fp32 beside an actor in bf16"),
     ("actor_rollout_ref.ref.fsdp_config.model_dtype=bfloat16", "a reference policy in bf16 beside an actor in fp32"),
+    ("actor_rollout_ref.actor.fsdp_config.reshard_after_forward=False", "an actor that does not reshard beside"),
+    ("actor_rollout_ref.ref.fsdp_config.reshard_after_forward=False", "the reference policy with units of their own"),
+    ("actor_rollout_ref.ref.fsdp_config.dtype=float32", "the reference policy with units of their own"),
+    ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "dropout of attention"),
+    ("data.train_batch_size=40", "a last batch of a step that is smaller"),
     ("algorithm.adv_estimator=gae", "PPO by verl's workers (FSDP and vllm): its critic is not described"),
     ("actor_rollout_ref.actor.entropy_coeff=0.001", "an entropy that backward passes through"),
     ("actor_rollout_ref.model.lora_rank=32", "adapters of rank 32"),
@@ -140,3 +145,23 @@ def test_a_misspelt_key_is_unknown(tmp_path: Path) -> None:
 def test_a_reference_policy_in_the_actors_format_is_told_as_such(tmp_path: Path, word: str) -> None:
     argument = f"    actor_rollout_ref.ref.fsdp_config.model_dtype={word} \\\n"
     assert not imported(tmp_path, SCRIPT.replace(_ANY, argument + _ANY)).refused
+
+
+@pytest.mark.parametrize(("argument", "told"), [
+    ("actor_rollout_ref.actor.ppo_micro_batch_size=16", "expected one of them"),
+    ("data.train_batch_size=8", "train_batch_size 8 (8) must be >= ppo_mini_batch_size (16)")])
+def test_what_verl_itself_refuses_is_wrong(tmp_path: Path, argument: str, told: str) -> None:
+    found = imported(tmp_path, SCRIPT.replace(_ANY, f"    {argument} \\\n{_ANY}"))
+    assert any(told in str(one) for one in found.wrong), [str(one) for one in found.wrong]
+
+
+def test_an_engine_that_ends_sequences_earlier_shortens_them(tmp_path: Path) -> None:
+    text = SCRIPT.replace(_ANY, f"    actor_rollout_ref.rollout.max_model_len=1024 \\\n{_ANY}")
+    assert parse_scenario(imported(tmp_path, text).document()).training.seq_len == 1024
+
+
+def test_a_switch_that_is_off_does_not_reach_the_engine(tmp_path: Path) -> None:
+    text = SCRIPT.replace(_ANY, f"    actor_rollout_ref.rollout.enable_prefix_caching=False \\\n{_ANY}")
+    generation = parse_scenario(imported(tmp_path, text).document()).generation
+    assert generation is not None
+    assert generation.prefix_caching is True
