@@ -33,11 +33,12 @@ TALLIES = {
     "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
     "automodel_oss": {"exact": 28, "refused by both": 27, "not yet": 5},
     "automodel_tp": {"exact": 36, "refused by both": 11, "not yet": 9},
-    "megatron": {"exact": 104, "refused by both": 46},
+    "megatron": {"exact": 103, "refused by both": 46, "refused, though it builds": 1},
     "megatron_delta": {"exact": 30, "refused by both": 13, "refused, though it builds": 1},
 }
 """Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,
-whose rotation by pairs raises in forward. So does the gate of attention with less than a query group a rank."""
+whose rotation by pairs raises in forward. So does the gate of attention with less than a query group a rank, and
+attention within a window (Mistral 7B v0.1) where ranks pass keys on."""
 
 
 @lru_cache(maxsize=2)

@@ -67,6 +67,7 @@ _ROWS: Final = (
     Idle((f"{ACTOR}.clip_ratio*", f"{ACTOR}.policy_loss.*", f"{ACTOR}.loss_agg_mode", f"{ACTOR}.kl_loss_*",
           f"{ACTOR}.loss_scale_factor", f"{ACTOR}.tau_*", f"{ACTOR}.grad_clip", f"{ACTOR}.sum_pi_squared_*"),
          "numbers of a token's loss"),
+    Idle((f"{ACTOR}.rollout_n",), "answers of a prompt, which rollout.n says"),
     Idle((f"{ACTOR}.shuffle", f"{ACTOR}.data_loader_seed"), "the order of sequences"),
     Idle((f"{ACTOR}.checkpoint.*", f"{ACTOR}.profiler.*", f"{ACTOR}.router_replay.*"), "the run around the steps"),
     Idle((f"{MODEL}.torch_dtype",), "no line of the release reads it"),

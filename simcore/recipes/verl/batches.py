@@ -107,15 +107,15 @@ def _read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[i
     """Writes sequences of a microbatch. `how`: (they vary, tokens of a sequence, ranks, tokens of a microbatch)."""
     varies, length, gpus, most = how
     if varies:
-        size = _varying(sequences, length, most)
+        equal, size = _equal(sequences, length, most), _varying(sequences, length, most)
         if not size:
-            draft.fail(tokens.where if tokens else draft.path, f"microbatches of {most} tokens: expected at least the "
-                       f"{length} of a sequence ({RELEASE} utils/seqlen_balancing.py), and a number of sequences near "
-                       f"to it that divides {sequences}")
+            why = (f"{sequences} sequences in parts of at most {equal}, and no number near to it divides them" if equal
+                   else f"expected at least the {length} of a sequence")
+            draft.fail(tokens.where if tokens else draft.path, f"microbatches of {most} tokens: {why} ({RELEASE} "
+                       "utils/seqlen_balancing.py)")
             return
-        draft.infer(key, size, f"all sequences in equal parts of about {most} tokens, or the next number that divides",
-                    tokens,
-                    source=f"{RELEASE} utils/seqlen_balancing.py")
+        draft.infer(key, size, f"{sequences} sequences in equal parts of about {most} tokens are at most {equal}, "
+                    f"counted as {size}", tokens, source=f"{RELEASE} utils/seqlen_balancing.py")
         draft.idle(stated, "the tokens of a microbatch decide")
     elif not stated:
         draft.fail(draft.path, f"{key}: expected a size of microbatches, or use_dynamic_bsz "
@@ -134,15 +134,17 @@ def _read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[i
         draft.infer(key, stated[0].value // gpus, "the size of all ranks over their number", stated[0])
 
 
-def _varying(sequences: int, length: int, most: int) -> int:
-    """Sequences of a microbatch of about `most` tokens, of `sequences` of `length` tokens; 0 for none.
-
-    The least divisor of `sequences` of at least those of an equal cut.
-    """
+def _equal(sequences: int, length: int, most: int) -> int:
+    """Most sequences of `length` tokens in a part of an equal cut, whose parts have about `most` tokens; 0 for none."""
     if most < length or sequences < 1:
         return 0
-    equal = -(-sequences // -(-sequences * length // most))
-    found = next(size for size in range(equal, sequences + 1) if sequences % size == 0)
+    return -(-sequences // -(-sequences * length // most))
+
+
+def _varying(sequences: int, length: int, most: int) -> int:
+    """Sequences of a microbatch of about `most` tokens: the least divisor of at least an equal cut; 0 for none."""
+    equal = _equal(sequences, length, most)
+    found = next(size for size in range(max(1, equal), sequences + 1) if sequences % size == 0) if equal else 0
     return found if found <= _MORE * equal else 0
 
 
@@ -154,6 +156,9 @@ def _read_reference(reader: Reader, draft: Draft, actor: tuple[bool, int], lengt
         1 if stated[0].key.endswith("_per_gpu") else gpus) if stated else 0
     counted = draft.values.get("rl", {}).get("logprob_batch_size", 0)
     has = draft.values.get("rl", {}).get("reference") == "host"
+    if has and not varies and not stated:
+        draft.fail(draft.path, f"{_REF}.log_prob_micro_batch_size_per_gpu: expected a size of microbatches, or "
+                   f"log_prob_use_dynamic_bsz ({RELEASE} workers/config/actor.py)")
     keys = [*stated, *([tokens] if tokens else [])]
     if has and isinstance(counted, int) and own > counted:
         for one in keys[:1]:
