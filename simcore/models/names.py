@@ -7,6 +7,7 @@ and one that is stored in few bits has another configuration.
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,10 @@ from simcore.inputs.block import shorten
 __all__ = ["Named", "find", "how_to_go_on", "ids_of", "names_of", "of_preset"]
 
 _FOLDER: Final = "presets"
+_NEAR: Final = 0.6
+"""Likeness from which on a name may be meant, of 1."""
+_SAME: Final = 0.75
+"""Likeness of the first words of two names of one family: another family is not meant by a name that is like it."""
 _ID: Final = re.compile(r"[\w-]+/[\w.-]+", re.ASCII)
 """Id of a repository: owner and name."""
 
@@ -68,12 +73,18 @@ def how_to_go_on(reference: str) -> str:
     if (preset := _seeing().get(key)) is not None:
         return (f"unknown model {reference!r}: it takes pictures too, which is not modelled; its language model alone "
                 f"is {preset!r}")
-    near = difflib.get_close_matches(key, _index(), n=1, cutoff=0.5)
+    near = [name for name in difflib.get_close_matches(key, _index(), n=8, cutoff=_NEAR) if
+            difflib.SequenceMatcher(None, _family(name), _family(key)).ratio() >= _SAME]
     hint = f" (did you mean {_spelled(_index()[near[0]], key)}?)" if near else ""
     repository = reference.strip() if _ID.fullmatch(reference.strip()) else "OWNER/NAME"
     return (f"unknown model {shorten(reference)}{hint}: `rankscope models` lists those that are built in; for another, "
             f"download its config.json (`hf download {repository} config.json`) and give its path (model: "
             "path/to/config.json)")
+
+
+def _family(name: str) -> str:
+    """Letters that the last part of a name begins with, such as "qwen" of `Qwen/Qwen3-8B`."""
+    return "".join(itertools.takewhile(str.isalpha, name.rpartition("/")[2]))
 
 
 def _spelled(found: Named, key: str) -> str:

@@ -101,7 +101,7 @@ def _of_model(found: Imported) -> list[Problem]:
 
     The job's own field tells it where there are none.
     """
-    here = rf" is not built in; its config.json says the rest (\1): {_TOO}"
+    here = rf": it is not built in; its config.json says the rest (\1): {_TOO}"
     problems = problems_of_model(found) if found.questions else ()
     return [replace(one, message=_LISTS.sub(here, one.message)) for one in problems]
 

@@ -163,3 +163,15 @@ def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
     page.click("[data-part=problems] li button + button")
     page.settled()
     assert "Fits" in page.text("[data-part=verdict]")
+
+
+def test_a_model_that_is_nearly_one_is_taken_by_a_click(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", RECIPE.replace("Qwen3-8B", "Qwen3-9B").encode())
+    page.until("document.querySelector('#recipe .guess')")
+    page.click("#recipe .guess")
+    page.until("!document.querySelector('#recipe .wrong')")
+    page.choose("#asked-topology", "dgx-h100")
+    page.choose("#asked-gpus", "8")
+    page.click("#recipe .asked button")
+    page.until("document.getElementById('field-model').value.toLowerCase().includes('qwen3-8b')")

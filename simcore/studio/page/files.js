@@ -1,6 +1,6 @@
 /* Files that are dropped or opened: scenarios, recipes, a model's config.json, measured runs. */
 import { Away, Problems, ask } from "./door.js";
-import { machine_words } from "./form.js";
+import { GUESS, machine_words } from "./form.js";
 import { clear, fill, make, notice, wait } from "./panels.js";
 
 const LARGEST = 45 * 2 ** 20;
@@ -139,7 +139,7 @@ export class Files {
     const lacks = found.problems.find((one) => one.message.includes(WITH));
     this.waiting = lacks ? { texts: files, words: lacks.message } : null;
     this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
-      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message}` })),
+      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message} ` }, ...this.guessed(one.message, files, answers))),
       ...(found.values.training && found.values.training.packed_length && found.values.training.seq_len !== found.values.training.packed_length ? [make("p", { className: "note", textContent: packed_words(found) })] : []),
       ...(asks ? [this.asks(found.questions, files, answers)] : []),
       ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
@@ -157,6 +157,18 @@ export class Files {
       const empty = [...this.box.querySelectorAll("[data-answer]")].find((one) => !one.value) || this.box.querySelector("[data-answer]") || away;
       empty.focus();
     }
+  }
+
+  /* A button that reads the recipe with the model that its unknown one is taken for. */
+  guessed(message, files, answers) {
+    const [, unknown, name, id] = message.match(GUESS) || [];
+    if (!name || !Object.values(files).some((text) => text.includes(unknown))) return [];
+    const take = make("button", { type: "button", className: "guess", textContent: `take ${id || name}` });
+    take.addEventListener("click", () => {
+      const texts = Object.fromEntries(Object.entries(files).map(([file, text]) => [file, text.replaceAll(unknown, id || name)]));
+      this.texts(texts, answers).catch((error) => notice(error.message));
+    });
+    return [take];
   }
 
   /* One form of what a recipe leaves open; its answers import again. */

@@ -7,7 +7,8 @@ const AXES = { gpus: "GPUs", tp: "tensor parallel", pp: "pipeline stages", cp: "
 const METHODS = ["full", "lora", "qlora"];
 /* Settings of adapters and of weights in 4 bits, which mean nothing with a method that has none. */
 const NOT_WITH = { full: ["training.lora", "training.quantization"], lora: ["training.quantization"], qlora: [] };
-const GUESS = /did you mean '?([\w.-]+)'?\?/;
+/* What a message takes a name for: a model built in, and its id where an id was asked for. */
+export const GUESS = /unknown model '([^']+)' \(did you mean '([\w.-]+)'(?:, ([\w./-]+))?\?/;
 const GROUPED = /^\d{1,3}([.,'\u2019\u00a0\u202f _]\d{3})+$/;
 
 /* A whole number as people write it in English, German, French or Swiss; null for anything else. */
@@ -477,8 +478,8 @@ export class Form {
     told.textContent = said(message, key);
     const guess = message.match(GUESS);
     if (guess && key === "model") {
-      const take = make("button", { type: "button", textContent: `take ${guess[1]}` });
-      take.addEventListener("click", () => this.change({ model: guess[1] }));
+      const take = make("button", { type: "button", textContent: `take ${guess[2]}` });
+      take.addEventListener("click", () => this.change({ model: guess[2] }));
       told.append(" ", take);
     }
     told.hidden = false;
