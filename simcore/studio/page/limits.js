@@ -105,6 +105,8 @@ export const fewest_words = (row, job) => {
   return [head, [there_words(layout, job), ...(is_fewest ? [several, ...(value === 1 ? [] : [...fewer_words(row, job), batch_words(row, job)]), ...rest] : []), known ? `Without states on the host: ${known}` : ""]];
 };
 
+const MOST_TOLD = 8; /* jobs whose answers are kept */
+
 export class Limits {
   constructor(question, apply, everywhere) {
     this.question = question; /* the job and its files */
@@ -112,14 +114,20 @@ export class Limits {
     this.everywhere = everywhere; /* called to ask the same of every framework */
     this.box = document.getElementById("limit");
     this.asked = new Map(); /* by quantity: what is asked now, and where its answer stands */
+    this.told = new Map(); /* of jobs before, as JSON: what was asked about them and is shown with them again */
+    this.about = "";
     this.before = Promise.resolve(); /* the question that is asked first: a newer one of the same kind would replace it */
   }
 
-  /* Forgets what was asked about another job. */
+  /* Ends what was asked about another job; it is there again with that job, as after "undo". */
   clear() {
     for (const { running } of this.asked.values()) running.abort();
-    this.asked.clear();
-    this.box.replaceChildren();
+    if (this.asked.size) this.told.set(this.about, { asked: this.asked, boxes: [...this.box.children] });
+    if (this.told.size > MOST_TOLD) this.told.delete(this.told.keys().next().value);
+    this.about = JSON.stringify(this.question());
+    const { asked = new Map(), boxes = [] } = this.told.get(this.about) || {};
+    this.asked = asked;
+    this.box.replaceChildren(...boxes);
   }
 
   /* The newest answer stands first, those to other questions about the same job stay below it. */
@@ -143,10 +151,13 @@ export class Limits {
       this.before = answer.catch(() => {});
       found = await answer;
     } catch (error) {
-      if (!(error instanceof Superseded)) kept.textContent = error.name === "AbortError" ? "" : error.message;
+      kept.textContent = error instanceof Superseded || error.name === "AbortError" ? "" : error.message;
       return;
     }
-    if (found === null) return;
+    if (found === null) {
+      kept.textContent = "";
+      return;
+    }
     kept.replaceChildren(make("p", { textContent: `${quantity === "gpus" ? "With all other keys of this job as they are, only data parallel changed: " : ""}${words_of(found)}` }));
     const batch = found.keys && found.keys["training.global_batch_size"];
     const own = value_of(this.question().values, "training.global_batch_size");
@@ -159,7 +170,8 @@ export class Limits {
 
   /* The fewest GPUs with any degrees, micro batch and recompute of the job's framework, as they are found. */
   async least(box, running) {
-    const { framework } = this.question().values;
+    const asked = this.question();
+    const { framework } = asked.values; /* of the job in view then: another may be in view when this ends */
     const begun = Date.now();
     const number = make("b", { textContent: "looking \u2026" });
     const known = make("ul", { className: "known note" });
@@ -192,7 +204,7 @@ export class Limits {
       if (line.ranks) trying = "other batches on fewer, and which layout is the fastest,";
       if (line.fewest) {
         row = line.fewest;
-        const [head, lines] = fewest_words(line.fewest, this.question().values);
+        const [head, lines] = fewest_words(line.fewest, asked.values);
         number.textContent = head;
         tell_known(lines);
         const { layout, other, on_device: without } = line.fewest;
@@ -220,13 +232,13 @@ export class Limits {
     };
     tell();
     try {
-      await stream({ ...this.question(), frameworks: [framework], free: FREE, fewest: true }, running.signal, show);
+      await stream({ ...asked, frameworks: [framework], free: FREE, fewest: true }, running.signal, show);
       doing.textContent = `done in ${Math.round((Date.now() - begun) / 1000)} s`;
     } catch (error) {
       doing.textContent = error.name === "AbortError" ? `stopped${trying && ` while trying ${trying.replace(/,$/, "")}`}` : error.message;
       if (error.name === "AbortError" && !row) {
         number.textContent = "none so far";
-        tell_known([nearest ? `Nearest to fitting: ${nearest_words(nearest, this.question().values)}` : trying ? "Of each layout that was tried more rests on a rank than fits, or the framework refuses it." : "No layout was tried yet."]);
+        tell_known([nearest ? `Nearest to fitting: ${nearest_words(nearest, asked.values)}` : trying ? "Of each layout that was tried more rests on a rank than fits, or the framework refuses it." : "No layout was tried yet."]);
       }
     } finally {
       clearInterval(clock);
