@@ -83,7 +83,7 @@ CATEGORIES: Final = {
     "reduce_scatter_input": "flat copy of whole gradients",
     "reduce_scatter_output": "the reduced shard, where it does not become the gradient itself",
     "sharded_grad": "reduced gradients, until `zero_grad`",
-    "ignored_grad": "gradients of ignored parameters",
+    "ignored_grad": "gradients of parameters that the framework's sharding leaves alone",
     "optim_temp": "what the optimizer's step needs for a moment",
     "activation": "what forward allocates: for a moment, or kept for backward",
     "recompute": "what a checkpoint's replay allocates",

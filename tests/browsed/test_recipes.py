@@ -165,6 +165,15 @@ def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
     assert "Fits" in page.text("[data-part=verdict]")
 
 
+def test_what_was_offered_to_the_job_before_is_out_of_reach_while_another_is_simulated(page: Page) -> None:
+    page.open()
+    page.settled()
+    assert page.run("""(() => { const field = document.getElementById("field-training-seq_len"); field.value = "1024";
+        field.dispatchEvent(new Event("change")); return document.querySelector("[data-part=advice]").inert; })()""")
+    page.settled()
+    assert not page.run("document.querySelector('[data-part=advice]').inert")
+
+
 def test_a_model_that_is_nearly_one_is_taken_by_a_click(page: Page) -> None:
     page.open()
     page.drop("recipe.yaml", RECIPE.replace("Qwen3-8B", "Qwen3-9B").encode())

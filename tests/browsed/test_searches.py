@@ -44,6 +44,10 @@ def test_the_fewest_without_the_host_stand_beside_the_fewest(page: Page) -> None
     page.settled()
     assert page.text("[data-axis=gpus] .value") == "2"
     assert "offload" not in page.text("#added")
+    assert not page.run("document.getElementById('least')")
+    page.click("#undo")  # the answer comes back with its job
+    page.until("document.getElementById('least')")
+    assert "1 GPU with states on the host, 2 without" in page.text("#least .found")
     opened(page)
     page.drawn()
     page.click("#searching [name=framework][value=zero3]")

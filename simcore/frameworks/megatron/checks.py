@@ -168,7 +168,8 @@ def check_registered(job: Job, options: dict[str, object]) -> None:
 def _check_world(job: Job) -> None:
     mesh = job.mesh
     if mesh.ep > 1 and not job.has_experts:
-        raise job.illegal("mesh.ep", "num_moe_experts must be non None to use expert-parallel",
+        raise job.illegal("mesh.ep", "the model has no experts to spread over ranks: num_moe_experts must be non "
+                          "None to use expert-parallel",
                           "core 0.16.1 transformer_config.py:1049")
     parts = mesh.etp * mesh.ep * mesh.pp
     if mesh.size % parts:

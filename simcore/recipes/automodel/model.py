@@ -26,6 +26,7 @@ _OF_FILES: Final = ("revision", "code_revision", "cache_dir", "token", "use_auth
                     "subfolder", "force_download")
 _FILES: Final = "which files are read, and by which code: not part of a step"
 _ALIKE: Final = "kernels are not told apart: memory is counted as torch's"
+_COUNTED: Final = "torch's kernels are those that are counted"
 _DISPATCHER: Final = "model.backend.dispatcher"
 _DISPATCHER_ROW: Final = Says(_DISPATCHER, "framework_options.dispatcher", "text",
                               {name: name for name in ("deepep", "hybridep", "torch")}, what="exchange of tokens by")
@@ -248,6 +249,8 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         kernel = reader.text(f"model.backend.{name}")
         if kernel is not None and kernel.value not in served:
             draft.refuse(kernel, f"{name} by {kernel.value}")
+        elif kernel is not None and kernel.value == "torch":
+            draft.idle(kernel, _COUNTED)
         else:
             draft.unmodelled(kernel, _ALIKE)
     _read_dispatcher(reader, draft, is_dense=is_dense)

@@ -229,9 +229,9 @@ const again = () => {
 };
 
 /* Shows a job. `missed`: keys of its recipe that the answer leaves out. */
-const take = (job, files = state.files, missed = state.missed) => {
+const take = (job, texts = state.files, missed = state.missed) => {
   state.job = job;
-  state.files = files;
+  state.files = texts;
   state.missed = missed;
   wait("");
   document.getElementById("example").hidden = JSON.stringify(job) !== JSON.stringify(catalogue.start);
@@ -246,7 +246,7 @@ const take = (job, files = state.files, missed = state.missed) => {
   changed_at = now;
   stale(true);
   old(LATER, true);
-  if (files && files.dropped) old(["measured"], true);
+  if (files && files.dropped) old(["measured"], true); /* until it is asked about this job */
   form.show(job);
   show_price();
   busy.textContent = "simulating \u2026";

@@ -263,7 +263,7 @@ export class Form {
     this.is_other_model = false;
     if (answer.plain) {
       box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []),
-        ...[answer, ...answer.others].map((one) => this.plain(one)));
+        ...alone([answer, ...answer.others].map((one) => this.plain(one))));
     }
     this.show_steppers();
   }
@@ -491,6 +491,9 @@ export class Form {
 /* A problem in words for the page: without the key that it is told at, and without commands. */
 export const said = (message, key) => (message.startsWith(`${key}: `) ? message.slice(key.length + 2) : message)
   .replace(/`rankscope models`[^]*$/, "the list of the field has those that are built in; drop another's config.json on the page");
+
+/* Buttons without those that say the same as one before. */
+const alone = (buttons) => buttons.filter((one, n) => buttons.findIndex((other) => other.textContent === one.textContent) === n);
 
 /* A dotted name that may be cut into lines behind its dots and underscores. */
 const broken = (name) => name.split(/(?<=[._])/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));

@@ -33,8 +33,12 @@ export const notice = (text) => {
   box.hidden = !text;
 };
 
-/* Old answers stay in view while a new one is computed, paler. */
-export const stale = (is_stale) => document.body.classList.toggle("stale", is_stale);
+/* Old answers stay in view while a new one is computed, paler; what they offer about the job before is out of reach. */
+export const stale = (is_stale) => {
+  document.body.classList.toggle("stale", is_stale);
+  for (const name of ["advice", "problems"]) parts.get(name).inert = is_stale;
+  document.getElementById("plain").inert = is_stale;
+};
 
 /* Pictures of the job before, while those of the job in view are drawn. */
 export const old = (names, is_old) => names.forEach((name) => {
