@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from simcore.errors import InputError
@@ -69,11 +70,16 @@ def _digest(value: object) -> str:
 
 
 def _described(work: Callable[..., object]) -> object:
-    """A function's name; for a partial function with its arguments."""
+    """A function's name; for a partial function with its arguments, functions among them by their names."""
     if isinstance(work, partial):
-        keywords = {key: repr(value) for key, value in work.keywords.items()}
-        return [_described(work.func), [repr(value) for value in work.args], keywords]
+        return [_described(work.func), [_told(value) for value in work.args],
+                {key: _told(value) for key, value in work.keywords.items()}]
     return f"{work.__module__}.{work.__qualname__}"
+
+
+def _told(value: object) -> object:
+    """Text of an argument that is the same in every process."""
+    return _described(value) if isinstance(value, partial | FunctionType) else repr(value)
 
 
 def _named(keys: dict[str, Any], folder: Path) -> set[tuple[str, str]]:

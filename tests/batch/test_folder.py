@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -26,8 +27,9 @@ from simcore.errors import InputError
 from simcore.executors.interrupts import Interrupts
 from simcore.inputs.loading import Entry
 from simcore.inputs.paths import writing
+from simcore.lint.all_problems import answered_in_full
 from simcore.results.report import Report
-from simcore.simulate import simulate
+from simcore.simulate import check, simulate
 
 ENTRIES = [entry(f"s{i}", ("fits", "oom", "illegal", "crash")[i % 4]) for i in range(12)]
 
@@ -468,3 +470,14 @@ def test_outcomes_carry_their_codes_through_a_folder(tmp_path: Path) -> None:
     assert [o.code for o in run(tmp_path / "out", entries).outcomes] == codes
     again: list[Outcome] = [*run(tmp_path / "out", entries, engine=only()).outcomes]
     assert [o.code for o in again] == codes
+
+
+def test_work_is_described_alike_in_every_process() -> None:
+    """A function that is an argument has an address in its text, which would make a batch another one."""
+    described = json.dumps(fingerprint([], partial(answered_in_full, partial(check, check), rank=1))["options"])
+    again = subprocess.run([sys.executable, "-c", (
+        "from functools import partial; import json; from simcore.batch.fingerprint import fingerprint; "
+        "from simcore.lint.all_problems import answered_in_full; from simcore.simulate import check; "
+        "print(json.dumps(fingerprint([], partial(answered_in_full, partial(check, check), rank=1))['options']))")],
+        capture_output=True, text=True, check=True)
+    assert again.stdout.strip() == described
