@@ -90,9 +90,6 @@ const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved },
   return [`${tried}${last}`, nearest && (nearest.num_gpus !== beyond || nearest.peak_bytes !== nearest_bytes) ? `Nearest to fitting on fewer: ${nearest_words(nearest, job)}` : ""];
 };
 
-/* None surely fits, though one may. */
-export const none_words = (nearest) => (nearest && nearest.verdict === "unsure" ? "none surely fits" : "none fits");
-
 /* Headline, and lines of what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
 export const fewest_words = (row, job) => {
   const { value, is_fewest, is_refused, layout, beyond, why, nearest, on_device: device, unserved, together, other } = row;
