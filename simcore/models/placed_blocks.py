@@ -8,35 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.sized_patches import SizedPatches
+
 __all__ = ["DeepMerger", "PlacedLayer", "PlacedMerger", "PlacedPatches"]
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPatches:
-    """Cut of an image into `rows` x `columns` patches, a product with a bias, and one of `positions` learned vectors.
+class PlacedPatches(SizedPatches):
+    """Patches to each of which one of `positions` learned vectors is added; the product has a bias."""
 
-    `patch`: length of a patch's side in pixels; `frames`: copies of an image, as of a video's frames; `width`: elements
-    of a patch in the tower. `rotary_dim`: elements of a head, all of which are rotated by row and column.
-    """
-
-    rows: int
-    columns: int
-    patch: int
-    frames: int
-    channels: int
-    width: int
-    rotary_dim: int
     positions: int
-
-    @property
-    def count(self) -> int:
-        """Number of patches of an image."""
-        return self.rows * self.columns
-
-    @property
-    def pixels(self) -> int:
-        """Number of values of an image."""
-        return self.count * self.channels * self.frames * self.patch**2
 
 
 @dataclass(frozen=True, slots=True)

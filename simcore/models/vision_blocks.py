@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.sized_patches import SizedPatches
 
 __all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
            "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart"]
@@ -88,33 +89,13 @@ class Projector:
 
 
 @dataclass(frozen=True, slots=True)
-class GridPatches:
-    """Cut of an image of any size into `rows` x `columns` patches, in the order in which squares of them are merged.
+class GridPatches(SizedPatches):
+    """Patches in the order in which squares of them are merged; the product has no bias.
 
-    A product without a bias. `patch`: length of a patch's side in pixels; `frames`: copies of an image, as of a
-    video's frames; `width`: elements of a patch in the tower. `rotary_dim`: elements of a head, all of which are
-    rotated by row and column; `merged`: patches of a square that becomes a token. They are then put in the order of
-    windows.
+    `merged`: patches of a square that becomes a token. They are then put in the order of windows.
     """
 
-    rows: int
-    columns: int
-    patch: int
-    frames: int
-    channels: int
-    width: int
-    rotary_dim: int
     merged: int
-
-    @property
-    def count(self) -> int:
-        """Number of patches of an image."""
-        return self.rows * self.columns
-
-    @property
-    def pixels(self) -> int:
-        """Number of values of an image."""
-        return self.count * self.channels * self.frames * self.patch**2
 
 
 @dataclass(frozen=True, slots=True)

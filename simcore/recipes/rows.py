@@ -13,7 +13,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.outline import Outline
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["Idle", "Limit", "Off", "On", "Row", "Says", "Unmodelled", "leave_out", "read_rows", "write_rows"]
+__all__ = ["Idle", "Limit", "Off", "On", "Row", "Says", "Unmodelled", "key_of", "leave_out", "read_rows", "write_rows"]
 
 Kind = Literal["integer", "number", "flag", "text", "words"]
 _READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
@@ -92,6 +92,11 @@ class Limit:
 
 
 Row = Says | Off | On | Idle | Unmodelled | Limit
+
+
+def key_of(row: Row) -> str:
+    """Dotted key of a row; "" for a row of patterns."""
+    return "" if isinstance(row, Idle | Unmodelled) else row.key
 
 
 def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:

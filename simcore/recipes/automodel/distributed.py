@@ -16,7 +16,7 @@ from simcore.recipes.automodel.float8 import asks_float8
 from simcore.recipes.automodel.te_fp8 import is_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, key_of, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["EXPERT_ROWS", "PARAM_DTYPE", "PIPELINE_ROWS", "STRATEGY_ROWS", "read_distributed"]
@@ -82,7 +82,7 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
         draft.put(f"mesh.{name}", size)
     _read_data_parallel(reader, draft, sizes)
     narrow = is_fp8(draft) or asks_float8(reader)
-    read_rows(reader, draft, [row for row in STRATEGY_ROWS if not (narrow and getattr(row, "key", "") == PARAM_DTYPE)])
+    read_rows(reader, draft, [row for row in STRATEGY_ROWS if not (narrow and key_of(row) == PARAM_DTYPE)])
     read_rows(reader, draft, _BESIDE_FP8 if narrow else ())
     draft.refuse(reader.take("distributed.offload_policy"), "offload of Automodel's recipes")
     draft.refuse(reader.take("distributed.autocast_dtype"), "products under torch.autocast")

@@ -18,7 +18,7 @@ from simcore.recipes.automodel.peft import ADAPTER_ROWS, EFFICIENT_ROW, PACKED_R
 from simcore.recipes.automodel.te_fp8 import write_te_fp8
 from simcore.recipes.outline import Outline
 from simcore.recipes.recipe_writer import Job, RecipeWriter
-from simcore.recipes.rows import write_rows
+from simcore.recipes.rows import key_of, write_rows
 
 __all__ = ["WRITER"]
 
@@ -90,8 +90,8 @@ def _write_method(outline: Outline) -> None:
     targets = outline.given("training.lora.target_modules")
     if targets == ["*"] and outline.given("training.lora.expert_adapters") == "none":
         outline.put("peft.match_all_linear", True, "training.lora.target_modules", "training.lora.expert_adapters")  # noqa: FBT003
-    rows = [row for row in (*ADAPTER_ROWS, EFFICIENT_ROW) if getattr(row, "key", "") not in outline.puts
-            and not (targets == ["*"] and getattr(row, "key", "") == "peft.target_modules")]
+    rows = [row for row in (*ADAPTER_ROWS, EFFICIENT_ROW) if key_of(row) not in outline.puts
+            and not (targets == ["*"] and key_of(row) == "peft.target_modules")]
     write_rows(outline, rows)
     if method == "qlora":
         outline.put("quantization.load_in_4bit", True, "training.method")  # noqa: FBT003
@@ -112,7 +112,7 @@ def _write_distributed(outline: Outline) -> None:
     if recompute in ("none", "full"):
         outline.put("distributed.activation_checkpointing", recompute == "full", "training.recompute")
     narrow = outline.value("training.precision.compute") == "fp8"  # which the model's backend says
-    write_rows(outline, [row for row in STRATEGY_ROWS if not (narrow and getattr(row, "key", "") == PARAM_DTYPE)])
+    write_rows(outline, [row for row in STRATEGY_ROWS if not (narrow and key_of(row) == PARAM_DTYPE)])
     if outline.value("mesh.ep") > 1:
         write_rows(outline, EXPERT_ROWS)
     if outline.value("mesh.pp") > 1:
@@ -182,7 +182,7 @@ def _write_optimizer(outline: Outline) -> None:
         outline.put("optimizer.foreach", runs == "foreach", "training.optimizer.implementation")
     elif runs == "fused":
         outline.put("optimizer.fused", True, "training.optimizer.implementation")  # noqa: FBT003
-    write_rows(outline, [row for row in OPTIMIZER_ROWS if getattr(row, "key", "") != "optimizer._target_"])
+    write_rows(outline, [row for row in OPTIMIZER_ROWS if key_of(row) != "optimizer._target_"])
 
 
 def _write_given(outline: Outline, key: str, said: str) -> None:

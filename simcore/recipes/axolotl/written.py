@@ -23,7 +23,7 @@ from simcore.recipes.huggingface.written import (
 )
 from simcore.recipes.outline import Outline
 from simcore.recipes.recipe_writer import Job, RecipeWriter, commented, yaml_recipe
-from simcore.recipes.rows import write_rows
+from simcore.recipes.rows import key_of, write_rows
 
 __all__ = ["WRITER"]
 
@@ -136,7 +136,7 @@ def _write_method(outline: Outline) -> None:
         outline.put(name, False)  # noqa: FBT003 - a value
     _write_format_of_adapters(outline, method)
     _write_targets(outline)
-    write_rows(outline, [row for row in ADAPTER_ROWS if getattr(row, "key", "") not in outline.puts])
+    write_rows(outline, [row for row in ADAPTER_ROWS if key_of(row) not in outline.puts])
 
 
 def _write_format_of_adapters(outline: Outline, method: str) -> None:

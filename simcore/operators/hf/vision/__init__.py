@@ -8,4 +8,5 @@ gradient reaches it; a tower that is trained is refused by name.
 
 `tensors`: parameters in registration order. `parts`: patches, layers, the norm behind them. `projector`: the averaged
 and projected patches, put among the embedded tokens. `scatter`: `masked_scatter`, forward and backward.
+`rotation`: of query and key.
 """

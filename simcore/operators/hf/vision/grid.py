@@ -10,6 +10,7 @@ whose outputs, query, key and value all live until the module returns. Rotation 
 from __future__ import annotations
 
 from simcore.models.vision_blocks import GridLayer, GridPatches
+from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.layer_borders import BEFORE, hand_on
@@ -131,19 +132,9 @@ def _rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """`apply_rotary_pos_emb_vision`: in fp32, then back."""
     table, dtype = Tensor(None, (1, q.shape[1], 1, q.shape[3]), "fp32"), q.dtype
     q, k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
-    both = [_turned(tape, x, table) for x in (q, k)]
+    both = [turned(tape, x, table) for x in (q, k)]
     q, k = (aten.cast(tape, both.pop(0), dtype) for _ in range(2))
     return q, k
-
-
-def _turned(tape: Tape, x: Tensor, table: Tensor) -> Tensor:
-    straight = aten.mul(tape, x, table, "rotary")
-    return aten.add(tape, straight, aten.mul(tape, _rotated_half(tape, x), table, "rotary"), "rotary")
-
-
-def _rotated_half(tape: Tape, x: Tensor) -> Tensor:
-    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
-    return aten.cat(tape, aten.neg(tape, second), first)
 
 
 def _attended(tape: Tape, parts: tuple[int, ...], attention: str,

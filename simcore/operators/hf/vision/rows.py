@@ -7,6 +7,7 @@ The patches of all images of a microbatch are one sequence, under a mask of all 
 from __future__ import annotations
 
 from simcore.models.vision_blocks import RowLayer, RowPatches
+from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.layer_borders import BEFORE, hand_on
@@ -100,7 +101,7 @@ def _attention(tape: Tape, block: RowLayer, run: LayerWorkload, attention: str, 
     rows, dim = x.shape[1], block.head_dim
     q, k, v = (_linear(tape, run, f"attention.{part}_proj", x).view(1, rows, block.num_heads, dim) for part in "qkv")
     table = Tensor(None, (1, rows, 1, dim), run.compute)
-    both = [_turned(tape, part, table) for part in (q, k)]
+    both = [turned(tape, part, table) for part in (q, k)]
     q, k = both
     both.clear()
     mask = Tensor(None, (1, rows, rows), run.compute)
@@ -112,16 +113,6 @@ def _attention(tape: Tape, block: RowLayer, run: LayerWorkload, attention: str, 
     else:
         out = aten.masked_attention(tape, q, k, v)
     return _linear(tape, run, "attention.o_proj", out.view(*x.shape))
-
-
-def _turned(tape: Tape, x: Tensor, table: Tensor) -> Tensor:
-    straight = aten.mul(tape, x, table, "rotary")
-    return aten.add(tape, straight, aten.mul(tape, _rotated_half(tape, x), table, "rotary"), "rotary")
-
-
-def _rotated_half(tape: Tape, x: Tensor) -> Tensor:
-    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
-    return aten.cat(tape, aten.neg(tape, second), first)
 
 
 def _mlp(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
