@@ -5,10 +5,10 @@ NeMo RL trains policies over DTensors and Megatron (`phases.py`), verl over FSDP
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Rl
@@ -19,45 +19,81 @@ from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, grpo_step
 from simcore.rl.policy import Policy
 from simcore.rl.refit import Gathered, gathered, gathering_ns
-from simcore.rl.verl import Offloads, Summoned, summoned, verl_step
+from simcore.rl.verl import Offloads, summoned, verl_step
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
+from simcore.vllm.engine import Engine
 
-__all__ = ["Step", "check_worker", "is_verl", "sent_weights", "step_of", "told_of_verl"]
+__all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "trainer_of"]
 
 Step = Callable[[Policy, GrpoStep], Journal]
 """Memory and time of a step on one class of ranks."""
 _VERLS: Final = "flat"
 """The worker that verl has."""
-_SERVED: Final = {"nemo_rl": "automodel, fsdp2 and megatron, what NeMo RL trains policies with",
-                  "verl": "fsdp1, over transformers' layers"}
-_OF_VERL: Final = ("param_offload", "optimizer_offload", "refit_bucket")
-_OF_NEMO: Final = ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts")
 _MIB: Final = 2**20
 _LORA_RANK: Final = 16
 """The key's default."""
 
 
-def is_verl(scenario: Scenario) -> bool:
-    """True if verl's workers run the step."""
-    return scenario.rl is not None and scenario.rl.trainer == "verl"
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Trainer whose workers run a step.
+
+    `served`: frameworks in words; `serves`: True for a strategy's worker that it has. `keys`: those of the block `rl`
+    that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
+    the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
+    all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `use`: how vLLM is started.
+    """
+
+    served: str
+    serves: Callable[[str], bool]
+    keys: tuple[str, ...]
+    check: Callable[[Scenario, str], None]
+    step: Callable[[Scenario, Simulation, Plan], Step]
+    sent: Callable[[Scenario, Sequence[Plan], Routes], Gathered]
+    told: Callable[[Rl, Engine, GrpoStep], Iterable[Assumption]]
+    in_place: bool
+    use: Literal["server", "library"]
 
 
-def step_of(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
-    """Step of the scenario's trainer. `passing`: simulation of its forward passes; `plan`: that of one rank."""
-    if not is_verl(scenario):
-        return partial(_nemo_rl_step, passing)
+def trainer_of(scenario: Scenario) -> Trainer:
+    """Trainer that the scenario asks for; NeMo RL without a block `rl`."""
+    return TRAINERS[scenario.rl.trainer if scenario.rl is not None else _DEFAULT]
+
+
+def check_worker(scenario: Scenario, simulation: Simulation) -> None:
+    """NotYet for frameworks that the trainer's workers do not use; IllegalLayout for what the workers refuse."""
+    trainer, worker = trainer_of(scenario), simulation.framework.strategy.rl_worker
+    if not trainer.serves(worker):
+        raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
+                             f"(served: {trainer.served})"))
+    _check_keys(scenario, trainer)
+    trainer.check(scenario, worker)
+    _check_training(scenario, simulation)
+
+
+def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
+    """InputError for keys of another trainer that are set."""
+    if scenario.rl is None:
+        return
+    usual = Rl(prompts=1, generations=1)
+    for name in (name for one in TRAINERS.values() if one is not trainer for name in one.keys):
+        if getattr(scenario.rl, name) != getattr(usual, name):
+            raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
+                                     f"{scenario.rl.trainer}"))
+
+
+# ---- verl ------------------------------------------------------------------------------------------------------------
+def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
     offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, scenario.rl.refit_bucket * _MIB,
                         passing.job.scenario.num_microbatches)
-    return partial(_verl_step, passing, (offloads, summoned(plan)))
+    return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
 
 
-def sent_weights(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
-    """Gathering of all weights for the engine; verl's state dict gathers each unit before. `plans`: of all stages."""
+def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
+    """The state dict gathers each unit, then every tensor is gathered."""
     weights = gathered(plans, routes)
-    if not is_verl(scenario):
-        return weights
     assert scenario.rl is not None
     if weights.largest > scenario.rl.refit_bucket * _MIB:
         raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
@@ -67,15 +103,7 @@ def sent_weights(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> G
     return replace(weights, calls=(*calls, *weights.calls), ns=weights.ns + gathering_ns(calls, routes))
 
 
-def _nemo_rl_step(passing: Simulation, policy: Policy, step: GrpoStep) -> Journal:
-    return grpo_step(policy, step, passing.topology)
-
-
-def _verl_step(passing: Simulation, settings: tuple[Offloads, Summoned], policy: Policy, step: GrpoStep) -> Journal:
-    return verl_step(policy, step, passing.topology, settings)
-
-
-def told_of_verl(rl: Rl) -> Iterator[Assumption]:
+def _told_of_verl(rl: Rl, engine: Engine, step: GrpoStep) -> Iterator[Assumption]:
     """Assumptions about verl's workers."""
     source = "verl b178a3cd workers/fsdp_workers.py"
     yield Assumption(what="refit", value="the state dict is gathered, then every tensor once more", kind="derived",
@@ -84,29 +112,6 @@ def told_of_verl(rl: Rl) -> Iterator[Assumption]:
         yield Assumption(what="reference policy", value="copies from the host hide behind its passes", kind="assumed",
                          source=f"{source} _build_model_optimizer: CPUOffload; torch 2.13 fsdp/_runtime_utils.py: a "
                          "stream for itself")
-
-
-def check_worker(scenario: Scenario, simulation: Simulation) -> None:
-    """NotYet for frameworks that the trainer's workers do not use; IllegalLayout for what the workers refuse."""
-    trainer = scenario.rl.trainer if scenario.rl is not None else "nemo_rl"
-    worker = simulation.framework.strategy.rl_worker
-    if not worker or (worker == _VERLS) != is_verl(scenario):
-        raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
-                             f"(served: {_SERVED[trainer]})"))
-    _check_keys(scenario)
-    (_check_verl if is_verl(scenario) else _check_nemo_rl)(scenario, worker)
-    _check_training(scenario, simulation)
-
-
-def _check_keys(scenario: Scenario) -> None:
-    """InputError for keys of another trainer that are set."""
-    if scenario.rl is None:
-        return
-    usual = Rl(prompts=1, generations=1)
-    for name in _OF_NEMO if is_verl(scenario) else _OF_VERL:
-        if getattr(scenario.rl, name) != getattr(usual, name):
-            raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
-                                     f"{scenario.rl.trainer}"))
 
 
 def _check_verl(scenario: Scenario, worker: str) -> None:
@@ -132,6 +137,36 @@ def _check_verl(scenario: Scenario, worker: str) -> None:
                                     "workers/rollout/vllm_rollout/vllm_async_server.py sleep"))
 
 
+# ---- NeMo RL ---------------------------------------------------------------------------------------------------------
+def _nemo_rl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    return partial(grpo_step, topology=passing.topology)
+
+
+def _sent_by_nemo_rl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
+    return gathered(plans, routes)
+
+
+def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
+    """Assumptions on NeMo RL's refit, and on what it never does."""
+    rows = [
+        Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
+                   "tensor after the other, NeMo RL 7ea279ab dtensor_params_generator; packing by bytes")]
+    if rl.generated_prompts is not None:
+        told = f"{rl.generated_prompts:,} prompts are answered once, and {rl.prompts:,} of them are trained on"
+        rows.append(Assumption(what="rl.generated_prompts", value=told, kind="assumed", source="NeMo RL 7ea279ab "
+                               "algorithms/grpo.py:1699 dynamic_sampling: batches are drawn until enough prompts have "
+                               "rewards that differ, here one is enough"))
+    if rl.asynchronous:
+        rows.append(Assumption(what="rl.asynchronous", value="a step takes as long as the slower of generation and "
+                                "the policy's passes and steps, and weights are sent after both", kind="assumed",
+                                source="NeMo RL 7ea279ab algorithms/grpo.py async_grpo_train; engines decode one "
+                                "step's sequences, and none of them is cut off or thrown away"))
+    if engine.generation.colocated and engine.generation.sleep_level != 1:
+        rows.append(Assumption(what="generation.sleep_level", value=str(engine.generation.sleep_level), kind="assumed",
+                                source="NeMo RL 7ea279ab vllm_worker.py:1309 always sleeps at level 1"))
+    return rows
+
+
 def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
     workload = scenario.workload
     if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == "dtensor":
@@ -152,6 +187,7 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
 
 
+# ---- both ------------------------------------------------------------------------------------------------------------
 def _check_training(scenario: Scenario, simulation: Simulation) -> None:
     workload = scenario.workload
     if scenario.training.method == "qlora":
@@ -166,3 +202,17 @@ def _check_training(scenario: Scenario, simulation: Simulation) -> None:
     if simulation.framework.offload is not None:
         at = scenario.where("training", "offload", "activations")
         raise NotYet(Problem(at, f"not yet: {workload} with what layers or modules save on the host"))
+
+
+_DEFAULT: Final = "nemo_rl"
+TRAINERS: Final[Mapping[str, Trainer]] = {
+    _DEFAULT: Trainer(
+        "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
+        ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
+        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library"),
+    "verl": Trainer(
+        "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
+        ("param_offload", "optimizer_offload", "refit_bucket"), _check_verl, _verl_step, _sent_by_verl, _told_of_verl,
+        in_place=True, use="server"),
+}
+"""Trainers by the value of `rl.trainer`."""

@@ -38,7 +38,7 @@ from simcore.rl.traffic import (
     of_steps,
     rows,
 )
-from simcore.rl.trainers import check_worker, is_verl, sent_weights, step_of, told_of_verl
+from simcore.rl.trainers import check_worker, trainer_of
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
@@ -185,15 +185,16 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                         recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
-    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=is_verl(scenario))
+    trainer = trainer_of(scenario)
+    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
     policies = _policies(scenario, trained, forward, simulation, steps)
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
-    weights = sent_weights(scenario, _stages(simulation), simulation.routes)
+    weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
     rounds = _rounds(engine, -(-answered // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
-    stepped = step_of(scenario, simulation, simulation.plans[0])
+    stepped = trainer.step(scenario, simulation, simulation.plans[0])
     journals = [stepped(policy, step) for policy in policies]
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
@@ -208,8 +209,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     batch = _batch(passing, rl.generations, steps)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
                 engines * engine.tp if beside else 0, engine_rows)
-    further = [*assumptions(engine), *_told(rl, engine),
-               *(told_of_verl(rl) if is_verl(scenario) else (*_told_of_nemo_rl(rl, engine, step), *_loss(simulation)))]
+    further = [*assumptions(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
+               *(() if trainer.in_place else _loss(simulation))]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})
@@ -235,7 +236,7 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
                                     "only supported for the Megatron generation backend"))
     _check_answered(scenario, rl)
-    engine = engine_of(scenario, generation, topology_of(scenario), "server" if rl.trainer == "verl" else "library")
+    engine = engine_of(scenario, generation, topology_of(scenario), trainer_of(scenario).use)
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
                                  f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
@@ -338,24 +339,3 @@ def _told(rl: Rl, engine: Engine) -> list[Assumption]:
                    "answer ends early, prefill takes no time"),
         Assumption(what="copies to and from the host", value="at the rate of pinned copies", kind="assumed",
                    source="module.to('cpu') is not pinned in NeMo RL 7ea279ab and in verl b178a3cd, and slower")]
-
-
-def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
-    """Assumptions on NeMo RL's refit, and on what it never does."""
-    rows = [
-        Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
-                   "tensor after the other, NeMo RL 7ea279ab dtensor_params_generator; packing by bytes")]
-    if rl.generated_prompts is not None:
-        told = f"{rl.generated_prompts:,} prompts are answered once, and {rl.prompts:,} of them are trained on"
-        rows.append(Assumption(what="rl.generated_prompts", value=told, kind="assumed", source="NeMo RL 7ea279ab "
-                               "algorithms/grpo.py:1699 dynamic_sampling: batches are drawn until enough prompts have "
-                               "rewards that differ, here one is enough"))
-    if rl.asynchronous:
-        rows.append(Assumption(what="rl.asynchronous", value="a step takes as long as the slower of generation and "
-                                "the policy's passes and steps, and weights are sent after both", kind="assumed",
-                                source="NeMo RL 7ea279ab algorithms/grpo.py async_grpo_train; engines decode one "
-                                "step's sequences, and none of them is cut off or thrown away"))
-    if engine.generation.colocated and engine.generation.sleep_level != 1:
-        rows.append(Assumption(what="generation.sleep_level", value=str(engine.generation.sleep_level), kind="assumed",
-                                source="NeMo RL 7ea279ab vllm_worker.py:1309 always sleeps at level 1"))
-    return rows
