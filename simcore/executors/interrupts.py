@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Final
 
 __all__ = ["Interrupts", "deaf", "interrupts", "withheld"]
@@ -74,6 +75,8 @@ def withheld() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
+    # The first process that is spawned starts multiprocessing's resource tracker before it, which unblocks Ctrl-C.
+    resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

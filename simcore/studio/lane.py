@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from simcore.errors import Problem
+from simcore.executors.interrupts import withheld
 from simcore.studio.worker import problems_json, serve
 
 __all__ = ["Lane", "Lost", "Refused", "Superseded"]
@@ -142,7 +143,8 @@ class Lane:
         # `spawn` is the same on all systems, and safe with the threads of numerical libraries.
         started = multiprocessing.get_context("spawn")
         process = started.Process(target=serve, args=(its,), kwargs={"warm": self._warm}, daemon=True)
-        process.start()
+        with withheld():
+            process.start()
         its.close()
         self._process, self._pipe = process, ours
         return ours

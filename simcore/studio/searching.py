@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem, RankscopeError
-from simcore.executors.interrupts import deaf
+from simcore.executors.interrupts import deaf, withheld
 from simcore.executors.processes import end_with_parent
 from simcore.results.found import FoundLayout
 from simcore.search.judge import Candidate, Sized
@@ -65,7 +65,8 @@ class Ready:
 def _started() -> tuple[Connection, BaseProcess]:
     ours, its = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_search, args=(its,), daemon=True)
-    process.start()
+    with withheld():
+        process.start()
     its.close()
     return ours, process
 
