@@ -30,9 +30,12 @@ _LATENT_FIELDS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_nope_head_di
                   "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
+_ACTIVATIONS = ("gelu_new", "gelu", "relu2")
+
+
 def architecture(config: Config) -> Architecture:
     """Layers and sizes of a model with a `GPT2Config`; InputError for values that are not modelled."""
-    config.choice("activation_function", ("gelu_new", "gelu"))
+    config.choice("activation_function", _ACTIVATIONS)
     config.refuse("add_cross_attention")
     hidden, vocab = config.integer("hidden_size", "n_embd"), config.integer("vocab_size")
     positions = 0 if _turns(config) else config.integer("max_position_embeddings", "n_positions")
@@ -117,14 +120,23 @@ def _has_layer_norm(config: Config) -> bool:
 
 
 def _mlp(config: Config, hidden: int, *, bias: bool) -> Mlp:
-    """Four times the width where `n_inner` is not given (`GPT2Block`); `swiglu`: SiLU, gated."""
-    gated = config.boolean("swiglu", default=False)
-    return Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=gated, gelu=not gated, bias=bias)
+    """Four times the width where `n_inner` is not given (`GPT2Block`); `swiglu`: SiLU, gated.
+
+    Relu squared stands in no kernel with a bias (Megatron-LM d98e8a64 `core/transformer/mlp.py`).
+    """
+    gated, squared = config.boolean("swiglu", default=False), config.fields.get("activation_function") == "relu2"
+    if squared and (gated or bias):
+        raise config.fail("activation_function", "relu2 with a gate or with biases (add_bias_linear) is not modelled "
+                                                 "yet")
+    width = config.integer("n_inner", default=4 * hidden)
+    return Mlp(hidden, width, gated=gated, gelu=not (gated or squared), bias=bias)
 
 
 def _experts(config: Config, hidden: int, *, bias: bool) -> Moe:
     """Experts are Megatron's: GELU, or gated with `swiglu` (Megatron-LM's `training/arguments.py`), no biases."""
     gated = config.boolean("swiglu", default=False)
+    if config.fields.get("activation_function") == "relu2":
+        raise config.fail("activation_function", "relu2 in experts of a GPT is not modelled yet")
     if bias:
         raise config.fail("n_routed_experts", "experts with biases (add_bias_linear) are not modelled yet")
     experts = config.integer("n_routed_experts")

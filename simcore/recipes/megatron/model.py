@@ -217,8 +217,10 @@ def _write_gpt(gpt: _Gpt) -> None:
     gpt.write(n_embd=gpt.hidden, n_layer=gpt.layers, n_head=gpt.heads, n_inner=gpt.ffn, n_positions=gpt.length,
               tie_word_embeddings=gpt.tied, attn_pdrop=gpt.attention_dropout, resid_pdrop=gpt.dropout,
               embd_pdrop=gpt.dropout)
-    if gpt.squared.value:
-        gpt.writer.refuse("squared ReLU of a GPT with biases or learned positions", gpt.squared)
+    if gpt.squared.value and (gpt.biased.value or gpt.gated.value or gpt.experts.value):
+        gpt.writer.refuse("squared ReLU of a GPT with biases, a gate or experts", gpt.squared)
+    elif gpt.squared.value:
+        gpt.writer.write("model.overrides.activation_function", "relu2", gpt.squared)
     else:
         gpt.writer.use(gpt.squared, why="GELU, as without it")
     gpt.write_other("LayerNorm", normalization=gpt.norm)

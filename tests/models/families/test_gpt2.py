@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simcore.errors import InputError
-from simcore.models.blocks import Attention, LatentAttention
+from simcore.models.blocks import Attention, LatentAttention, Mlp
 from simcore.models.graph import ModelGraph, build, model_config
 
 
@@ -42,6 +42,15 @@ def test_changes_in_megatrons_words() -> None:
     assert graph().count("norms") == 2 * changed.count("norms")
     experts = graph(add_bias_linear=False, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=1024)
     assert experts.count("routed_experts") == 12 * 8 * 2 * 1024 * 768
+
+
+def test_relu_squared_is_neither_gated_nor_gelu() -> None:
+    """Nemotron-4 15B in Megatron's words: 15.6 billion parameters (Megatron-LM d98e8a64, gpt3_15b_8t_release)."""
+    whole = graph(n_embd=6144, n_layer=32, n_head=48, num_query_groups=8, position_embedding_type="rope",
+                  vocab_size=256000, tie_word_embeddings=False, add_bias_linear=False, activation_function="relu2")
+    (mlp,) = {branch.block for kind in whole.kinds for branch in kind.branches if isinstance(branch.block, Mlp)}
+    assert (mlp.ffn, mlp.gated, mlp.gelu, mlp.bias) == (4 * 6144, False, False, False)
+    assert whole.count() == 2 * 256000 * 6144 + 32 * (2 * 6144**2 + 2 * 6144 * 1024 + 8 * 6144**2 + 4 * 6144) + 2 * 6144
 
 
 EXPERTS: dict[str, Any] = {"add_bias_linear": False, "n_routed_experts": 8, "num_experts_per_tok": 2,
@@ -131,8 +140,11 @@ def test_overrides_may_be_fields_of_the_family() -> None:
       "moe_intermediate_size": 8, "add_bias_linear": False}, "expected softmax or sigmoid"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
     ({"num_query_groups": 5}, "num_query_groups: expected a divisor of 12 heads, got 5"),
-    ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),
-    ({"activation_function": "silu"}, "expected gelu_new or gelu"),
+    ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu or relu2, got 'relu'"),
+    ({"activation_function": "silu"}, "expected gelu_new or gelu or relu2"),
+    ({"activation_function": "relu2"}, "relu2 with a gate or with biases"),
+    ({"activation_function": "relu2", "add_bias_linear": False, "swiglu": True}, "relu2 with a gate or with biases"),
+    ({**EXPERTS, "activation_function": "relu2"}, "relu2 in experts"),
     ({"v_head_dim": 16}, "v_head_dim: served with multi_latent_attention alone"),
     ({"multi_latent_attention": True, "kv_lora_rank": 0}, "kv_lora_rank: expected an integer from 1"),
     ({"multi_latent_attention": "yes"}, "multi_latent_attention: expected true or false"),

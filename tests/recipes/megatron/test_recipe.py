@@ -411,3 +411,15 @@ def test_modules_on_the_host_are_those_of_main(tmp_path: Path) -> None:
     found = of(tmp_path, **{"fine-grained-activation-offloading": True, "offload-modules": ["core_attn"]})  # type: ignore[arg-type]
     assert found.values["framework_version"] == "main 2026-08-22"
     assert "by other code" in str(found.origins[("framework_version",)])
+
+
+def test_relu_squared_is_a_gpts_without_biases_and_a_gate(tmp_path: Path) -> None:
+    script = SCRIPT.replace("--swiglu --disable-bias-linear --normalization RMSNorm", "--squared-relu {}")
+    for words, activation in (("--disable-bias-linear", "relu2"), ("", None), ("--disable-bias-linear --swiglu", None)):
+        file = tmp_path / "run.sh"
+        file.write_text(script.replace("{}", words), encoding="utf-8")
+        found = import_recipe([str(file)], Answers.of_options(None, None, "dgx-h100"))
+        assert found.values["model"]["overrides"].get("activation_function") == activation, words
+        assert any("squared ReLU" in one.message for one in found.refused) == (activation is None), words
+        if activation:
+            assert check(parse_scenario(found.document())).status == "ok"
