@@ -13,6 +13,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -30,6 +31,8 @@ _LATENT_FIELDS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_nope_head_di
                   "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
+_DELTA_FIELDS = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+                 "linear_conv_kernel_dim")
 _ACTIVATIONS = ("gelu_new", "gelu", "relu2")
 
 
@@ -69,21 +72,43 @@ def _turns(config: Config) -> bool:
 
 
 def _layers(config: Config, hidden: int) -> list[LayerKind]:
-    """`first_k_dense_replace`: so many layers of a model with experts have none (Megatron's moe_layer_freq)."""
+    """`first_k_dense_replace`: so many layers of a model with experts have none (Megatron's moe_layer_freq).
+
+    `linear_attention_freq`: one layer of so many has attention, the others a gated delta net (megatron-core d98e8a64
+    `models/gpt/experimental_attention_variant_module_specs.py`, get_linear_attention_pattern).
+    """
     count, sparse = config.integer("num_hidden_layers", "n_layer"), "n_routed_experts" in config.fields
     first = min(count, config.integer("first_k_dense_replace", default=0, least=0)) * sparse
-    last = _layer(config, hidden, sparse=sparse)
-    dense = [_layer(config, hidden, sparse=False)] * first
-    return dense + [replace(last, name="moe_decoder") if first else last] * (count - first)
+    every = config.integer("linear_attention_freq", default=1)
+    attention = _attention(config, hidden, bias=config.boolean("add_bias_linear", default=True))
+    linear = _delta_net(config, hidden) if every > 1 else attention
+    layers = []
+    for place in range(count):
+        layer = _layer(config, hidden, linear if (place + 1) % every else attention, sparse=sparse and place >= first)
+        layers.append(replace(layer, name=f"{'moe_' * (first > 0 and place >= first)}{layer.name}"))
+    return layers
 
 
-def _layer(config: Config, hidden: int, *, sparse: bool) -> LayerKind:
+def _delta_net(config: Config, hidden: int) -> GatedDeltaNet:
+    keys, values, key_dim, value_dim = (config.integer(name) for name in _DELTA_FIELDS[:4])
+    if values % keys:
+        raise config.fail("linear_num_value_heads", f"expected a multiple of {keys} key heads, got {values}")
+    if config.boolean("add_bias_linear", default=True):
+        raise config.fail("linear_attention_freq", "a gated delta net beside biases (add_bias_linear) is not modelled "
+                                                   "yet")
+    if not _turns(config):
+        raise config.fail("linear_attention_freq", "a gated delta net with learned positions is not modelled yet")
+    return GatedDeltaNet(hidden, keys, values, key_dim, value_dim, config.integer("linear_conv_kernel_dim", default=4))
+
+
+def _layer(config: Config, hidden: int, mixer: Attention | LatentAttention | GatedDeltaNet, *,
+           sparse: bool) -> LayerKind:
     bias, layer_norm = config.boolean("add_bias_linear", default=True), _has_layer_norm(config)
-    attention = _attention(config, hidden, bias=bias)
     mlp = _experts(config, hidden, bias=bias) if sparse else _mlp(config, hidden, bias=bias)
-    dropout = config.fraction("resid_pdrop", 0.1) > 0
-    return LayerKind("decoder", "gpt2", hidden, (Branch("ln_1", "attn", attention, layer_norm=layer_norm),
-                                                 Branch("ln_2", "mlp", mlp, layer_norm=layer_norm)), dropout=dropout)
+    name = "delta_net" if isinstance(mixer, GatedDeltaNet) else "decoder"
+    return LayerKind(name, "gpt2", hidden, (Branch("ln_1", "attn", mixer, layer_norm=layer_norm),
+                                            Branch("ln_2", "mlp", mlp, layer_norm=layer_norm)),
+                     dropout=config.fraction("resid_pdrop", 0.1) > 0)
 
 
 def _attention(config: Config, hidden: int, *, bias: bool) -> Attention | LatentAttention:
@@ -99,7 +124,8 @@ def _attention(config: Config, hidden: int, *, bias: bool) -> Attention | Latent
     if heads % groups:
         raise config.fail("num_query_groups", f"expected a divisor of {heads} heads, got {groups}")
     return Attention(hidden, heads, groups, hidden // heads, bias="all" if bias else "", rotary=_turns(config),
-                     qk_norm=config.boolean("qk_layernorm", default=False), dropout=dropout)
+                     qk_norm=config.boolean("qk_layernorm", default=False), dropout=dropout,
+                     gated=config.boolean("attention_output_gate", default=False))
 
 
 def _latent(config: Config, hidden: int, heads: int, *, bias: bool, dropout: bool) -> LatentAttention:
@@ -142,6 +168,7 @@ def _experts(config: Config, hidden: int, *, bias: bool) -> Moe:
     experts = config.integer("n_routed_experts")
     return Moe(hidden, experts, top_k(config, experts), config.integer("moe_intermediate_size"),
                config.integer("moe_shared_expert_intermediate_size", default=0, least=0), gated=gated,
+               shared_gate=config.boolean("moe_shared_expert_gate", default=False),
                router=config.choice("moe_router_score_function", ("softmax", "sigmoid")), gelu=not gated)
 
 
@@ -150,4 +177,4 @@ FAMILY = ModelFamily(architecture, further_fields=(
     "normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
     "moe_shared_expert_intermediate_size", "multi_latent_attention", "swiglu", "position_embedding_type",
     "num_query_groups", "mtp_num_layers", "first_k_dense_replace", "moe_router_score_function", "qk_layernorm",
-    *_LATENT_FIELDS))
+    "attention_output_gate", "moe_shared_expert_gate", "linear_attention_freq", *_DELTA_FIELDS, *_LATENT_FIELDS))

@@ -167,10 +167,11 @@ def _delta_net(branch: Branch) -> tuple[TensorSpec, ...]:
                       "delta_net", "conv")
     return (
         *(TensorSpec(f"{at}.{name}", (heads,), ("value_heads",), "delta_net") for name in ("dt_bias", "A_log")),
-        *_norm(f"{at}.in_proj.layer_norm_", b.hidden),
+        *_norm(f"{at}.in_proj.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
         _linear(f"{at}.in_proj", (b.conv_dim + b.values + 2 * heads, "delta_in"), hidden, "delta_net"),
         conv,
-        TensorSpec(f"{at}.out_norm.weight", (b.value_dim,), ("value_dim",), "delta_net", "norm"),
+        *(replace(spec, component="delta_net")
+          for spec in _norm(f"{at}.out_norm.", b.value_dim, "value_dim", layer_norm=branch.layer_norm)),
         _linear(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
     )
 

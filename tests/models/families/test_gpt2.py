@@ -130,7 +130,34 @@ def test_overrides_may_be_fields_of_the_family() -> None:
         model_config("llama-tiny", {"add_bias_linear": False}, "model")
 
 
+DELTA: dict[str, Any] = {"linear_attention_freq": 3, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+                         "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+
+
+def test_one_layer_of_so_many_has_attention_beside_delta_nets() -> None:
+    """As Megatron-LM d98e8a64's case gpt3_mcore_te_tp2_pp1_gdn."""
+    rope = {"position_embedding_type": "rope", "add_bias_linear": False}
+    found = graph(**rope, **DELTA, attention_output_gate=True)
+    kinds = [found.kinds[layer.kind] for layer in found.layers][1:-3]
+    assert [kind.name for kind in kinds] == ["delta_net", "delta_net", "decoder"] * 4
+    (gated,) = {kind.branches[0].block for kind in kinds if isinstance(kind.branches[0].block, Attention)}
+    assert gated.gated
+    linear = 768 * (2 * 256 + 2 * 512 + 2 * 8) + 4 * (2 * 256 + 512) + 2 * 8 + 2 * 64 + 512 * 768
+    assert graph(**rope).count("attention") // 12 == 4 * 768 * 768
+    assert found.count() - graph(**rope).count() == 8 * (linear - 4 * 768 * 768) + 4 * 768 * 768
+    assert graph(**rope, **{**DELTA, "linear_attention_freq": 1}).count() == graph(**rope).count()
+    sparse = graph(**{**EXPERTS, **rope, **DELTA}, first_k_dense_replace=2, moe_shared_expert_intermediate_size=64,
+                   moe_shared_expert_gate=True)
+    names = [sparse.kinds[layer.kind].name for layer in sparse.layers][1:-3]
+    assert names[:4] == ["delta_net", "delta_net", "moe_decoder", "moe_delta_net"]
+    assert sum(spec.name.endswith("gate_weight") for kind, specs in enumerate(sparse.tensors) for spec in specs
+               if sparse.kinds[kind].name == "moe_decoder") == 1
+
+
 @pytest.mark.parametrize(("changed", "told"), [
+    (DELTA, "a gated delta net beside biases"),
+    ({**DELTA, "add_bias_linear": False}, "a gated delta net with learned positions"),
+    ({**DELTA, "linear_num_value_heads": 6}, "expected a multiple of 4 key heads, got 6"),
     ({"n_routed_experts": 8}, "experts with biases .* are not modelled yet"),
     ({"position_embedding_type": "yarn"}, "expected learned_absolute or rope"),
     ({"normalization": "BatchNorm"}, "expected LayerNorm or RMSNorm"),
