@@ -59,6 +59,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _check_positions(job)
     _check_base(job, adapter)
     _check_logprobs(job, adapter)
+    _check_teacher(job)
     check_images(job, adapter)
     _check_host(job)
     framework = adapter.table(job, defaults)
@@ -123,6 +124,17 @@ def _check_logprobs(job: Job, adapter: FrameworkAdapter) -> None:
         raise job.illegal(key, f"no loss of a training step under {scenario.framework} is made in chunks (that of NeMo "
                           "RL's Megatron workers is, and passes of grpo and dpo)", "NeMo RL 7ea279ab models/automodel/"
                           "train.py LossPostProcessor: prepare_loss_input is given no chunk_size")
+
+
+def _check_teacher(job: Job) -> None:
+    """A student's loss reads what its teacher gives, and nothing else reads a teacher."""
+    scenario = job.scenario
+    if scenario.training.loss == "top_k" and scenario.teacher is None:
+        raise InputError(Problem(scenario.where("training", "loss"), "loss: top_k is of a student: missing the block "
+                                 "teacher"))
+    if scenario.teacher is not None and scenario.training.loss != "top_k" and scenario.workload != "distillation":
+        raise InputError(Problem(scenario.where("teacher"), "teacher: changes nothing but in the workload "
+                                 "distillation"))
 
 
 def _in_format(job: Job, adapter: FrameworkAdapter) -> tuple[Job, Defaults]:

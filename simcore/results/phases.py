@@ -10,12 +10,13 @@ from simcore.results.verdict import Verdict
 
 __all__ = ["ACTIVITIES", "LINKS", "PHASES", "PHASE_PARTS", "PhaseName", "PhaseReport"]
 
-PhaseName = Literal["refit", "generation", "logprob", "reference", "training"]
+PhaseName = Literal["refit", "generation", "logprob", "reference", "teacher", "training"]
 PHASES: dict[PhaseName, str] = {
     "refit": "the policy's weights go to the engine that generates",
     "generation": "the engine decodes",
     "logprob": "a forward pass of the policy over what was generated",
     "reference": "a forward pass of the reference policy",
+    "teacher": "a forward pass of the model that the policy learns from",
     "training": "forward, backward and the optimizer's step, as in a step that only trains",
 }
 PHASE_PARTS: dict[str, str] = {

@@ -34,8 +34,8 @@ from simcore.timing.collective import collective_ns
 from simcore.vllm.engine import Engine
 
 __all__ = ["ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away", "back",
-           "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside", "packing_ns",
-           "put_asleep", "score", "start", "train", "wake"]
+           "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside",
+           "outside_allocator", "packing_ns", "put_asleep", "sample", "score", "start", "train", "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
 FORWARD, STEPS, DECODING = "forward passes", "training steps", "decoding"
@@ -88,7 +88,8 @@ def category_name(category: str) -> str:
     return category.removeprefix(_OUTSIDE)
 
 
-def _outside(sizes: Mapping[str, int]) -> dict[str, int]:
+def outside_allocator(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Categories of a journal for bytes by category outside torch's allocator."""
     return {_OUTSIDE + category: size for category, size in sizes.items()}
 
 
@@ -104,7 +105,7 @@ def host_ns(num_bytes: int, topology: Topology, way: Way) -> int:
 def start(policy: Policy, *, has_reference: bool) -> Journal:
     """Journal before the first phase: the policy is on the device, a reference policy's copy on the host."""
     journal = Journal()
-    for sizes in (_outside(policy.outside), policy.params, policy.states):
+    for sizes in (outside_allocator(policy.outside), policy.params, policy.states):
         journal.put(POLICY, sizes)
     journal.put(FIXED, policy.fixed)
     journal.put(POLICY, policy.hosted, "host")
@@ -162,16 +163,7 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     [Note: the order of a step]. The engine is in it only if it shares the GPU (`colocated`).
     """
     journal = start(policy, has_reference=step.has_reference)
-    colocated = step.engine.generation.colocated
-    if colocated:
-        put_asleep(journal, step.engine)
-    journal.begin("refit")
-    (_refit if colocated else _broadcast)(journal, policy, step, topology)
-    journal.begin("generation")
-    if colocated:
-        generate(journal, step, topology)
-    else:
-        journal.take(DECODING, step.generate_ns)
+    sample(journal, policy, step, topology)
     if step.scores_policy:
         journal.begin("logprob")
         back(journal, policy.params, topology)
@@ -184,6 +176,20 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     back(journal, policy.states, topology)
     train(journal, policy)
     return journal
+
+
+def sample(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
+    """Adds the phases "refit" and "generation"; before and after them an engine on the same GPU sleeps."""
+    colocated = step.engine.generation.colocated
+    if colocated:
+        put_asleep(journal, step.engine)
+    journal.begin("refit")
+    (_refit if colocated else _broadcast)(journal, policy, step, topology)
+    journal.begin("generation")
+    if colocated:
+        generate(journal, step, topology)
+    else:
+        journal.take(DECODING, step.generate_ns)
 
 
 def generate(journal: Journal, step: GrpoStep, topology: Topology) -> None:
@@ -257,7 +263,7 @@ def _loaded(engine: Engine) -> dict[str, int]:
 def put_asleep(journal: Journal, engine: Engine) -> None:
     """Adds the engine as the previous step left it."""
     stays = {"graph_pool": engine.graph_bytes, "workspace": engine.workspace_bytes}
-    journal.put(ENGINE, {**_outside(engine.outside()), **stays})
+    journal.put(ENGINE, {**outside_allocator(engine.outside()), **stays})
     level = engine.generation.sleep_level
     if level < 2:
         journal.put(ENGINE, _loaded(engine), "host" if level else "device")
@@ -290,7 +296,7 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
     journal, engine = Journal(), step.engine
-    journal.put(ENGINE, {**_outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
+    journal.put(ENGINE, {**outside_allocator(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
                          "workspace": engine.workspace_bytes, "kv_cache": engine.cache_bytes})
     for phase, ns in waiting.items():
         journal.begin(phase)

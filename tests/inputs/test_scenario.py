@@ -51,6 +51,9 @@ FULL: dict[str, Any] = {
            "generated_prompts": 6, "prompt_tokens": 512,
            "asynchronous": False, "on_policy_ratio": False, "refit_buffer": 0.3, "refit_bucket": 2048,
            "param_offload": False, "optimizer_offload": False},
+    "teacher": {"model": "qwen3-32b", "implementation": "auto", "mesh": {
+        "pp": 2, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 4, "ep": 1, "etp": None}, "sequence_parallel": True,
+        "top_k": 32, "framework_options": {}},
     "generation": {"engine": "vllm", "version": "0.12.0", "colocated": True, "tp": 4, "engines": 1,
                    "gpu_memory_utilization": 0.7, "max_model_len": 2048, "max_num_seqs": 256,
                    "max_num_batched_tokens": 8192, "kv_cache_memory": "20 GiB", "quantization": "auto",

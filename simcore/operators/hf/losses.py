@@ -12,6 +12,7 @@ from simcore.operators.hf import remote_code
 from simcore.operators.hf.layers import is_of_hub
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
+from simcore.operators.shared.top_k import TOP_K, top_k_loss
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
@@ -109,7 +110,7 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     if block.upcast and not cut:
         logits = aten.cast(tape, logits, "fp32")
     loss = (aten.mul_scalar(tape, logits) if cut else _flash_loss(tape, logits) if run.loss == "flash" else
-            _causal_loss(tape, run, logits))
+            top_k_loss(tape, logits) if run.loss == TOP_K else _causal_loss(tape, run, logits))
     forward = tape.cut()
     outputs = [logits] if run.loss == "hf_keep_logits" else []
     logits = None
