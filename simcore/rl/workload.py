@@ -19,6 +19,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
+from simcore.rl.critic import check_critic, critics_of
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, dpo_step, engine_step
@@ -65,7 +66,9 @@ def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report
 def legal(scenario: Scenario) -> None:
     """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses."""
     if scenario.workload == "grpo":
-        _num_engines(scenario, _asked(scenario)[1])
+        rl, engine = _asked(scenario)
+        _num_engines(scenario, engine)
+        check_critic(scenario, rl.prompts * rl.generations)
     trained = _trained(scenario)
     _passes_of(scenario, _training(scenario))
     check_step(legal_simulation(trained))
@@ -195,17 +198,19 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
     stepped = trainer.step(scenario, simulation, simulation.plans[0])
-    journals = [stepped(policy, step) for policy in policies]
+    critics = critics_of(scenario, sequences, request, len(policies))
+    journals = [stepped(policy, replace(step, critic=critic))
+                for policy, critic in zip(policies, critics.critics, strict=True)]
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
         journals = [stepped(policy, step) for policy in policies]
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
-    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, step),
+    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, step), *valued,
              *of_copies(journal, simulation.topology))
-            for rank, passed, journal in zip(trained.ranks, _passed(forward, simulation),
-                                             journals, strict=True)]
+            for rank, passed, journal, valued in zip(trained.ranks, _passed(forward, simulation), journals,
+                                                     critics.sent, strict=True)]
     batch = _batch(passing, rl.generations, steps)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
                 engines * engine.tp if beside else 0, engine_rows)
