@@ -20,7 +20,7 @@ from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 
-__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Policy", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "policy_of"]
 
 MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
@@ -54,6 +54,19 @@ class Policy:
     training_ns: int
     hosted: Mapping[str, int] = field(default_factory=dict)
     hosted_grads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Critic:
+    """The critic of PPO on one class of ranks: its bytes and times, as a policy's, and what is on the host.
+
+    `offloads_params`, `offloads_states`: parameters, and optimizer states, are on the host where no pass needs them.
+    `model.outside`: memory outside the allocator that it adds to the policy's, whose process it shares.
+    """
+
+    model: Policy
+    offloads_params: bool
+    offloads_states: bool
 
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,

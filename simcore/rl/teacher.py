@@ -21,11 +21,11 @@ from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.scenario import Scenario, of_teacher
-from simcore.memory.outside_allocator import outside
+from simcore.memory import outside_allocator
 from simcore.results.report import Assumption, TrafficRow
 from simcore.rl.forward import CHOSEN, Passes, passes
 from simcore.rl.journal import Journal
-from simcore.rl.phases import FORWARD, GrpoStep, away, back, host_ns, outside_allocator, sample, start, train
+from simcore.rl.phases import FORWARD, GrpoStep, away, back, host_ns, outside, sample, start, train
 from simcore.rl.policy import MODULES, WORKSPACE, Policy
 from simcore.rl.traffic import Sent, of_passes, rows
 from simcore.simulation.simulation import Simulation, placed_simulation
@@ -112,7 +112,7 @@ def _on_each(simulation: Simulation, forward: Passes, k: int, count: int, logits
     total_ns = forward.total_ns(count) + sum(one.ns for one in sending)
     every = forward.traffic(simulation, count)
     for rest, above, plan, traffic in zip(forward.rest, forward.above, simulation.plans, every, strict=True):
-        held = outside(simulation.comm_setup(), traffic)
+        held = outside_allocator.outside(simulation.comm_setup(), traffic)
         kept = _kept(simulation, k, count) if plan.stage == simulation.job.mesh.pp - 1 else 0
         allocated = sum(rest.values()) + sum(above.values())
         fragments = simulation.needed(allocated).middle - allocated
@@ -150,7 +150,7 @@ def distillation_step(policy: Policy, step: GrpoStep, teacher: Taught, simulatio
     """
     topology = simulation.topology
     journal = start(policy, has_reference=False)
-    journal.put(TEACHER, {**outside_allocator(teacher.outside), **teacher.fixed})
+    journal.put(TEACHER, {**outside(teacher.outside), **teacher.fixed})
     journal.put(TEACHER, teacher.params, "host")
     sample(journal, policy, step, topology)
     journal.begin("teacher")

@@ -19,6 +19,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
+from simcore.rl.critic import Critics, check_critic, critics_of
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, dpo_step, engine_step
@@ -67,7 +68,9 @@ def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report
 def legal(scenario: Scenario) -> None:
     """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses."""
     if scenario.workload != "dpo":
-        _num_engines(scenario, _asked(scenario)[1])
+        rl, engine = _asked(scenario)
+        _num_engines(scenario, engine)
+        check_critic(scenario, rl.prompts * rl.generations)
     if _is_taught(scenario):
         teaching(scenario)
     trained = _trained(scenario)
@@ -205,7 +208,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers))
-    stepped = _stepped(scenario, simulation, policies, teachers)
+    critics = critics_of(scenario, sequences, request, len(policies))
+    stepped = _stepped(scenario, simulation, policies, teachers, critics)
     journals = stepped(step)
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
@@ -215,7 +219,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
     passed = _passed(forward, simulation)
     sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed[i], step), *(teachers[i].sent if teachers else ()),
-             *of_copies(journals[i], simulation.topology)) for i, rank in enumerate(trained.ranks)]
+             *critics.sent[i], *of_copies(journals[i], simulation.topology)) for i, rank in enumerate(trained.ranks)]
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, rl.generations, steps),
                 beside, engines * engine.tp if beside else 0, engine_rows)
     further = [*assumptions(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
@@ -227,13 +231,14 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
 
 
 def _stepped(scenario: Scenario, simulation: Simulation, policies: Sequence[Policy],
-             teachers: Sequence[Taught]) -> Callable[[GrpoStep], list[Journal]]:
+             teachers: Sequence[Taught], critics: Critics) -> Callable[[GrpoStep], list[Journal]]:
     """Journals of a step for each class of ranks. `simulation`: of the policy's passes."""
     if teachers:
         return lambda step: [distillation_step(policy, step, teacher, simulation)
                              for policy, teacher in zip(policies, teachers, strict=True)]
     one = trainer_of(scenario).step(scenario, simulation, simulation.plans[0])
-    return lambda step: [one(policy, step) for policy in policies]
+    return lambda step: [one(policy, replace(step, critic=critic))
+                         for policy, critic in zip(policies, critics.critics, strict=True)]
 
 
 def _busy_ns(journals: list[Journal]) -> int:
