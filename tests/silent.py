@@ -107,7 +107,8 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "limits.usable_memory": ("1 GiB", "20 GiB"), "limits.max_fill": (0.01, 0.5),
     "generation.engine": ("sglang",), "generation.max_model_len": (200, 128), "rl.prompt_tokens": (64,),
     "generation.kv_cache_memory": ("1 GiB", "20 GiB"), "generation.unquantized": (["q_proj"],),
-    "rl.generated_prompts": (2**12, 64)}
+    "rl.generated_prompts": (2**12, 64), "rl.critic": ({"micro_batch_size": 1},), "rl.critic.model": ("qwen3-0.6b",),
+    "teacher.model": ("llama-3.2-3b",), "teacher.framework_options": ({"attention_backend": "unfused"},)}
 """Values of keys for which those of their type say little."""
 
 
@@ -148,7 +149,8 @@ def _layout(framework: str) -> Tree:
 
 def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
     """Scenarios of a combination, before a key is set; the framework refuses some of them."""
-    first = {"train": _trains, "dpo": _trains, "grpo": _grpos, "serve": _serves}[workload](framework)
+    first = {"train": _trains, "dpo": _trains, "grpo": _grpos, "distillation": _distils,
+             "serve": _serves}[workload](framework)
     rl = {"rl": RL, "generation": GENERATION} if workload == "grpo" else {}
     on_host = _ON_HOST if workload == "train" and framework.startswith("megatron") else ()
     for base in (*first, *on_host, *(one | rl for one in PAGED.get(framework, ()))):
@@ -246,8 +248,17 @@ def _grpos(framework: str) -> Iterator[Tree]:
                "generation": generation | {"sleep_level": 2}}
         yield {"model": HYBRID, "mesh": {"dp_shard": 8}, "training": {"loss": "flash"}, "rl": rl | {"trainer": "verl"},
                "generation": generation | {"sleep_level": 2, "tp": 4}}
+        yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "generation": generation | {
+            "sleep_level": 2}, "rl": rl | {"trainer": "verl", "critic": {"micro_batch_size": 1}}}
     if framework in ("automodel", "fsdp2"):  # logits are the most of a pass
         yield {"model": DENSE, "mesh": mesh, "rl": rl | {"logprob_batch_size": 4}, "generation": generation}
+
+
+def _distils(framework: str) -> Iterator[Tree]:
+    rl = {name: value for name, value in RL.items() if name != "reference"}
+    for teacher in ({"mesh": {"tp": 2, "dp_shard": 2}}, {"mesh": {"dp_shard": 4}}):
+        yield {"model": DENSE, "mesh": _layout(framework), "rl": rl, "generation": GENERATION,
+               "teacher": {"model": "llama-3.2-1b"} | teacher}
 
 
 def _serves(framework: str) -> Iterator[Tree]:
@@ -385,6 +396,9 @@ def combinations() -> Iterator[Combination]:
         for workload in ("dpo", "grpo"):
             for key in keys(framework):
                 yield Combination(workload, "full", framework, key)
+    for key in keys("megatron"):  # the step's other keys are those of grpo
+        if key.partition(".")[0] in ("rl", "teacher"):
+            yield Combination("distillation", "full", "megatron", key)
     for key in keys("vllm"):
         yield Combination("serve", "full", "vllm", key)
 

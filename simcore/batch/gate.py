@@ -142,7 +142,7 @@ def _idle(outcome: Outcome) -> Iterator[Finding]:
     scenario = outcome.report.scenario
     if outcome.report.status != "ok" or scenario.get("workload", "train") != "train":
         return
-    blocks = {name: scenario.get(name) for name in ("rl", "generation")}
+    blocks = {name: scenario.get(name) for name in ("rl", "teacher", "generation")}
     for name in [name for name, block in blocks.items() if block is not None]:
         kv = (blocks["generation"] or {}).get("kv_dtype", "auto") if name == "generation" else "auto"
         cache = f"; kv_dtype {kv} neither: there is no KV cache in it" if kv != "auto" else ""

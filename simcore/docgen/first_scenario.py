@@ -18,7 +18,7 @@ _SAFE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _TEXT: Final = """\
 # yaml-language-server: $schema=scenario.schema.json
 name: {name}  # unique in a batch
-workload: train  # train | dpo | grpo (with rl and generation) | serve (with generation: {{tp: 4}})
+workload: train  # train | dpo | grpo (with rl and generation) | distillation | serve (with generation: {{tp: 4}})
 model: {model}  # preset, Hugging Face id, path of a config.json, or {{config: ..., overrides: {{...}}}}
 implementation: auto  # whose layer code runs; auto: the framework's own
 framework: {framework}  # fsdp2 | fsdp1 | automodel | megatron | megatron_fsdp | ddp | zero1 | zero2 | zero3

@@ -19,6 +19,7 @@ from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.network import with_copies
 from simcore.models.tensor import TensorSpec
+from simcore.models.value_head import with_value_head
 from simcore.operators.registry import IMPLEMENTATIONS
 from simcore.pipeline.schedule import SCHEDULES
 from simcore.placement.framework import Framework
@@ -59,6 +60,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _check_positions(job)
     _check_base(job, adapter)
     _check_logprobs(job, adapter)
+    _check_teacher(job)
     check_images(job, adapter)
     _check_host(job)
     framework = adapter.table(job, defaults)
@@ -125,6 +127,17 @@ def _check_logprobs(job: Job, adapter: FrameworkAdapter) -> None:
                           "train.py LossPostProcessor: prepare_loss_input is given no chunk_size")
 
 
+def _check_teacher(job: Job) -> None:
+    """A student's loss reads what its teacher gives, and nothing else reads a teacher."""
+    scenario = job.scenario
+    if scenario.training.loss == "top_k" and scenario.teacher is None:
+        raise InputError(Problem(scenario.where("training", "loss"), "loss: top_k is of a student: missing the block "
+                                 "teacher"))
+    if scenario.teacher is not None and scenario.training.loss != "top_k" and scenario.workload != "distillation":
+        raise InputError(Problem(scenario.where("teacher"), "teacher: changes nothing but in the workload "
+                                 "distillation"))
+
+
 def _in_format(job: Job, adapter: FrameworkAdapter) -> tuple[Job, Defaults]:
     """Linears that compute in 8 or 4 bits have weights of another kind; with the defaults that were chosen for them."""
     if not job.narrow:
@@ -168,9 +181,19 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
                    f"(served: {', '.join(adapter.implementations)})")
         raise NotYet(Problem(scenario.where("implementation"), message))
     try:
-        return build(fields, implementation, where)
+        graph = build(fields, implementation, where)
     except (InputError, NotYet) as error:
         raise type(error)([replace(one, where=_place(scenario, one)) for one in error.problems]) from None
+    return _with_value_head(graph, scenario) if scenario.training.loss == "values" else graph
+
+
+def _with_value_head(graph: ModelGraph, scenario: Scenario) -> ModelGraph:
+    """The model that the loss `values` trains; errors are placed at the scenario's loss."""
+    try:
+        return with_value_head(graph)
+    except (InputError, NotYet) as error:
+        where = scenario.where("training", "loss")
+        raise type(error)([replace(one, where=where) for one in error.problems]) from None
 
 
 def _place(scenario: Scenario, problem: Problem) -> str:

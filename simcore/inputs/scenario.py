@@ -29,7 +29,9 @@ __all__ = [
     "ModelFile",
     "Rl",
     "Scenario",
+    "Teacher",
     "TopologyFile",
+    "of_teacher",
     "parse_scenario",
     "scenario_schema",
 ]
@@ -83,6 +85,17 @@ def _workspace_or_auto(text: str) -> str:
     return text
 
 
+class Teacher(Block):
+    """The model from whose logits a policy learns, with passes of its own on the GPUs that train."""
+
+    model: Text = Field(description="Preset, Hugging Face id, or path of a config.json")
+    implementation: Name = Field(default="auto", description="Whose layer code runs; auto: as for the policy")
+    mesh: Mesh = Field(default=Mesh(), description="Its own degrees of parallelism, over the same ranks")
+    sequence_parallel: bool = Field(default=False, description="Split norms over its tp")
+    top_k: Annotated[int, Field(ge=1, le=2**16)] = Field(default=64, description="Logits of a token that it passes on")
+    framework_options: OpenMap = Field(default={}, description="Options of the framework for this model")
+
+
 class Environment(Block):
     """Environment variables of the job's processes that change memory."""
 
@@ -133,7 +146,7 @@ class Scenario(Block):
     """One scenario file: a model, a framework, how it is laid out over GPUs, and what it trains or serves."""
 
     name: Name = Field(description="Name, unique in a batch")
-    workload: Literal["train", "dpo", "grpo", "serve"] = Field(default="train", description="What runs")
+    workload: Literal["train", "dpo", "grpo", "distillation", "serve"] = Field(default="train", description="What runs")
     model: Annotated[Annotated[Text, WORD] | Annotated[ModelFile, MAP], BY_SHAPE] = Field(
         description="Preset, Hugging Face id, path of a config.json, or {config, overrides}"
     )
@@ -149,8 +162,10 @@ class Scenario(Block):
     mesh: Mesh = Field(default=Mesh(), description="Degrees of parallelism")
     training: Training = Field(description="What one optimizer step does")
     evaluation: Evaluation | None = Field(default=None, description="Evaluation between the steps of a training")
-    rl: Rl | None = Field(default=None, description="Reinforcement learning, for the workload grpo")
-    generation: Generation | None = Field(default=None, description="The engine that generates, for grpo and serve")
+    rl: Rl | None = Field(default=None, description="Reinforcement learning, for grpo and distillation")
+    teacher: Teacher | None = Field(default=None, description="The model to learn from, for the workload distillation")
+    generation: Generation | None = Field(
+        default=None, description="The engine that generates, for grpo, distillation and serve")
     framework_options: OpenMap = Field(default={}, description="What only this framework knows, in its own spelling")
     environment: Environment = Field(default=Environment(), description="Variables that change memory")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="How the model's files are read and written")
@@ -235,6 +250,29 @@ class Scenario(Block):
         Reading it back gives an equal scenario.
         """
         return self.model_dump(mode="json", exclude={"search", "sweep"})
+
+
+def of_teacher(scenario: Scenario, sequences: int, each: int) -> Scenario:
+    """Scenario of the teacher's passes over `sequences`, `each` at once on a rank; its places are of `teacher`'s keys.
+
+    Formats and lengths are the policy's. InputError without a block `teacher`.
+    """
+    teacher, document = scenario.teacher, scenario.document
+    if teacher is None:
+        raise InputError(Problem(scenario.where("workload"), "distillation: missing the block teacher"))
+    training = scenario.training
+    own = Training.model_validate({
+        "seq_len": training.seq_len, "micro_batch_size": each, "global_batch_size": sequences,
+        "lengths": training.lengths, "packed_length": training.packed_length, "precision": training.precision,
+        "sequence_parallel": teacher.sequence_parallel})
+    found = scenario.model_copy(update={
+        "workload": "train", "model": teacher.model, "implementation": teacher.implementation, "mesh": teacher.mesh,
+        "framework_options": teacher.framework_options, "training": own, "rl": None, "generation": None,
+        "teacher": None, "evaluation": None})
+    lines = {path[1:] if path[0] == "teacher" else path: line for path, line in document.lines.items()
+             if path and (path[0] == "teacher" or path[0] not in Teacher.model_fields)}
+    found._document = Document(document.path, document.data, lines, document.places)
+    return found
 
 
 def _of_engine(data: dict[str, Any]) -> dict[str, Any]:

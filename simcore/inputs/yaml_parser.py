@@ -56,6 +56,8 @@ _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?
 _SPECIAL: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _OLD_OCTAL: Final = re.compile(r"[-+]?0[0-9_]+")
 _MAX_DIGITS: Final = 400
+_MERGE: Final = "<<"
+"""Key of mappings whose keys a mapping has too (YAML 1.1, https://yaml.org/type/merge.html)."""
 
 
 def dotted(key_path: KeyPath) -> str:
@@ -231,15 +233,30 @@ class Parser:
 
     def _mapping(self, key_path: KeyPath, depth: int) -> _Built:
         values: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         parts = []
         while not isinstance(event := next(self.events), MappingEndEvent):
             key = self._key(event, key_path, depth)
             self.lines.setdefault((*key_path, key), event.start_mark.line + 1)
             parts.append(self._node(next(self.events), (*key_path, key), depth + 1))
+            if key == _MERGE:
+                self._merge(event, parts[-1].value, key_path, merged)
+                continue
             if key in values:
                 self._note_again(event, (*key_path, key), is_equal=_is_same(values[key], parts[-1].value))
             values[key] = parts[-1].value
-        return _container(values, parts)
+        return _container({**merged, **values}, parts)
+
+    def _merge(self, event: Event, value: Any, key_path: KeyPath, merged: dict[str, Any]) -> None:
+        """Adds the keys of mappings that a merge key names; a mapping's own keys, and those of earlier ones, win."""
+        line = self.lines.pop((*key_path, _MERGE))
+        for one in value if isinstance(value, list) else [value]:
+            if not isinstance(one, dict):
+                self._note(event, f"<<: expected a mapping, or a list of them, got {repr(one)[:60]}")
+                continue
+            for key, inner in one.items():
+                merged.setdefault(key, inner)
+                self.lines.setdefault((*key_path, key), line)
 
     def _note_again(self, event: Event, key_path: KeyPath, *, is_equal: bool) -> None:
         """Records a key that its mapping has already."""
@@ -258,8 +275,6 @@ class Parser:
             self._refuse(event.start_mark.line, "expected a text key, got an alias of a mapping or a list")
         if not isinstance(key, str):
             self._note(event, f"expected a text key, got {repr(key)[:60]}: put it in quotes")
-        elif key == "<<":
-            self._note(event, "merge keys (<<) are not read: write the keys out")
         return str(key)
 
     def _sequence(self, key_path: KeyPath, depth: int) -> _Built:

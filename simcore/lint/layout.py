@@ -68,8 +68,10 @@ def _find_idle_blocks(subject: Subject) -> Iterator[Found]:
     method, work = subject.scenario.training.method, subject.scenario.workload
     for key, is_read, reader in (("training.lora", method != "full", "method lora or qlora"),
                                  ("training.quantization", method == "qlora", "method qlora"),
-                                 ("rl", work in ("dpo", "grpo"), "workload dpo or grpo"),
-                                 ("generation", work in ("grpo", "serve"), "workload grpo or serve")):
+                                 ("rl", work in ("dpo", "grpo", "distillation"), "workload grpo or distillation"),
+                                 ("teacher", work == "distillation", "workload distillation"),
+                                 ("generation", work in ("grpo", "distillation", "serve"), "workload grpo, "
+                                  "distillation or serve")):
         if subject.says(key) is not None and not is_read:
             yield Found(subject.where(key), f"{key}: nothing reads it without {reader}", f"{reader}, or leave it out")
 

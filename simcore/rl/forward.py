@@ -45,12 +45,14 @@ from simcore.timing.step import forward_ns
 from simcore.timing.traffic import traffic
 from simcore.units import dtype_bytes
 
-__all__ = ["Passes", "passes", "resting"]
+__all__ = ["CHOSEN", "Passes", "chosen_bytes", "passes", "resting"]
 
 _WRITTEN: Final = 2
 """Passes that are simulated: all after the first take as long as the second."""
 _FP32: Final = 4
 _GATHERED: Final = "unsharded_param"
+CHOSEN: Final = 12
+"""Bytes of a chosen logit, fp32, and of its place, int64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,18 +84,19 @@ class Passes:
         return [tuple(row for row in rows if row.calls) for rows in found]
 
 
-def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = True, in_place: bool = False) -> Passes:
+def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = True, in_place: bool = False,
+           top_k: int = 0) -> Passes:
     """Memory, by class of ranks, and time of forward passes, one microbatch each: the first, and each further one.
 
     They are of the simulated model with all tensors frozen; their micro-batch size is that of `simulation`. `chunk`:
     tokens of a sequence whose log-probabilities are made at once, None for all. `timed` False: durations are 0.
-    `in_place`: see [Note: in place].
+    `in_place`: see [Note: in place]. `top_k`: logits of a token that are chosen, in the place of its log-probability.
     """
     frozen = simulation.job.graph.with_tensors(_frozen)
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
     programs = [_program(simulation, plan, _WRITTEN) for plan in plans]
     rest = tuple(resting(program) for program in programs)
-    above = tuple(_above(program, own, simulation, chunk, plan, in_place=in_place)
+    above = tuple(_above(program, own, simulation, chunk, plan, in_place=in_place, top_k=top_k)
                   for program, own, plan in zip(programs, rest, plans, strict=True))
     return Passes(rest, above, tuple(programs), _durations(simulation, plans, programs) if timed else (0, 0))
 
@@ -133,7 +136,7 @@ def _held(program: Program, rows: int) -> dict[str, int]:
 
 
 def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk: int | None, plan: Plan, *,
-           in_place: bool) -> dict[str, int]:
+           in_place: bool, top_k: int) -> dict[str, int]:
     """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities.
 
     Only the last pipeline stage has logits.
@@ -157,8 +160,22 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
     # the cast to fp32 keeps the model's logits until it ends; they are freed before log_softmax begins
     most = _FP32 * copies * (logits if chunk is None else min(chunk, training.seq_len - 1) * position)
     cast = _FP32 * logits if own < _FP32 else 0  # otherwise it was the head's
+    if top_k:
+        after["activation"] = after.get("activation", 0) + cast + chosen_bytes(simulation, top_k)
+        return max(inside, after, key=lambda sizes: sum(sizes.values()))
     after["activation"] = after.get("activation", 0) + max(cast, (_FP32 - own) * logits + most)
     return max(inside, after, key=lambda sizes: sum(sizes.values()))
+
+
+def chosen_bytes(simulation: Simulation, top_k: int) -> int:
+    """Bytes of values (fp32) and places (int64) of `top_k` logits for each token of a microbatch, while chosen.
+
+    NeMo RL 7ea279ab distributed/model_utils.py distributed_vocab_topk: those of a rank's part of the vocabulary, of all
+    parts gathered, and of all in one tensor; a whole vocabulary has the first alone (models/automodel/train.py).
+    """
+    training, mesh = simulation.job.scenario.training, simulation.job.mesh
+    copies = 1 if _is_whole(simulation) else 1 + 2 * mesh.tp
+    return copies * CHOSEN * top_k * training.micro_batch_size * training.seq_len // mesh.cp
 
 
 def _whole_bytes(plan: Plan) -> int:

@@ -27,17 +27,18 @@ from typing import Final
 
 from simcore.hardware.topology import Topology
 from simcore.rl.journal import Journal, Space, Way
-from simcore.rl.policy import PARAMS, Policy
+from simcore.rl.policy import PARAMS, Critic, Policy
 from simcore.rl.quantising import Quantising, quantising_of
 from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.engine import Engine
 
-__all__ = ["ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away", "back",
-           "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside", "packing_ns",
-           "put_asleep", "score", "start", "train", "wake"]
+__all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away",
+           "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside",
+           "outside", "packing_ns", "put_asleep", "sample", "score", "start", "train", "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
+CRITIC: Final = "critic"
 FORWARD, STEPS, DECODING = "forward passes", "training steps", "decoding"
 GATHERS, PACKING, BROADCAST, QUANTISING = "gathers", "packing", "broadcast", "quantising"
 WAITING = "the ranks that train"
@@ -60,7 +61,7 @@ class GrpoStep:
     all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
     while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
-    policy itself are made before it trains.
+    policy itself are made before it trains. `critic`: on the policy's ranks, None without one.
     """
 
     engine: Engine
@@ -71,6 +72,7 @@ class GrpoStep:
     broadcast_ns: int = 0
     asynchronous: bool = False
     scores_policy: bool = True
+    critic: Critic | None = None
 
     @property
     def quantising(self) -> Quantising:
@@ -88,7 +90,8 @@ def category_name(category: str) -> str:
     return category.removeprefix(_OUTSIDE)
 
 
-def _outside(sizes: Mapping[str, int]) -> dict[str, int]:
+def outside(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes in bytes under the names that a journal gives to memory outside torch's allocator."""
     return {_OUTSIDE + category: size for category, size in sizes.items()}
 
 
@@ -104,7 +107,7 @@ def host_ns(num_bytes: int, topology: Topology, way: Way) -> int:
 def start(policy: Policy, *, has_reference: bool) -> Journal:
     """Journal before the first phase: the policy is on the device, a reference policy's copy on the host."""
     journal = Journal()
-    for sizes in (_outside(policy.outside), policy.params, policy.states):
+    for sizes in (outside(policy.outside), policy.params, policy.states):
         journal.put(POLICY, sizes)
     journal.put(FIXED, policy.fixed)
     journal.put(POLICY, policy.hosted, "host")
@@ -162,16 +165,7 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     [Note: the order of a step]. The engine is in it only if it shares the GPU (`colocated`).
     """
     journal = start(policy, has_reference=step.has_reference)
-    colocated = step.engine.generation.colocated
-    if colocated:
-        put_asleep(journal, step.engine)
-    journal.begin("refit")
-    (_refit if colocated else _broadcast)(journal, policy, step, topology)
-    journal.begin("generation")
-    if colocated:
-        generate(journal, step, topology)
-    else:
-        journal.take(DECODING, step.generate_ns)
+    sample(journal, policy, step, topology)
     if step.scores_policy:
         journal.begin("logprob")
         back(journal, policy.params, topology)
@@ -186,6 +180,20 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     return journal
 
 
+def sample(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
+    """Adds the phases "refit" and "generation"; before and after them an engine on the same GPU sleeps."""
+    colocated = step.engine.generation.colocated
+    if colocated:
+        put_asleep(journal, step.engine)
+    journal.begin("refit")
+    (_refit if colocated else _broadcast)(journal, policy, step, topology)
+    journal.begin("generation")
+    if colocated:
+        generate(journal, step, topology)
+    else:
+        journal.take(DECODING, step.generate_ns)
+
+
 def generate(journal: Journal, step: GrpoStep, topology: Topology) -> None:
     """Adds generation by an engine on the policy's GPU, which sleeps afterwards."""
     journal.spike(ENGINE, {"activation": step.engine.profile.highest}, "prefill of the most tokens")
@@ -193,14 +201,14 @@ def generate(journal: Journal, step: GrpoStep, topology: Topology) -> None:
     put_to_sleep(journal, step.engine, topology)
 
 
-def back(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
+def back(journal: Journal, sizes: Mapping[str, int], topology: Topology, owner: str = POLICY) -> None:
     """Moves tensors from the host back to the device; 0 ns if they never left."""
-    _copy(journal, topology, journal.move(POLICY, "host", "device", sizes), "to_device")
+    _copy(journal, topology, journal.move(owner, "host", "device", sizes), "to_device")
 
 
-def away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
-    """Moves tensors of the policy from the device to the host."""
-    _copy(journal, topology, journal.move(POLICY, "device", "host", sizes), "to_host")
+def away(journal: Journal, sizes: Mapping[str, int], topology: Topology, owner: str = POLICY) -> None:
+    """Moves tensors of `owner` from the device to the host."""
+    _copy(journal, topology, journal.move(owner, "device", "host", sizes), "to_host")
 
 
 def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
@@ -257,7 +265,7 @@ def _loaded(engine: Engine) -> dict[str, int]:
 def put_asleep(journal: Journal, engine: Engine) -> None:
     """Adds the engine as the previous step left it."""
     stays = {"graph_pool": engine.graph_bytes, "workspace": engine.workspace_bytes}
-    journal.put(ENGINE, {**_outside(engine.outside()), **stays})
+    journal.put(ENGINE, {**outside(engine.outside()), **stays})
     level = engine.generation.sleep_level
     if level < 2:
         journal.put(ENGINE, _loaded(engine), "host" if level else "device")
@@ -290,7 +298,7 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
     journal, engine = Journal(), step.engine
-    journal.put(ENGINE, {**_outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
+    journal.put(ENGINE, {**outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
                          "workspace": engine.workspace_bytes, "kv_cache": engine.cache_bytes})
     for phase, ns in waiting.items():
         journal.begin(phase)

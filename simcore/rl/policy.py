@@ -20,14 +20,14 @@ from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 
-__all__ = ["MODULES", "PARAMS", "Policy", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "policy_of"]
 
 MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
 PARAMS: Final = "sharded_param"
 _GRADS: Final = "sharded_grad"
 _CATEGORIES: Final = {"parameters": PARAMS, "gradients": _GRADS, "optimizer states": "opt_state"}
-_WORKSPACE = "workspace"
+WORKSPACE: Final = "workspace"
 _PRECISE = "use_precision_aware_optimizer"
 
 
@@ -56,6 +56,19 @@ class Policy:
     hosted_grads: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Critic:
+    """The critic of PPO on one class of ranks: its bytes and times, as a policy's, and what is on the host.
+
+    `offloads_params`, `offloads_states`: parameters, and optimizer states, are on the host where no pass needs them.
+    `model.outside`: memory outside the allocator that it adds to the policy's, whose process it shares.
+    """
+
+    model: Policy
+    offloads_params: bool
+    offloads_states: bool
+
+
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
               ns: tuple[int, int]) -> Policy:
     """Bytes of the policy on one class of ranks. `rank`: its report of a training step; `plan`: its placed tensors.
@@ -74,7 +87,7 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
     fixed = {category: size - moving.get(category, 0) for category, size in resting.items()}
     hosted = _hosted(plan)
     grads = hosted.pop(_GRADS, 0)
-    copied = {category: size for category, size in rest.items() if category != _WORKSPACE}
+    copied = {category: size for category, size in rest.items() if category != WORKSPACE}
     if PARAMS in hosted:
         copied[PARAMS] = copied.get(PARAMS, 0) + hosted[PARAMS]
     return Policy(
@@ -109,7 +122,7 @@ def _states(plan: Plan) -> dict[str, int]:
 def _moving(plan: Plan, simulation: Simulation, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
     """Bytes by category that move, see [Note: what moves]."""
     if plan.framework.strategy.rl_worker in MODULES:
-        return {category: size for category, size in {**rest, **states}.items() if category != _WORKSPACE}
+        return {category: size for category, size in {**rest, **states}.items() if category != WORKSPACE}
     learns = sum(count * placed.rest_bytes for kind, count in plan.kind_counts
                  for placed in plan.kinds[kind] if placed.trainable)
     kept = () if _is_precise(simulation) else ("main_param",)

@@ -18,7 +18,7 @@ from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, Ran
 from simcore.results.time import StepTime
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.rl.journal import Entry, Journal, Moment
-from simcore.rl.phases import ENGINE, REFIT, category_name, is_outside
+from simcore.rl.phases import ENGINE, FIXED, POLICY, REFIT, category_name, is_outside
 from simcore.rl.time import Batch, whole_step
 from simcore.rl.traffic import by_phase
 from simcore.simulation.simulation import Simulation
@@ -206,9 +206,10 @@ def _samples(journal: Journal, trained: MemorySeries | None) -> Iterator[_Sample
 def _training_samples(entries: list[Entry], start: int, trained: MemorySeries) -> Iterator[_Sample]:
     """Samples of tensors that return first, then the training step's, plus the other owners on the device."""
     ready = min(entry.ns for entry in entries if entry.spike)
+    first = next(entry for entry in entries if entry.spike)
     yield from ((start + entry.ns, "training", _allocated_by_category(entry)) for entry in entries
                 if entry.ns <= ready and not entry.spike)
-    neighbours = Counter({key: size for key, size in entries[0].held.items() if key[0] in (ENGINE, REFIT)})
+    neighbours = Counter({key: size for key, size in first.held.items() if key[0] not in (POLICY, FIXED)})
     others = _allocated_by_category(Entry(entries[0].phase, 0, neighbours, spike=False))
     for at, (time_s, phase) in enumerate(zip(trained.time_s, trained.phases, strict=True)):
         sizes = Counter({name: values[at] for name, values in zip(trained.categories, trained.values, strict=True)})

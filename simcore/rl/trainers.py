@@ -112,6 +112,10 @@ def _told_of_verl(rl: Rl, engine: Engine, step: GrpoStep) -> Iterator[Assumption
         yield Assumption(what="reference policy", value="copies from the host hide behind its passes", kind="assumed",
                          source=f"{source} _build_model_optimizer: CPUOffload; torch 2.13 fsdp/_runtime_utils.py: a "
                          "stream for itself")
+    if rl.critic is not None:
+        yield Assumption(what="rl.critic", value="every token of a sequence has a value in the loss; the MFU counts "
+                         "the policy's training alone", kind="assumed", source="verl b178a3cd workers/critic/"
+                         "dp_critic.py: answers alone have one")
 
 
 def _check_verl(scenario: Scenario, worker: str) -> None:
@@ -212,7 +216,7 @@ TRAINERS: Final[Mapping[str, Trainer]] = {
         _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library"),
     "verl": Trainer(
         "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
-        ("param_offload", "optimizer_offload", "refit_bucket"), _check_verl, _verl_step, _sent_by_verl, _told_of_verl,
-        in_place=True, use="server"),
+        ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
+        _told_of_verl, in_place=True, use="server"),
 }
 """Trainers by the value of `rl.trainer`."""

@@ -8,7 +8,7 @@ user's scenario, and put in order (`phases.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,14 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
+from simcore.rl.critic import Critics, check_critic, critics_of
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, dpo_step, engine_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import packed_bytes
 from simcore.rl.report import Laid, phase_report
+from simcore.rl.teacher import Taught, check_distillation, distillation_step, taught, teaching, told_of_teacher
 from simcore.rl.time import Batch
 from simcore.rl.traffic import (
     EVERY_AXIS,
@@ -59,13 +61,18 @@ def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report
 
     Raises InputError, IllegalLayout and NotYet as the training step, the engine and NeMo RL's workers refuse.
     """
-    return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, Request(series=series, timed=timed))
+    step = _dpo if scenario.workload == "dpo" else _grpo
+    return step(scenario, Request(series=series, timed=timed))
 
 
 def legal(scenario: Scenario) -> None:
     """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses."""
-    if scenario.workload == "grpo":
-        _num_engines(scenario, _asked(scenario)[1])
+    if scenario.workload != "dpo":
+        rl, engine = _asked(scenario)
+        _num_engines(scenario, engine)
+        check_critic(scenario, rl.prompts * rl.generations)
+    if _is_taught(scenario):
+        teaching(scenario)
     trained = _trained(scenario)
     _passes_of(scenario, _training(scenario))
     check_step(legal_simulation(trained))
@@ -79,8 +86,14 @@ def _training(scenario: Scenario, **changed: Any) -> Scenario:
     """
     if not asked_adapter(scenario).chunks_loss:
         changed["logprob_chunk_size"] = None
+    if _is_taught(scenario):
+        changed["loss"] = "top_k"
     training = scenario.training.model_copy(update=changed)
     return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training})
+
+
+def _is_taught(scenario: Scenario) -> bool:
+    return scenario.workload == "distillation"
 
 
 def _trained(scenario: Scenario) -> Scenario:
@@ -181,8 +194,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     rl, engine = _asked(scenario)
     sequences = rl.prompts * rl.generations
     steps, engines = _num_steps(scenario, sequences), _num_engines(scenario, engine)
-    passing = _training(scenario, micro_batch_size=rl.logprob_batch_size, global_batch_size=sequences,
-                        recompute="none")
+    each = 1 if _is_taught(scenario) else rl.logprob_batch_size  # the student makes no pass, and rests as in one
+    passing = _training(scenario, micro_batch_size=each, global_batch_size=sequences, recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
     trainer = trainer_of(scenario)
@@ -192,28 +205,40 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
     rounds = _rounds(engine, -(-answered // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
+    teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
-                    sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
-    stepped = trainer.step(scenario, simulation, simulation.plans[0])
-    journals = [stepped(policy, step) for policy in policies]
+                    sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers))
+    critics = critics_of(scenario, sequences, request, len(policies))
+    stepped = _stepped(scenario, simulation, policies, teachers, critics)
+    journals = stepped(step)
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
-        journals = [stepped(policy, step) for policy in policies]
+        journals = stepped(step)
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
-    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, step),
-             *of_copies(journal, simulation.topology))
-            for rank, passed, journal in zip(trained.ranks, _passed(forward, simulation),
-                                             journals, strict=True)]
-    batch = _batch(passing, rl.generations, steps)
-    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
-                engines * engine.tp if beside else 0, engine_rows)
+    passed = _passed(forward, simulation)
+    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed[i], step), *(teachers[i].sent if teachers else ()),
+             *critics.sent[i], *of_copies(journals[i], simulation.topology)) for i, rank in enumerate(trained.ranks)]
+    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, rl.generations, steps),
+                beside, engines * engine.tp if beside else 0, engine_rows)
     further = [*assumptions(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
-               *(() if trainer.in_place else _loss(simulation))]
+               *(told_of_teacher(scenario, teachers) if teachers else
+                 () if trainer.in_place else _loss(simulation))]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})
+
+
+def _stepped(scenario: Scenario, simulation: Simulation, policies: Sequence[Policy],
+             teachers: Sequence[Taught], critics: Critics) -> Callable[[GrpoStep], list[Journal]]:
+    """Journals of a step for each class of ranks. `simulation`: of the policy's passes."""
+    if teachers:
+        return lambda step: [distillation_step(policy, step, teacher, simulation)
+                             for policy, teacher in zip(policies, teachers, strict=True)]
+    one = trainer_of(scenario).step(scenario, simulation, simulation.plans[0])
+    return lambda step: [one(policy, replace(step, critic=critic))
+                         for policy, critic in zip(policies, critics.critics, strict=True)]
 
 
 def _busy_ns(journals: list[Journal]) -> int:
@@ -226,7 +251,10 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
     rl, generation = scenario.rl, scenario.generation
     missing = [name for name, block in (("rl", rl), ("generation", generation)) if block is None]
     if rl is None or generation is None:
-        raise InputError(Problem(scenario.where("workload"), f"grpo: missing the block {' and '.join(missing)}"))
+        raise InputError(Problem(scenario.where("workload"), f"{scenario.workload}: missing the block "
+                                 f"{' and '.join(missing)}"))
+    if _is_taught(scenario):
+        check_distillation(scenario)
     if rl.reference == "device":
         raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
                                     "on the host and is swapped in", "NeMo RL 7ea279ab models/automodel/setup.py "
@@ -256,7 +284,7 @@ def _num_steps(scenario: Scenario, sequences: int) -> int:
     """Optimizer steps on the generated sequences; batches and passes must divide evenly."""
     batch, mesh = scenario.training.global_batch_size or sequences, scenario.mesh
     assert scenario.rl is not None
-    width = mesh.dp_replicate * mesh.dp_shard * scenario.rl.logprob_batch_size
+    width = mesh.dp_replicate * mesh.dp_shard * (1 if _is_taught(scenario) else scenario.rl.logprob_batch_size)
     if sequences % batch:
         raise InputError(Problem(scenario.where("training", "global_batch_size"), f"global_batch_size: expected a "
                                  f"divisor of prompts x generations = {sequences}, got {batch}"))

@@ -185,7 +185,7 @@ SCENARIO_FIELDS: Final[tuple[Field[Report], ...]] = (
            lambda r: r.verdict),
     _field("evidence", "string", "measured (a run of this layout), recipe (shipped, no measured run published), "
            "class (runs of its class alone), none", lambda r: r.evidence.kind if r.evidence else None),
-    _field("workload", "string", "train, dpo, grpo or serve", _asked("workload")),
+    _field("workload", "string", "train, dpo, grpo, distillation or serve", _asked("workload")),
     _field("model", "string", "preset, or path of a configuration", _asked("model")),
     _field("framework", "string", "its name", _asked("framework")),
     _field("topology", "string", "the machine", _asked("topology")),

@@ -74,7 +74,8 @@ def _check_idle(scenario: Scenario) -> None:
     """
     usual = scenario.model_copy(update={
         "training": Training(seq_len=scenario.training.seq_len), "framework_options": {}, "framework_version": "auto",
-        "implementation": "auto", "environment": Environment(), "checkpoint": Checkpoint(), "rl": None})
+        "implementation": "auto", "environment": Environment(), "checkpoint": Checkpoint(), "rl": None,
+        "teacher": None})
     idle = [path for path in _changed(scenario.normalised(), usual.normalised()) if path[0] != "generation"]
     given, left_out = scenario.generation or Generation(), Generation()
     idle += [("generation", name) for name in ("colocated", "engines", "sleep_level")

@@ -54,7 +54,7 @@ def test_what_it_writes_are_the_defaults(tmp_path: Path) -> None:
 
 def test_main_keys_are_there() -> None:
     written = parse_document(starter_text("a", "b", "c", "d"), "f").data
-    rare = {"rl", "generation", "evaluation", "search", "sweep"}  # other workloads, phases; many at once
+    rare = {"rl", "teacher", "generation", "evaluation", "search", "sweep"}  # other workloads, phases; many at once
     assert set(written) == set(scenario_schema()["properties"]) - rare
 
 

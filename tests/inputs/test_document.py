@@ -119,7 +119,7 @@ def test_duplicate_key_names_both_lines() -> None:
         ("a: !!int '3'", 1, "tag"), ("a:\n\tb: 1", 2, "tab"), ("a: 1\nb: x\x07y", 2, "U+0007"),
         ("a: 1\r\nb: \x00", 2, "U+0000"), ("a: [1, 2", 1, "YAML"), ("a: b: c", 1, "YAML"), ("a: 1\n  b: 2", 2, "YAML"),
         ("1: x", 1, "text key"), ("true: x", 1, "text key"), ("? [a]\n: 1", 1, "text key"), ("? {a: b}\n: 1", 1, "key"),
-        ("b: &b {x: 1}\na:\n  <<: *b", 3, "merge"), ("a: 017", 1, "leading zero"), ('a: "\\UFFFFFFFF"', 1, "read"),
+        ("a:\n  <<: [1]", 2, "a mapping"), ("a: 017", 1, "leading zero"), ('a: "\\UFFFFFFFF"', 1, "read"),
         ("a: '\u2028'", 1, "U+2028"), ("a: " + "[" * (MAX_DEPTH + 1), 1, "levels"),
         ("a: 1\nb: " + "{a: " * 20_000, 2, "levels"),
     ],
@@ -339,3 +339,12 @@ def test_brackets_too_deep_are_refused_before_the_scanner_looks_ahead(text: str)
 def test_brackets_within_texts_are_no_nesting() -> None:
     written = f"a: '{'[' * 200}'\nb: |\n  {'{' * 200}\nc: x  # {'[' * 200}\nd: {'[' * 64}{']' * 64}\n"
     assert parse_document(written, "flat.yaml").data["a"] == "[" * 200
+
+
+def test_keys_of_merged_mappings_stand_behind_ones_own() -> None:
+    text = "b: &b {x: 1, y: {z: 2}}\nc: &c {x: 5, w: 3}\na:\n  y: 7\n  <<: [*b, *c]\nd:\n  <<: *b\ne: {'<': 1}\n"
+    document = parse_document(text, "m.yaml")
+    assert document.data["a"] == {"x": 1, "y": 7, "w": 3}
+    assert document.data["d"] == {"x": 1, "y": {"z": 2}}
+    assert [document.line_of(path) for path in (("a", "y"), ("a", "w"), ("d", "y", "z"))] == [4, 5, 7]
+    assert document.lines.keys().isdisjoint({("a", "<<"), ("d", "<<")})

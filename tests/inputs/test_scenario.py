@@ -50,7 +50,12 @@ FULL: dict[str, Any] = {
     "rl": {"trainer": "nemo_rl", "prompts": 2, "generations": 8, "logprob_batch_size": 1, "reference": "none",
            "generated_prompts": 6, "prompt_tokens": 512,
            "asynchronous": False, "on_policy_ratio": False, "refit_buffer": 0.3, "refit_bucket": 2048,
-           "param_offload": False, "optimizer_offload": False},
+           "param_offload": False, "optimizer_offload": False,
+           "critic": {"model": "qwen3-0.6b", "micro_batch_size": 2, "global_batch_size": 16, "values_batch_size": 4,
+                      "recompute": "full", "params": "fp32", "param_offload": True, "optimizer_offload": False}},
+    "teacher": {"model": "qwen3-32b", "implementation": "auto", "mesh": {
+        "pp": 2, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 4, "ep": 1, "etp": None}, "sequence_parallel": True,
+        "top_k": 32, "framework_options": {}},
     "generation": {"engine": "vllm", "version": "0.12.0", "colocated": True, "tp": 4, "engines": 1,
                    "gpu_memory_utilization": 0.7, "max_model_len": 2048, "max_num_seqs": 256,
                    "max_num_batched_tokens": 8192, "kv_cache_memory": "20 GiB", "quantization": "auto",

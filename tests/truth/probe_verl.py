@@ -109,4 +109,5 @@ def main() -> None:
     print(json.dumps({"torch": torch.__version__, "loss": loss(), "llama": LLAMA, "state_dict": rows}, indent=1))
 
 
-main()
+if __name__ == "__main__":
+    main()

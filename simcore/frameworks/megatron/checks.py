@@ -69,7 +69,7 @@ def check(job: Job, *, sequence_parallel: bool) -> None:
 def _check_served(job: Job) -> None:
     """Raises NotYet for what Megatron accepts and this version of rankscope cannot model."""
     training = job.scenario.training
-    job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace"))
+    job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace", "top_k"))
     job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("te"))
     job.one_of("training.optimizer.implementation", training.optimizer.implementation, ("auto", "te", "fused"))
     CAPABILITIES.check(job)

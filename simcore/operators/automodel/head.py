@@ -9,6 +9,7 @@
 | cut | `FusedLinearCrossEntropy` (cut-cross-entropy) | none |
 | chunked | `ChunkedCrossEntropy`, 512 tokens at a time | one chunk, again in backward |
 | vocab_parallel | NeMo RL's `DistributedLogprob`, over tp | all in fp32, cut by vocabulary |
+| top_k | NeMo RL's `DistillationLossFn` | all in fp32, cut by vocabulary |
 
 `cut` and `chunked` take the head's weight, not its module: they run where the head is, its adapters get no gradient.
 Labels come shifted from the data loader.
@@ -27,6 +28,7 @@ from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import column
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
+from simcore.operators.shared.top_k import TOP_K, top_k_loss
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.tape import GRAD_HIDDEN, Kernel, Tape, Tensor
 
@@ -34,7 +36,7 @@ __all__ = ["LINEAR_LOSSES", "VOCAB_PARALLEL", "head", "loss"]
 
 VOCAB_PARALLEL: Final = "vocab_parallel"
 LINEAR_LOSSES: Final = ("cut", "chunked")
-_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace", "causal", VOCAB_PARALLEL)
+_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace", "causal", VOCAB_PARALLEL, TOP_K)
 _CHUNK: Final = 512
 
 
@@ -115,6 +117,8 @@ def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
         return _causal(env, logits)
     if kind == VOCAB_PARALLEL:
         return _vocab_parallel(env, logits)
+    if kind == TOP_K:
+        return top_k_loss(env.tape, logits)
     logits = logits.view(env.run.tokens, logits.shape[-1])
     if kind == "te_inplace":
         return _in_place(env, logits)

@@ -6,17 +6,24 @@ Sources: transformers 5.23 `loss/loss_utils.py`, cut-cross-entropy d42911f7, Lig
 
 from __future__ import annotations
 
+from typing import Final
+
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Loss
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.layers import is_of_hub
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
+from simcore.operators.shared.top_k import TOP_K, top_k_loss
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
 __all__ = ["cut_loss", "liger_loss", "loss_of"]
+
+_WIDE_GRADS: Final = 3
+_NARROW_GRADS: Final = 2
+"""Gradients of one number a token in backward of the loss of values: in fp32, and in the compute dtype."""
 
 
 def cut_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
@@ -102,6 +109,8 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     cut = run.loss in ("cut", "liger", "chunked")  # the head has made it already
     if run.loss == "log_probs":
         return _log_probs_loss(tape, block, run)
+    if run.loss == "values":
+        return _values_loss(tape, run)
     logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab,
                                                                                 run.compute)
     assert logits is not None
@@ -109,7 +118,7 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     if block.upcast and not cut:
         logits = aten.cast(tape, logits, "fp32")
     loss = (aten.mul_scalar(tape, logits) if cut else _flash_loss(tape, logits) if run.loss == "flash" else
-            _causal_loss(tape, run, logits))
+            top_k_loss(tape, logits) if run.loss == TOP_K else _causal_loss(tape, run, logits))
     forward = tape.cut()
     outputs = [logits] if run.loss == "hf_keep_logits" else []
     logits = None
@@ -151,6 +160,45 @@ def _flash_loss(tape: Tape, logits: Tensor) -> Tensor:
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
     out.node = node
     return out
+
+
+def _values_loss(tape: Tape, run: LayerWorkload) -> RecordedLayer:
+    """Recording of the clipped loss of values [b, s, 1], in the compute dtype: see [Note: loss of values].
+
+    [Note: loss of values] verl b178a3cd `workers/critic/dp_critic.py` _forward_micro_batch puts the values of a row in
+    places of a padded batch, so that they are copied; `trainer/ppo/core_algos.py:1832` compute_value_loss clips them
+    between the old values less and plus a number, and takes the larger of both squared differences from the returns,
+    which are fp32. A sequence is counted as if all of its tokens were answers. Backward is given the most
+    that it has at once (`tests/truth/probe_critic.py`).
+    """
+    values = hidden_state(tape, run, run.seq, 1, run.compute)
+    leaf, shape, dtype, tokens = values.node, values.shape, values.dtype, run.tokens
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        wide = [aten.new(tape, (tokens,), "fp32", "grad_squares", 8 * tokens) for _ in range(_WIDE_GRADS)]
+        narrow = [aten.new(tape, (tokens,), dtype, "grad_clipped", 6 * tokens) for _ in range(_NARROW_GRADS)]
+        del wide
+        made = aten.new(tape, shape, dtype, "grad_values", narrow[0].nbytes)
+        del narrow
+        return [made]
+
+    rows = aten.new(tape, (tokens,), "int64", "rows", 8 * tokens)
+    node = tape.node((values,), (rows,), backward)
+    padded = aten.new(tape, (tokens,), dtype, "padded_values", values.nbytes)
+    low, high, least, clipped = (aten.new(tape, (tokens,), dtype, name, 2 * padded.nbytes)
+                                 for name in ("lower_bound", "upper_bound", "least", "clipped_values"))
+    kept = [aten.new(tape, (tokens,), "fp32", name, 6 * tokens) for name in ("difference", "square") * 2]
+    counts = aten.new(tape, (tokens,), "uint8", "counts", 8 * tokens)
+    masked = [aten.new(tape, (tokens,), "fp32", name, 8 * tokens) for name in (
+        "larger", "is_clipped", "counted", "weighed")]
+    tape.save(node, padded, low, high, least, *kept, counts)
+    del padded, low, high, least, clipped, kept, rows, values, masked, counts
+    loss = aten.new(tape, (), "fp32", "loss", 4 * tokens)
+    loss.node = node
+    forward = tape.cut()
+    seed, undone, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
+    return RecordedLayer(forward, undone, Section(()), tape.cut(), seed)
 
 
 def _log_probs_loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:

@@ -32,6 +32,7 @@ from simcore.operators.megatron.ops.elementwise import dropped, reordered, scale
 from simcore.operators.megatron.ops.fp8 import column_fp8
 from simcore.operators.megatron.ops.linear import gather_backward
 from simcore.operators.megatron.ops.parts import all_gather
+from simcore.operators.shared.top_k import TOP_K
 from simcore.recording.tape import Kernel, Param, Storage, Tape, Tensor
 
 __all__ = ["TIED_GRAD", "Backward", "embedding", "head", "loss"]
@@ -253,10 +254,11 @@ def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] 
 def loss(c: Context, logits: Tensor) -> Tensor:
     """Cross entropy, [tokens, 1] in fp32, of `logits` [tokens, this rank's vocabulary].
 
-    `LayerWorkload.loss` names the function: megatron, megatron_unfused, te or te_inplace; raises NotYet for another
-    name.
+    `LayerWorkload.loss` names the function: megatron, megatron_unfused, te, te_inplace or top_k; raises NotYet for
+    another name.
     """
-    heads = {"megatron": _native, "megatron_unfused": _unfused, "te": _te, "te_inplace": _te_inplace}
+    heads = {"megatron": _native, "megatron_unfused": _unfused, "te": _te, "te_inplace": _te_inplace,
+             TOP_K: _top_k}
     if c.run.loss not in heads:
         raise NotYet(Problem("training.loss", f"Megatron-Core has no loss {c.run.loss!r}; known: {', '.join(heads)}"))
     return heads[c.run.loss](c, logits)
@@ -332,6 +334,27 @@ def _te(c: Context, logits: Tensor) -> Tensor:
 def _te_inplace(c: Context, logits: Tensor) -> Tensor:
     _statistics(c, logits.shape[0])
     return _in_place(c, logits, 3)
+
+
+def _top_k(c: Context, logits: Tensor) -> Tensor:
+    """NeMo RL's `DistillationLossFn` (`operators/shared/top_k.py`), a loss a token in the place of one for all."""
+    rows, vocab = logits.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        wide = c.new(rows, vocab, "grad_gather", "fp32")
+        if logits_dtype == "fp32":
+            return [wide]
+        grad = c.new(rows, vocab, "grad_logits")
+        c.tape.compute(Kernel.ELEMENTWISE, 0, wide.nbytes + grad.nbytes, 2)
+        return [grad]
+
+    logits_dtype = logits.dtype
+    wide = None if logits_dtype == "fp32" else c.new(rows, vocab, "logits_fp32", "fp32")
+    c.tape.compute(Kernel.ELEMENTWISE, 0, logits.nbytes + (wide.nbytes if wide else 0), 2)
+    out = c.new(rows, 1, "loss", "fp32")
+    del wide
+    c.node(out, (logits,), (), back)
+    return out
 
 
 def _in_place(c: Context, logits: Tensor, passes: int, kernel: Kernel = Kernel.LOSS,

@@ -62,6 +62,7 @@ _ROWS: Final = (
           f"{_VLLM}.limit_mm_per_prompt.*", f"{_VLLM}.video.*",
           f"{_VLLM}.reset_encoder_cache_after_weight_update"), "inputs of other kinds than text"),
     Idle((_KWARGS,), "no further settings"),
+    Idle((f"{_VLLM}.distributed_executor_backend",), "how the engine's ranks are started"),
     Idle((f"{_AT}.val_*",), "validation: not part of a step"),
     Unmodelled((f"{_AT}.top_k",), _FILTERED, (None, -1)),
     Unmodelled((f"{_AT}.top_p",), _FILTERED, (None, 1)),

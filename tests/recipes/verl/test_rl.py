@@ -118,7 +118,6 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("actor_rollout_ref.ref.fsdp_config.dtype=float32", "the reference policy with units of their own"),
     ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "dropout of attention"),
     ("data.train_batch_size=40", "a last batch of a step that is smaller"),
-    ("algorithm.adv_estimator=gae", "PPO by verl's workers (FSDP and vllm): its critic is not described"),
     ("actor_rollout_ref.actor.entropy_coeff=0.001", "an entropy that backward passes through"),
     ("actor_rollout_ref.model.lora_rank=32", "adapters of rank 32"),
     ("actor_rollout_ref.model.use_remove_padding=False", "padded rows"),
