@@ -119,7 +119,7 @@ def start(policy: Policy, *, has_reference: bool) -> Journal:
 # ---- phases ----------------------------------------------------------------------------------------------------------
 def score(journal: Journal, policy: Policy) -> None:
     """Adds the passes that make log-probabilities."""
-    journal.spike(POLICY, policy.passing, "forward pass", {FORWARD: policy.passing_ns})
+    journal.spike(POLICY, policy.scoring or policy.passing, "forward pass", {FORWARD: policy.passing_ns})
 
 
 def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False) -> None:

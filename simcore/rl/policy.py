@@ -40,7 +40,8 @@ class Policy:
     context, NCCL, dispatcher; `passing`: bytes in addition to all parameters at the highest moment of a forward pass;
     `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
     of all forward passes of one RL step (one policy's), of all its training steps. `hosted`: what rests on the host
-    instead (cpu_offload); `hosted_grads`: gradients there in a training step.
+    instead (cpu_offload); `hosted_grads`: gradients there in a training step. `scoring`: as `passing`, of the policy's
+    own passes where more is made of their logits than in a reference policy's.
     """
 
     params: Mapping[str, int]
@@ -54,6 +55,7 @@ class Policy:
     training_ns: int
     hosted: Mapping[str, int] = field(default_factory=dict)
     hosted_grads: int = 0
+    scoring: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,15 @@ from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
 from simcore.vllm.engine import Engine
 
-__all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "trainer_of"]
+__all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "made_of_logits", "trainer_of"]
 
 Step = Callable[[Policy, GrpoStep], Journal]
 """Memory and time of a step on one class of ranks."""
 _VERLS: Final = "flat"
 """The worker that verl has."""
 _MIB: Final = 2**20
+_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3}
+"""Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
 _LORA_RANK: Final = 16
 """The key's default."""
 
@@ -83,6 +85,11 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
                                      f"{scenario.rl.trainer}"))
 
 
+def made_of_logits(scenario: Scenario) -> int:
+    """Tensors in fp32 of the logits' size that a pass of the policy makes of logits in place; 0 for compiled ones."""
+    return _LOSSES.get(scenario.training.loss, 0)
+
+
 # ---- verl ------------------------------------------------------------------------------------------------------------
 def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
@@ -132,7 +139,8 @@ def _check_verl(scenario: Scenario, worker: str) -> None:
             (("generation", "max_loras"), generation.max_loras > 0, "adapters in verl's engine"),
             (("generation", "max_lora_rank"), generation.max_lora_rank != _LORA_RANK, "adapters in verl's engine"),
             (("generation", "engines"), generation.engines > 1, "verl's engines on GPUs of their own"),
-            (("training", "loss"), training.loss != "flash", "verl's step with another loss than flash")):
+            (("training", "loss"), training.loss not in _LOSSES, "verl's step with another loss than "
+             f"{', '.join(_LOSSES)}")):
         if wrong:
             raise NotYet(Problem(scenario.where(*path), f"not yet: {message}"))
     if generation.sleep_level == 1:

@@ -40,7 +40,7 @@ from simcore.rl.traffic import (
     of_steps,
     rows,
 )
-from simcore.rl.trainers import check_worker, trainer_of
+from simcore.rl.trainers import check_worker, made_of_logits, trainer_of
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
@@ -135,6 +135,16 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
                                                              strict=True)]
 
 
+def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, simulation: Simulation) -> list[Policy]:
+    """Policies with the bytes of their own passes, where these make more of logits than those of a reference policy."""
+    made = made_of_logits(scenario)
+    if not made:
+        return policies
+    forward = passes(simulation, timed=False, in_place=True, beside=made)
+    own = _policies(scenario, trained, forward, simulation, 1)
+    return [replace(policy, scoring=other.passing) for policy, other in zip(policies, own, strict=True)]
+
+
 def _stages(simulation: Simulation) -> list[Plan]:
     """Plan of one class of ranks of each pipeline stage."""
     return list({plan.stage: plan for plan in reversed(simulation.plans)}.values())[::-1]
@@ -200,7 +210,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     trained = training_step(_trained(scenario), request)
     trainer = trainer_of(scenario)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
-    policies = _policies(scenario, trained, forward, simulation, steps)
+    policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
     rounds = _rounds(engine, -(-answered // engines))
