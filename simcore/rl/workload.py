@@ -19,6 +19,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
+from simcore.rl.engines import ENGINES, served
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, dpo_step, engine_step
@@ -42,9 +43,9 @@ from simcore.rl.trainers import check_worker, trainer_of
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
-from simcore.vllm.engine import Engine
 from simcore.vllm.parallel import calls
-from simcore.vllm.workload import assumptions, engine_of, serving
+from simcore.vllm.protocol import InferenceEngine
+from simcore.vllm.workload import serving
 
 __all__ = ["in_phases", "legal"]
 
@@ -188,6 +189,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     trainer = trainer_of(scenario)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
     policies = _policies(scenario, trained, forward, simulation, steps)
+    engine = engine.beside(max(trainer.occupied(rl, policy) for policy in policies))
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
     rounds = _rounds(engine, -(-answered // engines))
@@ -209,7 +211,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     batch = _batch(passing, rl.generations, steps)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
                 engines * engine.tp if beside else 0, engine_rows)
-    further = [*assumptions(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
+    further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
                *(() if trainer.in_place else _loss(simulation))]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
@@ -222,7 +224,7 @@ def _busy_ns(journals: list[Journal]) -> int:
                for journal in journals)
 
 
-def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
+def _asked(scenario: Scenario) -> tuple[Rl, InferenceEngine]:
     rl, generation = scenario.rl, scenario.generation
     missing = [name for name, block in (("rl", rl), ("generation", generation)) if block is None]
     if rl is None or generation is None:
@@ -236,7 +238,7 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
                                     "only supported for the Megatron generation backend"))
     _check_answered(scenario, rl)
-    engine = engine_of(scenario, generation, topology_of(scenario), trainer_of(scenario).use)
+    engine = served(scenario, generation).make(scenario, generation, topology_of(scenario), trainer_of(scenario).use)
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
                                  f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
@@ -272,7 +274,7 @@ def _num_steps(scenario: Scenario, sequences: int) -> int:
     return sequences // batch
 
 
-def _num_engines(scenario: Scenario, engine: Engine) -> int:
+def _num_engines(scenario: Scenario, engine: InferenceEngine) -> int:
     """Number of engines: on all GPUs that train, or on separate ones."""
     if not engine.generation.colocated:
         num_gpus = engine.generation.engines * engine.tp
@@ -284,21 +286,21 @@ def _num_engines(scenario: Scenario, engine: Engine) -> int:
     return scenario.world_size // engine.tp
 
 
-def _rounds(engine: Engine, sequences: int) -> list[int]:
+def _rounds(engine: InferenceEngine, sequences: int) -> list[int]:
     """Sequences that one engine generates together, round after round: as many as its limits and cache allow."""
     most = max(1, min(engine.limits.seqs, math.floor(engine.cache.concurrency(engine.max_model_len))))
     full, remainder = divmod(sequences, most)
     return [most] * full + [remainder] * (remainder > 0)
 
 
-def _generate_ns(engine: Engine, rl: Rl, rounds: list[int]) -> int:
+def _generate_ns(engine: InferenceEngine, rl: Rl, rounds: list[int]) -> int:
     """Time in ns in which one engine decodes all rounds."""
     seconds = {together: decode_seconds(engine, together, rl.prompt_tokens, engine.max_model_len)
                for together in dict.fromkeys(rounds)}
     return round(1e9 * sum(seconds[together] for together in rounds))
 
 
-def _broadcast(scenario: Scenario, engine: Engine, num_bytes: int) -> Iterator[Sent]:
+def _broadcast(scenario: Scenario, engine: InferenceEngine, num_bytes: int) -> Iterator[Sent]:
     """Broadcasts of all weights, from one rank to all that train and all that generate; none on shared GPUs."""
     if engine.generation.colocated:
         return
@@ -309,7 +311,7 @@ def _broadcast(scenario: Scenario, engine: Engine, num_bytes: int) -> Iterator[S
         yield Sent("broadcast", EVERY_AXIS, size, topology.link(size, 1, size), "refit", PACKED, number, num_calls)
 
 
-def _generating(scenario: Scenario, engine: Engine, rounds: list[int], prompt: int) -> Iterator[Sent]:
+def _generating(scenario: Scenario, engine: InferenceEngine, rounds: list[int], prompt: int) -> Iterator[Sent]:
     """Collectives of an engine's ranks, which are neighbours."""
     generation = engine.generation
     size = scenario.world_size if generation.colocated else scenario.world_size + generation.engines * engine.tp
@@ -331,7 +333,7 @@ def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> 
     return engine_step(step, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
-def _told(rl: Rl, engine: Engine) -> list[Assumption]:
+def _told(rl: Rl, engine: InferenceEngine) -> list[Assumption]:
     """Assumptions on the time of generation, and of copies."""
     return [
         Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to "
