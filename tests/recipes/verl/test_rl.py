@@ -10,6 +10,8 @@ import pytest
 from recipes.verl.test_recipe import imported
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.importing import import_recipe
 from simcore.recipes.verl.batches import _varying
 from simcore.simulate import check
 
@@ -69,7 +71,8 @@ def test_a_script_is_the_written_scenario(tmp_path: Path) -> None:
 def test_sglang_has_its_own_defaults_where_verl_sends_it_nothing(tmp_path: Path) -> None:
     """Prefills and prefix caching are SGLang's own; what only vLLM reads has no effect."""
     more = ("actor_rollout_ref.rollout.max_num_batched_tokens=4096",
-            "actor_rollout_ref.rollout.multi_stage_wake_up=True", "actor_rollout_ref.rollout.enable_chunked_prefill=False",
+            "actor_rollout_ref.rollout.multi_stage_wake_up=True",
+            "actor_rollout_ref.rollout.enable_chunked_prefill=False",
             "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3")
     lines = "".join(f"    {one} \\\n" for one in more)
     found = imported(tmp_path, SCRIPT.replace("name=vllm", "name=sglang").replace(_ANY, lines + _ANY))
@@ -79,6 +82,20 @@ def test_sglang_has_its_own_defaults_where_verl_sends_it_nothing(tmp_path: Path)
     read = parse_scenario(found.document())
     assert read == parse_scenario(parse_document(written, "written.yaml"))
     assert not check(read).problems
+
+
+def test_a_file_that_the_command_names_is_asked_for(tmp_path: Path) -> None:
+    text = SCRIPT.replace("main_ppo \\\n", "main_ppo --config-name=mine \\\n")
+    alone = imported(tmp_path, text)
+    assert any("names mine.yaml" in problem.message for problem in alone.wrong)
+    own = tmp_path / "mine.yaml"
+    own.write_text("defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {hybrid_engine: true, rollout: {max_num_seqs: "
+                   "64}}\n")
+    found = import_recipe([str(tmp_path / "run.sh"), str(own)], Answers.of_options(None, None, "dgx-h100"))
+    found.expect_complete()
+    read = parse_scenario(found.document())
+    assert read.generation is not None
+    assert read.generation.max_num_seqs == 64
 
 
 @pytest.mark.parametrize(("argument", "told"), [
