@@ -16,7 +16,8 @@ policy first, in the same worker and in the same way; optimizer states stay wher
 [Note: asleep]
 vLLM `v1/worker/gpu_worker.py` sleep, `device_allocator/cumem.py`: at level 1 the tensors of `load_model` are copied to
 pinned host memory, at level 2 they are freed, the cache is freed at both; at level 0 nothing is freed. CUDA graphs,
-cuBLAS's workspace, the context and NCCL's buffers stay. NeMo RL sleeps at level 1 (`vllm_worker.py:1309`).
+cuBLAS's workspace, the context and NCCL's buffers stay. NeMo RL sleeps at level 1 (`vllm_worker.py:1309`). SGLang:
+`simcore/sglang/engine.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from simcore.rl.policy import PARAMS, Critic, Policy
 from simcore.rl.quantising import Quantising, quantising_of
 from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
-from simcore.vllm.engine import Engine
+from simcore.vllm.protocol import InferenceEngine
 
 __all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away",
            "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside",
@@ -64,7 +65,7 @@ class GrpoStep:
     policy itself are made before it trains. `critic`: on the policy's ranks, None without one.
     """
 
-    engine: Engine
+    engine: InferenceEngine
     gathered: Gathered
     has_reference: bool
     generate_ns: int
@@ -249,47 +250,44 @@ def _stream(journal: Journal, step: GrpoStep, topology: Topology, buffers: Mappi
                   {GATHERS: step.gathered.ns, BROADCAST: step.broadcast_ns, **packing_ns(step, topology)})
 
 
-def packing_ns(step: GrpoStep, topology: Topology) -> dict[str, int]:
-    """Time in ns, by part, in which a refit's weights cross device memory into buffers, and are quantised."""
+def packing_ns(step: GrpoStep, topology: Topology, moved: int | None = None) -> dict[str, int]:
+    """Time in ns, by part, in which a refit's weights cross device memory into buffers, and are quantised.
+
+    `moved`: bytes that cross it, None for those of weights that are packed.
+    """
     rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
-    return {PACKING: round(_COPIES * step.gathered.total / rate * 1e9),
+    return {PACKING: round((_COPIES * step.gathered.total if moved is None else moved) / rate * 1e9),
             QUANTISING: round(step.quantising.moved_bytes / rate * 1e9)}
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
-def _loaded(engine: Engine) -> dict[str, int]:
-    """Bytes by category of the tensors of `load_model`."""
-    return {"sharded_param": sum(engine.by_component.values()), "buffer": engine.buffers + engine.adapter_bytes}
-
-
-def put_asleep(journal: Journal, engine: Engine) -> None:
+def put_asleep(journal: Journal, engine: InferenceEngine) -> None:
     """Adds the engine as the previous step left it."""
-    stays = {"graph_pool": engine.graph_bytes, "workspace": engine.workspace_bytes}
-    journal.put(ENGINE, {**outside(engine.outside()), **stays})
+    journal.put(ENGINE, {**outside(engine.outside()), **engine.stays})
     level = engine.generation.sleep_level
     if level < 2:
-        journal.put(ENGINE, _loaded(engine), "host" if level else "device")
+        journal.put(ENGINE, engine.loaded, "host" if level else "device")
     if not level:
         journal.put(ENGINE, {"kv_cache": engine.cache_bytes})
 
 
-def wake(journal: Journal, engine: Engine, topology: Topology) -> None:
+def wake(journal: Journal, engine: InferenceEngine, topology: Topology) -> None:
     """Brings the engine's weights back, without its cache."""
     if engine.generation.sleep_level == 1:
-        _copy(journal, topology, journal.move(ENGINE, "host", "device", _loaded(engine)), "to_device")
+        _copy(journal, topology, journal.move(ENGINE, "host", "device", engine.loaded), "to_device")
     elif engine.generation.sleep_level == 2:
-        journal.put(ENGINE, _loaded(engine), event="weights wake")
+        journal.put(ENGINE, engine.loaded, event="weights wake")
 
 
-def put_to_sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
+def put_to_sleep(journal: Journal, engine: InferenceEngine, topology: Topology) -> None:
     """Takes from the device what the engine drops when it sleeps."""
     level = engine.generation.sleep_level
     if level:
         journal.drop(ENGINE, "device", ["kv_cache"])
     if level == 1:
-        _copy(journal, topology, journal.move(ENGINE, "device", "host", _loaded(engine)), "to_host")
+        _copy(journal, topology, journal.move(ENGINE, "device", "host", engine.loaded), "to_host")
     elif level == 2:
-        journal.drop(ENGINE, "device", _loaded(engine))
+        journal.drop(ENGINE, "device", engine.loaded)
 
 
 def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) -> Journal:
@@ -298,8 +296,8 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
     journal, engine = Journal(), step.engine
-    journal.put(ENGINE, {**outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
-                         "workspace": engine.workspace_bytes, "kv_cache": engine.cache_bytes})
+    journal.put(ENGINE, {**outside(engine.outside()), **engine.loaded, **engine.stays,
+                         "kv_cache": engine.cache_bytes})
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":

@@ -70,6 +70,11 @@ class Critic:
     offloads_params: bool
     offloads_states: bool
 
+    @property
+    def occupied(self) -> int:
+        """Bytes on a GPU before the first step, when there are no states."""
+        return sum(self.model.outside.values()) + (0 if self.offloads_params else sum(self.model.params.values()))
+
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
               ns: tuple[int, int]) -> Policy:

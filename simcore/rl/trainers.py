@@ -19,10 +19,11 @@ from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, grpo_step
 from simcore.rl.policy import Policy
 from simcore.rl.refit import Gathered, gathered, gathering_ns
+from simcore.rl.streams import STREAMS, WHOLE
 from simcore.rl.verl import Offloads, summoned, verl_step
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
-from simcore.vllm.engine import Engine
+from simcore.vllm.protocol import InferenceEngine
 
 __all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "made_of_logits", "trainer_of"]
 
@@ -45,6 +46,7 @@ class Trainer:
     that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
     all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `use`: how vLLM is started.
+    `engines`: those that it generates with; `occupied`: bytes on a GPU beside one when it starts.
     """
 
     served: str
@@ -53,9 +55,11 @@ class Trainer:
     check: Callable[[Scenario, str], None]
     step: Callable[[Scenario, Simulation, Plan], Step]
     sent: Callable[[Scenario, Sequence[Plan], Routes], Gathered]
-    told: Callable[[Rl, Engine, GrpoStep], Iterable[Assumption]]
+    told: Callable[[Rl, InferenceEngine, GrpoStep], Iterable[Assumption]]
     in_place: bool
     use: Literal["server", "library"]
+    engines: tuple[str, ...]
+    occupied: Callable[[Rl, Policy], int]
 
 
 def trainer_of(scenario: Scenario) -> Trainer:
@@ -69,6 +73,9 @@ def check_worker(scenario: Scenario, simulation: Simulation) -> None:
     if not trainer.serves(worker):
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
                              f"(served: {trainer.served})"))
+    if scenario.generation is not None and scenario.generation.engine not in trainer.engines:
+        raise NotYet(Problem(scenario.where("generation", "engine"), f"not yet: {scenario.generation.engine} beside "
+                             f"this trainer (served: {', '.join(trainer.engines)})"))
     _check_keys(scenario, trainer)
     trainer.check(scenario, worker)
     _check_training(scenario, simulation)
@@ -93,16 +100,24 @@ def made_of_logits(scenario: Scenario) -> int:
 # ---- verl ------------------------------------------------------------------------------------------------------------
 def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
-    offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, scenario.rl.refit_bucket * _MIB,
+    assert scenario.generation is not None
+    stream = STREAMS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, plan)
+    offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
                         passing.job.scenario.num_microbatches)
     return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
+
+
+def _beside_verl(rl: Rl, policy: Policy) -> int:
+    """Bytes of the actor when the engine starts, after `init_model` (ray_trainer.py init_workers): no states yet."""
+    return sum(policy.outside.values()) + (0 if rl.param_offload else sum(policy.params.values()))
 
 
 def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
     """The state dict gathers each unit, then every tensor is gathered."""
     weights = gathered(plans, routes)
     assert scenario.rl is not None
-    if weights.largest > scenario.rl.refit_bucket * _MIB:
+    assert scenario.generation is not None
+    if scenario.generation.engine in WHOLE and weights.largest > scenario.rl.refit_bucket * _MIB:
         raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
                                     f"{weights.largest / _MIB:,.0f} MiB is too large to fit in the bucket", "verl "
                                     "b178a3cd workers/rollout/vllm_rollout/vllm_rollout.py update_weights"))
@@ -110,7 +125,7 @@ def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> 
     return replace(weights, calls=(*calls, *weights.calls), ns=weights.ns + gathering_ns(calls, routes))
 
 
-def _told_of_verl(rl: Rl, engine: Engine, step: GrpoStep) -> Iterator[Assumption]:
+def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
     """Assumptions about verl's workers."""
     source = "verl b178a3cd workers/fsdp_workers.py"
     yield Assumption(what="refit", value="the state dict is gathered, then every tensor once more", kind="derived",
@@ -158,7 +173,7 @@ def _sent_by_nemo_rl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) 
     return gathered(plans, routes)
 
 
-def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
+def _told_of_nemo_rl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> list[Assumption]:
     """Assumptions on NeMo RL's refit, and on what it never does."""
     rows = [
         Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
@@ -221,10 +236,11 @@ TRAINERS: Final[Mapping[str, Trainer]] = {
     _DEFAULT: Trainer(
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
         ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
-        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library"),
+        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library", engines=("vllm",),
+        occupied=lambda rl, policy: 0),
     "verl": Trainer(
         "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
         ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
-        _told_of_verl, in_place=True, use="server"),
+        _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS), occupied=_beside_verl),
 }
 """Trainers by the value of `rl.trainer`."""

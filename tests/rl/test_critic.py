@@ -16,9 +16,11 @@ from simcore.frameworks.fsdp1.flat_parameters import flat_units
 from simcore.program.outline import Phase
 from simcore.recording.tape import Op
 from simcore.results.report import Report
+from simcore.rl.critic import Critics
 from simcore.rl.journal import Journal
 from simcore.rl.phases import CRITIC, POLICY
 from simcore.rl.policy import Critic, Policy
+from simcore.rl.streams import Shared
 from simcore.rl.verl import Offloads, verl_step
 from simcore.simulate import check, simulate
 from small import plan_of, program_of
@@ -78,7 +80,7 @@ def test_families_without_such_a_head_are_refused(loss: str, told: str) -> None:
 # ---- phases ----------------------------------------------------------------------------------------------------------
 def step(*, params: bool, states: bool) -> Journal:
     critic = Critic(VALUES.model, params, states)
-    settings = Offloads(params=False, optimizer=False, bucket=2 * GIB, passes=4), STATE
+    settings = Offloads(params=False, optimizer=False, stream=Shared(2 * GIB), passes=4), STATE
     return verl_step(POLICY_OF, replace(turn(sleep_level=2), critic=critic), H100, settings)
 
 
@@ -157,3 +159,11 @@ def test_what_a_critic_cannot_be_is_refused_at_its_block() -> None:
         assert any(told in str(one) for one in check(scenario).problems), told
     report = simulate(asked(rl__trainer="nemo_rl", rl__critic=BLOCK, framework="fsdp2", training__loss="hf"))
     assert "critic: changes nothing with trainer: nemo_rl" in str(report.problems[0])
+
+
+def test_a_critic_that_stays_leaves_less_for_an_engine_that_starts_beside_it() -> None:
+    """verl b178a3cd ray_trainer.py init_workers: the critic's model is there when SGLang measures what is free."""
+    there, away = Critic(VALUES.model, offloads_params=False, offloads_states=True), Critic(
+        VALUES.model, offloads_params=True, offloads_states=False)
+    assert there.occupied - away.occupied == sum(VALUES.model.params.values()) > 0
+    assert Critics((there, None), ((), ())).occupied == (there.occupied, 0)

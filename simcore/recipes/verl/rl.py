@@ -1,4 +1,4 @@
-"""Reinforcement learning by verl over FSDP 1 with vLLM on the same GPUs; what else it does is refused by name.
+"""Reinforcement learning by verl over FSDP 1 with vLLM or SGLang on the same GPUs; all else is refused by name.
 
 `verl.trainer.main_ppo`, whose defaults are `trainer/config/_generated_ppo_trainer.yaml`. Estimators of advantages that
 need no model of values (GRPO, RLOO, REINFORCE++ and others) have the same step; PPO trains a critic beside it
@@ -14,12 +14,12 @@ from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, RELEASE, read_actor, refuse_said
 from simcore.recipes.verl.batches import read_batches
 from simcore.recipes.verl.critic import has_critic, read_critic
 from simcore.recipes.verl.formats import FORMATS
-from simcore.recipes.verl.rollout import read_rollout
+from simcore.recipes.verl.rollout import ENGINES, read_rollout
 
 __all__ = ["MAIN", "read_or_refuse"]
 
@@ -43,6 +43,7 @@ _ROWS: Final = (
          idle={"auto": "these workers", "enable": "these workers"}, what="workers of another kind:"),
     Idle(("trainer.*", "global_profiler.*", "ray_kwargs.*", "hydra.*"), "the run around the steps"),
     Off("transfer_queue.enable", "data that a queue carries"),
+    On("actor_rollout_ref.hybrid_engine", "an engine on GPUs of its own"),
     Idle(("actor_rollout_ref.nccl_timeout",), "a limit of time"),
     Unmodelled(("data.custom_cls.*",), "prompts by a class of one's own: their longest is data.max_prompt_length",
                (None,)),
@@ -85,8 +86,9 @@ def _other(reader: Reader, trainer: str) -> str:
     actor, rollout = _engine(reader).split(" and ")
     if has_critic(reader) and actor != "FSDP":
         return f"PPO by verl's workers over {actor} and {rollout}: its critic is not described (served: over FSDP)"
-    if actor != "FSDP" or rollout != "vllm":
-        return f"{_algorithm(reader)} by verl's workers over {actor} and {rollout} (served: FSDP and vllm)"
+    if actor != "FSDP" or rollout not in ENGINES:
+        return (f"{_algorithm(reader)} by verl's workers over {actor} and {rollout} (served: FSDP, and "
+                f"{' or '.join(ENGINES)})")
     if reader.look("actor_rollout_ref.hybrid_engine") is False:
         return f"{_algorithm(reader)} by verl with an engine on GPUs of its own"
     return ""
