@@ -42,8 +42,8 @@ _LAYER: Final = f"{_LAYERS}.0."
 _TOWERS: Final = {
     "gemma3": ("model.vision_tower.encoder.layers.0.", "model.multi_modal_projector."),
     "mistral3": ("model.vision_tower.transformer.layers.0.", "model.multi_modal_projector."),
-    "qwen2_5_vl": ("model.visual.blocks.0.", "model.visual.merger."),
-    "qwen3_vl": ("model.visual.blocks.0.", "model.visual.merger."),
+    **dict.fromkeys(("qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
+                    ("model.visual.blocks.0.", "model.visual.merger.")),
 }
 """Modules of a tower's layers and of its end, by the family of the model."""
 _NUMBERS: Final = 256

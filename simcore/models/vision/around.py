@@ -15,13 +15,16 @@ IMAGE_SIDES = "image_sides"
 _OF_TEXT = ("head_dim", "chunk_size", "layers_block_type", "layer_types", "mtp_num_layers")
 
 
-def part_of(config: Config, name: str, model_type: str) -> Config:
-    """The configuration `name` inside; InputError if there is none, or for another `model_type`."""
+def part_of(config: Config, name: str, *model_types: str) -> Config:
+    """The configuration `name` inside; InputError if there is none, or for a `model_type` that is none of those.
+
+    `model_types`: the first is taken where it says none.
+    """
     fields = config.fields.get(name)
     if not isinstance(fields, dict):
         raise config.fail(name, "expected a configuration, with its fields")
-    found = Config({"model_type": model_type, **fields}, f"{config.where}: {name}")
-    found.choice("model_type", (model_type,))
+    found = Config({"model_type": model_types[0], **fields}, f"{config.where}: {name}")
+    found.choice("model_type", model_types)
     return found
 
 
