@@ -15,7 +15,7 @@ TEXT, IMAGES, OTHER = KINDS = ("text", "images", "other")
 _OTHER_PATH: Final = re.compile(
     r"/(evals|inference|merge_lora|cloud|modelopt/quant_configs|post_training|ft_launcher|academic_paper_scripts|bert|t5|rl/model_configs)/|"
     r"/(prefetch_\w+|text_generation\w*|run_text_\w+|\w*checkpoint\w*)\.\w+$|"
-    r"/(bert|t5)-nemo|/(ckpt_converter|nlg_eval|multi_tokens|"
+    r"/(sglang_multiturn|split_placement|tests/trainer)/config/|/(bert|t5)-nemo|/(ckpt_converter|nlg_eval|multi_tokens|"
     r"export_lora|quantization|qwen3_preprocess)\b|/(wan|flux)_", re.IGNORECASE)
 """Folders and files of evaluation, generation, conversion, parts of recipes and diffusion."""
 _OTHER_TEXT: Final = re.compile(r"^MODE: inference$", re.MULTILINE)
