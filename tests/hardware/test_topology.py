@@ -58,7 +58,7 @@ def told(path: Path) -> str:
 
 
 def test_the_machine_of_simumax_is_a_b200_but_for_three_shares_that_it_published() -> None:
-    """Shares that its kernels reach alone, 4dcaae51 `configs/system/b200_bf16_ceperm.json`; everything else is as b200's."""
+    """Shares that its kernels reach alone, 4dcaae51 `configs/system/b200_bf16_ceperm.json`; all else is as b200's."""
     mine, other = load_topology("dgx-b200-simumax"), load_topology("dgx-b200")
     shares = {"gemm": 0.508, "grouped_gemm": 0.578, "attention": 0.434}
     found, known = mine.efficiency.model_dump(), other.efficiency.model_dump()
