@@ -123,7 +123,7 @@ def table(job: Draft) -> Framework:
         files=fsdp1_files(job),
         afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
                                        writes=trainer.hub_files),
-        libraries=torch_libraries(job, options),
+        libraries=replace(torch_libraries(job, options), logged=trainer.logged),
         assumptions=_assumptions(strategy),
     )
 
