@@ -29,7 +29,7 @@ def part_of(config: Config, name: str, *model_types: str) -> Config:
 
 
 def with_layers(config: Config, text: Config, *, tied: bool) -> Config:
-    """The text's configuration with what the model's says of it: tied embeddings, and a number of layers if given.
+    """The text's configuration with what the model's says of it: tied embeddings; layers and vocabulary if given.
 
     `tied`: what holds if nothing is said. InputError for other fields of a decoder beside it, which transformers would
     not read.
@@ -38,8 +38,9 @@ def with_layers(config: Config, text: Config, *, tied: bool) -> Config:
         if name in config.fields:
             raise config.fail(name, "a field of text_config: nothing reads it beside that")
     fields = {**text.fields, "tie_word_embeddings": config.boolean("tie_word_embeddings", default=tied)}
-    if "num_hidden_layers" in config.fields:
-        fields["num_hidden_layers"] = config.integer("num_hidden_layers")
+    for name in ("num_hidden_layers", "vocab_size"):
+        if name in config.fields:
+            fields[name] = config.integer(name)
     return Config(fields, text.where)
 
 

@@ -27,6 +27,7 @@ from simcore.recipes.bridge.step import (
     read_stages,
     read_states,
 )
+from simcore.recipes.bridge.towers.images import read_images
 from simcore.recipes.bridge.variables import read_variables
 from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
@@ -140,6 +141,7 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: tupl
         draft.use(copies, why="1, as without it")
     data = read_degrees(reader, draft, gpus)
     read_lengths(reader, draft, owns=owns)
+    read_images(reader, draft)
     read_stages(reader, draft)
     parallel = reader.flag("model.sequence_parallel")
     if parallel is not None and parallel.value and draft.values.get("mesh", {}).get("tp", 1) == 1:
