@@ -27,7 +27,7 @@ from simcore.recipes.bridge.step import (
     read_stages,
     read_states,
 )
-from simcore.recipes.bridge.towers.images import read_images
+from simcore.recipes.bridge.towers.images import read_images, splits_sequences
 from simcore.recipes.bridge.variables import read_variables
 from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
@@ -147,6 +147,9 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: tupl
     if parallel is not None and parallel.value and draft.values.get("mesh", {}).get("tp", 1) == 1:
         draft.infer("training.sequence_parallel", False, "switched off where tp is 1", parallel,  # noqa: FBT003
                     source="Bridge models/transformer_config.py")
+    elif draft.values.get("mesh", {}).get("tp", 1) > 1 and splits_sequences(draft):
+        draft.infer("training.sequence_parallel", True, "switched on where tp is over 1", parallel,  # noqa: FBT003
+                    source="Bridge models/qwen_vl/qwen3_vl_provider.py:305")
     elif parallel is not None:
         draft.put("training.sequence_parallel", parallel)
     read_recompute(reader, draft)

@@ -49,17 +49,17 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def asked(config: str, mesh: dict[str, int], **given: Any) -> Any:
+def asked(config: Any, mesh: dict[str, int], **given: Any) -> Any:
     keys: dict[str, Any] = {"images": 1, "image_height": SIDE, "options": {"overlap_grad_reduce": False}} | given
     return small.scenario("megatron", mesh, model=config, version="main 2026-08-22", **keys)
 
 
-def plan_of(config: str, mesh: dict[str, int], *, rank: int = 0, **given: Any) -> Plan:
+def plan_of(config: Any, mesh: dict[str, int], *, rank: int = 0, **given: Any) -> Plan:
     job, table = prepare(asked(config, mesh, **given))
     return place(job.graph, job.mesh, table, rank)
 
 
-def program_of(config: str, mesh: dict[str, int], *, stage: int = 0, **given: Any) -> Program:
+def program_of(config: Any, mesh: dict[str, int], *, stage: int = 0, **given: Any) -> Program:
     count = (mesh.get("pp", 1) + 2) * given.get("micro_batch_size", 1)
     scenario = asked(config, mesh, microbatches=count, **given)
     job, table = prepare(scenario)
@@ -97,11 +97,30 @@ def test_a_model_has_as_many_parameters_as_in_transformers_layers() -> None:
     assert build(fields, "megatron").count() == build(fields, "hf").count()
 
 
+@pytest.fixture(scope="module")
+def predicting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A small Qwen 3.5 that predicts one token more."""
+    vision = {key: value for key, value in TRUTH["vision"].items() if key != "deepstack_visual_indexes"}
+    fields = {"model_type": "qwen3_5", "tie_word_embeddings": False, "vision_config": vision, "text_config": {
+        "model_type": "qwen3_5_text", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 128,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 1024,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8}}
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    return {"config": str(path), "overrides": {"mtp_num_layers": 1}}
+
+
+@pytest.mark.parametrize("given", [{}, {"recompute": "full"}, {"frozen": [*TOWER, *LANGUAGE, "mtp.layers"]}], ids=str)
+def test_a_model_without_features_predicts_further_tokens(predicting: dict[str, Any], given: dict[str, Any]) -> None:
+    test_a_step_ends_with_what_it_began_with(predicting, given)
+
+
 @pytest.mark.parametrize("given", [
     {}, {"recompute": "full"}, {"recompute": ["core_attn"]}, {"micro_batch_size": 2}, {"frozen": TOWER},
     {"frozen": [*TOWER, *PROJECTION]}, {"frozen": [*TOWER, *LANGUAGE]}, {"frozen": LANGUAGE}, {"frozen": PROJECTION},
     {"method": "lora", "lora": {"rank": 8}}], ids=str)
-def test_a_step_ends_with_what_it_began_with(config: str, given: dict[str, Any]) -> None:
+def test_a_step_ends_with_what_it_began_with(config: Any, given: dict[str, Any]) -> None:
     """On one rank, cut over tp, and on each of two stages."""
     for mesh, stages in (({}, 1), ({"tp": 2}, 1), ({"pp": 2}, 2)):
         for stage in range(stages):

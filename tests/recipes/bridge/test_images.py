@@ -52,6 +52,15 @@ def test_switches_freeze_modules(tmp_path: Path, launch: str, frozen: Any) -> No
     assert value(imported(tmp_path, launch), "training.frozen") == frozen
 
 
+def test_what_converters_and_providers_add(tmp_path: Path) -> None:
+    """A module of multi-token prediction, which is part of the language model; sequence parallelism beside experts."""
+    found = imported(tmp_path, "qwen35_vl_9b_pretrain_4gpu_h100_bf16_mock_config")
+    assert value(found, "model.overrides.mtp_num_layers") == 1
+    assert value(found, "training.frozen") == [*LANGUAGE[:1], "mtp.layers", *LANGUAGE[1:], *TOWER]
+    split = imported(tmp_path, "qwen3_vl_235b_a22b_sft_32gpu_h100_bf16_config")
+    assert value(split, "training.sequence_parallel") is True
+
+
 def test_a_text_model_is_not_frozen(tmp_path: Path) -> None:
     found = imported(tmp_path, "llama3_8b_sft_2gpu_h100_bf16_config model.freeze_language_model=true")
     assert any("a frozen language model beside other towers" in problem.message for problem in found.refused)

@@ -13,7 +13,7 @@ __all__ = ["assumptions_of_tower", "check_tower"]
 
 _MODEL: Final = "Bridge 067f987d models/qwen_vl/modelling_qwen3_vl"
 _ROUTING: Final = frozenset({"moe_router", "moe_preprocess"})
-"""Parts of the decoder's layers that graphs may capture beside a tower (perf_recipes/qwen_vl/common.py:114)."""
+"""Parts of the decoder's layers that graphs may capture beside a tower (perf_recipes/qwen_vl/common.py:108)."""
 _NODES: Final = "overlap_moe_expert_parallel_comm"
 
 
@@ -29,6 +29,9 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
     if not job.scenario.framework_version.startswith("main"):
         raise job.not_yet("framework_version", "Hugging Face's tower inside Megatron's first stage, as Bridge 0.3.1 "
                           "builds it (served: Bridge's own, framework_version main 2026-08-22)")
+    if options.get("apply_rope_fusion"):
+        raise job.illegal("framework_options.apply_rope_fusion", "apply_rope_fusion is not supported for Qwen3-VL and "
+                          "Qwen3.5 models", f"{_MODEL}/rope.py:475")
     _check_stages(job, options, stages)
     _check_recompute(job)
     if job.mesh.cp > 1:
@@ -52,7 +55,7 @@ def _check_stages(job: Job, options: dict[str, object], stages: tuple[tuple[int,
     if fed > own:
         raise job.illegal("training.pipeline", f"the deepstack_visual_embeds should be on the first pp-stage of the "
                           f"language model: got {fed} deepstack_visual_indexes, {own} language model layers",
-                          f"{_MODEL}/model.py:411")
+                          f"{_MODEL}/model.py:405")
     if options.get(_NODES):
         raise job.illegal(f"framework_options.{_NODES}", "Qwen3VLModel has no build_schedule_plan, which the schedule "
                           "asks for", "Bridge 067f987d models/qwen_vl/qwen3_vl_step.py:352")
@@ -90,4 +93,4 @@ def assumptions_of_tower(job: Job) -> tuple[tuple[str, str, str, str], ...]:
         return ()
     return (("vision tower", "cuDNN's convolution of patches needs no workspace", "assumed", f"{_MODEL}/utils.py:32"),
             ("vision tower", "the embedding's output and its gradient live beside the tower's tensors: upstream embeds "
-             "behind the tower", "assumed", f"{_MODEL}/model.py:754"))
+             "behind the tower", "assumed", f"{_MODEL}/model.py:770"))

@@ -1,6 +1,6 @@
 """Rotation of query and key by the angles of each token, which TransformerEngine's kernel does not know.
 
-Megatron-Bridge 067f987d `models/qwen_vl/modelling_qwen3_vl/rope.py:456` (apply_rotary_pos_emb_absolute) over core's
+Megatron-Bridge 067f987d `models/qwen_vl/modelling_qwen3_vl/rope.py:453` (apply_rotary_pos_emb_absolute) over core's
 `_apply_rotary_pos_emb_bshd`: cosines and sines are made for each of query and key, and kept by its products. The tower
 rotates in fp32 (`transformer_config.py`, apply_rotary_pos_emb_in_fp32).
 """
@@ -14,18 +14,11 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.recording.tape import Kernel, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["rotates_by_token", "turned_by_token"]
+__all__ = ["turned_by_token"]
 
-_FAMILIES: Final = ("qwen3_vl_text", "qwen3_vl_moe_text")
-"""Decoders whose tokens have positions by time, row and column."""
 _PASSES: Final = (12, 14)
 """Reads and writes of a tensor by the operators of the rotation, forward and backward (`attention.turning_passes`)."""
 _OPERATORS: Final = (12, 8)
-
-
-def rotates_by_token(c: Context) -> bool:
-    """True for layers that rotate by the angles of each token."""
-    return c.kind.family in _FAMILIES or isinstance(c.kind.block, PlacedLayer)
 
 
 def turned_by_token(c: Context, x: Tensor, name: str, rotated: int, head_dim: int) -> Tensor:

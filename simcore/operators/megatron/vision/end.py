@@ -1,7 +1,7 @@
 """End of the tower, and the place of its tokens in the embedded sequence (`Qwen3VLModel.forward`).
 
 The embedding puts out whole sequences, which are cloned; image tokens are written over them in place, and the sequence
-is cut over tp last. Its part is a view: the whole lives until the first layer's backward is over (`model.py:826`,
+is cut over tp last. Its part is a view: the whole lives until the first layer's backward is over (model.py:867,
 whose `contiguous` copies nothing; core's clone_scatter_output_in_embedding is not asked).
 Megatron-Bridge 067f987d `models/qwen_vl/modelling_qwen3_vl/model.py`.
 

@@ -1,8 +1,8 @@
 """Parameters of `Qwen3VLVisionModel` (Megatron-Bridge 067f987d), as they are registered, before tp cuts them.
 
-Patches and positions are torch's own modules and whole on every tp rank (`utils.py:31`, `vision_model.py:142`); layers
+Patches and positions are torch's own modules and whole on every tp rank (`utils.py:32`, `vision_model.py:145`); layers
 are core's (`core/models/vision/vit_layer_specs.py:38`), mergers a norm, a column- and a row-parallel linear
-(`utils.py:98`).
+(`utils.py:112`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Parts of a model with a vision tower that a recipe of Megatron-Bridge freezes.
 
-Megatron-Bridge 067f987d `models/qwen_vl/modelling_qwen3_vl/model.py:494` (Qwen3VLModel.freeze): the vision model is
+Megatron-Bridge 067f987d `models/qwen_vl/modelling_qwen3_vl/model.py:513` (Qwen3VLModel.freeze): the vision model is
 frozen whole, and its mergers are made trainable again unless the projection is frozen too. Recipes say all three; what
-they leave out is false, but with experts: their providers freeze both models (`qwen3_vl_provider.py:271`).
+they leave out is false, but with experts: their providers freeze both models (`qwen3_vl_provider.py:272`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from simcore.models.blocks import LayerKind
-from simcore.models.graph import architecture_of, model_config
+from simcore.models.graph import architecture_of
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
 from simcore.models.vision_blocks import TowerEnd, VisionPart
 from simcore.recipes.draft import Draft
@@ -19,20 +19,21 @@ from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["leave_frozen", "read_frozen"]
 
-_SOURCE: Final = "Bridge 067f987d models/qwen_vl/modelling_qwen3_vl/model.py:494"
+_SOURCE: Final = "Bridge 067f987d models/qwen_vl/modelling_qwen3_vl/model.py:513"
 _KEYS: Final = ("freeze_language_model", "freeze_vision_model", "freeze_vision_projection")
 _FROZEN_BY_PROVIDER: Final = ("qwen3_vl_moe",)
 """Families whose provider freezes both models where nothing is said."""
 
 
-def read_frozen(reader: Reader, draft: Draft, name: str, parts: Sequence[tuple[str, LayerKind]]) -> None:
-    """Writes names of modules without gradients for the switches of the provider of the model `name`.
+def read_frozen(reader: Reader, draft: Draft, fields: Mapping[str, Any],
+                parts: Sequence[tuple[str, LayerKind]]) -> None:
+    """Writes names of modules without gradients for the switches of the provider of a model.
 
-    `parts`: of its tower.
+    `fields`: its configuration; `parts`: of its tower.
     """
     flags = [reader.flag(f"model.{key}") for key in _KEYS]
-    language, vision, projection = _values(name, flags)
-    modules = [*(_language(name) if language else ()), *_of_tower(parts, vision=vision, projection=projection)]
+    language, vision, projection = _values(fields, flags)
+    modules = [*(_language(fields) if language else ()), *_of_tower(parts, vision=vision, projection=projection)]
     if modules:
         draft.infer("training.frozen", modules, "modules that the switches freeze", *flags, source=_SOURCE)
     else:
@@ -48,15 +49,15 @@ def leave_frozen(reader: Reader, draft: Draft) -> None:
         draft.idle(language, "off, as without it")
 
 
-def _values(name: str, flags: Sequence[Taken[bool] | None]) -> tuple[bool, bool, bool]:
-    whole = model_config(name, None, "").get("model_type") in _FROZEN_BY_PROVIDER
+def _values(fields: Mapping[str, Any], flags: Sequence[Taken[bool] | None]) -> tuple[bool, bool, bool]:
+    whole = fields.get("model_type") in _FROZEN_BY_PROVIDER
     language, vision, projection = (one.value if one else whole and number < 2 for number, one in enumerate(flags))
     return language, vision, projection
 
 
-def _language(name: str) -> list[str]:
+def _language(fields: Mapping[str, Any]) -> list[str]:
     """Outermost modules of all parts but the tower's."""
-    paths = [path for path, kind in architecture_of(model_config(name, None, "")).parts
+    paths = [path for path, kind in architecture_of(fields).parts
              if not isinstance(kind.block, VisionPart) and kind.name != "loss"]
     return list(dict.fromkeys(".".join(path.split(".")[:2]) for path in paths))
 

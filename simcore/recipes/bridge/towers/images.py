@@ -1,7 +1,7 @@
 """Images of the samples that a recipe of Megatron-Bridge trains a model with a vision tower on.
 
 Mock samples have one square image of 256 pixels unless the recipe says otherwise (Megatron-Bridge 067f987d
-`data/builders/mock_vlm_sft.py:51`); the collator of Qwen's models asks their processor for images of 200,704 to
+`data/builders/mock_vlm_sft.py:50`); the collator of Qwen's models asks their processor for images of 200,704 to
 1,003,520 pixels (`models/qwen_vl/data/collate_fn.py:43`), which scales them up to 448. Samples of CORD v2 have one
 image each, of any size, which is asked.
 """
@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from simcore.models.blocks import LayerKind
+from simcore.models.graph import model_config
+from simcore.models.names import find
 from simcore.models.towers import tower_of
 from simcore.models.vision_blocks import AnySize
 from simcore.recipes.bridge.towers.frozen import leave_frozen, read_frozen
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 
-__all__ = ["read_images"]
+__all__ = ["read_images", "splits_sequences"]
 
 _MOCK: Final = "MockVLMSFTDatasetConfig"
-_MADE: Final = "Bridge 067f987d data/builders/mock_vlm_sft.py:51"
+_MADE: Final = "Bridge 067f987d data/builders/mock_vlm_sft.py:50"
 _SIZED: Final = "Bridge 067f987d models/qwen_vl/data/collate_fn.py:43, transformers 5.23 qwen2_vl smart_resize"
 _LEAST, _MOST = 200_704, 1_003_520
 _SIDE: Final = 256
@@ -32,13 +34,12 @@ _ONE_IMAGE: Final = ("cord_v2", "rdr", "medpix")
 
 def read_images(reader: Reader, draft: Draft) -> None:
     """Writes, or asks for, the images of a sequence and their sides, and what is frozen; nothing for other models."""
-    given = draft.values.get("model", draft.answers.settings.get("model", ""))
-    name = str(given.get("config", "") if isinstance(given, dict) else given)
+    name, changed = _model(draft)
     parts = tower_of(name)
     if not parts:
         leave_frozen(reader, draft)
         return
-    read_frozen(reader, draft, name, parts)
+    read_frozen(reader, draft, model_config(name, changed, ""), parts)
     if reader.look("dataset._target_") == _MOCK:
         _read_mock(reader, draft, parts)
         return
@@ -51,6 +52,18 @@ def read_images(reader: Reader, draft: Draft) -> None:
         draft.ask("training.image_height", "--set training.image_height=N", "pixels of an image from top to bottom, of "
                   f"a square unless training.image_width is set too; at least {_LEAST:,} and at most {_MOST:,} in all "
                   "(Bridge's collator)")
+
+
+def splits_sequences(draft: Draft) -> bool:
+    """True for Qwen 3 VL with experts, whose provider switches sequence parallelism on with tensor parallelism."""
+    name, _ = _model(draft)
+    return find(name) is not None and model_config(name, None, "").get("model_type") == "qwen3_vl_moe"
+
+
+def _model(draft: Draft) -> tuple[str, dict[str, Any]]:
+    """Name of the model, and what the recipe changes of its configuration."""
+    given = draft.values.get("model", draft.answers.settings.get("model", ""))
+    return (str(given.get("config", "")), given.get("overrides", {})) if isinstance(given, dict) else (str(given), {})
 
 
 def _read_mock(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:
