@@ -55,15 +55,17 @@ def _tower(family: str, vision: Config, patches: PlacedPatches, end: PlacedMerge
     layer = PlacedLayer(patches.count, patches.width, patches.width // patches.rotary_dim,
                         vision.integer("intermediate_size", default=4304))
     of_tower = LayerKind("vision_patches", family, patches.width, block=patches)
-    of_end = LayerKind("vision_merger", family, end.hidden,
-                       block=DeepMerger(end.patches, end.width, end.merged, end.hidden))
-    parts, deep = [(_TOWER, of_tower)], list[int]()
-    for i in range(vision.integer("depth", default=27)):
+    merger = DeepMerger(end.patches, end.width, end.merged, end.hidden)
+    of_end = LayerKind("vision_merger", family, end.hidden, block=merger)
+    parts, deep, depth = [(_TOWER, of_tower)], list[int](), vision.integer("depth", default=27)
+    layers = 2 + depth + len(fed)  # parts up to the decoder's first layer
+    for i in range(depth):
         down = 1 + (i - 1 in fed)
         parts.append((f"{_TOWER}.blocks.{i}", replace(of_tower, name="vision_layer", block=replace(layer, down=down))))
         if i in fed:
+            own = replace(merger, ahead=layers - len(parts) + len(deep))
             deep.append(len(parts))
-            parts.append((f"{_TOWER}.deepstack_merger_list.{fed.index(i)}", of_end))
+            parts.append((f"{_TOWER}.deepstack_merger_list.{fed.index(i)}", replace(of_end, block=own)))
     count = len(parts)
     last = replace(end, below=count + 1, down=1 + (deep[-1:] == [count - 1]), deep=tuple(count - at for at in deep))
     return (*parts, (f"{_TOWER}.merger", replace(of_end, block=last)))

@@ -2,7 +2,7 @@
 
 As transformers 5.23 `Qwen3_5ForConditionalGeneration` and `Qwen3_5MoeForConditionalGeneration`. The decoder is that of
 `qwen3_5_text` or `qwen3_5_moe_text` (`families/qwen3_next`), one module deeper (`model.language_model`). Published
-checkpoints have modules of multi-token prediction, which these classes do not load.
+checkpoints have modules of multi-token prediction, which these classes do not load; `mtp_num_layers` asks for them.
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ def architecture(config: Config) -> Architecture:
     return with_placed_tower(config, vision, qwen3_next.architecture(text))
 
 
-FAMILY = ModelFamily(architecture)
+FAMILY = ModelFamily(architecture, further_fields=("vocab_size",))

@@ -37,4 +37,4 @@ def _fed(vision: Config) -> tuple[int, ...]:
     return tuple(given)
 
 
-FAMILY = ModelFamily(architecture)
+FAMILY = ModelFamily(architecture, further_fields=("vocab_size",))

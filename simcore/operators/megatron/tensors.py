@@ -41,6 +41,8 @@ from simcore.models.blocks import (
     Mtp,
 )
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import VisionPart
+from simcore.operators.megatron.vision.tensors import tower_tensors
 
 __all__ = ["tensors"]
 
@@ -49,8 +51,7 @@ FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final
 NOT_BUILT: Final = ("arcee", "bailing_moe", "bamba", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma3",
                     "glm", "glm4", "glm4_moe_lite", "granite", "granitemoehybrid", "hunyuan_v1_dense", "hy_v3",
                     "mamba2", "minimax_m2", "ministral3", "mistral3", "mpt", "nemotron", "nemotron-nas", "olmo2",
-                    "olmo3", "phi", "phi3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
-                    "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "starcoder2", "zamba2")
+                    "olmo3", "phi", "phi3", "qwen2_5_vl", "qwen2_5_vl_text", "seed_oss", "starcoder2", "zamba2")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -60,6 +61,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     families in `NOT_BUILT`.
     """
     block = kind.block
+    if isinstance(block, VisionPart):
+        return tower_tensors(block, _layer, kind.family)
     if kind.family in NOT_BUILT:
         raise NotYet(Problem("model", f"not yet: {kind.family} in Megatron's layers"))
     if block is None:
