@@ -37,7 +37,6 @@ _OTHER_ROWS: Final = (
     Says("model.backend.enable_fsdp_optimizations", "framework_options.enable_fsdp_optimizations", "flag"),
     Says("model.backend.rope", "framework_options.backend.rope", "text", {"quack": "quack"}, {"torch": "the default"},
          "rope by"),
-    Off("model.backend.compile_attn", "attention by torch.compile"),
     Off("model.backend.cuda_graph", "layers in CUDA graphs"),
     Idle(("model.backend.enable_deepep",), "0.7.0 ignores it with a warning: dispatcher and experts say it"),
     Unmodelled(("model.backend.fake_gate_noise",), "noise of a gate that is balanced: tokens are spread evenly", (0,)),
@@ -88,6 +87,7 @@ def read_model(reader: Reader, draft: Draft) -> str:
         draft.default("framework_options.attn", "te", "0.7.0", "models/common/utils.py BackendConfig; without a "
                       "model.backend GPT-OSS takes flex")
     _read_backend(reader, draft, own=own)
+    _read_compiled(reader, draft, family if own else "")
     _read_kernels(reader, draft)
     read_rows(reader, draft, REST_ROWS)
     return family
@@ -246,6 +246,30 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         else:
             draft.unmodelled(kernel, _ALIKE)
     _read_dispatcher(reader, draft, is_dense=is_dense)
+
+
+_COMPILED: Final = ("deepseek_v3", "glm4_moe_lite", "qwen3_moe")
+"""Families whose attention BackendConfig.compile_attn compiles (0.7.0 models/{deepseek_v3,qwen3_moe}/layers.py)."""
+
+
+def _read_compiled(reader: Reader, draft: Draft, family: str) -> None:
+    """Reads whether attention is compiled, which is counted as eager where its layers are replayed.
+
+    Compiled it keeps no more than eager (of latent attention 8 % less, by its own partitioner on a CPU), and under
+    checkpoints what it keeps is there while one layer is replayed.
+    """
+    asked = reader.flag("model.backend.compile_attn")
+    if asked is None or not asked.value:
+        draft.idle(asked, "the default")
+    elif family not in _COMPILED:
+        draft.idle(asked, "the layers of this family do not read it")
+    elif reader.look(ATTENTION_ROW.key) != "sdpa":
+        draft.idle(asked, "0.7.0 ignores it with a warning: it requires attn: sdpa (models/deepseek_v3/layers.py:158)")
+    elif reader.look("distributed.activation_checkpointing") is not True:
+        draft.refuse(asked, "what attention by torch.compile keeps")
+    else:
+        draft.unmodelled(asked, "kernels of attention that torch.compile fuses: memory and time are counted as of "
+                         "eager ones, of which it keeps and launches fewer")
 
 
 def _read_dispatcher(reader: Reader, draft: Draft, *, is_dense: bool) -> None:

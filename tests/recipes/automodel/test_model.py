@@ -178,3 +178,17 @@ def test_predicted_tokens_are_those_of_the_configuration_or_of_the_recipe() -> N
             (DENSE.replace("  backend:", further), "other layers than its own Nemotron-H")):
         (refused,) = imported(changed, **ANSWERS).refused
         assert said in refused.message
+
+
+def test_compiled_attention_is_counted_as_eager_where_layers_are_replayed() -> None:
+    """0.7.0 models/{deepseek_v3,qwen3_moe}/layers.py; kept between the passes it would be less than is counted."""
+    text = DENSE.replace("llama-3-8b", "deepseek-v3")
+    compiled = text.replace("backend: {", "backend: {compile_attn: true, attn: sdpa, ")
+    replayed = compiled.replace("{strategy: fsdp2", "{strategy: fsdp2, ep_size: 8, activation_checkpointing: true")
+    for recipe, kind in ((replayed, "not modelled"), (replayed.replace("attn: sdpa", "attn: te"), "no effect"),
+                         (replayed.replace("deepseek-v3", "llama-3-8b"), "no effect")):
+        found = imported(recipe, **ANSWERS)
+        assert [one.kind for one in found.left if one.key == "model.backend.compile_attn"] == [kind]
+        assert not [one for one in found.refused if "compile" in one.message]
+    refused = imported(replayed.replace("checkpointing: true", "checkpointing: false"), **ANSWERS).refused
+    assert "what attention by torch.compile keeps" in " ".join(one.message for one in refused)
