@@ -144,7 +144,7 @@ TRAIN: Final[Tree] = {"seq_len": 256, "micro_batch_size": 2, "global_batch_size"
 
 
 def _layout(framework: str) -> Tree:
-    return {"dp_replicate": 4} if framework == "ddp" else {"dp_shard": 4}
+    return {"dp_replicate": 4} if framework in ("ddp", "zero0") else {"dp_shard": 4}
 
 
 def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
