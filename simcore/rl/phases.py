@@ -194,14 +194,14 @@ def generate(journal: Journal, step: GrpoStep, topology: Topology) -> None:
     put_to_sleep(journal, step.engine, topology)
 
 
-def back(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
+def back(journal: Journal, sizes: Mapping[str, int], topology: Topology, owner: str = POLICY) -> None:
     """Moves tensors from the host back to the device; 0 ns if they never left."""
-    _copy(journal, topology, journal.move(POLICY, "host", "device", sizes), "to_device")
+    _copy(journal, topology, journal.move(owner, "host", "device", sizes), "to_device")
 
 
-def away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
-    """Moves tensors of the policy from the device to the host."""
-    _copy(journal, topology, journal.move(POLICY, "device", "host", sizes), "to_host")
+def away(journal: Journal, sizes: Mapping[str, int], topology: Topology, owner: str = POLICY) -> None:
+    """Moves tensors of `owner` from the device to the host."""
+    _copy(journal, topology, journal.move(owner, "device", "host", sizes), "to_host")
 
 
 def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:

@@ -186,7 +186,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                         recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
-    trainer = trainer_of(scenario)
+    trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
     policies = _policies(scenario, trained, forward, simulation, steps)
     engine = engine.beside(max(trainer.occupied(rl, policy) for policy in policies))
@@ -229,10 +229,6 @@ def _asked(scenario: Scenario) -> tuple[Rl, InferenceEngine]:
     missing = [name for name, block in (("rl", rl), ("generation", generation)) if block is None]
     if rl is None or generation is None:
         raise InputError(Problem(scenario.where("workload"), f"grpo: missing the block {' and '.join(missing)}"))
-    if rl.reference == "device":
-        raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
-                                    "on the host and is swapped in", "NeMo RL 7ea279ab models/automodel/setup.py "
-                                    "setup_reference_model_state: a pinned copy in host memory"))
     if rl.asynchronous and generation.colocated:
         raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
