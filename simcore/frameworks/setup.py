@@ -19,6 +19,7 @@ from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.network import with_copies
 from simcore.models.tensor import TensorSpec
+from simcore.models.value_head import with_value_head
 from simcore.operators.registry import IMPLEMENTATIONS
 from simcore.pipeline.schedule import SCHEDULES
 from simcore.placement.framework import Framework
@@ -168,9 +169,19 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
                    f"(served: {', '.join(adapter.implementations)})")
         raise NotYet(Problem(scenario.where("implementation"), message))
     try:
-        return build(fields, implementation, where)
+        graph = build(fields, implementation, where)
     except (InputError, NotYet) as error:
         raise type(error)([replace(one, where=_place(scenario, one)) for one in error.problems]) from None
+    return _with_value_head(graph, scenario) if scenario.training.loss == "values" else graph
+
+
+def _with_value_head(graph: ModelGraph, scenario: Scenario) -> ModelGraph:
+    """The model that the loss `values` trains; errors are placed at the scenario's loss."""
+    try:
+        return with_value_head(graph)
+    except (InputError, NotYet) as error:
+        where = scenario.where("training", "loss")
+        raise type(error)([replace(one, where=where) for one in error.problems]) from None
 
 
 def _place(scenario: Scenario, problem: Problem) -> str:

@@ -6,13 +6,37 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simcore.inputs.block import Block, BytesOrAuto, Fraction, Name, Names
+from simcore.inputs.block import Block, BytesOrAuto, Fraction, Name, Names, Text
 from simcore.inputs.bounds import DEGREE, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, TOKENS
 from simcore.inputs.training import DType, Length, Sequences
 
-__all__ = ["Generation", "Rl"]
+__all__ = ["Critic", "Generation", "Rl"]
 
 _Degree = Annotated[int, Field(ge=1, le=DEGREE)]
+
+
+class Critic(Block):
+    """The critic of PPO: a model of values that verl trains beside the policy, over the same ranks.
+
+    What it does not say is as the policy's: framework, mesh, lengths, formats.
+    """
+
+    model: Text | None = Field(
+        default=None, description="Preset, Hugging Face id, or path of a config.json; left out: the policy's"
+    )
+    micro_batch_size: Sequences = Field(default=1, description="Sequences per rank of one pass that trains")
+    global_batch_size: Sequences | None = Field(
+        default=None, description="Sequences of one step of its optimizer; left out: training.global_batch_size"
+    )
+    values_batch_size: Sequences = Field(default=1, description="Sequences per rank of one pass that makes values")
+    recompute: Literal["none", "full"] = Field(default="none", description="Activation checkpointing: none, full")
+    params: DType = Field(default="auto", description="Format in which its parameters rest; auto: the policy's")
+    param_offload: bool = Field(
+        default=False, description="Its parameters are on the host where no pass needs them"
+    )
+    optimizer_offload: bool = Field(
+        default=False, description="Its optimizer's states are on the host but for its training"
+    )
 
 
 class Rl(Block):
@@ -47,6 +71,7 @@ class Rl(Block):
     optimizer_offload: bool = Field(
         default=False, description="verl: the optimizer's states are on the host but for training"
     )
+    critic: Critic | None = Field(default=None, description="verl: a model of values, which makes the step one of PPO")
 
 
 class Generation(Block):

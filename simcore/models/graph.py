@@ -29,7 +29,8 @@ from simcore.models.registry import family_of, known_families
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["Layer", "ModelGraph", "architecture_of", "build", "known_presets", "layer_kinds", "model_config"]
+__all__ = ["Layer", "ModelGraph", "architecture_of", "assembled", "build", "known_presets", "layer_kinds",
+           "model_config", "value_heads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,9 +304,23 @@ def _build(key: str, implementation: str) -> ModelGraph:
         raise NotYet(Problem("model", f"not yet: the vision tower of {architecture.family} in the layers of "
                              f"{implementation} (served: those of hf)"))
     _check_mtp(config, architecture, operators.tensors)
+    count = len(dict.fromkeys(kind for _, kind in architecture.parts))
+    if count > KINDS:
+        raise config.fail("num_hidden_layers", f"expected at most {KINDS} layers that differ, got {count:,}")
+    return assembled(architecture, implementation)
+
+
+def value_heads(implementation: str) -> tuple[str, ...]:
+    """Families that an implementation has with a value head."""
+    found: tuple[str, ...] = importlib.import_module(
+        f"simcore.operators.{implementation}.implementation").IMPLEMENTATION.value_heads
+    return found
+
+
+def assembled(architecture: Architecture, implementation: str) -> ModelGraph:
+    """Graph of an architecture's parts under an implementation; NotYet for parts that it does not have."""
+    operators = importlib.import_module(f"simcore.operators.{implementation}.implementation")
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
-    if len(kinds) > KINDS:
-        raise config.fail("num_hidden_layers", f"expected at most {KINDS} layers that differ, got {len(kinds):,}")
     tensors = {kind: tuple(operators.tensors(kind)) for kind in kinds}
     network = connect(architecture.parts, tensors)
     return ModelGraph(architecture, implementation, kinds, tuple(tensors.values()), network).with_network(network)

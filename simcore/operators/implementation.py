@@ -36,7 +36,8 @@ class Implementation:
     share; `stands_by_chunk`: each of a rank's parts of the model has its own. `stage_stem`: the same of tensors that a
     stage after the model's first makes for its layers in each microbatch, in the place of the model's stem.
     `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
-    `builds_towers`: it has vision towers too.
+    `builds_towers`: it has vision towers too. `value_heads`: families that it has with a value head in the place of the
+    output projection (`models/value_head.py`).
     """
 
     record: _Recorder
@@ -46,3 +47,4 @@ class Implementation:
     stands_by_chunk: bool = False
     exports_experts_apart: bool = False
     builds_towers: bool = False
+    value_heads: tuple[str, ...] = ()

@@ -10,12 +10,14 @@ from simcore.results.verdict import Verdict
 
 __all__ = ["ACTIVITIES", "LINKS", "PHASES", "PHASE_PARTS", "PhaseName", "PhaseReport"]
 
-PhaseName = Literal["refit", "generation", "logprob", "reference", "training"]
+PhaseName = Literal["refit", "generation", "logprob", "reference", "values", "critic", "training"]
 PHASES: dict[PhaseName, str] = {
     "refit": "the policy's weights go to the engine that generates",
     "generation": "the engine decodes",
     "logprob": "a forward pass of the policy over what was generated",
     "reference": "a forward pass of the reference policy",
+    "values": "a forward pass of the critic",
+    "critic": "forward, backward and the optimizer's step of the critic",
     "training": "forward, backward and the optimizer's step, as in a step that only trains",
 }
 PHASE_PARTS: dict[str, str] = {
@@ -31,7 +33,7 @@ ACTIVITIES: dict[str, str] = {
     "packing": "copies into the buffers that the engine reads, and from them into its weights",
     "quantising": "weights that arrive in 16 bits, to 8 bits with their scales",
     "broadcast": "the packed weights to the GPUs that generate",
-    "forward passes": "log-probabilities of what was generated",
+    "forward passes": "log-probabilities, or values, of what was generated",
     "decoding": "bytes that the engine reads for each token",
     "training steps": "every step of the optimizer",
     "the ranks that train": "a GPU that only generates waits for them",

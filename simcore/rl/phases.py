@@ -28,17 +28,18 @@ from typing import Final
 
 from simcore.hardware.topology import Topology
 from simcore.rl.journal import Journal, Space, Way
-from simcore.rl.policy import PARAMS, Policy
+from simcore.rl.policy import PARAMS, Critic, Policy
 from simcore.rl.quantising import Quantising, quantising_of
 from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.protocol import InferenceEngine
 
-__all__ = ["ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away", "back",
-           "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside", "packing_ns",
-           "put_asleep", "score", "start", "train", "wake"]
+__all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away",
+           "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside",
+           "outside", "packing_ns", "put_asleep", "score", "start", "train", "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
+CRITIC: Final = "critic"
 FORWARD, STEPS, DECODING = "forward passes", "training steps", "decoding"
 GATHERS, PACKING, BROADCAST, QUANTISING = "gathers", "packing", "broadcast", "quantising"
 WAITING = "the ranks that train"
@@ -61,7 +62,7 @@ class GrpoStep:
     all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
     while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
-    policy itself are made before it trains.
+    policy itself are made before it trains. `critic`: on the policy's ranks, None without one.
     """
 
     engine: InferenceEngine
@@ -72,6 +73,7 @@ class GrpoStep:
     broadcast_ns: int = 0
     asynchronous: bool = False
     scores_policy: bool = True
+    critic: Critic | None = None
 
     @property
     def quantising(self) -> Quantising:
@@ -89,7 +91,8 @@ def category_name(category: str) -> str:
     return category.removeprefix(_OUTSIDE)
 
 
-def _outside(sizes: Mapping[str, int]) -> dict[str, int]:
+def outside(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes in bytes under the names that a journal gives to memory outside torch's allocator."""
     return {_OUTSIDE + category: size for category, size in sizes.items()}
 
 
@@ -105,7 +108,7 @@ def host_ns(num_bytes: int, topology: Topology, way: Way) -> int:
 def start(policy: Policy, *, has_reference: bool) -> Journal:
     """Journal before the first phase: the policy is on the device, a reference policy's copy on the host."""
     journal = Journal()
-    for sizes in (_outside(policy.outside), policy.params, policy.states):
+    for sizes in (outside(policy.outside), policy.params, policy.states):
         journal.put(POLICY, sizes)
     journal.put(FIXED, policy.fixed)
     journal.put(POLICY, policy.hosted, "host")
@@ -117,7 +120,7 @@ def start(policy: Policy, *, has_reference: bool) -> Journal:
 # ---- phases ----------------------------------------------------------------------------------------------------------
 def score(journal: Journal, policy: Policy) -> None:
     """Adds the passes that make log-probabilities."""
-    journal.spike(POLICY, policy.passing, "forward pass", {FORWARD: policy.passing_ns})
+    journal.spike(POLICY, policy.scoring or policy.passing, "forward pass", {FORWARD: policy.passing_ns})
 
 
 def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False) -> None:
@@ -255,7 +258,7 @@ def packing_ns(step: GrpoStep, topology: Topology, moved: int | None = None) -> 
 # ---- the engine ------------------------------------------------------------------------------------------------------
 def put_asleep(journal: Journal, engine: InferenceEngine) -> None:
     """Adds the engine as the previous step left it."""
-    journal.put(ENGINE, {**_outside(engine.outside()), **engine.stays})
+    journal.put(ENGINE, {**outside(engine.outside()), **engine.stays})
     level = engine.generation.sleep_level
     if level < 2:
         journal.put(ENGINE, engine.loaded, "host" if level else "device")
@@ -288,7 +291,7 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
     journal, engine = Journal(), step.engine
-    journal.put(ENGINE, {**_outside(engine.outside()), **engine.loaded, **engine.stays,
+    journal.put(ENGINE, {**outside(engine.outside()), **engine.loaded, **engine.stays,
                          "kv_cache": engine.cache_bytes})
     for phase, ns in waiting.items():
         journal.begin(phase)

@@ -20,7 +20,7 @@ from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 
-__all__ = ["MODULES", "PARAMS", "Policy", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "Critic", "Policy", "policy_of"]
 
 MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
@@ -41,7 +41,8 @@ class Policy:
     context, NCCL, dispatcher; `passing`: bytes in addition to all parameters at the highest moment of a forward pass;
     `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
     of all forward passes of one RL step (one policy's), of all its training steps. `hosted`: what rests on the host
-    instead (cpu_offload); `hosted_grads`: gradients there in a training step. `grads`: those of `training` whose
+    instead (cpu_offload); `hosted_grads`: gradients there in a training step. `scoring`: as `passing`, of the policy's
+    own passes where more is made of their logits than in a reference policy's. `grads`: those of `training` whose
     storage outlasts the step, unless a trainer frees it.
     """
 
@@ -56,7 +57,21 @@ class Policy:
     training_ns: int
     hosted: Mapping[str, int] = field(default_factory=dict)
     hosted_grads: int = 0
+    scoring: Mapping[str, int] = field(default_factory=dict)
     grads: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Critic:
+    """The critic of PPO on one class of ranks: its bytes and times, as a policy's, and what is on the host.
+
+    `offloads_params`, `offloads_states`: parameters, and optimizer states, are on the host where no pass needs them.
+    `model.outside`: memory outside the allocator that it adds to the policy's, whose process it shares.
+    """
+
+    model: Policy
+    offloads_params: bool
+    offloads_states: bool
 
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,

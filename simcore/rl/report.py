@@ -18,7 +18,7 @@ from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, Ran
 from simcore.results.time import StepTime
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.rl.journal import Entry, Journal, Moment
-from simcore.rl.phases import ENGINE, REFIT, category_name, is_outside
+from simcore.rl.phases import CRITIC, ENGINE, REFIT, category_name, is_outside
 from simcore.rl.time import Batch, whole_step
 from simcore.rl.traffic import by_phase
 from simcore.simulation.simulation import Simulation
@@ -208,7 +208,7 @@ def _training_samples(entries: list[Entry], start: int, trained: MemorySeries) -
     ready = min(entry.ns for entry in entries if entry.spike)
     yield from ((start + entry.ns, "training", _allocated_by_category(entry)) for entry in entries
                 if entry.ns <= ready and not entry.spike)
-    neighbours = Counter({key: size for key, size in entries[0].held.items() if key[0] in (ENGINE, REFIT)})
+    neighbours = Counter({key: size for key, size in entries[0].held.items() if key[0] in (CRITIC, ENGINE, REFIT)})
     others = _allocated_by_category(Entry(entries[0].phase, 0, neighbours, spike=False))
     for at, (time_s, phase) in enumerate(zip(trained.time_s, trained.phases, strict=True)):
         sizes = Counter({name: values[at] for name, values in zip(trained.categories, trained.values, strict=True)})

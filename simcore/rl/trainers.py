@@ -19,7 +19,7 @@ from simcore.results.report import Assumption
 from simcore.rl.journal import Journal
 from simcore.rl.mbridge import exported
 from simcore.rl.phases import GrpoStep, grpo_step
-from simcore.rl.policy import MODULES, Policy
+from simcore.rl.policy import MODULES, Critic, Policy
 from simcore.rl.refit import Gathered, gathered, gathering_ns
 from simcore.rl.streams import EXPORTS, STREAMS, WHOLE
 from simcore.rl.verl import Offloads, summoned, verl_step
@@ -28,7 +28,7 @@ from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
 from simcore.vllm.protocol import InferenceEngine
 
-__all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "trainer_of"]
+__all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "made_of_logits", "trainer_of"]
 
 Step = Callable[[Policy, GrpoStep], Journal]
 """Memory and time of a step on one class of ranks."""
@@ -36,6 +36,8 @@ _VERLS: Final = "flat"
 """The worker of verl over FSDP."""
 _SERVED: Final = "fsdp1, over transformers' layers, and megatron"
 _MIB: Final = 2**20
+_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3}
+"""Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
 _LORA_RANK: Final = 16
 """The key's default."""
 
@@ -48,7 +50,8 @@ class Trainer:
     that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
     all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `use`: how vLLM is started.
-    `engines`: those that it generates with; `occupied`: bytes on a GPU beside one when it starts.
+    `engines`: those that it generates with; `occupied`: bytes on a GPU beside one when it starts, of a policy and its
+    critic.
     """
 
     served: str
@@ -61,7 +64,7 @@ class Trainer:
     in_place: bool
     use: Literal["server", "library"]
     engines: tuple[str, ...]
-    occupied: Callable[[Rl, Policy], int]
+    occupied: Callable[[Rl, Policy, Critic | None], int]
 
 
 def trainer_of(scenario: Scenario, worker: str = "") -> Trainer:
@@ -100,6 +103,11 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
                                      f"{scenario.rl.trainer}"))
 
 
+def made_of_logits(scenario: Scenario) -> int:
+    """Tensors in fp32 of the logits' size that a pass of the policy makes of logits in place; 0 for compiled ones."""
+    return _LOSSES.get(scenario.training.loss, 0)
+
+
 # ---- verl ------------------------------------------------------------------------------------------------------------
 def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
@@ -110,9 +118,10 @@ def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
 
 
-def _beside_verl(rl: Rl, policy: Policy) -> int:
-    """Bytes of the actor when the engine starts, after `init_model` (ray_trainer.py init_workers): no states yet."""
-    return sum(policy.outside.values()) + (0 if rl.param_offload else sum(policy.params.values()))
+def _beside_verl(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    """Bytes of actor and critic when the engine starts, after `init_model` (ray_trainer.py init_workers): no states."""
+    models = [(policy, rl.param_offload), *([(critic.model, critic.offloads_params)] if critic is not None else [])]
+    return sum(sum(model.outside.values()) + (0 if away else sum(model.params.values())) for model, away in models)
 
 
 def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
@@ -142,6 +151,10 @@ def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[A
         yield Assumption(what="reference policy", value="copies from the host hide behind its passes", kind="assumed",
                          source=f"{source} _build_model_optimizer: CPUOffload; torch 2.13 fsdp/_runtime_utils.py: a "
                          "stream for itself")
+    if rl.critic is not None:
+        yield Assumption(what="rl.critic", value="every token of a sequence has a value in the loss; the MFU counts "
+                         "the policy's training alone", kind="assumed", source="verl b178a3cd workers/critic/"
+                         "dp_critic.py: answers alone have one")
 
 
 def _check_verl(scenario: Scenario, worker: str) -> None:
@@ -152,7 +165,7 @@ def _check_verl(scenario: Scenario, worker: str) -> None:
     for name, wrong, message in (
             ("method", training.method != "full", f"adapters of verl's {worker} parameters"),
             ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl"),
-            ("loss", training.loss != "flash", "verl's step with another loss than flash")):
+            ("loss", training.loss not in _LOSSES, f"verl's step with another loss than {', '.join(_LOSSES)}")):
         if wrong:
             raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
 
@@ -191,7 +204,7 @@ def _megatron_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     return partial(megatron_step, topology=passing.topology, moves=moves)
 
 
-def _beside_megatron(rl: Rl, policy: Policy) -> int:
+def _beside_megatron(rl: Rl, policy: Policy, critic: Critic | None) -> int:
     return beside_engine(policy, params=rl.param_offload, optimizer=rl.optimizer_offload,
                          refers_on_device=rl.reference == "device")
 
@@ -302,11 +315,11 @@ TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
         ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
         _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library", engines=("vllm",),
-        occupied=lambda rl, policy: 0),),
+        occupied=lambda rl, policy, critic: 0),),
     "verl": (Trainer(
         _SERVED, lambda worker: worker == _VERLS,
-        ("param_offload", "optimizer_offload", "refit_bucket"), _check_verl, _verl_step, _sent_by_verl, _told_of_verl,
-        in_place=True, use="server", engines=tuple(STREAMS), occupied=_beside_verl), Trainer(
+        ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
+        _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS), occupied=_beside_verl), Trainer(
         _SERVED, lambda worker: bool(worker) and worker not in MODULES,
         ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step, _sent_by_megatron,
         _told_of_megatron, in_place=False, use="server", engines=tuple(EXPORTS), occupied=_beside_megatron)),

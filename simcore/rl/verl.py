@@ -25,6 +25,7 @@ from typing import Final
 
 from simcore.hardware.topology import Topology
 from simcore.placement.plan import Placed, Plan
+from simcore.rl.critic import add_critic, make_values, train_critic
 from simcore.rl.journal import Journal
 from simcore.rl.phases import (
     ENGINE,
@@ -129,6 +130,8 @@ def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tupl
         journal.move(POLICY, "device", "host", policy.params)
     if offloads.optimizer:
         journal.move(POLICY, "device", "host", policy.states)
+    if step.critic is not None:
+        add_critic(journal, step.critic)
     put_asleep(journal, step.engine)
     journal.begin("refit")
     _refit(journal, policy, step, topology, settings)
@@ -139,6 +142,9 @@ def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tupl
     if step.has_reference:
         journal.begin("reference")
         _refer(journal, policy, topology, offloads, state)
+    if step.critic is not None:
+        make_values(journal, step.critic, topology)
+        train_critic(journal, step.critic, topology)
     journal.begin("training")
     if offloads.params:
         back(journal, policy.params, topology)

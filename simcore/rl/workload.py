@@ -19,6 +19,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
+from simcore.rl.critic import check_critic, critics_of
 from simcore.rl.engines import ENGINES, served
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
@@ -39,7 +40,7 @@ from simcore.rl.traffic import (
     of_steps,
     rows,
 )
-from simcore.rl.trainers import check_worker, trainer_of
+from simcore.rl.trainers import check_worker, made_of_logits, trainer_of
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
@@ -66,7 +67,9 @@ def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report
 def legal(scenario: Scenario) -> None:
     """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses."""
     if scenario.workload == "grpo":
-        _num_engines(scenario, _asked(scenario)[1])
+        rl, engine = _asked(scenario)
+        _num_engines(scenario, engine)
+        check_critic(scenario, rl.prompts * rl.generations)
     trained = _trained(scenario)
     _passes_of(scenario, _training(scenario))
     check_step(legal_simulation(trained))
@@ -121,6 +124,16 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
     plans = placed_simulation(_training(scenario)).plans
     return [policy_of(*each, simulation, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above,
                                                              strict=True)]
+
+
+def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, simulation: Simulation) -> list[Policy]:
+    """Policies with the bytes of their own passes, where these make more of logits than those of a reference policy."""
+    made = made_of_logits(scenario)
+    if not made:
+        return policies
+    forward = passes(simulation, timed=False, in_place=True, beside=made)
+    own = _policies(scenario, trained, forward, simulation, 1)
+    return [replace(policy, scoring=other.passing) for policy, other in zip(policies, own, strict=True)]
 
 
 def _stages(simulation: Simulation) -> list[Plan]:
@@ -188,8 +201,9 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     trained = training_step(_trained(scenario), request)
     trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
-    policies = _policies(scenario, trained, forward, simulation, steps)
-    engine = engine.beside(max(trainer.occupied(rl, policy) for policy in policies))
+    policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
+    critics = critics_of(scenario, sequences, request, len(policies))
+    engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
     rounds = _rounds(engine, -(-answered // engines))
@@ -197,17 +211,18 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
     stepped = trainer.step(scenario, simulation, simulation.plans[0])
-    journals = [stepped(policy, step) for policy in policies]
+    journals = [stepped(policy, replace(step, critic=critic))
+                for policy, critic in zip(policies, critics.critics, strict=True)]
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
         journals = [stepped(policy, step) for policy in policies]
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
     own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
-    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, step),
+    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, step), *valued,
              *of_copies(journal, simulation.topology))
-            for rank, passed, journal in zip(trained.ranks, _passed(forward, simulation),
-                                             journals, strict=True)]
+            for rank, passed, journal, valued in zip(trained.ranks, _passed(forward, simulation), journals,
+                                                     critics.sent, strict=True)]
     batch = _batch(passing, rl.generations, steps)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
                 engines * engine.tp if beside else 0, engine_rows)

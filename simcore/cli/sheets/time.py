@@ -67,7 +67,7 @@ def _money(amount: Callable[[Cost], float | None]) -> Callable[[StepTime], str]:
 
 
 _PHASES: Final = {"refit": "refit", "generation": "gene-\nration", "logprob": "log-\nprob.",
-                  "reference": "refe-\nrence", "host copies": "host\ncopies"}
+                  "reference": "refe-\nrence", "values": "values", "critic": "critic", "host copies": "host\ncopies"}
 """Parts that only a step with phases has, with their headings."""
 _COLUMNS = (
     Column("step", _of(lambda time: format_seconds(time.step_s))),

@@ -83,7 +83,8 @@ _FROZEN: Final = ("accelerate 1.15 accelerator.py prepare_model: flat parameters
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
     fixed={**PLAIN_TORCH, **ONE_STAGE})
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash")
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash", "flash_eager", "flash_entropy",
+                 "flash_entropy_eager", "values")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Head, LayerKind
 from simcore.operators.hf.chunked import chunked_loss
@@ -16,7 +18,13 @@ from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["final_norm", "head"]
+__all__ = ["VALUE_HEADS", "final_norm", "head"]
+
+VALUE_HEADS: Final = (
+    "arcee", "deepseek_v3", "gemma", "gemma2", "glm", "glm4", "gpt_oss", "llama", "mistral", "mixtral", "nemotron",
+    "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "starcoder2")
+"""Model types whose ForTokenClassification is the generic one: transformers 5.23 `modeling_layers.py`
+GenericForTokenClassification, a linear `score` with a bias behind the decoder."""
 
 
 def final_norm(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:

@@ -31,7 +31,7 @@ from simcore.operators.hf.embedding import (
     window_of,
 )
 from simcore.operators.hf.families import EMBEDDINGS, TABLES, mix, norm, of_family
-from simcore.operators.hf.head import final_norm, head
+from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention
 from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.options import HfOptions
@@ -386,4 +386,4 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
-                                       builds_towers=True)
+                                       builds_towers=True, value_heads=VALUE_HEADS)

@@ -19,7 +19,7 @@ from simcore.recipes.rows import Idle, Says, read_rows
 from simcore.recipes.verl.actor import ACTOR, RELEASE, said
 from simcore.recipes.verl.rollout import ROLLOUT
 
-__all__ = ["read_batches"]
+__all__ = ["read_batches", "read_size", "sizes"]
 
 _REF: Final = "actor_rollout_ref.ref"
 _TOKENS: Final = 16384
@@ -51,11 +51,11 @@ def read_batches(reader: Reader, draft: Draft, gpus: int) -> None:
     is_dynamic = dynamic is not None and dynamic.value
     draft.use(dynamic, why="how microbatches are cut")
     most = reader.integer(f"{ACTOR}.ppo_max_token_len_per_gpu")
-    _read_size(draft, "training.micro_batch_size", _sizes(reader, ACTOR, "ppo_micro_batch_size"), most, whole // gpus,
+    read_size(draft, "training.micro_batch_size", sizes(reader, ACTOR, "ppo_micro_batch_size"), most, whole // gpus,
                (is_dynamic, length, gpus, most.value if most else _TOKENS))
     draft.idle(most if not is_dynamic else None, "read with use_dynamic_bsz alone")
     policy = _scoring(reader, draft, ROLLOUT, (is_dynamic, most.value if most else _TOKENS))
-    _read_size(draft, "rl.logprob_batch_size", _sizes(reader, ROLLOUT, "log_prob_micro_batch_size"), policy[2],
+    read_size(draft, "rl.logprob_batch_size", sizes(reader, ROLLOUT, "log_prob_micro_batch_size"), policy[2],
                step * each // gpus, (policy[0], length, gpus, policy[1]))
     _read_reference(reader, draft, (is_dynamic, most.value if most else _TOKENS), length, gpus)
 
@@ -84,8 +84,8 @@ def _read_length(reader: Reader, draft: Draft) -> int:
     return length
 
 
-def _sizes(reader: Reader, block: str, name: str) -> list[Taken[int]]:
-    """Sequences of a microbatch: of a rank, and of all ranks together, as far as the recipe has them."""
+def sizes(reader: Reader, block: str, name: str) -> list[Taken[int]]:
+    """Keys that say the sequences of a microbatch: of a rank, and of all ranks together, as far as there are such."""
     found = (reader.integer(f"{block}.{key}") for key in (f"{name}_per_gpu", name))
     return [one for one in found if one is not None]
 
@@ -102,9 +102,13 @@ def _scoring(reader: Reader, draft: Draft, block: str, actor: tuple[bool, int]) 
     return True, tokens.value if tokens else actor[1], tokens
 
 
-def _read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[int] | None, sequences: int,
-               how: tuple[bool, int, int, int]) -> None:
-    """Writes sequences of a microbatch. `how`: (they vary, tokens of a sequence, ranks, tokens of a microbatch)."""
+def read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[int] | None, sequences: int,
+              how: tuple[bool, int, int, int]) -> None:
+    """Writes sequences of a microbatch under `key`, which are parts of a rank's `sequences`.
+
+    `stated`: keys that say the size; `tokens`: the key that says the most tokens. `how`: (sizes vary, tokens of a
+    sequence, ranks, most tokens of a microbatch).
+    """
     varies, length, gpus, most = how
     if varies:
         equal, size = _equal(sequences, length, most), _varying(sequences, length, most)
@@ -151,7 +155,7 @@ def _varying(sequences: int, length: int, most: int) -> int:
 def _read_reference(reader: Reader, draft: Draft, actor: tuple[bool, int], length: int, gpus: int) -> None:
     """Sizes of the reference policy's passes, which are counted as the policy's; larger ones are refused."""
     varies, most, tokens = _scoring(reader, draft, _REF, actor)
-    stated = _sizes(reader, _REF, "log_prob_micro_batch_size")
+    stated = sizes(reader, _REF, "log_prob_micro_batch_size")
     own: Any = most // max(1, length) if varies else stated[0].value // (
         1 if stated[0].key.endswith("_per_gpu") else gpus) if stated else 0
     counted = draft.values.get("rl", {}).get("logprob_batch_size", 0)

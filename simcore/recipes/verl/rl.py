@@ -3,7 +3,8 @@
 All else is refused by name.
 
 `verl.trainer.main_ppo`, whose defaults are `trainer/config/_generated_ppo_trainer.yaml`. Estimators of advantages that
-need no model of values (GRPO, RLOO, REINFORCE++ and others) have the same step; PPO trains a critic beside it.
+need no model of values (GRPO, RLOO, REINFORCE++ and others) have the same step; PPO trains a critic beside it
+(`critic`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, RELEASE, read_actor, refuse_said
 from simcore.recipes.verl.batches import read_batches
+from simcore.recipes.verl.critic import has_critic, read_critic
 from simcore.recipes.verl.formats import FORMATS
 from simcore.recipes.verl.megatron import read_megatron_actor
 from simcore.recipes.verl.rollout import ENGINES, read_rollout
@@ -40,7 +42,6 @@ _ROWS: Final = (
     Off("algorithm.use_pf_ppo", "sequences that are drawn again (PF-PPO)"),
     Idle(("algorithm.filter_groups.*",), "main_ppo does not read it"),
     Idle(("algorithm.*",), "numbers of rewards and advantages"),
-    Idle(("critic.*",), "no critic: the estimator of advantages has none"),
     Says("trainer.device", "", "text", idle={"cuda": "the machine's own"}, words={None: None}, what="training on"),
     Says("trainer.use_legacy_worker_impl", "", "text", words={None: None},
          idle={"auto": "these workers", "enable": "these workers"}, what="workers of another kind:"),
@@ -72,6 +73,7 @@ def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
     gpus = _WORKERS[_engine(reader).partition(" and ")[0]](reader, draft)
     read_rollout(reader, draft)
     read_batches(reader, draft, gpus)
+    read_critic(reader, draft, gpus)
     refuse_said(reader, draft, "data.gen_batch_size", "prompts that are generated beyond a step's (DAPO)")
     read_rows(reader, draft, _ROWS)
     return True
@@ -83,10 +85,9 @@ def _other(reader: Reader, trainer: str) -> str:
         return f"the trainer {trainer} (read: verl.trainer.fsdp_sft_trainer, {MAIN})"
     if trainer != MAIN:
         return f"{_algorithm(reader)} by the trainer {trainer} (read: {MAIN})"
-    if reader.look("algorithm.adv_estimator") in (None, "gae") or reader.look("critic.enable") is True:
-        return (f"PPO by verl's workers ({_engine(reader)}): its critic is not described (served: estimators without "
-                "one)")
     actor, rollout = _engine(reader).split(" and ")
+    if has_critic(reader) and actor != "FSDP":
+        return f"PPO by verl's workers over {actor} and {rollout}: its critic is not described (served: over FSDP)"
     if actor not in _WORKERS or rollout not in ENGINES:
         return (f"{_algorithm(reader)} by verl's workers over {actor} and {rollout} (served: "
                 f"{' or '.join(_WORKERS)}, and {' or '.join(ENGINES)})")

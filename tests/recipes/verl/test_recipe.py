@@ -172,9 +172,9 @@ def test_reinforcement_learning_is_refused_by_name(tmp_path: Path, loose: bool) 
 
 
 def test_a_yaml_of_reinforcement_learning_is_refused_by_name(tmp_path: Path) -> None:
-    text = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref:\n  rollout: {n: '${oc.select:a.b,1}', name: sglang}\n"
+    text = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref:\n  rollout: {n: '${oc.select:a.b,1}', name: trtllm}\n"
     found = imported(tmp_path, text, name="mine.yaml")
-    assert "PPO by verl's workers (FSDP and sglang)" in str(found.refused[0])
+    assert "PPO by verl's workers over FSDP and trtllm" in str(found.refused[0])
 
 
 def test_other_trainers_are_named(tmp_path: Path) -> None:

@@ -160,8 +160,7 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("actor_rollout_ref.ref.fsdp_config.dtype=float32", "the reference policy with units of their own"),
     ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "dropout of attention"),
     ("data.train_batch_size=40", "a last batch of a step that is smaller"),
-    ("algorithm.adv_estimator=gae", "PPO by verl's workers (FSDP and vllm): its critic is not described"),
-    ("actor_rollout_ref.actor.entropy_coeff=0.001", "an entropy that backward passes through"),
+    ("actor_rollout_ref.actor.calculate_entropy=True", "an entropy that is kept and not in the loss"),
     ("actor_rollout_ref.model.lora_rank=32", "adapters of rank 32"),
     ("actor_rollout_ref.model.use_remove_padding=False", "padded rows"),
     ("actor_rollout_ref.model.use_fused_kernels=True", "logits in chunks"),
@@ -207,3 +206,16 @@ def test_a_switch_that_is_off_does_not_reach_the_engine(tmp_path: Path) -> None:
     generation = parse_scenario(imported(tmp_path, text).document()).generation
     assert generation is not None
     assert generation.prefix_caching is True
+
+
+def test_an_entropy_with_a_coefficient_is_in_the_loss_compiled_or_not(tmp_path: Path) -> None:
+    for more, loss in ((("use_torch_compile=False",), "flash_eager"), (("use_torch_compile=True",), "flash"),
+                       (("entropy_coeff=0.001",), "flash_entropy"),
+                       (("entropy_coeff=0.001", "use_torch_compile=False"), "flash_entropy_eager")):
+        arguments = "".join(f"    actor_rollout_ref.actor.{one} \\\n" for one in more)
+        found = imported(tmp_path, SCRIPT.replace("    actor_rollout_ref.actor.entropy_coeff=0 \\\n", arguments))
+        assert parse_scenario(found.document()).training.loss == loss
+    for argument in ("entropy_checkpointing=True", "entropy_from_logits_with_chunking=True"):
+        text = SCRIPT.replace("entropy_coeff=0", f"entropy_coeff=0.1 actor_rollout_ref.actor.{argument}")
+        assert imported(tmp_path, text).refused
+        assert not imported(tmp_path, text.replace("entropy_coeff=0.1", "entropy_coeff=0")).refused
