@@ -43,14 +43,6 @@ class Critics:
     critics: tuple[Critic | None, ...]
     sent: tuple[tuple[TrafficRow, ...], ...]
 
-    @property
-    def occupied(self) -> tuple[int, ...]:
-        """Bytes of the critic on a GPU when the engine starts, after its `init_model`: no states yet.
-
-        verl b178a3cd trainer/ppo/ray_trainer.py init_workers: the critic's workers before those that generate.
-        """
-        return tuple(one.occupied if one is not None else 0 for one in self.critics)
-
 
 # ---- simulated -------------------------------------------------------------------------------------------------------
 def critics_of(scenario: Scenario, sequences: int, request: Request, count: int) -> Critics:

@@ -26,6 +26,7 @@ MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
 PARAMS: Final = "sharded_param"
 _GRADS: Final = "sharded_grad"
+_KEPT: Final = (_GRADS, "main_grad")
 _CATEGORIES: Final = {"parameters": PARAMS, "gradients": _GRADS, "optimizer states": "opt_state"}
 WORKSPACE: Final = "workspace"
 _PRECISE = "use_precision_aware_optimizer"
@@ -41,7 +42,8 @@ class Policy:
     `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
     of all forward passes of one RL step (one policy's), of all its training steps. `hosted`: what rests on the host
     instead (cpu_offload); `hosted_grads`: gradients there in a training step. `scoring`: as `passing`, of the policy's
-    own passes where more is made of their logits than in a reference policy's.
+    own passes where more is made of their logits than in a reference policy's. `grads`: those of `training` whose
+    storage outlasts the step, unless a trainer frees it.
     """
 
     params: Mapping[str, int]
@@ -56,6 +58,7 @@ class Policy:
     hosted: Mapping[str, int] = field(default_factory=dict)
     hosted_grads: int = 0
     scoring: Mapping[str, int] = field(default_factory=dict)
+    grads: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,6 @@ class Critic:
     model: Policy
     offloads_params: bool
     offloads_states: bool
-
-    @property
-    def occupied(self) -> int:
-        """Bytes on a GPU before the first step, when there are no states."""
-        return sum(self.model.outside.values()) + (0 if self.offloads_params else sum(self.model.params.values()))
 
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
@@ -102,7 +100,7 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
         {category: size for category, size in moving.items() if category in states},
         {category: size for category, size in fixed.items() if size},
         copied, peak.outside, {**above, "fragmentation": fragments}, {**beside, "fragmentation": loose}, *ns, hosted,
-        grads)
+        grads, {name: beside[name] for name in _KEPT if rank.grads_persist and beside.get(name)})
 
 
 def _hosted(plan: Plan) -> dict[str, int]:

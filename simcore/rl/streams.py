@@ -12,15 +12,16 @@ tensor is there until the one after it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from simcore.placement.plan import Plan
+from simcore.rl.mbridge import pieces
 from simcore.rl.refit import Gathered
 from simcore.units import dtype_bytes
 
-__all__ = ["STREAMS", "WHOLE", "Clones", "Shared", "Stream", "cloned"]
+__all__ = ["EXPORTS", "STREAMS", "WHOLE", "Clones", "Shared", "Stream", "cloned"]
 
 Stream = Callable[[Gathered], tuple[Mapping[str, int], int]]
 """Bytes by category at the highest moment of a stream, and all bytes that cross device memory."""
@@ -44,14 +45,19 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Clones:
-    """Clones of tensors in buckets of `bucket` bytes; `sizes`: bytes of tensors in their order, with their formats."""
+    """Clones of tensors in buckets of `bucket` bytes; `sizes`: bytes of tensors in their order, with their formats.
+
+    `exports`: tensors are made by an export, whose own bytes stand in the place of gathered tensors.
+    """
 
     bucket: int
     sizes: tuple[int, ...]
+    exports: bool = False
 
     def __call__(self, weights: Gathered) -> tuple[Mapping[str, int], int]:
         """Sizes, and bytes moved: read and written as clones, read by the engine and written in its format."""
         clones, gathered = cloned(self.sizes, self.bucket)
+        gathered = weights.transient if self.exports else gathered
         return {"buffer": clones, "all_gather_output": gathered}, 3 * sum(self.sizes) + weights.total
 
 
@@ -80,6 +86,10 @@ def _sizes(plan: Plan) -> Iterator[int]:
 STREAMS: Final[Mapping[str, Callable[[int, Plan], Stream]]] = {
     "vllm": lambda bucket, plan: Shared(bucket),
     "sglang": lambda bucket, plan: Clones(bucket, tuple(_sizes(plan)))}
-"""Streams by the engine's name, from the bytes of a bucket and the plan of a rank."""
+"""Streams of gathered tensors by the engine's name, from the bytes of a bucket and the plan of a rank."""
+EXPORTS: Final[Mapping[str, Callable[[int, Sequence[Plan]], Stream]]] = {
+    "vllm": lambda bucket, plans: Shared(bucket),
+    "sglang": lambda bucket, plans: Clones(bucket, tuple(pieces(plans)), exports=True)}
+"""Streams of exported tensors, from the plan of one rank of each stage."""
 WHOLE: Final = ("vllm",)
 """Engines whose weights each fit in the bucket."""

@@ -1,6 +1,7 @@
 """Trainers whose workers run a step of reinforcement learning: what each refuses, and its order of phases.
 
-NeMo RL trains policies over DTensors and Megatron (`phases.py`), verl over FSDP 1 (`verl.py`).
+NeMo RL trains policies over DTensors and Megatron (`phases.py`), verl over FSDP 1 (`verl.py`) and over Megatron
+(`verl_megatron.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption
 from simcore.rl.journal import Journal
+from simcore.rl.mbridge import exported
 from simcore.rl.phases import GrpoStep, grpo_step
-from simcore.rl.policy import Policy
+from simcore.rl.policy import MODULES, Critic, Policy
 from simcore.rl.refit import Gathered, gathered, gathering_ns
-from simcore.rl.streams import STREAMS, WHOLE
+from simcore.rl.streams import EXPORTS, STREAMS, WHOLE
 from simcore.rl.verl import Offloads, summoned, verl_step
+from simcore.rl.verl_megatron import Moves, beside_engine, megatron_step
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
 from simcore.vllm.protocol import InferenceEngine
@@ -30,7 +33,8 @@ __all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "made_of_logits", "tra
 Step = Callable[[Policy, GrpoStep], Journal]
 """Memory and time of a step on one class of ranks."""
 _VERLS: Final = "flat"
-"""The worker that verl has."""
+"""The worker of verl over FSDP."""
+_SERVED: Final = "fsdp1, over transformers' layers, and megatron"
 _MIB: Final = 2**20
 _LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3}
 """Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
@@ -46,7 +50,8 @@ class Trainer:
     that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
     all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `use`: how vLLM is started.
-    `engines`: those that it generates with; `occupied`: bytes on a GPU beside one when it starts.
+    `engines`: those that it generates with; `occupied`: bytes on a GPU beside one when it starts, of a policy and its
+    critic.
     """
 
     served: str
@@ -59,17 +64,22 @@ class Trainer:
     in_place: bool
     use: Literal["server", "library"]
     engines: tuple[str, ...]
-    occupied: Callable[[Rl, Policy], int]
+    occupied: Callable[[Rl, Policy, Critic | None], int]
 
 
-def trainer_of(scenario: Scenario) -> Trainer:
-    """Trainer that the scenario asks for; NeMo RL without a block `rl`."""
-    return TRAINERS[scenario.rl.trainer if scenario.rl is not None else _DEFAULT]
+def trainer_of(scenario: Scenario, worker: str = "") -> Trainer:
+    """Trainer that the scenario asks for; NeMo RL without a block `rl`.
+
+    `worker`: of the strategy, by which one of its kinds of workers is chosen.
+    """
+    found = TRAINERS[scenario.rl.trainer if scenario.rl is not None else _DEFAULT]
+    return next((one for one in found if one.serves(worker)), found[0])
 
 
 def check_worker(scenario: Scenario, simulation: Simulation) -> None:
     """NotYet for frameworks that the trainer's workers do not use; IllegalLayout for what the workers refuse."""
-    trainer, worker = trainer_of(scenario), simulation.framework.strategy.rl_worker
+    worker = simulation.framework.strategy.rl_worker
+    trainer = trainer_of(scenario, worker)
     if not trainer.serves(worker):
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
                              f"(served: {trainer.served})"))
@@ -86,7 +96,8 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
     if scenario.rl is None:
         return
     usual = Rl(prompts=1, generations=1)
-    for name in (name for one in TRAINERS.values() if one is not trainer for name in one.keys):
+    others = (name for one in TRAINERS.values() if trainer not in one for kind in one for name in kind.keys)
+    for name in others:
         if getattr(scenario.rl, name) != getattr(usual, name):
             raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
                                      f"{scenario.rl.trainer}"))
@@ -107,22 +118,28 @@ def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
 
 
-def _beside_verl(rl: Rl, policy: Policy) -> int:
-    """Bytes of the actor when the engine starts, after `init_model` (ray_trainer.py init_workers): no states yet."""
-    return sum(policy.outside.values()) + (0 if rl.param_offload else sum(policy.params.values()))
+def _beside_verl(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    """Bytes of actor and critic when the engine starts, after `init_model` (ray_trainer.py init_workers): no states."""
+    models = [(policy, rl.param_offload), *([(critic.model, critic.offloads_params)] if critic is not None else [])]
+    return sum(sum(model.outside.values()) + (0 if away else sum(model.params.values())) for model, away in models)
 
 
 def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
     """The state dict gathers each unit, then every tensor is gathered."""
     weights = gathered(plans, routes)
-    assert scenario.rl is not None
-    assert scenario.generation is not None
-    if scenario.generation.engine in WHOLE and weights.largest > scenario.rl.refit_bucket * _MIB:
-        raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
-                                    f"{weights.largest / _MIB:,.0f} MiB is too large to fit in the bucket", "verl "
-                                    "b178a3cd workers/rollout/vllm_rollout/vllm_rollout.py update_weights"))
+    _check_bucket(scenario, weights.largest)
     calls = summoned(plans[0]).calls
     return replace(weights, calls=(*calls, *weights.calls), ns=weights.ns + gathering_ns(calls, routes))
+
+
+def _check_bucket(scenario: Scenario, largest: int) -> None:
+    """IllegalLayout for a weight of `largest` bytes that the engine's bucket does not hold."""
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    if scenario.generation.engine in WHOLE and largest > scenario.rl.refit_bucket * _MIB:
+        raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
+                                    f"{largest / _MIB:,.0f} MiB is too large to fit in the bucket", "verl "
+                                    "b178a3cd workers/rollout/vllm_rollout/vllm_rollout.py update_weights"))
 
 
 def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
@@ -141,27 +158,81 @@ def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[A
 
 
 def _check_verl(scenario: Scenario, worker: str) -> None:
-    generation, training = scenario.generation, scenario.training
-    assert scenario.rl is not None
-    assert generation is not None
-    for path, wrong, message in (
-            (("generation", "colocated"), not generation.colocated, "verl's engine on GPUs of its own"),
-            (("training", "method"), training.method != "full", f"adapters of verl's {worker} parameters"),
-            (("training", "logprob_chunk_size"), training.logprob_chunk_size is not None,
-             "log-probabilities in chunks of verl"),
-            (("generation", "kv_dtype"), generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
-            (("generation", "quantization"), generation.quantization != "auto", "an engine of verl in few bits"),
-            (("generation", "max_loras"), generation.max_loras > 0, "adapters in verl's engine"),
-            (("generation", "max_lora_rank"), generation.max_lora_rank != _LORA_RANK, "adapters in verl's engine"),
-            (("generation", "engines"), generation.engines > 1, "verl's engines on GPUs of their own"),
-            (("training", "loss"), training.loss not in _LOSSES, "verl's step with another loss than "
-             f"{', '.join(_LOSSES)}")):
+    _check_reference(scenario, "the reference policy lies on the host", "verl b178a3cd workers/fsdp_workers.py "
+                     "_build_model_optimizer: CPUOffload(offload_params=True) for another role than the actor's")
+    _check_engine(scenario)
+    training = scenario.training
+    for name, wrong, message in (
+            ("method", training.method != "full", f"adapters of verl's {worker} parameters"),
+            ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl"),
+            ("loss", training.loss not in _LOSSES, f"verl's step with another loss than {', '.join(_LOSSES)}")):
         if wrong:
-            raise NotYet(Problem(scenario.where(*path), f"not yet: {message}"))
+            raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
+
+
+def _check_engine(scenario: Scenario) -> None:
+    """Refuses engines that verl does not start, or that are not described beside its workers."""
+    generation = scenario.generation
+    assert generation is not None
+    for name, wrong, message in (
+            ("colocated", not generation.colocated, "verl's engine on GPUs of its own"),
+            ("kv_dtype", generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
+            ("quantization", generation.quantization != "auto", "an engine of verl in few bits"),
+            ("max_loras", generation.max_loras > 0, "adapters in verl's engine"),
+            ("max_lora_rank", generation.max_lora_rank != _LORA_RANK, "adapters in verl's engine"),
+            ("engines", generation.engines > 1, "verl's engines on GPUs of their own")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("generation", name), f"not yet: {message}"))
     if generation.sleep_level == 1:
         raise IllegalLayout(Problem(scenario.where("generation", "sleep_level"), "sleep_level: 1: expected 2, or 0 "
                                     "(rollout.free_cache_engine: false)", "verl b178a3cd "
                                     "workers/rollout/vllm_rollout/vllm_async_server.py sleep"))
+
+
+# ---- verl over Megatron ----------------------------------------------------------------------------------------------
+def _stages(simulation: Simulation) -> list[Plan]:
+    """Plan of one class of ranks of each pipeline stage."""
+    return list({plan.stage: plan for plan in reversed(simulation.plans)}.values())[::-1]
+
+
+def _megatron_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    stream = EXPORTS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, _stages(passing))
+    moves = Moves(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
+                  refers_on_device=scenario.rl.reference == "device")
+    return partial(megatron_step, topology=passing.topology, moves=moves)
+
+
+def _beside_megatron(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    return beside_engine(policy, params=rl.param_offload, optimizer=rl.optimizer_offload,
+                         refers_on_device=rl.reference == "device")
+
+
+def _sent_by_megatron(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
+    weights = exported(plans, routes)
+    _check_bucket(scenario, weights.largest)
+    return weights
+
+
+def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
+    """Assumptions about verl's workers over Megatron."""
+    source = "verl b178a3cd workers/megatron_workers.py"
+    yield Assumption(what="refit", value="parameters are exported by mbridge, one after the other", kind="derived",
+                     source=f"{source} rollout_mode; mbridge 0.15.1 core/bridge.py:297")
+    if rl.reference != "none":
+        yield Assumption(what="reference policy", value="its passes take the memory of the policy's, which makes "
+                         "entropies too", kind="assumed", source=f"{source} compute_ref_log_prob")
+
+
+def _check_megatron(scenario: Scenario, worker: str) -> None:
+    _check_engine(scenario)
+    training = scenario.training
+    for name, wrong, message in (
+            ("method", training.method != "full", "adapters of verl's workers over Megatron"),
+            ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
 
 
 # ---- NeMo RL ---------------------------------------------------------------------------------------------------------
@@ -195,6 +266,8 @@ def _told_of_nemo_rl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> list[As
 
 
 def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
+    _check_reference(scenario, "the reference policy lies on the host and is swapped in", "NeMo RL 7ea279ab "
+                     "models/automodel/setup.py setup_reference_model_state: a pinned copy in host memory")
     workload = scenario.workload
     if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == "dtensor":
         at = scenario.where("generation", "kv_dtype")
@@ -215,6 +288,11 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
+def _check_reference(scenario: Scenario, told: str, rule: str) -> None:
+    if scenario.rl is not None and scenario.rl.reference == "device":
+        raise IllegalLayout(Problem(scenario.where("rl", "reference"), f"reference: device: {told}", rule))
+
+
 def _check_training(scenario: Scenario, simulation: Simulation) -> None:
     workload = scenario.workload
     if scenario.training.method == "qlora":
@@ -232,15 +310,18 @@ def _check_training(scenario: Scenario, simulation: Simulation) -> None:
 
 
 _DEFAULT: Final = "nemo_rl"
-TRAINERS: Final[Mapping[str, Trainer]] = {
-    _DEFAULT: Trainer(
+TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
+    _DEFAULT: (Trainer(
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
         ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
         _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library", engines=("vllm",),
-        occupied=lambda rl, policy: 0),
-    "verl": Trainer(
-        "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
+        occupied=lambda rl, policy, critic: 0),),
+    "verl": (Trainer(
+        _SERVED, lambda worker: worker == _VERLS,
         ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
-        _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS), occupied=_beside_verl),
+        _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS), occupied=_beside_verl), Trainer(
+        _SERVED, lambda worker: bool(worker) and worker not in MODULES,
+        ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step, _sent_by_megatron,
+        _told_of_megatron, in_place=False, use="server", engines=tuple(EXPORTS), occupied=_beside_megatron)),
 }
-"""Trainers by the value of `rl.trainer`."""
+"""Trainers by the value of `rl.trainer`, a record for each kind of workers."""

@@ -209,12 +209,11 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     passing = _training(scenario, micro_batch_size=each, global_batch_size=sequences, recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
-    trainer = trainer_of(scenario)
+    trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     critics = critics_of(scenario, sequences, request, len(policies))
-    engine = engine.beside(max(trainer.occupied(rl, policy) + beside for policy, beside in zip(
-        policies, critics.occupied, strict=True)))
+    engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
     rounds = _rounds(engine, -(-answered // engines))
@@ -249,7 +248,7 @@ def _stepped(scenario: Scenario, simulation: Simulation, policies: Sequence[Poli
     if teachers:
         return lambda step: [distillation_step(policy, step, teacher, simulation)
                              for policy, teacher in zip(policies, teachers, strict=True)]
-    one = trainer_of(scenario).step(scenario, simulation, simulation.plans[0])
+    one = trainer_of(scenario, simulation.framework.strategy.rl_worker).step(scenario, simulation, simulation.plans[0])
     return lambda step: [one(policy, replace(step, critic=critic))
                          for policy, critic in zip(policies, critics.critics, strict=True)]
 
@@ -268,10 +267,6 @@ def _asked(scenario: Scenario) -> tuple[Rl, InferenceEngine]:
                                  f"{' and '.join(missing)}"))
     if _is_taught(scenario):
         check_distillation(scenario)
-    if rl.reference == "device":
-        raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
-                                    "on the host and is swapped in", "NeMo RL 7ea279ab models/automodel/setup.py "
-                                    "setup_reference_model_state: a pinned copy in host memory"))
     if rl.asynchronous and generation.colocated:
         raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "

@@ -16,7 +16,6 @@ from simcore.frameworks.fsdp1.flat_parameters import flat_units
 from simcore.program.outline import Phase
 from simcore.recording.tape import Op
 from simcore.results.report import Report
-from simcore.rl.critic import Critics
 from simcore.rl.journal import Journal
 from simcore.rl.phases import CRITIC, POLICY
 from simcore.rl.policy import Critic, Policy
@@ -159,11 +158,3 @@ def test_what_a_critic_cannot_be_is_refused_at_its_block() -> None:
         assert any(told in str(one) for one in check(scenario).problems), told
     report = simulate(asked(rl__trainer="nemo_rl", rl__critic=BLOCK, framework="fsdp2", training__loss="hf"))
     assert "critic: changes nothing with trainer: nemo_rl" in str(report.problems[0])
-
-
-def test_a_critic_that_stays_leaves_less_for_an_engine_that_starts_beside_it() -> None:
-    """verl b178a3cd ray_trainer.py init_workers: the critic's model is there when SGLang measures what is free."""
-    there, away = Critic(VALUES.model, offloads_params=False, offloads_states=True), Critic(
-        VALUES.model, offloads_params=True, offloads_states=False)
-    assert there.occupied - away.occupied == sum(VALUES.model.params.values()) > 0
-    assert Critics((there, None), ((), ())).occupied == (there.occupied, 0)

@@ -165,7 +165,8 @@ def test_a_misspelt_key_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loose", [False, True])
 def test_reinforcement_learning_is_refused_by_name(tmp_path: Path, loose: bool) -> None:
     found = imported(tmp_path, GRPO, loose=loose)
-    assert "GRPO by verl's workers over FSDP2 and vllm (served: FSDP, and vllm or sglang)" in str(found.refused[0])
+    told = "GRPO by verl's workers over FSDP2 and vllm (served: FSDP or Megatron, and vllm or sglang)"
+    assert told in str(found.refused[0])
     with pytest.raises(NotYet):
         found.expect_complete()
 

@@ -150,7 +150,7 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("argument", "told"), [
-    ("actor_rollout_ref.actor.strategy=megatron", "GRPO by verl's workers over Megatron and vllm"),
+    ("actor_rollout_ref.actor.strategy=veomni", "GRPO by verl's workers over VeOmni and vllm"),
     ("actor_rollout_ref.rollout.name=trtllm", "over FSDP and trtllm"),
     ("algorithm.adv_estimator=remax", "one more answer for each prompt"),
     ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16", "a reference policy in fp32 beside an actor in bf16"),
