@@ -224,7 +224,7 @@ TRAINERS: Final[Mapping[str, Trainer]] = {
         _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library"),
     "verl": Trainer(
         "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
-        ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
-        _told_of_verl, in_place=True, use="server"),
+        ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_verl, _verl_step,
+        _sent_by_verl, _told_of_verl, in_place=True, use="server"),
 }
 """Trainers by the value of `rl.trainer`."""

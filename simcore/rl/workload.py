@@ -26,6 +26,7 @@ from simcore.rl.phases import GrpoStep, dpo_step, engine_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import packed_bytes
 from simcore.rl.report import Laid, phase_report
+from simcore.rl.reward import scorer_of, sent_by_scorer, told_of_scorer
 from simcore.rl.time import Batch
 from simcore.rl.traffic import (
     EVERY_AXIS,
@@ -69,6 +70,7 @@ def legal(scenario: Scenario) -> None:
         rl, engine = _asked(scenario)
         _num_engines(scenario, engine)
         check_critic(scenario, rl.prompts * rl.generations)
+        scorer_of(scenario, rl.prompts * rl.generations)
     trained = _trained(scenario)
     _passes_of(scenario, _training(scenario))
     check_step(legal_simulation(trained))
@@ -206,7 +208,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     rounds = _rounds(engine, -(-answered // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
-                    sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
+                    sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio,
+                    scorer=scorer_of(scenario, sequences))
     stepped = trainer.step(scenario, simulation, simulation.plans[0])
     critics = critics_of(scenario, sequences, request, len(policies))
     journals = [stepped(policy, replace(step, critic=critic))
@@ -216,7 +219,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
         journals = [stepped(policy, step) for policy in policies]
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
-    own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
+    own = (*rows([*of_refit(weights, simulation.routes), *broadcast, *sent_by_scorer(
+        step.scorer, scenario.training.seq_len, scenario.world_size)]), *(() if beside else engine_rows))
     sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, step), *valued,
              *of_copies(journal, simulation.topology))
             for rank, passed, journal, valued in zip(trained.ranks, _passed(forward, simulation), journals,
@@ -224,9 +228,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     batch = _batch(passing, rl.generations, steps)
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
                 engines * engine.tp if beside else 0, engine_rows)
-    further = [*assumptions(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
-               *(() if trainer.in_place else _loss(simulation))]
-    report = phase_report(laid, further)
+    further = [*assumptions(engine), *_told(rl, engine), *trainer.told(rl, engine, step), *told_of_scorer(step.scorer)]
+    report = phase_report(laid, [*further, *(() if trainer.in_place else _loss(simulation))])
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})
 
