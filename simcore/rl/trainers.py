@@ -318,8 +318,9 @@ TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
         occupied=lambda rl, policy, critic: 0),),
     "verl": (Trainer(
         _SERVED, lambda worker: worker == _VERLS,
-        ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
-        _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS), occupied=_beside_verl), Trainer(
+        ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_verl, _verl_step,
+        _sent_by_verl, _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS),
+        occupied=_beside_verl), Trainer(
         _SERVED, lambda worker: bool(worker) and worker not in MODULES,
         ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step, _sent_by_megatron,
         _told_of_megatron, in_place=False, use="server", engines=tuple(EXPORTS), occupied=_beside_megatron)),

@@ -27,6 +27,7 @@ from simcore.rl.phases import GrpoStep, dpo_step, engine_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import packed_bytes
 from simcore.rl.report import Laid, phase_report
+from simcore.rl.reward import scorer_of, sent_by_scorer, told_of_scorer
 from simcore.rl.teacher import Taught, check_distillation, distillation_step, taught, teaching, told_of_teacher
 from simcore.rl.time import Batch
 from simcore.rl.traffic import (
@@ -72,6 +73,7 @@ def legal(scenario: Scenario) -> None:
         rl, engine = _asked(scenario)
         _num_engines(scenario, engine)
         check_critic(scenario, rl.prompts * rl.generations)
+        scorer_of(scenario, rl.prompts * rl.generations)
     if _is_taught(scenario):
         teaching(scenario)
     trained = _trained(scenario)
@@ -220,7 +222,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     broadcast = list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
-                    sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers))
+                    sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
+                    scorer=scorer_of(scenario, sequences))
     stepped = _stepped(scenario, simulation, policies, teachers, critics)
     journals = stepped(step)
     if rl.asynchronous:
@@ -228,15 +231,16 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
         journals = stepped(step)
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
-    own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
+    own = (*rows([*of_refit(weights, simulation.routes), *broadcast, *sent_by_scorer(
+        step.scorer, scenario.training.seq_len, scenario.world_size)]), *(() if beside else engine_rows))
     passed = _passed(forward, simulation)
     sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed[i], step), *(teachers[i].sent if teachers else ()),
              *critics.sent[i], *of_copies(journals[i], simulation.topology)) for i, rank in enumerate(trained.ranks)]
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, rl.generations, steps),
                 beside, engines * engine.tp if beside else 0, engine_rows)
     further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
-               *(told_of_teacher(scenario, teachers) if teachers else
-                 () if trainer.in_place else _loss(simulation))]
+               *told_of_scorer(step.scorer), *(told_of_teacher(scenario, teachers) if teachers else
+                                               () if trainer.in_place else _loss(simulation))]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})

@@ -168,7 +168,6 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("actor_rollout_ref.actor.ppo_epochs=2", "passes over a step's sequences: 2"),
     ("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", "with more sequences than the policy's 4"),
     ("actor_rollout_ref.rollout.quantization=fp8", "an engine in few bits"),
-    ("reward_model.enable=True", "rewards by a model"),
     ("algorithm.rollout_correction.bypass_mode=True", "log-probabilities of the engine"),
     ("trainer.use_legacy_worker_impl=disable", "workers of another kind: disable"),
     ("+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=32", "a setting of vLLM that is not described")])
