@@ -65,7 +65,8 @@ def program_of(config: Any, mesh: dict[str, int], *, stage: int = 0, **given: An
     job, table = prepare(scenario)
     plan = place(job.graph, job.mesh, table, stage * mesh.get("tp", 1) * mesh.get("dp_shard", 1))
     batch = scenario.training.micro_batch_size
-    work = Workload(batch, scenario.training.seq_len, 1 << 16, images=batch * scenario.training.images)
+    work = Workload(batch, scenario.training.seq_len // mesh.get("cp", 1), 1 << 16,
+                    images=batch * scenario.training.images)
     return lower(plan, work, actions(table.schedule, plan.stage, scenario.num_microbatches), hooks_of(table))
 
 
@@ -113,7 +114,9 @@ def predicting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("given", [{}, {"recompute": "full"}, {"frozen": [*TOWER, *LANGUAGE, "mtp.layers"]}], ids=str)
 def test_a_model_without_features_predicts_further_tokens(predicting: dict[str, Any], given: dict[str, Any]) -> None:
-    test_a_step_ends_with_what_it_began_with(predicting, given)
+    expect_balance(predicting, given, {}, {"tp": 2}, {"pp": 2})
+    tied = {**predicting, "overrides": {"mtp_num_layers": 1, "tie_word_embeddings": True}}
+    expect_balance(tied, {"method": "lora", "lora": {"rank": 8}}, {}, {"tp": 2}, {"pp": 2})
 
 
 @pytest.mark.parametrize("given", [
@@ -121,9 +124,13 @@ def test_a_model_without_features_predicts_further_tokens(predicting: dict[str, 
     {"frozen": [*TOWER, *PROJECTION]}, {"frozen": [*TOWER, *LANGUAGE]}, {"frozen": LANGUAGE}, {"frozen": PROJECTION},
     {"method": "lora", "lora": {"rank": 8}}], ids=str)
 def test_a_step_ends_with_what_it_began_with(config: Any, given: dict[str, Any]) -> None:
-    """On one rank, cut over tp, and on each of two stages."""
-    for mesh, stages in (({}, 1), ({"tp": 2}, 1), ({"pp": 2}, 2)):
-        for stage in range(stages):
+    """On one rank, cut over tp and over cp, and on each of two stages."""
+    expect_balance(config, given, {"tp": 2, "cp": 2}, {}, {"tp": 2}, {"pp": 2})
+
+
+def expect_balance(config: Any, given: dict[str, Any], *meshes: dict[str, int]) -> None:
+    for mesh in meshes:
+        for stage in range(mesh.get("pp", 1)):
             program = program_of(config, mesh, stage=stage, **given)
             program.check()
             total = running(program)
