@@ -15,7 +15,7 @@ from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.memory.ledger import running
 from simcore.models.graph import build, model_config
-from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger
+from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.vision_blocks import VisionPart
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan, place
@@ -28,6 +28,8 @@ from simcore.recording.tape import HIDDEN, Op
 
 TRUTH: dict[str, Any] = json.loads((Path(__file__).parents[2] / "truth/models/bridge-vision-main-2026-08-22.json")
                                    .read_text(encoding="utf-8"))
+SAVED: dict[str, Any] = json.loads((Path(__file__).parents[2] / "truth/models/"
+                                    "bridge-images-saved-main-2026-08-22.json").read_text(encoding="utf-8"))["saved"]
 TOWER = ["model.visual.patch_embed", "model.visual.pos_embed", "model.visual.blocks"]
 PROJECTION = ["model.visual.merger", "model.visual.deepstack_merger_list"]
 LANGUAGE = ["model.language_model", "lm_head"]
@@ -160,6 +162,17 @@ def test_a_trained_layer_keeps_what_its_operators_save(config: str) -> None:
     attention = 3 * 2 * w + 2 * 2 * 4 * d + 2 * w + 4 * heads
     assert _kept_by(config, PlacedLayer, frozen=False) == PATCHES * (norms + attention + 2 * 2 * f)
     assert _kept_by(config, PlacedLayer, frozen=True) == 0
+
+
+def test_patches_rotation_and_features_keep_what_bridges_code_saves(config: str) -> None:
+    """Patches what is told to the byte; of a rotated head of the tower cos and sin; of features the mask alone.
+
+    The mask is a byte a token, the same for all layers, and not counted.
+    """
+    assert _kept_by(config, PlacedPatches, frozen=False) == sum(SAVED["patches"])
+    assert sum(SAVED["rotation of the tower"]) == PATCHES * 2 * 4 * 24
+    assert sum(SAVED["rotation of the decoder"]) == 32 * 2 * 2 * 24
+    assert (SAVED["features"], SAVED["features of two sequences"]) == ([32], [64])
 
 
 def test_mergers_keep_their_norm_and_both_products(config: str) -> None:
