@@ -44,6 +44,10 @@ def _no_logits(job: Job, stored: str) -> str:
     return ""
 
 
+def _none_whole(job: Draft, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
     """The settings, refusals and cuts of one trainer of a model implementation, under PyTorch's sharding.
@@ -55,7 +59,8 @@ class Trainer:
     `gathered_weights`: the format in which linears of blocks are gathered. `assumptions`: notes about compiled layers.
     `serves_muon`: its optimizer may be torch's Muon. `hub_files`: the source by which it writes files of Hugging Face,
     "" if it writes others. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the logits that it keeps of a
-    job whose parameters are stored in a dtype, "" if it keeps none.
+    job whose parameters are stored in a dtype, "" if it keeps none. `kept_whole`: numbers of the layers that it does
+    not recompute beside others, with layer numbers of the stages.
     """
 
     options: Options
@@ -73,6 +78,7 @@ class Trainer:
     files: tuple[str, str] = ("every_rank", "full")
     evaluation: EvaluationLoop = OWN_LOOP
     kept_logits: Callable[[Job, str], str] = _no_logits
+    kept_whole: Callable[[Draft, tuple[tuple[int, ...], ...]], tuple[int, ...]] = _none_whole
 
 
 Trainers = Mapping[str, Trainer]
