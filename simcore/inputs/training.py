@@ -72,9 +72,9 @@ def _lengths_kind(value: object) -> str:
 class Recompute(Block):
     """Activations that are computed again in backward instead of being kept."""
 
-    mode: Literal["uniform", "block", "per_op"] = Field(description="How layers are chosen")
+    mode: Literal["uniform", "block", "every", "per_op"] = Field(description="How layers are chosen")
     num_layers: LayerCount = Field(
-        default=1, description="Layers of a recomputed group (uniform) or of a stage (block)"
+        default=1, description="Layers of a recomputed group (uniform), of a stage (block), or one of which is (every)"
     )
     modules: Names = Field(default=(), description="Modules or operators that are recomputed")
 
