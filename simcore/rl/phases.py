@@ -35,7 +35,7 @@ from simcore.vllm.engine import Engine
 
 __all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away",
            "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside",
-           "outside", "packing_ns", "put_asleep", "sample", "score", "start", "train", "wake"]
+           "outside", "packing_ns", "put_asleep", "refer", "sample", "score", "start", "train", "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
 CRITIC: Final = "critic"
@@ -122,7 +122,7 @@ def score(journal: Journal, policy: Policy) -> None:
     journal.spike(POLICY, policy.passing, "forward pass", {FORWARD: policy.passing_ns})
 
 
-def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False) -> None:
+def refer(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False) -> None:
     """Adds the reference policy's pass: the policy waits on the host while the reference replaces its parameters.
 
     `is_away`: the policy's parameters may still be on the host.
@@ -152,7 +152,7 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
     "reference": forward passes of the reference policy; see [Note: the order of a step].
     """
     journal = start(policy, has_reference=True)
-    _reference(journal, policy, topology)
+    refer(journal, policy, topology)
     journal.begin("training")
     train(journal, policy)
     return journal
@@ -171,7 +171,7 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
         back(journal, policy.params, topology)
         score(journal, policy)
     if step.has_reference:
-        _reference(journal, policy, topology, is_away=not step.scores_policy)
+        refer(journal, policy, topology, is_away=not step.scores_policy)
     journal.begin("training")
     if not step.scores_policy:
         back(journal, policy.params, topology)
@@ -181,12 +181,18 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
 
 
 def sample(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
-    """Adds the phases "refit" and "generation"; before and after them an engine on the same GPU sleeps."""
+    """Adds the phases "refit" and "generation"; before and after them an engine on the same GPU sleeps.
+
+    Beside a critic all of the policy is on the host while tokens are generated.
+    """
     colocated = step.engine.generation.colocated
     if colocated:
         put_asleep(journal, step.engine)
     journal.begin("refit")
     (_refit if colocated else _broadcast)(journal, policy, step, topology)
+    if step.critic is not None:
+        away(journal, policy.params, topology)
+        away(journal, policy.states, topology)
     journal.begin("generation")
     if colocated:
         generate(journal, step, topology)

@@ -12,16 +12,17 @@ states rest on the host, gradients too while there are some: a refit moves all p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 
-__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "on_same_gpus", "policy_of"]
 
+T = TypeVar("T")
 MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
 PARAMS: Final = "sharded_param"
@@ -54,6 +55,12 @@ class Policy:
     training_ns: int
     hosted: Mapping[str, int] = field(default_factory=dict)
     hosted_grads: int = 0
+
+
+    @property
+    def highest(self) -> int:
+        """Bytes on the device at the highest moment of a training step."""
+        return sum(sum(sizes.values()) for sizes in (self.params, self.states, self.fixed, self.outside, self.training))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +141,13 @@ def _is_precise(simulation: Simulation) -> bool:
     """True if master parameters are states of the optimizer."""
     requested, key = simulation.job.scenario.framework_options.get(_PRECISE), f"framework_options.{_PRECISE}"
     return bool(requested) if requested is not None else simulation.framework.default(key) == "true"
+
+
+def on_same_gpus(found: Sequence[T], own: Simulation, policy: Simulation, size: Callable[[T], int]) -> list[T]:
+    """For each class of the policy's ranks, what is there of another model; of several, the largest by `size`.
+
+    `found`: the other model on each class of its `own` ranks. Both meshes number the same ranks.
+    """
+    there = [(one, frozenset(of.members(own.job.mesh).tolist())) for one, of in zip(found, own.classes, strict=True)]
+    members = (frozenset(of.members(policy.job.mesh).tolist()) for of in policy.classes)
+    return [max((one for one, ranks in there if not ranks.isdisjoint(mine)), key=size) for mine in members]

@@ -18,6 +18,7 @@ from simcore.results.report import Assumption
 from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, grpo_step
 from simcore.rl.policy import Policy
+from simcore.rl.ppo import ppo_step
 from simcore.rl.refit import Gathered, gathered, gathering_ns
 from simcore.rl.verl import Offloads, summoned, verl_step
 from simcore.simulation.simulation import Simulation
@@ -42,7 +43,8 @@ class Trainer:
     `served`: frameworks in words; `serves`: True for a strategy's worker that it has. `keys`: those of the block `rl`
     that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
-    all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `use`: how vLLM is started.
+    all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `critic_apart`: a
+    critic has processes of its own; `use`: how vLLM is started.
     """
 
     served: str
@@ -53,6 +55,7 @@ class Trainer:
     sent: Callable[[Scenario, Sequence[Plan], Routes], Gathered]
     told: Callable[[Rl, Engine, GrpoStep], Iterable[Assumption]]
     in_place: bool
+    critic_apart: bool
     use: Literal["server", "library"]
 
 
@@ -77,7 +80,7 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
     if scenario.rl is None:
         return
     usual = Rl(prompts=1, generations=1)
-    for name in (name for one in TRAINERS.values() if one is not trainer for name in one.keys):
+    for name in (name for one in TRAINERS.values() for name in one.keys if name not in trainer.keys):
         if getattr(scenario.rl, name) != getattr(usual, name):
             raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
                                      f"{scenario.rl.trainer}"))
@@ -143,6 +146,9 @@ def _check_verl(scenario: Scenario, worker: str) -> None:
 
 # ---- NeMo RL ---------------------------------------------------------------------------------------------------------
 def _nemo_rl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    assert scenario.rl is not None
+    if scenario.rl.critic is not None:
+        return partial(ppo_step, topology=passing.topology, epochs=scenario.rl.epochs)
     return partial(grpo_step, topology=passing.topology)
 
 
@@ -187,6 +193,10 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
     if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
                              f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
+    if scenario.rl is not None and scenario.rl.epochs > 1 and scenario.rl.critic is None:
+        raise IllegalLayout(Problem(scenario.where("rl", "epochs"), f"epochs: {scenario.rl.epochs} without a critic: "
+                                    "GRPO trains once on its sequences", "NeMo RL 7ea279ab algorithms/grpo.py "
+                                    "grpo_train: one call of policy.train; ppo.py has ppo_epochs"))
     if scenario.mesh.pp > 1 and worker == "dtensor":
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
 
@@ -212,11 +222,12 @@ _DEFAULT: Final = "nemo_rl"
 TRAINERS: Final[Mapping[str, Trainer]] = {
     _DEFAULT: Trainer(
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
-        ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
-        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library"),
+        ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs"), _check_nemo_rl,
+        _nemo_rl_step, _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, critic_apart=True, use="library"),
     "verl": Trainer(
         "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
         ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
-        _told_of_verl, in_place=True, use="server"),
+        _told_of_verl, in_place=True, critic_apart=False,
+        use="server"),
 }
 """Trainers by the value of `rl.trainer`."""

@@ -70,7 +70,7 @@ def legal(scenario: Scenario) -> None:
     if scenario.workload != "dpo":
         rl, engine = _asked(scenario)
         _num_engines(scenario, engine)
-        check_critic(scenario, rl.prompts * rl.generations)
+        check_critic(scenario, rl.prompts * rl.generations, apart=trainer_of(scenario).critic_apart)
     if _is_taught(scenario):
         teaching(scenario)
     trained = _trained(scenario)
@@ -193,7 +193,7 @@ def _loss(simulation: Simulation) -> tuple[Assumption, ...]:
 def _grpo(scenario: Scenario, request: Request) -> Report:
     rl, engine = _asked(scenario)
     sequences = rl.prompts * rl.generations
-    steps, engines = _num_steps(scenario, sequences), _num_engines(scenario, engine)
+    steps, engines = rl.epochs * _num_steps(scenario, sequences), _num_engines(scenario, engine)
     each = 1 if _is_taught(scenario) else rl.logprob_batch_size  # the student makes no pass, and rests as in one
     passing = _training(scenario, micro_batch_size=each, global_batch_size=sequences, recompute="none")
     simulation = _passes_of(scenario, passing)
@@ -208,7 +208,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers))
-    critics = critics_of(scenario, sequences, request, len(policies))
+    critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     stepped = _stepped(scenario, simulation, policies, teachers, critics)
     journals = stepped(step)
     if rl.asynchronous:
