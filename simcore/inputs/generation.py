@@ -104,6 +104,9 @@ class Rl(Block):
         default=False, description="verl: the optimizer's states are on the host but for training"
     )
     critic: Critic | None = Field(default=None, description="A model of values, which makes the step one of PPO")
+    chunks: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(
+        default=1, description="Parts in which a step's prompts are scored and trained on, gradients kept between them"
+    )
     epochs: Annotated[int, Field(ge=1, le=EPOCHS)] = Field(
         default=1, description="PPO: times that a step trains on its sequences"
     )

@@ -43,6 +43,7 @@ FORWARD, STEPS, DECODING = "forward passes", "training steps", "decoding"
 GATHERS, PACKING, BROADCAST, QUANTISING = "gathers", "packing", "broadcast", "quantising"
 WAITING = "the ranks that train"
 """Parts of phases, besides copies between device and host."""
+_GRADS: Final = "sharded_grad"
 _TURNS: Final = 2
 """Buffers that take turns in a refit."""
 _SWAPS: Final[tuple[Way, ...]] = ("to_host", "to_device", "to_device")
@@ -61,7 +62,8 @@ class GrpoStep:
     all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
     while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
-    policy itself are made before it trains. `critic`: on the policy's ranks, None without one.
+    policy itself are made before it trains. `chunks`: parts that are scored and trained on in turn. `critic`: on the
+    policy's ranks, None without one.
     """
 
     engine: Engine
@@ -72,6 +74,7 @@ class GrpoStep:
     broadcast_ns: int = 0
     asynchronous: bool = False
     scores_policy: bool = True
+    chunks: int = 1
     critic: Critic | None = None
 
     @property
@@ -117,15 +120,20 @@ def start(policy: Policy, *, has_reference: bool) -> Journal:
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
-def score(journal: Journal, policy: Policy) -> None:
-    """Adds the passes that make log-probabilities."""
-    journal.spike(POLICY, policy.passing, "forward pass", {FORWARD: policy.passing_ns})
+def score(journal: Journal, policy: Policy, *, beside_grads: bool = False) -> None:
+    """Adds the passes that make log-probabilities; `beside_grads`: gradients of a part that was trained on are there.
+
+    NeMo RL 7ea279ab `algorithms/single_controller.py` _train_pump: keep_train_buffers.
+    """
+    grads = {_GRADS: policy.grads} if beside_grads else {}
+    journal.spike(POLICY, {**policy.passing, **grads}, "forward pass", {FORWARD: policy.passing_ns})
 
 
-def refer(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False) -> None:
+def refer(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False,
+          beside_grads: bool = False) -> None:
     """Adds the reference policy's pass: the policy waits on the host while the reference replaces its parameters.
 
-    `is_away`: the policy's parameters may still be on the host.
+    `is_away`: the policy's parameters may still be on the host; `beside_grads`: as in `score`.
     """
     journal.begin("reference")
     if is_away:
@@ -134,14 +142,14 @@ def refer(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool
     journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
     for way in _SWAPS:
         _copy(journal, topology, size, way)
-    score(journal, policy)
+    score(journal, policy, beside_grads=beside_grads)
     journal.drop(f"{POLICY}, copied", "host")
 
 
 def train(journal: Journal, policy: Policy) -> None:
     """Adds the training steps."""
     grads = f"{POLICY}, gradients"
-    journal.put(grads, {"sharded_grad": policy.hosted_grads}, "host")
+    journal.put(grads, {_GRADS: policy.hosted_grads}, "host")
     journal.spike(POLICY, policy.training, "training step", {STEPS: policy.training_ns})
     journal.drop(grads, "host")
 
@@ -169,9 +177,9 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     if step.scores_policy:
         journal.begin("logprob")
         back(journal, policy.params, topology)
-        score(journal, policy)
+        score(journal, policy, beside_grads=step.chunks > 1)
     if step.has_reference:
-        refer(journal, policy, topology, is_away=not step.scores_policy)
+        refer(journal, policy, topology, is_away=not step.scores_policy, beside_grads=step.chunks > 1)
     journal.begin("training")
     if not step.scores_policy:
         back(journal, policy.params, topology)

@@ -41,7 +41,8 @@ class Policy:
     context, NCCL, dispatcher; `passing`: bytes in addition to all parameters at the highest moment of a forward pass;
     `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
     of all forward passes of one RL step (one policy's), of all its training steps. `hosted`: what rests on the host
-    instead (cpu_offload); `hosted_grads`: gradients there in a training step.
+    instead (cpu_offload); `hosted_grads`: gradients there in a training step. `grads`: bytes of all gradients on the
+    device.
     """
 
     params: Mapping[str, int]
@@ -55,6 +56,7 @@ class Policy:
     training_ns: int
     hosted: Mapping[str, int] = field(default_factory=dict)
     hosted_grads: int = 0
+    grads: int = 0
 
 
     @property
@@ -102,7 +104,7 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
         {category: size for category, size in moving.items() if category in states},
         {category: size for category, size in fixed.items() if size},
         copied, peak.outside, {**above, "fragmentation": fragments}, {**beside, "fragmentation": loose}, *ns, hosted,
-        grads)
+        grads, sum(part.grads_bytes for part in rank.at_rest.values()) - grads)
 
 
 def _hosted(plan: Plan) -> dict[str, int]:

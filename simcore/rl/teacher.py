@@ -173,6 +173,7 @@ def check_distillation(scenario: Scenario) -> None:
             ("asynchronous", rl.asynchronous, "generation and training take turns"),
             ("critic", rl.critic is not None, "there are no advantages"),
             ("epochs", rl.epochs > 1, "one call of train"),
+            ("chunks", rl.chunks > 1, "one call of train"),
             ("on_policy_ratio", rl.on_policy_ratio, "there is no ratio of probabilities"),
             ("generated_prompts", rl.generated_prompts is not None, "all prompts are trained on")):
         if said:

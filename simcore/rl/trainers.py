@@ -193,12 +193,33 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
     if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
                              f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
+    if scenario.rl is not None:
+        _check_chunks(scenario, scenario.rl)
     if scenario.rl is not None and scenario.rl.epochs > 1 and scenario.rl.critic is None:
         raise IllegalLayout(Problem(scenario.where("rl", "epochs"), f"epochs: {scenario.rl.epochs} without a critic: "
                                     "GRPO trains once on its sequences", "NeMo RL 7ea279ab algorithms/grpo.py "
                                     "grpo_train: one call of policy.train; ppo.py has ppo_epochs"))
     if scenario.mesh.pp > 1 and worker == "dtensor":
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
+
+
+def _check_chunks(scenario: Scenario, rl: Rl) -> None:
+    """Refuses parts of a step where no single controller runs it."""
+    generation, batch = scenario.generation, scenario.training.global_batch_size
+    assert generation is not None
+    if rl.chunks > 1 and generation.colocated:
+        raise NotYet(Problem(scenario.where("rl", "chunks"), "not yet: parts of a step with an engine on the GPUs that "
+                             "train"))
+    for wrong, message, source in (
+            (rl.critic is not None or scenario.workload != "grpo", "but for GRPO", "single_controller.py"),
+            (batch not in (None, rl.prompts * rl.generations), "with several optimizer steps",
+             "single_controller_utils/config.py: one RL step maps to exactly one optimizer.step")):
+        if rl.chunks > 1 and wrong:
+            raise IllegalLayout(Problem(scenario.where("rl", "chunks"), f"chunks: {rl.chunks} {message}",
+                                        f"NeMo RL 7ea279ab algorithms/{source}"))
+    if rl.chunks > rl.prompts:
+        raise InputError(Problem(scenario.where("rl", "chunks"), f"chunks: expected at most the {rl.prompts:,} prompts "
+                                 f"of a step, got {rl.chunks:,}"))
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
@@ -222,8 +243,9 @@ _DEFAULT: Final = "nemo_rl"
 TRAINERS: Final[Mapping[str, Trainer]] = {
     _DEFAULT: Trainer(
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
-        ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs"), _check_nemo_rl,
-        _nemo_rl_step, _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, critic_apart=True, use="library"),
+        ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs", "chunks"),
+        _check_nemo_rl, _nemo_rl_step, _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, critic_apart=True,
+        use="library"),
     "verl": Trainer(
         "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
         ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,

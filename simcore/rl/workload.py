@@ -207,7 +207,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     broadcast = list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
-                    sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers))
+                    sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
+                    chunks=rl.chunks)
     critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     stepped = _stepped(scenario, simulation, policies, teachers, critics)
     journals = stepped(step)

@@ -15,6 +15,7 @@ from simcore.recipes.imported import Imported
 from simcore.recipes.inheritance.parents import DEFAULTS, with_parents
 from simcore.recipes.inheritance.references import ARITHMETIC, resolved
 from simcore.recipes.nemo_rl.cluster import read_cluster
+from simcore.recipes.nemo_rl.controller import has_controller, read_controller
 from simcore.recipes.nemo_rl.dtensor import read_dtensor
 from simcore.recipes.nemo_rl.generation import read_generation
 from simcore.recipes.nemo_rl.logprobs import read_logprobs
@@ -32,10 +33,10 @@ from simcore.recipes.rows import read_rows
 __all__ = ["FORMAT"]
 
 _BLOCKS: Final = frozenset({"policy", "cluster", "checkpointing", "logger", "data_plane", "sft", "dpo", "grpo",
-                             "loss_fn", "data", "env", "generation", "distillation", "teacher", "ppo", "value"})
+                             "loss_fn", "data", "env", "generation", "distillation", "teacher", "ppo", "value",
+                             "async_rl"})
 _REFUSED: Final = {"teachers": "distillation of several teachers", "rm": "training of a reward model",
-                   "eval": "evaluation alone",
-                   "async_rl": "a single controller, which trains while others generate"}
+                   "eval": "evaluation alone"}
 """Blocks of algorithms that no scenario can say."""
 
 
@@ -122,6 +123,8 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     read_batches(reader, draft, kind)
     read_logprobs(reader, draft, kind, by_megatron=is_megatron)
     read_step(reader, draft, kind, validates=not is_megatron)
+    if kind == "grpo" and has_controller(reader):
+        read_controller(reader, draft)
     if kind == "ppo":
         read_ppo(reader, draft)
         read_value(reader, draft, gpus)
