@@ -109,7 +109,8 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "generation.kv_cache_memory": ("1 GiB", "20 GiB"), "generation.unquantized": (["q_proj"],),
     "rl.generated_prompts": (2**12, 64), "rl.critic": ({"micro_batch_size": 1},), "rl.critic.model": ("qwen3-0.6b",),
     "rl.critic.framework_options": ({"attention_backend": "unfused"},), "rl.critic.mesh": ({"dp_shard": 4},),
-    "teacher.model": ("llama-3.2-3b",), "teacher.framework_options": ({"attention_backend": "unfused"},)}
+    "teacher.model": ("llama-3.2-3b",), "teacher.framework_options": ({"attention_backend": "unfused"},),
+    "rl.reward": ({"model": "qwen3-0.6b"},), "rl.reward.model": ("qwen3-0.6b",)}
 """Values of keys for which those of their type say little."""
 
 
@@ -145,7 +146,7 @@ TRAIN: Final[Tree] = {"seq_len": 256, "micro_batch_size": 2, "global_batch_size"
 
 
 def _layout(framework: str) -> Tree:
-    return {"dp_replicate": 4} if framework == "ddp" else {"dp_shard": 4}
+    return {"dp_replicate": 4} if framework in ("ddp", "zero0") else {"dp_shard": 4}
 
 
 def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
@@ -251,6 +252,8 @@ def _grpos(framework: str) -> Iterator[Tree]:
                "generation": generation | {"sleep_level": 2, "tp": 4}}
         yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "generation": generation | {
             "sleep_level": 2}, "rl": rl | {"trainer": "verl", "critic": {"micro_batch_size": 1}}}
+        yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "generation": generation | {
+            "sleep_level": 2}, "rl": rl | {"trainer": "verl", "reward": {"model": "llama-3.2-1b", "tp": 2}}}
     if framework in ("automodel", "fsdp2"):  # logits are the most of a pass
         yield {"model": DENSE, "mesh": mesh, "rl": rl | {"logprob_batch_size": 4}, "generation": generation}
     if framework == "megatron":

@@ -8,7 +8,7 @@ from typing import Any, Final
 from simcore.studio.searching import Ready
 from simcore.studio.server import Lanes
 
-__all__ = ["HERE", "JOB", "RECIPE", "Asked", "NoLanes"]
+__all__ = ["HERE", "JOB", "RECIPE", "UNSERVED", "Asked", "NoLanes"]
 
 HERE: Final = "http://127.0.0.1:8765"
 JOB: Final[dict[str, Any]] = {
@@ -25,6 +25,18 @@ attn_implementation: flash_attention_2
 optimizer: adamw_torch_fused
 """
 """A recipe of axolotl that leaves GPUs and machine open."""
+UNSERVED: Final = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 8, local_batch_size: 1}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: nvidia/Llama-3_3-Nemotron-Super-49B-v1
+peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, target_modules: '*_proj', dim: 8, alpha: 32}
+distributed: {strategy: fsdp2, tp_size: 1, cp_size: 1}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
+optimizer: {_target_: torch.optim.Adam, lr: 1.0e-5}
+"""
+"""A recipe of Automodel whose model has no layers there; it leaves GPUs, machine and length open."""
 Asked = Callable[..., Any]
 
 

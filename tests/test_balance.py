@@ -19,6 +19,7 @@ MESHES = {
                   {"pp": 2, "dp_shard": 4, "ep": 2}],
     "megatron": [{"dp_shard": 3}, {"dp_shard": 4, "ep": 2, "tp": 2, "etp": 1}, {"pp": 5, "dp_shard": 2, "ep": 2}],
     "ddp": [{}, {"dp_replicate": 3}],
+    "zero0": [{}, {"dp_replicate": 3}],
     "zero1": [{"dp_shard": 1}, {"dp_shard": 3}], "zero2": [{"dp_shard": 3}],
     "zero3": [{"dp_shard": 1}, {"dp_shard": 3}],
     "fsdp1": [{}, {"dp_shard": 3}, {"dp_shard": 2, "dp_replicate": 2}],

@@ -173,10 +173,13 @@ def test_a_factor_rests_alone_on_the_only_rows_that_know_it(fit_left_out: Any) -
 
 
 def test_a_configuration_is_timed_as_a_simulation_times_it(fit_time: Any) -> None:
-    """A step without its optimizer too. A factor that a row is said not to know does not change its time."""
+    """A step without its optimizer too. A factor that a row is said not to know does not change its time.
+
+    No factor is of the machine of SimuMax, which published what its kernels reach alone.
+    """
     fit_cases = importlib.import_module("fit_cases")
     point = fit_time.start()
-    for group in ("automodel-blog", "simumax-b200"):
+    for group in ("automodel-blog", "mbridge-skill", "simumax-b200"):
         row = next(one for one in read_measured()[0] if one.row.group == group and one.entry and one.row.step_s)
         case = fit_cases._case([row])
         assert row.entry is not None
@@ -190,4 +193,4 @@ def test_a_configuration_is_timed_as_a_simulation_times_it(fit_time: Any) -> Non
             if slopes[names[0]] == 0.0:
                 moved = case._log_time(case.short, {**point, names[0]: point[names[0]] + 0.3})
                 assert moved == case._log_time(case.short, point), names
-        assert any(slopes.values()), group
+        assert any(slopes.values()) == (group != "simumax-b200"), group

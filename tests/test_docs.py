@@ -67,6 +67,7 @@ SMALL: dict[str, dict[str, Any]] = {
                          "training": {"precision": {"grad_reduce": "bf16"}}},
     "copies": {"framework": "ddp", "mesh": {"dp_replicate": 4}},
     "flat parameters": {"framework": "fsdp1", "mesh": {"dp_shard": 4}},
+    "whole masters": {"framework": "zero0", "mesh": {"dp_replicate": 4}},
     "states in parts": {"framework": "zero1", "mesh": {"dp_shard": 4}},
     "gradients in parts": {"framework": "zero2", "mesh": {"dp_shard": 4}},
     "parameters in parts": {"framework": "zero3", "mesh": {"dp_shard": 4}},

@@ -155,7 +155,7 @@ def test_a_slow_host_is_as_slow_in_every_microbatch(name: str, monkeypatch: pyte
     _same(_ok(simulate(asked)), _ok(_in_full(asked, monkeypatch)))
 
 
-WHOLE = ("fsdp2", "automodel", "megatron", "megatron_fsdp", "ddp", "zero1", "zero2", "zero3", "fsdp1")
+WHOLE = ("fsdp2", "automodel", "megatron", "megatron_fsdp", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp1")
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -167,7 +167,7 @@ WHOLE = ("fsdp2", "automodel", "megatron", "megatron_fsdp", "ddp", "zero1", "zer
 def test_parts_add_up_to_the_step_and_are_those_of_every_microbatch(
         name: str, ranks: int, microbatches: int, seq_len: int, layers: int, recompute: str) -> None:
     """In whole nanoseconds, at lengths at which the host is the slowest; the roofline is the step once more."""
-    mesh = {"dp_replicate" if name == "ddp" else "dp_shard": ranks}
+    mesh = {"dp_replicate" if name in ("ddp", "zero0") else "dp_shard": ranks}
     asked = small.scenario(name, mesh, model={"config": "qwen2.5-3b", "overrides": {"num_hidden_layers": layers}},
                            microbatches=microbatches, seq_len=seq_len, recompute=recompute)
     short, long = _ok(simulate(asked)).time, _ok(simulate(asked, whole=True)).time

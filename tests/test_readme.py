@@ -136,7 +136,7 @@ def test_every_framework_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("framework", known_frameworks())
 def test_methods_of_a_framework_are_those_of_the_table(framework: str) -> None:
-    mesh = {"dp_replicate": 4} if framework == "ddp" else {"dp_shard": 4}
+    mesh = {"dp_replicate": 4} if framework in ("ddp", "zero0") else {"dp_shard": 4}
     options: dict[str, Any] = {"use_orig_params": True} if framework == "fsdp1" else {}
     asked: dict[str, dict[str, Any]] = {name: {"training": {"method": name.lower()}, "framework_options": options}
                                         for name in ("full", "LoRA", "QLoRA")}
@@ -149,7 +149,7 @@ def test_methods_of_a_framework_are_those_of_the_table(framework: str) -> None:
 
 @pytest.mark.parametrize("framework", known_frameworks())
 def test_axes_of_a_framework_are_those_of_the_table(framework: str) -> None:
-    data = "dp_replicate" if framework == "ddp" else "dp_shard"
+    data = "dp_replicate" if framework in ("ddp", "zero0") else "dp_shard"
     dense = [axis for axis in AXES[:3] if is_legal(framework, {data: 2, axis.lower(): 2})]
     experts = ["EP"] if is_legal(framework, {data: 4, "ep": 2}, model="qwen3-30b-a3b") else []
     assert ", ".join([*dense, *experts]) == supported()[framework][1]

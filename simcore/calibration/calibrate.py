@@ -22,7 +22,7 @@ Tell = Callable[[str], None]
 _IN_A_STEP: Final = "a share of whole steps, which no kernel alone shows"
 _NEVER: Final = {"host.collective": "ranks that wait for one another are in it, which one call alone does not show",
                  "host.graphed": _IN_A_STEP, "host.filling": _IN_A_STEP, "host.step": _IN_A_STEP,
-                 "host.statistics": _IN_A_STEP,
+                 "host.statistics": _IN_A_STEP, "in_line": _IN_A_STEP,
                  "host.permutation": "what a dispatcher does on the host besides is in it", "overlap": _IN_A_STEP,
                  "low_precision.fp4": "fp4 is not timed"}
 """Reasons for values that are taken over on every machine, by key."""

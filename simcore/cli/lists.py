@@ -154,6 +154,7 @@ def _wrapped(text: str, indent: str = "    ") -> list[str]:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
     """Lines of a table with columns as wide as their widest cell; `right`: those that are aligned at the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return ["  ".join(cell.rjust(width) if index in right else cell.ljust(width)
-                      for index, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+    gap = " " if sum(widths) + 2 * len(widths) > _WIDTH else "  "
+    return [gap.join(cell.rjust(width) if index in right else cell.ljust(width)
+                     for index, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
             for row in (head, *rows)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
@@ -62,21 +62,25 @@ def best(answers: Iterable[str]) -> str:
     return min(found, key=ANSWERS.index)
 
 
-def reading_images(keys: dict[str, Any], graph: ModelGraph) -> dict[str, Any]:
-    """Keys of the same scenario of the model `graph` with an image in each sequence, and its vision tower frozen.
+def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Keys of the same scenario of the model `graph` with an image in each sequence.
 
-    Adapters are left out of the tower. A model without one: the keys as they are.
+    First with a frozen vision tower, which adapters are left out of, then with all that trains, in each of the
+    framework's `versions`. A model without a tower: the keys as they are.
     """
     tower = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)]
     if not tower:
-        return keys
+        yield keys
+        return
     path = ".".join(tower[0].path.split(".")[:2])
     sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, AnySize) else {}
     adapted = keys.get("training", {}).get("method") == "lora"
     adapters = {"lora": {"exclude_modules": [f"{path}.*", "*projector*"]}} if adapted else {}
     options = {**keys.get("framework_options", {}), "attn_implementation": "eager"}
     training = {**keys.get("training", {}), **_IMAGES, **sides, **adapters, "frozen": [] if adapted else [path]}
-    return {**keys, "training": training, "framework_options": options}
+    yield {**keys, "training": training, "framework_options": options}
+    for version in versions:
+        yield {**keys, "framework_version": version, "training": {**keys.get("training", {}), **_IMAGES, **sides}}
 
 
 def scenario_of(keys: dict[str, Any]) -> Scenario:

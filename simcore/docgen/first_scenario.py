@@ -21,7 +21,7 @@ name: {name}  # unique in a batch
 workload: train  # train | dpo | grpo (with rl and generation) | distillation | serve (with generation: {{tp: 4}})
 model: {model}  # preset, Hugging Face id, path of a config.json, or {{config: ..., overrides: {{...}}}}
 implementation: auto  # whose layer code runs; auto: the framework's own
-framework: {framework}  # fsdp2 | fsdp1 | automodel | megatron | megatron_fsdp | ddp | zero1 | zero2 | zero3
+framework: {framework}  # fsdp2 | fsdp1 | automodel | megatron | megatron_fsdp | ddp | zero0 | zero1 | zero2 | zero3
 framework_version: auto  # auto: the newest one that is described; other versions in quotes
 topology: {topology}  # a name in topologies/, a path, or {{file: ..., num_nodes: 2}}
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from simcore.docgen.asking import METHODS, asked, best, reading_images
 from simcore.docgen.models import graph_of
-from simcore.frameworks.registry import known_frameworks
+from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.models.graph import ModelGraph, known_presets
 
 __all__ = ["NAMES", "asked_of", "served", "those_with"]
@@ -57,7 +57,8 @@ def asked_of(preset: str, frameworks: Sequence[str] = ()) -> dict[str, Any]:
 def _answer(preset: str, framework: str, ways: tuple[dict[str, Any], ...], graph: ModelGraph) -> str:
     base = {"model": preset, "framework": framework}
     whole = ({**base, "mesh": mesh, **way} for way in ways for mesh in _MESHES)
-    return best(asked(reading_images(keys, graph)) for keys in whole)
+    versions = framework_adapter(framework).versions
+    return best(asked(one) for keys in whole for one in reading_images(keys, graph, versions))
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ class FrameworkAdapter:
     by owner beyond tensors; with `rounded`, pinned blocks count as rounded up. `memory_options`: settings of the
     framework that advice tries where a job does not fit.
     `implied`: keys of the scenario, with the value that they have where it leaves them out.
-    `reads_images`: models with a vision tower are served.
+    `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters too.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
     `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), so that a
@@ -165,6 +165,7 @@ class FrameworkAdapter:
     freezes: tuple[str, ...] = ()
     chunks_loss: bool = False
     reads_images: bool = False
+    trains_towers: bool = False
     memory_options: tuple[MemoryOption, ...] = ()
     implied: Mapping[str, object] = field(default_factory=dict, compare=False)
     of_stages: tuple[str, ...] = ()

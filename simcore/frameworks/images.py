@@ -67,6 +67,8 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
         raise job.not_yet("workload", f"a vision tower in {scenario.workload}")
     if training.method == "qlora":
         raise job.not_yet("training.method", "qlora of a model with a vision tower")
+    if adapter.trains_towers:
+        return
     if any("language" in name for name in (*training.lora.target_modules, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
     if training.recompute != "none":

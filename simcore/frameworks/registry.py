@@ -21,7 +21,7 @@ __all__ = ["asked_adapter", "at_rest_of", "dispatchers_of", "framework_adapter",
 _FOLDERS: Final = {
     "automodel": "automodel", "ddp": "ddp", "fsdp1": "fsdp1", "fsdp2": "fsdp2",
     "megatron": "megatron", "megatron_fsdp": "megatron_fsdp",
-    "zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed",
+    "zero0": "deepspeed", "zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed",
 }  # fmt: skip
 """The folder of each framework, whose `adapter` module is loaded when a scenario asks for it."""
 _ZERO_STAGE: Final = re.compile(r"(?:deepspeed|zero)[-_ ]?(?:stage[-_ ]?)?(\d+)", re.IGNORECASE)
@@ -95,8 +95,4 @@ def _why_unknown(name: str) -> tuple[str, ...]:
     if stage > 3:
         return (f"there is no stage {stage} of ZeRO: stage 3 cuts parameters too, and nothing is left to cut (what "
                 "stays lies on the host with training.offload)", rule)
-    if stage == 0:
-        return ("stage 0 of ZeRO is not modelled: as framework ddp it cuts nothing, but it steps on a flat fp32 master "
-                "of all 16-bit parameters, and reduces flat copies of the gradients after backward",
-                f"{rule}; runtime/engine.py _configure_fp16_optimizer, allreduce_no_retain")
     return f"stage {stage} of ZeRO is framework zero{stage}", rule

@@ -104,13 +104,16 @@ class Overlap(Frozen):
 class Efficiency(Frozen):
     """One efficiency file: shares of its peaks that one kind of GPU reaches, launch times of its hosts.
 
-    `low_precision`: factors on `kernels` in fp8 and fp4. `shortest`: the least time that any kernel takes.
+    `low_precision`: factors on `kernels` in fp8 and fp4. `shortest`: the least time that any kernel takes. `in_line`:
+    what a collective of torch takes more between kernels that wait for it than NCCL alone; 0 in a file that does not
+    say it.
     """
 
     name: str
     low_precision: LowPrecision = LowPrecision()
     kernels: Kernels
     shortest: Duration
+    in_line: Duration = Duration(value="0 us", source="not in the file")
     host: Host
     overlap: Overlap
 

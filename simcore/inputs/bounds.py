@@ -97,7 +97,8 @@ _FEW: Final = 2**7
 
 _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
     (LAYERS, ("num_hidden_layers", "n_layer", "n_layers", "first_k_dense_replace", "moe_layer_freq", "num_mem_blocks",
-             "decoder_sparse_step", "sliding_window_pattern", "full_attention_interval", "depth")),
+             "decoder_sparse_step", "sliding_window_pattern", "full_attention_interval", "depth",
+             "linear_attention_freq")),
     (_WIDTH, ("hidden_size", "n_embd", "d_model", "moe_latent_size", "out_hidden_size")),
     (_FFN, ("intermediate_size", "moe_intermediate_size", "shared_intermediate_size", "n_inner",
            "mamba_d_ssm", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")),

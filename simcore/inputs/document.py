@@ -44,6 +44,8 @@ class Document:
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
     places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False)
     """Places of the values that `with_value` set, by key path."""
+    repeated: Mapping[KeyPath, Problem] = field(default_factory=dict, repr=False)
+    """Keys that stand twice with equal values, each with where and the words of a refusal."""
 
     @cached_property
     def folder(self) -> Path:
@@ -130,15 +132,16 @@ def read_document(path: str | os.PathLike[str]) -> Document:
     return parse_document(read_text(Path(path)), str(path))
 
 
-def parse_document(text: str, path: str) -> Document:
+def parse_document(text: str, path: str, *, takes_repeats: bool = False) -> Document:
     """Parses the text of a YAML or JSON file whose top level is a mapping; `path` names it in messages.
 
-    InputError with `path:line` for every problem in it.
+    InputError with `path:line` for every problem in it; `takes_repeats`: a key that stands twice with equal values is
+    none.
     """
-    builder = Parser(text, path)
+    builder = Parser(text, path, takes_repeats=takes_repeats)
     data = builder.document()
     if isinstance(data, dict):
-        return Document(path, data, builder.lines)
+        return Document(path, data, builder.lines, repeated=builder.repeated)
     got = "nothing: the file is empty" if data is None else f"{'a list' if isinstance(data, list) else repr(data)[:60]}"
     raise InputError(Problem(f"{path}:{builder.lines.get((), 1)}", f"expected a mapping (key: value), got {got}"))
 

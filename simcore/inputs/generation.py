@@ -13,7 +13,7 @@ from simcore.inputs.block import Block, BytesOrAuto, Fraction, Name, Names, Open
 from simcore.inputs.bounds import DEGREE, EPOCHS, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, STAGES, TOKENS
 from simcore.inputs.training import DType, Length, Sequences
 
-__all__ = ["Critic", "Generation", "Mesh", "Rl"]
+__all__ = ["Critic", "Generation", "Mesh", "Reward", "Rl"]
 
 _Degree = Annotated[int, Field(ge=1, le=DEGREE)]
 
@@ -71,6 +71,21 @@ class Critic(Block):
     )
 
 
+class Reward(Block):
+    """A reward model of verl's loop: engines of vLLM on the policy's GPUs, which sleep but for scoring."""
+
+    model: Text = Field(description="Preset, Hugging Face id, or path of a config.json")
+    tp: _Degree = Field(default=1, description="Tensor-parallel degree of an engine")
+    gpu_memory_utilization: Fraction = Field(default=0.5, description="Fraction of device memory that an engine takes")
+    max_num_seqs: Annotated[int, Field(ge=1, le=SEQUENCES)] = Field(
+        default=1024, description="Most sequences that run at once"
+    )
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=TOKENS)] = Field(
+        default=8192, description="Most tokens of one forward pass"
+    )
+    enforce_eager: bool = Field(default=True, description="Without CUDA graphs")
+
+
 class Rl(Block):
     """One step of reinforcement learning."""
 
@@ -110,14 +125,16 @@ class Rl(Block):
     epochs: Annotated[int, Field(ge=1, le=EPOCHS)] = Field(
         default=1, description="PPO: times that a step trains on its sequences"
     )
+    reward: Reward | None = Field(default=None, description="verl: a reward model that scores what was generated")
 
 
 class Generation(Block):
     """The inference engine that generates, and its share of the GPUs."""
 
-    engine: Name = Field(default="vllm", description="Inference engine")
-    version: Literal["auto", "0.12.0", "0.25.1"] = Field(
-        default="auto", description="Its version; auto: 0.12.0 where it serves, 0.25.1 under NeMo RL, which pins it"
+    engine: Name = Field(default="vllm", description="Inference engine: vllm, or sglang beside a trainer of verl")
+    version: Literal["auto", "0.12.0", "0.25.1", "0.5.6"] = Field(
+        default="auto", description="Its version; auto: 0.12.0 where it serves, 0.25.1 under NeMo RL, which pins it; "
+        "0.5.6 of SGLang"
     )
     colocated: bool = Field(default=True, description="On the GPUs that train")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")

@@ -133,11 +133,13 @@ class _Events(EventParser):
 class Parser:
     """Parses one YAML (or JSON) text into plain values, within limits of depth and size.
 
-    `path` names it in messages. After `document`, `lines` has the line (from 1) of every value by its path of keys.
+    `path` names it in messages. After `document`, `lines` has the line (from 1) of every value by its path of keys, and
+    `repeated` the keys that a mapping has twice with equal values, which are problems too unless `takes_repeats`.
     """
 
-    def __init__(self, text: str, path: str) -> None:
-        self.path = path
+    def __init__(self, text: str, path: str, *, takes_repeats: bool = False) -> None:
+        self.path, self.takes_repeats = path, takes_repeats
+        self.repeated: dict[KeyPath, Problem] = {}
         self.lines: dict[KeyPath, int] = {}
         self.problems: list[Problem] = []
         self.anchors: dict[str, _Built | None] = {}  # None: still being built
@@ -234,13 +236,15 @@ class Parser:
         merged: dict[str, Any] = {}
         parts = []
         while not isinstance(event := next(self.events), MappingEndEvent):
-            key = self._key(event, key_path, values, depth)
+            key = self._key(event, key_path, depth)
             self.lines.setdefault((*key_path, key), event.start_mark.line + 1)
             parts.append(self._node(next(self.events), (*key_path, key), depth + 1))
             if key == _MERGE:
                 self._merge(event, parts[-1].value, key_path, merged)
-            else:
-                values[key] = parts[-1].value
+                continue
+            if key in values:
+                self._note_again(event, (*key_path, key), is_equal=_is_same(values[key], parts[-1].value))
+            values[key] = parts[-1].value
         return _container({**merged, **values}, parts)
 
     def _merge(self, event: Event, value: Any, key_path: KeyPath, merged: dict[str, Any]) -> None:
@@ -254,7 +258,15 @@ class Parser:
                 merged.setdefault(key, inner)
                 self.lines.setdefault((*key_path, key), line)
 
-    def _key(self, event: Event, key_path: KeyPath, values: dict[str, Any], depth: int) -> str:
+    def _note_again(self, event: Event, key_path: KeyPath, *, is_equal: bool) -> None:
+        """Records a key that its mapping has already."""
+        message = f"{DUPLICATE} {dotted(key_path)!r}, first given on line {self.lines[key_path]}"
+        if self.takes_repeats and is_equal:
+            self.repeated[key_path] = Problem(f"{self.path}:{event.start_mark.line + 1}", message)
+        else:
+            self._note(event, message)
+
+    def _key(self, event: Event, key_path: KeyPath, depth: int) -> str:
         if not isinstance(event, ScalarEvent | AliasEvent):
             self._refuse(event.start_mark.line, "expected a text key, got a mapping or a list")
         key = self._node(event, (*key_path, "?"), depth + 1).value
@@ -263,9 +275,6 @@ class Parser:
             self._refuse(event.start_mark.line, "expected a text key, got an alias of a mapping or a list")
         if not isinstance(key, str):
             self._note(event, f"expected a text key, got {repr(key)[:60]}: put it in quotes")
-        elif key in values:
-            first = self.lines[(*key_path, key)]
-            self._note(event, f"{DUPLICATE} {dotted((*key_path, key))!r}, first given on line {first}")
         return str(key)
 
     def _sequence(self, key_path: KeyPath, depth: int) -> _Built:
@@ -281,6 +290,11 @@ class Parser:
         if _SURROGATE.search(text):  # JSON writes characters beyond U+FFFF as two escapes
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return _plain(text) if event.implicit[0] else text
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """True for equal values of one type: 1, 1.0 and true are three."""
+    return repr(first) == repr(second)
 
 
 def _container(value: Any, parts: list[_Built]) -> _Built:

@@ -38,7 +38,8 @@ _ELSEWHERE: Final = ("upstream does not read it, or refuses it", "the format's r
 
 
 def _find_duplicates(subject: Subject) -> Iterator[Found]:
-    for problem in subject.problems:
+    documents = filter(None, (file.mapping() for file in subject.files))
+    for problem in (*subject.problems, *(one for document in documents for one in document.repeated.values())):
         if problem.message.startswith(DUPLICATE):
             yield Found(problem.where, problem.message, "keep one of the two lines")
 

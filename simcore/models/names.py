@@ -70,9 +70,6 @@ def how_to_go_on(reference: str) -> str:
     import difflib
 
     key = reference.strip().casefold()
-    if (preset := _seeing().get(key)) is not None:
-        return (f"unknown model {reference!r}: it takes pictures too, which is not modelled; its language model alone "
-                f"is {preset!r}")
     near = [name for name in difflib.get_close_matches(key, _index(), n=8, cutoff=_NEAR) if
             difflib.SequenceMatcher(None, _family(name), _family(key)).ratio() >= _SAME]
     hint = f" (did you mean {_spelled(_index()[near[0]], key)}?)" if near else ""
@@ -119,12 +116,6 @@ def _index() -> Mapping[str, Named]:
     for named in whole:
         found.setdefault(named.name.rpartition("/")[2].casefold(), named)
     return found
-
-
-@lru_cache(maxsize=1)
-def _seeing() -> Mapping[str, str]:
-    """Ids without case of models that take pictures -> the preset with their language model."""
-    return {name.casefold(): preset for preset in _table() for name in _table()[preset].get("language_model_of", ())}
 
 
 def _named() -> Iterator[Named]:

@@ -45,12 +45,14 @@ class DeepMerger:
     """Features for a layer of the decoder out of a layer of the tower: a LayerNorm of squares of patches, and an MLP.
 
     `patches`, `width`: of an image and of a patch; `merged`: patches of a square; `hidden`: elements of a token.
+    `ahead`: layers up to the one of the decoder behind which the features are added.
     """
 
     patches: int
     width: int
     merged: int
     hidden: int
+    ahead: int = 0
 
     @property
     def tokens(self) -> int:

@@ -5,9 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FULL_ITERATION", "KernelLibraries"]
+__all__ = ["FULL_ITERATION", "NOTHING_LOGGED", "KernelLibraries", "Logged"]
 
 FULL_ITERATION: Final = "full_iteration"
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """Numbers that a trainer gathers from all ranks after a step, and waits for.
+
+    `calls`: collectives of single numbers; `lists`: those of them that gather into a list with a tensor for each rank,
+    which is filled with zeros, and which torch then copies to.
+    """
+
+    calls: int = 0
+    lists: int = 0
+
+
+NOTHING_LOGGED: Final = Logged()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +51,8 @@ class KernelLibraries:
     a forward and a backward pass, whose kernels and exchanges of tokens run at the same time; `beside_exchanges`: what
     runs on a separate stream at the same time as exchanges: "shared_experts", kernels of a shared expert; "stash",
     copies to pages and back, which also run beside the kernels before experts; `counts_zeros`: after the optimizer's
-    step torch goes over all gradients, one by one, to log how many of their numbers are zero.
+    step torch goes over all gradients, one by one, to log how many of their numbers are zero; `logged`: what the host
+    gathers after each step, while the device waits.
     """
 
     date: str = "2026-07"
@@ -61,3 +77,4 @@ class KernelLibraries:
     paired: float = 0.0
     beside_exchanges: tuple[str, ...] = ()
     counts_zeros: bool = False
+    logged: Logged = NOTHING_LOGGED

@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache
 
 from simcore.models.blocks import Attention, LayerKind
 from simcore.models.graph import ModelGraph
+from simcore.models.placed_blocks import DeepMerger
 from simcore.operators.registry import implementation_of
 from simcore.placement.framework import LayerOffload, UpdateTime
 from simcore.placement.optimizer_step import step_of
@@ -167,7 +168,8 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1],
                key[2] and not workload.no_grad, framework.options, workload.sent_per_token, *workload.packed,
                split=key[4], stem=key[5], no_grad=workload.no_grad, leaves=0 if workload.no_grad else leaves,
-               groups=None if workload.no_grad else groups_of(plan, kind, key[6]), images=workload.images)
+               groups=None if workload.no_grad else groups_of(plan, kind, key[6]), images=workload.images,
+               **_trained_of_images(plan, no_grad=workload.no_grad))
 
 
 class _Params(dict[str, Param]):
@@ -221,12 +223,28 @@ def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
 
 
 def _trained_below(plan: Plan) -> dict[int, bool]:
-    """True for each layer of the stage whose input carries a gradient."""
+    """True for each layer of the stage whose input carries a gradient; inside a vision tower, from its own layers.
+
+    A merger of features passes nothing on to the layer behind it.
+    """
     kind_of = [layer.kind for layer in plan.graph.layers]
     trains = [kind.is_trained for kind in plan.kinds]
+    tower = range(1, 1 + plan.graph.num_tower_parts)
+    of_tower = next((layer for layer in tower if trains[kind_of[layer]] and not isinstance(
+        plan.graph.kinds[kind_of[layer]].block, DeepMerger)), len(kind_of))
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
     first = 0 if plan.framework.options.embeddings_require_grad else first
-    return {layer: layer > first for layer in plan.layers}
+    return {layer: layer > (of_tower if layer in tower else first) for layer in plan.layers}
+
+
+@lru_cache(maxsize=64)
+def _trained_of_images(plan: Plan, *, no_grad: bool) -> dict[str, bool]:
+    """Ends of a vision tower that gradients reach, apart from the stream of layers; {} for a model without one."""
+    if not plan.graph.num_tower_parts:
+        return {}
+    trains = [plan.kinds[layer.kind].is_trained for layer in plan.graph.layers[:1 + plan.graph.num_tower_parts]]
+    stem = trains[0] or plan.framework.options.embeddings_require_grad
+    return {"embedding_trains": stem and not no_grad, "features_train": any(trains[1:-1]) and not no_grad}
 
 
 def _last_user_of_stem(plan: Plan, below: dict[int, bool]) -> int:

@@ -21,6 +21,7 @@ class Format:
     format, judged by its content alone. `read`: scenario of a recipe's files, the recognised one first; `loose` is
     passed to `Draft.imported`. Raises InputError for a file that cannot be read at all. `writer`: writes such recipes,
     where it is known how. `takes_launcher`: accelerate's YAML stands beside such recipes.
+    `repeats`: upstream's reader of YAML in which a key may stand twice, the last counts; "" for one that refuses it.
     `sets_itself`: dotted keys of that YAML which the trainer sets again whatever its launcher said, each with where.
     """
 
@@ -30,4 +31,5 @@ class Format:
     read: Callable[[Sequence[RecipeFile], Answers, bool], Imported]
     writer: RecipeWriter | None = None
     takes_launcher: bool = False
+    repeats: str = ""
     sets_itself: Mapping[str, str] = field(default_factory=dict)

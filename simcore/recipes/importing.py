@@ -42,13 +42,30 @@ def import_files(files: Sequence[RecipeFile], answers: Answers, named: str = "",
     found = (format_named(named, f"--from {named}"[:120]), files[0]) if named else format_of(files)
     if found:
         first = found[1]
+        for file in files:
+            _expect_unique(found[0], file)
         read = _read(found[0], first, [file for file in files if file is not first], answers, loose=loose)
-        return replace(read, left=(*read.left, *_set_anew(answers, files)))
+        return replace(read, left=(*read.left, *_set_anew(answers, files), *_repeated(found[0], files)))
     for file in files:
         _ = file.document if _may_be_values(file) else None  # its own mistakes tell more
     names = ", ".join(one.name for one in known_formats())
     raise InputError(Problem(", ".join(file.path for file in files), f"is of no format that is recognised ({names}): "
                                                                      "--from says which it is"))
+
+
+def _expect_unique(format_: Format, file: RecipeFile) -> None:
+    """InputError for keys that stand twice where upstream's reader refuses that."""
+    document = file.mapping()
+    if document is not None and document.repeated and not format_.repeats:
+        raise InputError(document.repeated.values())
+
+
+def _repeated(format_: Format, files: Sequence[RecipeFile]) -> Iterator[Left]:
+    """Keys that stand twice with equal values."""
+    for document in filter(None, (file.mapping() for file in files)):
+        for path, again in document.repeated.items():
+            yield Left("no effect", again.where, dotted(path), "", f"the same again as on line "
+                       f"{document.line_of(path)} ({format_.repeats})")
 
 
 def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answers: Answers, *, loose: bool) -> Imported:

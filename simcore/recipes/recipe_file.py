@@ -42,7 +42,8 @@ class RecipeFile:
     def _parsed(self) -> Document | InputError:
         """The document, or why there is none: each format asks for it, and a long text is not parsed for each."""
         try:
-            document = _toml(self) if Path(self.path).suffix == ".toml" else parse_document(self.text, self.path)
+            document = _toml(self) if Path(self.path).suffix == ".toml" else parse_document(
+                self.text, self.path, takes_repeats=True)
         except InputError as error:
             return error
         for one in self.overrides:

@@ -35,7 +35,9 @@ class LayerWorkload:
     gradients of parameters are made in a separate backward pass. `stem`: number of layers down to the embedding, if
     this layer frees the tensors that the embedding made for all layers; else 0. `no_grad`: under torch.no_grad(),
     nothing is kept for backward. `leaves`: elements of the smallest saved tensor that waits on the host; 0: all stay.
-    `groups`: modules whose saved tensors wait on the host. `images`: of the microbatch.
+    `groups`: modules whose saved tensors wait on the host. `images`: of the microbatch. `embedding_trains`: gradients
+    reach the embedding's output, which the end of a vision tower takes in beside that of the tower, whose parts
+    `input_requires_grad` counts alone. `features_train`: gradients reach features of the tower's layers.
     """
 
     batch: int
@@ -63,6 +65,8 @@ class LayerWorkload:
     leaves: int = 0
     groups: ModuleGroups | None = None
     images: int = 0
+    embedding_trains: bool = True
+    features_train: bool = True
 
     @property
     def tokens(self) -> int:

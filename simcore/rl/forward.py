@@ -15,7 +15,9 @@ logprobs.py`).
 
 [Note: in place]
 verl b178a3cd `workers/actor/dp_actor.py` _forward_micro_batch divides logits in place; flash-attn's cross entropy and
-the compiled entropy of a row (`utils/torch_functional.py` entropy_from_logits) make nothing of the logits' size.
+the compiled entropy of a row (`utils/torch_functional.py` entropy_from_logits) make nothing of the logits' size. One
+that is not compiled makes three tensors of it in fp32 at once: shares, logits, and their powers
+(`operators/hf/losses.py`, [Note: eager entropy]).
 """
 
 from __future__ import annotations
@@ -85,18 +87,19 @@ class Passes:
 
 
 def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = True, in_place: bool = False,
-           top_k: int = 0) -> Passes:
+           beside: int = 0, top_k: int = 0) -> Passes:
     """Memory, by class of ranks, and time of forward passes, one microbatch each: the first, and each further one.
 
     They are of the simulated model with all tensors frozen; their micro-batch size is that of `simulation`. `chunk`:
     tokens of a sequence whose log-probabilities are made at once, None for all. `timed` False: durations are 0.
-    `in_place`: see [Note: in place]. `top_k`: logits of a token that are chosen, in the place of its log-probability.
+    `in_place`: see [Note: in place]; `beside`: tensors in fp32 of the logits' size that are made of them then.
+    `top_k`: logits of a token that are chosen, in the place of its log-probability.
     """
     frozen = simulation.job.graph.with_tensors(_frozen)
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
     programs = [_program(simulation, plan, _WRITTEN) for plan in plans]
     rest = tuple(resting(program) for program in programs)
-    above = tuple(_above(program, own, simulation, chunk, plan, in_place=in_place, top_k=top_k)
+    above = tuple(_above(program, own, simulation, chunk, plan, beside=beside if in_place else None, top_k=top_k)
                   for program, own, plan in zip(programs, rest, plans, strict=True))
     return Passes(rest, above, tuple(programs), _durations(simulation, plans, programs) if timed else (0, 0))
 
@@ -136,10 +139,10 @@ def _held(program: Program, rows: int) -> dict[str, int]:
 
 
 def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk: int | None, plan: Plan, *,
-           in_place: bool, top_k: int) -> dict[str, int]:
+           beside: int | None, top_k: int) -> dict[str, int]:
     """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities.
 
-    Only the last pipeline stage has logits.
+    Only the last pipeline stage has logits. `beside`: tensors that are made of logits in place, None for NeMo RL's.
     """
     losses = np.flatnonzero(program.phase == Phase.LOSS)
     if not len(losses) or simulation.job.scenario.training.logprob_chunk_size is not None:
@@ -149,9 +152,11 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
     inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
     if simulation.framework.strategy.gathers_before_passes and simulation.framework.units:
         inside[_GATHERED] = _whole_bytes(plan)
-    if in_place:
-        return max(inside, after, key=lambda sizes: sum(sizes.values()))
     training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)
+    if beside is not None:
+        numel = training.micro_batch_size * training.seq_len * simulation.job.graph.architecture.vocab
+        after["activation"] = after.get("activation", 0) + beside * _FP32 * numel
+        return max(inside, after, key=lambda sizes: sum(sizes.values()))
     cut = simulation.job.mesh.cp * (1 if _is_whole(simulation) else simulation.job.mesh.tp)
     position = training.micro_batch_size * simulation.job.graph.architecture.vocab
     logits, copies = training.seq_len * position // cut, 2 - (_is_whole(simulation) and training.micro_batch_size == 1)

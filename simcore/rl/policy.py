@@ -19,14 +19,16 @@ from typing import Final, TypeVar
 from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
+from simcore.vllm.engine import Engine
 
-__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "on_same_gpus", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "Scorer", "on_same_gpus", "policy_of"]
 
 T = TypeVar("T")
 MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
 PARAMS: Final = "sharded_param"
 _GRADS: Final = "sharded_grad"
+_KEPT: Final = (_GRADS, "main_grad")
 _CATEGORIES: Final = {"parameters": PARAMS, "gradients": _GRADS, "optimizer states": "opt_state"}
 WORKSPACE: Final = "workspace"
 _PRECISE = "use_precision_aware_optimizer"
@@ -41,8 +43,9 @@ class Policy:
     context, NCCL, dispatcher; `passing`: bytes in addition to all parameters at the highest moment of a forward pass;
     `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
     of all forward passes of one RL step (one policy's), of all its training steps. `hosted`: what rests on the host
-    instead (cpu_offload); `hosted_grads`: gradients there in a training step. `grads`: bytes of all gradients on the
-    device.
+    instead (cpu_offload); `hosted_grads`: gradients there in a training step. `scoring`: as `passing`, of the policy's
+    own passes where more is made of their logits than in a reference policy's. `grads`: those of `training` whose
+    storage outlasts the step, unless a trainer frees it; `all_grads`: bytes of all gradients on the device.
     """
 
     params: Mapping[str, int]
@@ -56,8 +59,9 @@ class Policy:
     training_ns: int
     hosted: Mapping[str, int] = field(default_factory=dict)
     hosted_grads: int = 0
-    grads: int = 0
-
+    scoring: Mapping[str, int] = field(default_factory=dict)
+    grads: Mapping[str, int] = field(default_factory=dict)
+    all_grads: int = 0
 
     @property
     def highest(self) -> int:
@@ -76,6 +80,15 @@ class Critic:
     model: Policy
     offloads_params: bool
     offloads_states: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A reward model in an engine of its own: `sequences` that one engine scores in a step, in `ns`."""
+
+    engine: Engine
+    sequences: int
+    ns: int
 
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
@@ -104,7 +117,8 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
         {category: size for category, size in moving.items() if category in states},
         {category: size for category, size in fixed.items() if size},
         copied, peak.outside, {**above, "fragmentation": fragments}, {**beside, "fragmentation": loose}, *ns, hosted,
-        grads, sum(part.grads_bytes for part in rank.at_rest.values()) - grads)
+        grads, grads={name: beside[name] for name in _KEPT if rank.grads_persist and beside.get(name)},
+        all_grads=sum(part.grads_bytes for part in rank.at_rest.values()) - grads)
 
 
 def _hosted(plan: Plan) -> dict[str, int]:

@@ -18,7 +18,7 @@ from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, Ran
 from simcore.results.time import StepTime
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.rl.journal import Entry, Journal, Moment
-from simcore.rl.phases import ENGINE, FIXED, POLICY, REFIT, category_name, is_outside
+from simcore.rl.phases import ENGINE, FIXED, POLICY, REFIT, REWARD, category_name, is_outside
 from simcore.rl.time import Batch, whole_step
 from simcore.rl.traffic import by_phase
 from simcore.simulation.simulation import Simulation
@@ -146,7 +146,7 @@ def _band(moment: Moment, simulation: Simulation) -> tuple[int, int]:
     The range is laid around the bytes of the phase, whose own fragmentation may be rounded up in other places.
     """
     policy = sum(size for (owner, category), size in moment.device.items()
-                 if owner not in (ENGINE, REFIT) and category != _LOOSE and not is_outside(category))
+                 if owner not in (ENGINE, REFIT, REWARD) and category != _LOOSE and not is_outside(category))
     needed, device = simulation.needed(policy), moment.bytes_on("device")
     return device - (needed.middle - needed.low), device + needed.high - needed.middle
 

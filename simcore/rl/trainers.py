@@ -1,6 +1,7 @@
 """Trainers whose workers run a step of reinforcement learning: what each refuses, and its order of phases.
 
-NeMo RL trains policies over DTensors and Megatron (`phases.py`), verl over FSDP 1 (`verl.py`).
+NeMo RL trains policies over DTensors and Megatron (`phases.py`), verl over FSDP 1 (`verl.py`) and over Megatron
+(`verl_megatron.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +17,28 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption
 from simcore.rl.journal import Journal
+from simcore.rl.mbridge import exported
 from simcore.rl.phases import GrpoStep, grpo_step
-from simcore.rl.policy import Policy
+from simcore.rl.policy import MODULES, Critic, Policy
 from simcore.rl.ppo import ppo_step
 from simcore.rl.refit import Gathered, gathered, gathering_ns
+from simcore.rl.streams import EXPORTS, STREAMS, WHOLE
 from simcore.rl.verl import Offloads, summoned, verl_step
+from simcore.rl.verl_megatron import Moves, beside_engine, megatron_step
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
-from simcore.vllm.engine import Engine
+from simcore.vllm.protocol import InferenceEngine
 
-__all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "trainer_of"]
+__all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "made_of_logits", "trainer_of"]
 
 Step = Callable[[Policy, GrpoStep], Journal]
 """Memory and time of a step on one class of ranks."""
 _VERLS: Final = "flat"
-"""The worker that verl has."""
+"""The worker of verl over FSDP."""
+_SERVED: Final = "fsdp1, over transformers' layers, and megatron"
 _MIB: Final = 2**20
+_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3}
+"""Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
 _LORA_RANK: Final = 16
 """The key's default."""
 
@@ -43,8 +50,9 @@ class Trainer:
     `served`: frameworks in words; `serves`: True for a strategy's worker that it has. `keys`: those of the block `rl`
     that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
-    all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `critic_apart`: a
-    critic has processes of its own; `use`: how vLLM is started.
+    all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `critic_apart`: a critic has
+    processes of its own; `use`: how vLLM is started. `engines`: those that it generates with; `occupied`: bytes on a
+    GPU beside one when it starts, of a policy and its critic.
     """
 
     served: str
@@ -53,23 +61,33 @@ class Trainer:
     check: Callable[[Scenario, str], None]
     step: Callable[[Scenario, Simulation, Plan], Step]
     sent: Callable[[Scenario, Sequence[Plan], Routes], Gathered]
-    told: Callable[[Rl, Engine, GrpoStep], Iterable[Assumption]]
+    told: Callable[[Rl, InferenceEngine, GrpoStep], Iterable[Assumption]]
     in_place: bool
     critic_apart: bool
     use: Literal["server", "library"]
+    engines: tuple[str, ...]
+    occupied: Callable[[Rl, Policy, Critic | None], int]
 
 
-def trainer_of(scenario: Scenario) -> Trainer:
-    """Trainer that the scenario asks for; NeMo RL without a block `rl`."""
-    return TRAINERS[scenario.rl.trainer if scenario.rl is not None else _DEFAULT]
+def trainer_of(scenario: Scenario, worker: str = "") -> Trainer:
+    """Trainer that the scenario asks for; NeMo RL without a block `rl`.
+
+    `worker`: of the strategy, by which one of its kinds of workers is chosen.
+    """
+    found = TRAINERS[scenario.rl.trainer if scenario.rl is not None else _DEFAULT]
+    return next((one for one in found if one.serves(worker)), found[0])
 
 
 def check_worker(scenario: Scenario, simulation: Simulation) -> None:
     """NotYet for frameworks that the trainer's workers do not use; IllegalLayout for what the workers refuse."""
-    trainer, worker = trainer_of(scenario), simulation.framework.strategy.rl_worker
+    worker = simulation.framework.strategy.rl_worker
+    trainer = trainer_of(scenario, worker)
     if not trainer.serves(worker):
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
                              f"(served: {trainer.served})"))
+    if scenario.generation is not None and scenario.generation.engine not in trainer.engines:
+        raise NotYet(Problem(scenario.where("generation", "engine"), f"not yet: {scenario.generation.engine} beside "
+                             f"this trainer (served: {', '.join(trainer.engines)})"))
     _check_keys(scenario, trainer)
     trainer.check(scenario, worker)
     _check_training(scenario, simulation)
@@ -80,33 +98,54 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
     if scenario.rl is None:
         return
     usual = Rl(prompts=1, generations=1)
-    for name in (name for one in TRAINERS.values() for name in one.keys if name not in trainer.keys):
+    others = (name for one in TRAINERS.values() if trainer not in one for kind in one for name in kind.keys
+              if name not in trainer.keys)
+    for name in others:
         if getattr(scenario.rl, name) != getattr(usual, name):
             raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
                                      f"{scenario.rl.trainer}"))
 
 
+def made_of_logits(scenario: Scenario) -> int:
+    """Tensors in fp32 of the logits' size that a pass of the policy makes of logits in place; 0 for compiled ones."""
+    return _LOSSES.get(scenario.training.loss, 0)
+
+
 # ---- verl ------------------------------------------------------------------------------------------------------------
 def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
-    offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, scenario.rl.refit_bucket * _MIB,
+    assert scenario.generation is not None
+    stream = STREAMS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, plan)
+    offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
                         passing.job.scenario.num_microbatches)
     return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
+
+
+def _beside_verl(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    """Bytes of actor and critic when the engine starts, after `init_model` (ray_trainer.py init_workers): no states."""
+    models = [(policy, rl.param_offload), *([(critic.model, critic.offloads_params)] if critic is not None else [])]
+    return sum(sum(model.outside.values()) + (0 if away else sum(model.params.values())) for model, away in models)
 
 
 def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
     """The state dict gathers each unit, then every tensor is gathered."""
     weights = gathered(plans, routes)
-    assert scenario.rl is not None
-    if weights.largest > scenario.rl.refit_bucket * _MIB:
-        raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
-                                    f"{weights.largest / _MIB:,.0f} MiB is too large to fit in the bucket", "verl "
-                                    "b178a3cd workers/rollout/vllm_rollout/vllm_rollout.py update_weights"))
+    _check_bucket(scenario, weights.largest)
     calls = summoned(plans[0]).calls
     return replace(weights, calls=(*calls, *weights.calls), ns=weights.ns + gathering_ns(calls, routes))
 
 
-def _told_of_verl(rl: Rl, engine: Engine, step: GrpoStep) -> Iterator[Assumption]:
+def _check_bucket(scenario: Scenario, largest: int) -> None:
+    """IllegalLayout for a weight of `largest` bytes that the engine's bucket does not hold."""
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    if scenario.generation.engine in WHOLE and largest > scenario.rl.refit_bucket * _MIB:
+        raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
+                                    f"{largest / _MIB:,.0f} MiB is too large to fit in the bucket", "verl "
+                                    "b178a3cd workers/rollout/vllm_rollout/vllm_rollout.py update_weights"))
+
+
+def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
     """Assumptions about verl's workers."""
     source = "verl b178a3cd workers/fsdp_workers.py"
     yield Assumption(what="refit", value="the state dict is gathered, then every tensor once more", kind="derived",
@@ -122,26 +161,81 @@ def _told_of_verl(rl: Rl, engine: Engine, step: GrpoStep) -> Iterator[Assumption
 
 
 def _check_verl(scenario: Scenario, worker: str) -> None:
-    generation, training = scenario.generation, scenario.training
-    assert scenario.rl is not None
-    assert generation is not None
-    for path, wrong, message in (
-            (("generation", "colocated"), not generation.colocated, "verl's engine on GPUs of its own"),
-            (("training", "method"), training.method != "full", f"adapters of verl's {worker} parameters"),
-            (("training", "logprob_chunk_size"), training.logprob_chunk_size is not None,
-             "log-probabilities in chunks of verl"),
-            (("generation", "kv_dtype"), generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
-            (("generation", "quantization"), generation.quantization != "auto", "an engine of verl in few bits"),
-            (("generation", "max_loras"), generation.max_loras > 0, "adapters in verl's engine"),
-            (("generation", "max_lora_rank"), generation.max_lora_rank != _LORA_RANK, "adapters in verl's engine"),
-            (("generation", "engines"), generation.engines > 1, "verl's engines on GPUs of their own"),
-            (("training", "loss"), training.loss != "flash", "verl's step with another loss than flash")):
+    _check_reference(scenario, "the reference policy lies on the host", "verl b178a3cd workers/fsdp_workers.py "
+                     "_build_model_optimizer: CPUOffload(offload_params=True) for another role than the actor's")
+    _check_engine(scenario)
+    training = scenario.training
+    for name, wrong, message in (
+            ("method", training.method != "full", f"adapters of verl's {worker} parameters"),
+            ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl"),
+            ("loss", training.loss not in _LOSSES, f"verl's step with another loss than {', '.join(_LOSSES)}")):
         if wrong:
-            raise NotYet(Problem(scenario.where(*path), f"not yet: {message}"))
+            raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
+
+
+def _check_engine(scenario: Scenario) -> None:
+    """Refuses engines that verl does not start, or that are not described beside its workers."""
+    generation = scenario.generation
+    assert generation is not None
+    for name, wrong, message in (
+            ("colocated", not generation.colocated, "verl's engine on GPUs of its own"),
+            ("kv_dtype", generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
+            ("quantization", generation.quantization != "auto", "an engine of verl in few bits"),
+            ("max_loras", generation.max_loras > 0, "adapters in verl's engine"),
+            ("max_lora_rank", generation.max_lora_rank != _LORA_RANK, "adapters in verl's engine"),
+            ("engines", generation.engines > 1, "verl's engines on GPUs of their own")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("generation", name), f"not yet: {message}"))
     if generation.sleep_level == 1:
         raise IllegalLayout(Problem(scenario.where("generation", "sleep_level"), "sleep_level: 1: expected 2, or 0 "
                                     "(rollout.free_cache_engine: false)", "verl b178a3cd "
                                     "workers/rollout/vllm_rollout/vllm_async_server.py sleep"))
+
+
+# ---- verl over Megatron ----------------------------------------------------------------------------------------------
+def _stages(simulation: Simulation) -> list[Plan]:
+    """Plan of one class of ranks of each pipeline stage."""
+    return list({plan.stage: plan for plan in reversed(simulation.plans)}.values())[::-1]
+
+
+def _megatron_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    stream = EXPORTS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, _stages(passing))
+    moves = Moves(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
+                  refers_on_device=scenario.rl.reference == "device")
+    return partial(megatron_step, topology=passing.topology, moves=moves)
+
+
+def _beside_megatron(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    return beside_engine(policy, params=rl.param_offload, optimizer=rl.optimizer_offload,
+                         refers_on_device=rl.reference == "device")
+
+
+def _sent_by_megatron(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
+    weights = exported(plans, routes)
+    _check_bucket(scenario, weights.largest)
+    return weights
+
+
+def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
+    """Assumptions about verl's workers over Megatron."""
+    source = "verl b178a3cd workers/megatron_workers.py"
+    yield Assumption(what="refit", value="parameters are exported by mbridge, one after the other", kind="derived",
+                     source=f"{source} rollout_mode; mbridge 0.15.1 core/bridge.py:297")
+    if rl.reference != "none":
+        yield Assumption(what="reference policy", value="its passes take the memory of the policy's, which makes "
+                         "entropies too", kind="assumed", source=f"{source} compute_ref_log_prob")
+
+
+def _check_megatron(scenario: Scenario, worker: str) -> None:
+    _check_engine(scenario)
+    training = scenario.training
+    for name, wrong, message in (
+            ("method", training.method != "full", "adapters of verl's workers over Megatron"),
+            ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
 
 
 # ---- NeMo RL ---------------------------------------------------------------------------------------------------------
@@ -156,7 +250,7 @@ def _sent_by_nemo_rl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) 
     return gathered(plans, routes)
 
 
-def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
+def _told_of_nemo_rl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> list[Assumption]:
     """Assumptions on NeMo RL's refit, and on what it never does."""
     rows = [
         Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
@@ -178,6 +272,8 @@ def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]
 
 
 def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
+    _check_reference(scenario, "the reference policy lies on the host and is swapped in", "NeMo RL 7ea279ab "
+                     "models/automodel/setup.py setup_reference_model_state: a pinned copy in host memory")
     workload = scenario.workload
     if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == "dtensor":
         at = scenario.where("generation", "kv_dtype")
@@ -223,6 +319,11 @@ def _check_chunks(scenario: Scenario, rl: Rl) -> None:
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
+def _check_reference(scenario: Scenario, told: str, rule: str) -> None:
+    if scenario.rl is not None and scenario.rl.reference == "device":
+        raise IllegalLayout(Problem(scenario.where("rl", "reference"), f"reference: device: {told}", rule))
+
+
 def _check_training(scenario: Scenario, simulation: Simulation) -> None:
     workload = scenario.workload
     if scenario.training.method == "qlora":
@@ -240,16 +341,20 @@ def _check_training(scenario: Scenario, simulation: Simulation) -> None:
 
 
 _DEFAULT: Final = "nemo_rl"
-TRAINERS: Final[Mapping[str, Trainer]] = {
-    _DEFAULT: Trainer(
+TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
+    _DEFAULT: (Trainer(
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
         ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs", "chunks"),
         _check_nemo_rl, _nemo_rl_step, _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, critic_apart=True,
-        use="library"),
-    "verl": Trainer(
-        "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
-        ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
-        _told_of_verl, in_place=True, critic_apart=False,
-        use="server"),
+        use="library", engines=("vllm",), occupied=lambda rl, policy, critic: 0),),
+    "verl": (Trainer(
+        _SERVED, lambda worker: worker == _VERLS,
+        ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_verl, _verl_step,
+        _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False, use="server", engines=tuple(STREAMS),
+        occupied=_beside_verl), Trainer(
+        _SERVED, lambda worker: bool(worker) and worker not in MODULES,
+        ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step, _sent_by_megatron,
+        _told_of_megatron, in_place=False, critic_apart=False, use="server", engines=tuple(EXPORTS),
+        occupied=_beside_megatron)),
 }
-"""Trainers by the value of `rl.trainer`."""
+"""Trainers by the value of `rl.trainer`, a record for each kind of workers."""

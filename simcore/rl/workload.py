@@ -20,12 +20,14 @@ from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
 from simcore.rl.critic import Critics, check_critic, critics_of
+from simcore.rl.engines import ENGINES, served
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, dpo_step, engine_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import packed_bytes
 from simcore.rl.report import Laid, phase_report
+from simcore.rl.reward import scorer_of, sent_by_scorer, told_of_scorer
 from simcore.rl.teacher import Taught, check_distillation, distillation_step, taught, teaching, told_of_teacher
 from simcore.rl.time import Batch
 from simcore.rl.traffic import (
@@ -40,13 +42,13 @@ from simcore.rl.traffic import (
     of_steps,
     rows,
 )
-from simcore.rl.trainers import check_worker, trainer_of
+from simcore.rl.trainers import check_worker, made_of_logits, trainer_of
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
-from simcore.vllm.engine import Engine
 from simcore.vllm.parallel import calls
-from simcore.vllm.workload import assumptions, engine_of, serving
+from simcore.vllm.protocol import InferenceEngine
+from simcore.vllm.workload import serving
 
 __all__ = ["in_phases", "legal"]
 
@@ -71,6 +73,7 @@ def legal(scenario: Scenario) -> None:
         rl, engine = _asked(scenario)
         _num_engines(scenario, engine)
         check_critic(scenario, rl.prompts * rl.generations, apart=trainer_of(scenario).critic_apart)
+        scorer_of(scenario, rl.prompts * rl.generations)
     if _is_taught(scenario):
         teaching(scenario)
     trained = _trained(scenario)
@@ -133,6 +136,16 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
     plans = placed_simulation(_training(scenario)).plans
     return [policy_of(*each, simulation, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above,
                                                              strict=True)]
+
+
+def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, simulation: Simulation) -> list[Policy]:
+    """Policies with the bytes of their own passes, where these make more of logits than those of a reference policy."""
+    made = made_of_logits(scenario)
+    if not made:
+        return policies
+    forward = passes(simulation, timed=False, in_place=True, beside=made)
+    own = _policies(scenario, trained, forward, simulation, 1)
+    return [replace(policy, scoring=other.passing) for policy, other in zip(policies, own, strict=True)]
 
 
 def _stages(simulation: Simulation) -> list[Plan]:
@@ -198,18 +211,18 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     passing = _training(scenario, micro_batch_size=each, global_batch_size=sequences, recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
-    trainer = trainer_of(scenario)
+    trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
-    policies = _policies(scenario, trained, forward, simulation, steps)
+    policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
+    critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
+    engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
-    rounds = _rounds(engine, -(-answered // engines))
-    broadcast = list(_broadcast(scenario, engine, weights.total))
+    rounds, broadcast = _rounds(engine, -(-answered // engines)), list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
-                    chunks=rl.chunks)
-    critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
+                    chunks=rl.chunks, scorer=scorer_of(scenario, sequences))
     stepped = _stepped(scenario, simulation, policies, teachers, critics)
     journals = stepped(step)
     if rl.asynchronous:
@@ -217,15 +230,16 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
         journals = stepped(step)
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
-    own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
+    own = (*rows([*of_refit(weights, simulation.routes), *broadcast, *sent_by_scorer(
+        step.scorer, scenario.training.seq_len, scenario.world_size)]), *(() if beside else engine_rows))
     passed = _passed(forward, simulation)
     sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed[i], step), *(teachers[i].sent if teachers else ()),
              *critics.sent[i], *of_copies(journals[i], simulation.topology)) for i, rank in enumerate(trained.ranks)]
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, rl.generations, steps),
                 beside, engines * engine.tp if beside else 0, engine_rows)
-    further = [*assumptions(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
-               *(told_of_teacher(scenario, teachers) if teachers else
-                 () if trainer.in_place else _loss(simulation))]
+    further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
+               *told_of_scorer(step.scorer), *(told_of_teacher(scenario, teachers) if teachers else
+                                               () if trainer.in_place else _loss(simulation))]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})
@@ -237,7 +251,7 @@ def _stepped(scenario: Scenario, simulation: Simulation, policies: Sequence[Poli
     if teachers:
         return lambda step: [distillation_step(policy, step, teacher, simulation)
                              for policy, teacher in zip(policies, teachers, strict=True)]
-    one = trainer_of(scenario).step(scenario, simulation, simulation.plans[0])
+    one = trainer_of(scenario, simulation.framework.strategy.rl_worker).step(scenario, simulation, simulation.plans[0])
     return lambda step: [one(policy, replace(step, critic=critic))
                          for policy, critic in zip(policies, critics.critics, strict=True)]
 
@@ -248,7 +262,7 @@ def _busy_ns(journals: list[Journal]) -> int:
                for journal in journals)
 
 
-def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
+def _asked(scenario: Scenario) -> tuple[Rl, InferenceEngine]:
     rl, generation = scenario.rl, scenario.generation
     missing = [name for name, block in (("rl", rl), ("generation", generation)) if block is None]
     if rl is None or generation is None:
@@ -256,16 +270,12 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
                                  f"{' and '.join(missing)}"))
     if _is_taught(scenario):
         check_distillation(scenario)
-    if rl.reference == "device":
-        raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
-                                    "on the host and is swapped in", "NeMo RL 7ea279ab models/automodel/setup.py "
-                                    "setup_reference_model_state: a pinned copy in host memory"))
     if rl.asynchronous and generation.colocated:
         raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
                                     "only supported for the Megatron generation backend"))
     _check_answered(scenario, rl)
-    engine = engine_of(scenario, generation, topology_of(scenario), trainer_of(scenario).use)
+    engine = served(scenario, generation).make(scenario, generation, topology_of(scenario), trainer_of(scenario).use)
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
                                  f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
@@ -301,7 +311,7 @@ def _num_steps(scenario: Scenario, sequences: int) -> int:
     return sequences // batch
 
 
-def _num_engines(scenario: Scenario, engine: Engine) -> int:
+def _num_engines(scenario: Scenario, engine: InferenceEngine) -> int:
     """Number of engines: on all GPUs that train, or on separate ones."""
     if not engine.generation.colocated:
         num_gpus = engine.generation.engines * engine.tp
@@ -313,21 +323,21 @@ def _num_engines(scenario: Scenario, engine: Engine) -> int:
     return scenario.world_size // engine.tp
 
 
-def _rounds(engine: Engine, sequences: int) -> list[int]:
+def _rounds(engine: InferenceEngine, sequences: int) -> list[int]:
     """Sequences that one engine generates together, round after round: as many as its limits and cache allow."""
     most = max(1, min(engine.limits.seqs, math.floor(engine.cache.concurrency(engine.max_model_len))))
     full, remainder = divmod(sequences, most)
     return [most] * full + [remainder] * (remainder > 0)
 
 
-def _generate_ns(engine: Engine, rl: Rl, rounds: list[int]) -> int:
+def _generate_ns(engine: InferenceEngine, rl: Rl, rounds: list[int]) -> int:
     """Time in ns in which one engine decodes all rounds."""
     seconds = {together: decode_seconds(engine, together, rl.prompt_tokens, engine.max_model_len)
                for together in dict.fromkeys(rounds)}
     return round(1e9 * sum(seconds[together] for together in rounds))
 
 
-def _broadcast(scenario: Scenario, engine: Engine, num_bytes: int) -> Iterator[Sent]:
+def _broadcast(scenario: Scenario, engine: InferenceEngine, num_bytes: int) -> Iterator[Sent]:
     """Broadcasts of all weights, from one rank to all that train and all that generate; none on shared GPUs."""
     if engine.generation.colocated:
         return
@@ -338,7 +348,7 @@ def _broadcast(scenario: Scenario, engine: Engine, num_bytes: int) -> Iterator[S
         yield Sent("broadcast", EVERY_AXIS, size, topology.link(size, 1, size), "refit", PACKED, number, num_calls)
 
 
-def _generating(scenario: Scenario, engine: Engine, rounds: list[int], prompt: int) -> Iterator[Sent]:
+def _generating(scenario: Scenario, engine: InferenceEngine, rounds: list[int], prompt: int) -> Iterator[Sent]:
     """Collectives of an engine's ranks, which are neighbours."""
     generation = engine.generation
     size = scenario.world_size if generation.colocated else scenario.world_size + generation.engines * engine.tp
@@ -360,7 +370,7 @@ def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> 
     return engine_step(step, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
-def _told(rl: Rl, engine: Engine) -> list[Assumption]:
+def _told(rl: Rl, engine: InferenceEngine) -> list[Assumption]:
     """Assumptions on the time of generation, and of copies."""
     return [
         Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to "

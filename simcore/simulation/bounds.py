@@ -60,7 +60,7 @@ def least_step_ns(simulation: Simulation) -> int:
     framework, count = simulation.framework, simulation.job.scenario.num_microbatches
     each = [LeastTimes(simulation.programs[c.representative], simulation.routes, framework)
             for c in simulation.classes]
-    once = once_ns(simulation.topology, framework)
+    once = once_ns(simulation.topology, framework, simulation.job.mesh.size)
     of_compute, of_host = [one.busy() for one in each], [one.issue() for one in each]
     steady = steady_microbatches(framework.schedule, simulation.num_written)
     repeats = (count - simulation.num_written) // len(steady)

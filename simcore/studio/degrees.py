@@ -22,6 +22,8 @@ from simcore.lint.all_problems import stage_keys, without
 from simcore.results.report import ProblemRow
 from simcore.search.meshes import DEGREES
 from simcore.simulate import check
+from simcore.studio.others import answering
+from simcore.units import format_bytes
 
 __all__ = ["degrees"]
 
@@ -49,9 +51,9 @@ def degrees(document: Document) -> dict[str, Any]:
     `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one: without degrees of experts,
     else without one other, at last with data parallelism alone, of as many GPUs or nearly so; None if there is none.
     `drops`: keys that it leaves out; `others`: at most two further ones, with `plain` and `drops` of each. `idle`: axes
-    of experts, of a model that has none. One stage has `drops` too, where the keys of a pipeline stand in its way; a
-    number of GPUs that the batch of a step cannot have has `also`: the key and the next batch that it can. InputError
-    for a mesh that no job may have.
+    of experts, of a model that has none. `frameworks`: where no layout is legal, keys that give the job to others. One
+    stage has `drops` too, where the keys of a pipeline stand in its way; a number of GPUs that the batch of a step
+    cannot have has `also`: the key and the next batch that it can. InputError for a mesh that no job may have.
     """
     mesh = _mesh(document)
     gpus = prod(mesh[axis] or 1 for axis in DEGREES)
@@ -61,12 +63,14 @@ def degrees(document: Document) -> dict[str, Any]:
         tried[axis] = [_tried(document, n, _with_degree(mesh, axis, n, gpus)) for n in values]
     if tried["pp"][0]["why"]:
         tried["pp"][0] = next((one for one in _one_stage(document, _with_degree(mesh, "pp", 1, gpus))), tried["pp"][0])
-    plains = list(islice(_plain(document, gpus), _PLAINS)) if _why(document, mesh, whole=True) else []
+    is_refused = bool(_why(document, mesh, whole=True))
+    plains = list(islice(_plain(document, gpus), _PLAINS)) if is_refused else []
     plain, drops = plains[0] if plains else (None, [])
     says = {name: field.description for name, field in Mesh.model_fields.items()}
     says["gpus"] = "Number of ranks of the job"
     return {"gpus": gpus, "mesh": mesh, "values": tried, "plain": plain, "drops": drops, "says": says,
-            "others": [{"plain": other, "drops": keys} for other, keys in plains[1:]], "idle": _idle(document)}
+            "others": [{"plain": other, "drops": keys} for other, keys in plains[1:]], "idle": _idle(document),
+            "frameworks": _frameworks(document) if is_refused and not plains else []}
 
 
 def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
@@ -101,6 +105,14 @@ def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None
                 told.append(mesh)
                 yield dict(mesh), drops
                 break
+
+
+def _frameworks(document: Document) -> list[dict[str, Any]]:
+    """Other frameworks that answer a job for which its own has no layout: keys, and what of the memory they need."""
+    scenario = entry_of(document).scenario
+    rows = () if scenario is None else answering(scenario)
+    return [{"keys": keys, "says": f"{format_bytes(one.highest_bytes or 0)} of {format_bytes(one.capacity_bytes)}"}
+            for keys, one in rows if one.capacity_bytes]
 
 
 def _idle(document: Document) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem, RankscopeError
 from simcore.inputs.dump import yaml_text
+from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
 from simcore.recipes.conversion.converting import convert
 from simcore.recipes.conversion.writing import writable_formats
@@ -18,6 +19,7 @@ from simcore.recipes.model_file import is_of_model, problems_of_model
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.registry import is_scenario
 from simcore.recipes.text import left_line, recipe_text, scenario_text
+from simcore.simulate import check
 from simcore.studio.question import Question
 
 __all__ = ["formats", "imported", "recipe", "scenario_file"]
@@ -25,6 +27,10 @@ __all__ = ["formats", "imported", "recipe", "scenario_file"]
 _NO_FORMAT: Final = "is of no format that is recognised"
 _SCRIPTS: Final = (".sh", ".slurm", ".sbatch")
 _LOOSE: Final = r"[;,]? ?left out by --loose$"
+_NOT_YET: Final = "not yet: "
+_LIKELY: Final = ((8, 2048, "dgx-h100"), (4, 4096, "gb200-nvl72"), (64, 4096, "gb200-nvl72"), (256, 2048, "dgx-h100"),
+                  (1024, 4096, "gb200-nvl72"))
+"""GPUs, tokens of a sequence and machine that a recipe is tried with before these are known."""
 _TOO: Final = "drop that file too"
 """Words of the page about a file that is not there; its script looks for them."""
 _NAMED: Final = ("name that file beside the recipe", "name it beside the recipe", "name it too, by --with")
@@ -81,8 +87,27 @@ def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[s
     made = {"kind": "recipe", "format": found.format, "values": found.values,
             "origins": {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()},
             "left": [asdict(one) for one in found.left], **_left_out(found.left),
-            "questions": [asdict(one) for one in found.questions], "problems": [asdict(one) for one in problems]}
+            "questions": [asdict(one) for one in found.questions], "problems": [asdict(one) for one in problems],
+            "early": [] if problems or not found.questions else _early(files, rest)}
     return {**made, "text": "" if found.questions else scenario_text(found)}
+
+
+def _early(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> list[str]:
+    """Reasons why a recipe has no answer whatever is said to its questions: those that two unlike machines share."""
+    said: list[list[str]] = []
+    for gpus, seq_len, topology in _LIKELY:
+        answers = Answers.of_options(rest.get("gpus") or gpus, rest.get("seq_len") or seq_len,
+                                     str(rest.get("topology") or topology))
+        try:
+            found = import_files(files, answers, str(rest.get("format") or ""), loose=True)
+            if not (found.wrong or found.questions):
+                problems = check(parse_scenario(found.document())).problems
+                said.append([one.message for one in problems if one.message.startswith(_NOT_YET)])
+        except InputError:  # degrees that these GPUs cannot have
+            continue
+        if len(said) > 1 or [] in said:
+            break
+    return [one.removeprefix(_NOT_YET) for one in said[0] if one in said[1]] if len(said) > 1 else []
 
 
 def _lacks(left: Left) -> bool:
@@ -92,7 +117,7 @@ def _lacks(left: Left) -> bool:
 
 def _of_files(left: Iterable[Left]) -> list[Problem]:
     """The problems of files that the recipe names and that are not there."""
-    said = ((one, re.sub(_LOOSE, "", one.why).removeprefix("not yet: ")) for one in left if _lacks(one))
+    said = ((one, re.sub(_LOOSE, "", one.why).removeprefix(_NOT_YET)) for one in left if _lacks(one))
     return [Problem(one.where, f"{one.key}: {why}" if one.key else why) for one, why in said]
 
 
@@ -117,8 +142,8 @@ def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
         if one.kind == "no effect" or _lacks(one):
             continue
         why = re.sub(_LOOSE, "", one.why)
-        is_early, key = why.startswith("not yet: "), one.key
-        why = why.removeprefix("not yet: ")
+        is_early, key = why.startswith(_NOT_YET), one.key
+        why = why.removeprefix(_NOT_YET)
         if not key:
             key, _, why = why.partition(": ")
         why = why or f"rankscope does not know it{one.near and f', only {one.near}'}"

@@ -29,8 +29,8 @@ from simcore.search.search import Search, layout_of, search
 from simcore.search.space import other_framework
 from simcore.search.watch import LimitWatch
 from simcore.simulate import check
+from simcore.studio.others import AXES, axes_of
 from simcore.studio.question import Question, names_of, space_of_question
-from simcore.studio.sharding import AXES, axes_of
 
 __all__ = ["fewest"]
 

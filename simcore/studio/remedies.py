@@ -17,8 +17,8 @@ from simcore.results.limit import QUANTITIES, Quantity
 from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.studio.faster import faster, further, on_whole_hosts, plainer
+from simcore.studio.others import sharding
 from simcore.studio.question import Question, price_of
-from simcore.studio.sharding import sharding
 from simcore.studio.views import priced
 from simcore.units import format_bytes, format_seconds
 from simcore.validation.side_by_side import Beside, SideBySide

@@ -176,6 +176,8 @@ def _sent(program: Program, track: RankStreams, weight: IntArray, waits: Waits,
     call_rows = track.skeleton.call_rows
     at = program.places[call_rows]
     alone = lengths_of(program, at, alone_ns)
+    if track.in_line_ns is not None:
+        alone = alone + track.in_line_ns
     often = weight[program.microbatch[call_rows]].copy() if len(call_rows) else np.zeros(0, dtype=np.int64)
     often[[call.number for call in track.skeleton.calls.get(_SEND, ())]] = 0
     columns = alone, waits.of_call, waits.hidden(alone)

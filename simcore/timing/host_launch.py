@@ -20,7 +20,7 @@ from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Op, Stream
 from simcore.timing.kernel import KERNELS, HostRates
 
-__all__ = ["launch_ns"]
+__all__ = ["graphed_rows", "launch_ns"]
 
 _PERMUTE: Final = KERNELS.index("permute")
 _CONV, _COPY = KERNELS.index("conv"), KERNELS.index("copy")
@@ -47,7 +47,7 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
     each[calls] = _call_s(host, rows[calls, STREAM], libraries)
     each[rows[:, OP] == Op.COPY] = host.operator.si
     if libraries.graphs:
-        each[_graphed(rows, libraries.graphs)] *= host.graphed.si
+        each[graphed_rows(rows, libraries.graphs)] *= host.graphed.si
     updates = rows[:, OP] == Op.HOST
     each[updates] = rows[updates, AUX] / np.array(bytes_per_s)[rows[updates, SLOT]]
     result: IntArray = (each * 1e9).astype(np.int64)
@@ -96,8 +96,11 @@ def _call_s(host: Host, streams: IntArray, libraries: KernelLibraries) -> NDArra
     return seconds
 
 
-def _graphed(rows: IntArray, graphs: tuple[str, ...]) -> NDArray[np.bool_]:
-    """True for rows inside a CUDA graph: those of its modules, or all but the optimizer's kernels."""
+def graphed_rows(rows: IntArray, graphs: tuple[str, ...]) -> NDArray[np.bool_]:
+    """True for rows inside a CUDA graph: those of its modules, or all but the optimizer's kernels.
+
+    `rows`: distinct rows of a program; `graphs`: see `KernelLibraries`.
+    """
     is_kernel = rows[:, OP] == Op.COMPUTE
     inside: NDArray[np.bool_]
     if FULL_ITERATION in graphs:

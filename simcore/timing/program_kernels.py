@@ -8,20 +8,24 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from simcore.hardware.efficiency import Efficiency
 from simcore.hardware.topology import Topology
 from simcore.placement.framework import Framework
+from simcore.placement.libraries import KernelLibraries
 from simcore.placement.mesh import IntArray
 from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM
 from simcore.recording.kernel_shape import shapes_in
-from simcore.recording.tape import Kernel, Op
+from simcore.recording.tape import Kernel, Op, Stream
 from simcore.timing.breakdown import Kernels
 from simcore.timing.exchanges import hidden_beside, shown
+from simcore.timing.host_launch import graphed_rows
 from simcore.timing.kernel import DTYPES, KERNELS, added_ns, busy_ns, worked_flops
 from simcore.timing.routes import Routes
 
-__all__ = ["alone_ns", "kernels_of", "shown_kernels"]
+__all__ = ["alone_ns", "in_line_ns", "kernels_of", "shown_kernels"]
 
+_IN_LINE = ("all_gather", "reduce_scatter", "all_reduce")
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
 
@@ -64,6 +68,23 @@ def alone_ns(program: Program, routes: Routes) -> Callable[[int, int], int]:
     comms = list(program.tables.comms)
 
     return cache(lambda comm, payload: routes.of(*comms[comm][:2]).ns(payload))
+
+
+def in_line_ns(program: Program, efficiency: Efficiency, libraries: KernelLibraries) -> IntArray | None:
+    """Ns that the collective of each distinct row takes more in line with kernels than alone; None for nothing.
+
+    Of torch's all-gathers, reduce-scatters and all-reduces on the compute stream, but for those in CUDA graphs and
+    those that user buffers overlap: `Efficiency.in_line`.
+    """
+    rows, comms = program.distinct, list(program.tables.comms)
+    waits = np.array([name in _IN_LINE and axis not in libraries.overlapped for name, axis, _ in comms], dtype=np.bool_)
+    found = np.zeros(len(rows), dtype=np.int64)
+    at = np.flatnonzero((rows[:, OP] == Op.COLLECTIVE) & (rows[:, STREAM] == Stream.COMPUTE))
+    at = at[waits[rows[at, SLOT]]]
+    if libraries.graphs:
+        at = at[~graphed_rows(rows[at], libraries.graphs)]
+    found[at] = int(efficiency.in_line.si * 1e9)
+    return found if len(at) else None
 
 
 def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:

@@ -26,13 +26,17 @@ from simcore.timing.breakdown import Breakdown, Kernels, breakdown
 from simcore.timing.dependencies import ComputeItem
 from simcore.timing.host_launch import launch_ns
 from simcore.timing.kernel import HostRates, exposed_share, host_rates
-from simcore.timing.program_kernels import alone_ns, shown_kernels
+from simcore.timing.program_kernels import alone_ns, in_line_ns, shown_kernels
 from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.streams import RankStreams, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
 __all__ = ["StepLength", "StepTiming", "exposed_ns", "forward_ns", "host_ns", "once_ns", "time_step",
            "with_reasons"]
+
+_LAUNCH_S = 5e-6
+"""Seconds of an operator that no Python calls, as the source of `host.operator` says (`topologies/efficiency`)."""
+
 
 @dataclass(frozen=True, eq=False)
 class StepLength:
@@ -83,7 +87,7 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     kernels, hidden = zip(*(shown_kernels(*each, routes, framework)
                             for each in zip(programs, alone, strict=True)), strict=True)
     compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, hidden, strict=True)]
-    once = once_ns(routes.topology, framework)
+    once = once_ns(routes.topology, framework, routes.mesh.size)
     wires = _Wires(programs, classes, routes)
     times = run(compiled, wires)
     first, group = steady_ones.start, len(steady_ones)
@@ -106,11 +110,16 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
                       tuple(times), tuple(compiled), kernels, alone, wires)
 
 
-def once_ns(topology: Topology, framework: Framework) -> int:
-    """Host time in ns once a step, whatever is in it."""
+def once_ns(topology: Topology, framework: Framework, num_ranks: int) -> int:
+    """Host time in ns once a step, whatever is in it; `num_ranks`: ranks of the job.
+
+    A list of a tensor for each rank takes the host an operator (zeros) and the launch of a copy for each of them.
+    """
     host, libraries = topology.efficiency.host, framework.libraries
+    calls, lists = libraries.logged.calls, libraries.logged.lists
+    logged = calls * host.collective.si + lists * num_ranks * (host.operator.si + _LAUNCH_S) if num_ranks > 1 else 0.0
     each = host.step.si + libraries.counts_zeros * host.statistics.si
-    return int(each * 1e9) if libraries.module_calls else 0
+    return int((logged + each * libraries.module_calls) * 1e9)
 
 
 def with_reasons(length: StepLength, program: Program) -> StepTiming:
@@ -177,7 +186,8 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     contention = efficiency.overlap.contention.si
     in_python = FULL_ITERATION not in libraries.graphs
     return tracks(program, ns[program.places], host[program.places], call_ns, contention, stops=in_python,
-                  stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden)
+                  stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden,
+                  added_ns=in_line_ns(program, efficiency, libraries))
 
 
 def host_ns(program: Program, kernels: Kernels, routes: Routes, framework: Framework) -> IntArray:

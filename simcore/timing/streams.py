@@ -49,7 +49,8 @@ class RankStreams:
     its number; `clock`: sum of kernel ns, not slowed, up to and with each row of the program. `host_ns`: host time of
     each item; `host_tail`: earliest time, from where the host stood before the item, at which its kernels can end as
     the host issues them. `stops`: the host waits where a row says so; `stops_at_messages`: it also waits at each
-    message between stages ([Note: the host]).
+    message between stages ([Note: the host]). `in_line_ns`: of each call, what it takes more in line with kernels than
+    alone; None for nothing.
     """
 
     skeleton: ExecutionGraph
@@ -60,6 +61,7 @@ class RankStreams:
     host_tail: tuple[int, ...]
     stops: bool
     stops_at_messages: bool = False
+    in_line_ns: IntArray | None = None
 
     @property
     def item_clock(self) -> IntArray:
@@ -95,25 +97,26 @@ def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int,
 
 def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Callable[[int, int], int],
            contention: float, *, stops: bool, stops_at_messages: bool = False,
-           hidden: NDArray[np.float64] | None = None) -> RankStreams:
+           hidden: NDArray[np.float64] | None = None, added_ns: IntArray | None = None) -> RankStreams:
     """Streams of the class of ranks that runs `program`.
 
     `kernel_ns`, `host_ns`: ns of each row of the program, all microbatches in order; the former is 0 for rows that are
     no kernel; `call_ns(comm, payload)`: ns of a call of communicator `comm` (the program's index) with `payload` bytes.
     `contention`: share of the time beside a collective by which kernels take longer. `stops`, `stops_at_messages`: see
     `RankStreams`. `hidden`: share of each distinct row's call that kernels hide (`hidden_shares`), None for
-    0. Raises OverflowError if sums pass 64 bits.
+    0; `added_ns`: what its call takes more in its place, None for 0. Raises OverflowError if sums pass 64 bits.
     """
     skeleton = execution_graph(program.outline)
     clock, at = np.cumsum(fitting(kernel_ns)), program.places[skeleton.call_rows]
     full = lengths_of(program, at, call_ns)
-    call_lengths = tuple((full if hidden is None else (full * (1.0 - hidden[at])).astype(np.int64)).tolist())
+    shown = full if hidden is None else (full * (1.0 - hidden[at])).astype(np.int64)
+    more = None if added_ns is None else added_ns[at]
+    call_lengths = tuple((shown if more is None else shown + more).tolist())
     items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
     items += _slowed(skeleton, clock, call_lengths, [contention * (comm[0] != "copy") for comm in program.tables.comms])
     advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(fitting(host_ns)))
     return RankStreams(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()),
-                       tuple(tail.tolist()),
-                 stops, stops_at_messages)
+                       tuple(tail.tolist()), stops, stops_at_messages, more)
 
 
 def lengths_of(program: Program, at: IntArray, call_ns: Callable[[int, int], int]) -> IntArray:

@@ -6,7 +6,7 @@ import json
 
 from browsed_page import Page
 from simcore.studio.link import packed
-from studio_jobs import JOB, RECIPE
+from studio_jobs import JOB, RECIPE, UNSERVED
 
 STAGED = {**JOB, "mesh": {"pp": 2, "dp_shard": 4}, "training": {**JOB["training"], "pipeline": {"virtual_stages": 2}}}
 IS_SEEN = "document.querySelector('[data-part=verdict]').checkVisibility()"
@@ -184,3 +184,20 @@ def test_a_model_that_is_nearly_one_is_taken_by_a_click(page: Page) -> None:
     page.choose("#asked-gpus", "8")
     page.click("#recipe .asked button")
     page.until("document.getElementById('field-model').value.toLowerCase().includes('qwen3-8b')")
+
+
+def test_a_model_that_the_framework_lacks_is_told_before_the_questions_and_given_to_another(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", UNSERVED.encode())
+    page.until("!!document.querySelector('#recipe .asked')")
+    assert "rankscope does not model this yet: Automodel's own layers of nemotron-nas" in page.text("#recipe .wrong")
+    page.tab.picture(page.shots / "recipe-early.png")
+    for field, value in (("topology", "dgx-h100"), ("gpus", "8"), ("seq_len", "2048")):
+        page.choose(f"#asked-{field}", value)
+    page.click("#recipe [type=submit]")
+    page.until("!document.getElementById('plain').hidden")
+    page.picture("recipe-given-away")
+    assert "take fsdp2, dp_shard 8" in page.text("#plain")
+    page.run("[...document.querySelectorAll('#plain button')].find(one => one.innerText.includes('fsdp2')).click()")
+    page.settled()
+    assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")

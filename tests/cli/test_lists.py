@@ -31,7 +31,7 @@ def test_json_has_the_records_of_the_text(ran: Run, command: tuple[str, ...]) ->
 def test_a_model_has_a_row_with_size_methods_and_repository(ran: Run) -> None:
     lines = ran("models").out.splitlines()
     row = next(number for number, line in enumerate(lines) if line.startswith("qwen3-8b "))
-    assert lines[row].split() == ["qwen3-8b", "8.19B", "FLQ", "FLQ", "FLQ", "FLQ", "FL", "F", "FLQ", "FLQ", "FLQ"]
+    assert lines[row].split() == ["qwen3-8b", "8.19B", *["FLQ"] * 4, "FL", "F", *["FLQ"] * 4]
     assert lines[row + 1] == "    Qwen/Qwen3-8B, qwen3"
 
 

@@ -17,7 +17,7 @@ from simcore.inputs.scenario import parse_scenario
 
 def test_frameworks_are_files() -> None:
     assert known_frameworks() == (
-        "automodel", "ddp", "fsdp1", "fsdp2", "megatron", "megatron_fsdp", "zero1", "zero2", "zero3")
+        "automodel", "ddp", "fsdp1", "fsdp2", "megatron", "megatron_fsdp", "zero0", "zero1", "zero2", "zero3")
 
 
 @pytest.mark.parametrize(("name", "implementation"), [("fsdp2", "hf"), ("automodel", "automodel"),

@@ -143,7 +143,7 @@ def _axis(name: str) -> Feature:
 
 
 _dp_shard = _axis("dp_shard")
-_DATA_PARALLEL: Final = {"ddp": _axis("dp_replicate")}
+_DATA_PARALLEL: Final = {"ddp": _axis("dp_replicate"), "zero0": _axis("dp_replicate")}
 
 
 # ---- what is added --------------------------------------------------------------------------------------------------

@@ -26,11 +26,11 @@ from simcore.placement.mesh import Mesh
 from simcore.simulate import simulate
 from simcore.timing.collective import collective_ns
 
-BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",
-            "gb300-nvl72", "gtx-1080-ti", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "h200-nvl", "l40s", "mi300x",
-            "mi325x", "mi350x", "mi355x", "rtx-2060", "rtx-2080-ti", "rtx-3060", "rtx-3070", "rtx-3080", "rtx-3090",
-            "rtx-4070-ti", "rtx-4080", "rtx-4090", "rtx-5090", "rtx-a5000", "rtx-a6000", "rtx-pro-6000", "v100-16gb",
-            "v100-32gb")
+BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b200-simumax", "dgx-b300", "dgx-h100", "dgx-h200",
+            "dgx-spark", "gb200-nvl72", "gb300-nvl72", "gtx-1080-ti", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie",
+            "h200-nvl", "l40s", "mi300x", "mi325x", "mi350x", "mi355x", "rtx-2060", "rtx-2080-ti", "rtx-3060",
+            "rtx-3070", "rtx-3080", "rtx-3090", "rtx-4070-ti", "rtx-4080", "rtx-4090", "rtx-5090", "rtx-a5000",
+            "rtx-a6000", "rtx-pro-6000", "v100-16gb", "v100-32gb")
 FOLDERS = (data_folder("topologies"), data_folder("topologies") / "efficiency")
 FILES = sorted(path for folder in FOLDERS for path in folder.glob("*.yaml"))
 H100 = load_topology("dgx-h100")
@@ -55,6 +55,27 @@ def told(path: Path) -> str:
     with pytest.raises(InputError) as error:
         load_topology(path)
     return str(error.value)
+
+
+def test_the_machine_of_simumax_is_a_b200_but_for_three_shares_that_it_published() -> None:
+    """Shares that its kernels reach alone, 4dcaae51 `configs/system/b200_bf16_ceperm.json`; all else is as b200's."""
+    mine, other = load_topology("dgx-b200-simumax"), load_topology("dgx-b200")
+    shares = {"gemm": 0.508, "grouped_gemm": 0.578, "attention": 0.434}
+    found, known = mine.efficiency.model_dump(), other.efficiency.model_dump()
+    for kernel, share in shares.items():
+        compute = found["kernels"][kernel]["compute"]
+        assert compute["kind"] == "measured", kernel
+        assert getattr(mine.efficiency.kernels, kernel).compute.si == pytest.approx(share), kernel
+        known["kernels"][kernel]["compute"] = compute
+    assert _values(found) == _values(known) | {"name": "b200-simumax"}
+    assert mine.model_copy(update={"name": "", "efficiency": None}) == other.model_copy(
+        update={"name": "", "efficiency": None})
+
+
+def _values(page: dict[str, Any]) -> dict[str, Any]:
+    """Without kinds and sources."""
+    return {key: _values(value) if isinstance(value, dict) else value for key, value in page.items()
+            if key not in ("kind", "source")}
 
 
 def test_the_built_in_files_are_all_there() -> None:

@@ -55,7 +55,9 @@ FULL: dict[str, Any] = {
            "critic": {"model": "qwen3-0.6b", "micro_batch_size": 2, "global_batch_size": 16, "values_batch_size": 4,
                       "mesh": {"pp": 1, "dp_replicate": 1, "dp_shard": 8, "cp": 1, "tp": 2, "ep": 1, "etp": None},
                       "sequence_parallel": True, "implementation": "auto", "framework_options": {},
-                      "recompute": "full", "params": "fp32", "param_offload": True, "optimizer_offload": False}},
+                      "recompute": "full", "params": "fp32", "param_offload": True, "optimizer_offload": False},
+           "reward": {"model": "llama-3-8b", "tp": 2, "gpu_memory_utilization": 0.4, "max_num_seqs": 64,
+                      "max_num_batched_tokens": 4096, "enforce_eager": False}},
     "teacher": {"model": "qwen3-32b", "implementation": "auto", "mesh": {
         "pp": 2, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 4, "ep": 1, "etp": None}, "sequence_parallel": True,
         "top_k": 32, "framework_options": {}},

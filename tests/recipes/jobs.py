@@ -15,8 +15,11 @@ TEXT, IMAGES, OTHER = KINDS = ("text", "images", "other")
 _OTHER_PATH: Final = re.compile(
     r"/(evals|inference|merge_lora|cloud|modelopt/quant_configs|post_training|ft_launcher|academic_paper_scripts|bert|t5|rl/model_configs)/|"
     r"/(prefetch_\w+|text_generation\w*|run_text_\w+|\w*checkpoint\w*)\.\w+$|"
-    r"/(nlg_eval|multi_tokens|export_lora|quantization|qwen3_preprocess)\b|/(wan|flux)_", re.IGNORECASE)
+    r"/(sglang_multiturn|split_placement|tests/trainer)/config/|/(bert|t5)-nemo|/(ckpt_converter|nlg_eval|multi_tokens|"
+    r"export_lora|quantization|qwen3_preprocess)\b|/(wan|flux)_", re.IGNORECASE)
 """Folders and files of evaluation, generation, conversion, parts of recipes and diffusion."""
+_OTHER_TEXT: Final = re.compile(r"^MODE: inference$", re.MULTILINE)
+"""Key of Megatron-LM's tests that generate."""
 _OTHER_SAID: Final = ("generation of text", "encoder and decoder (T5)", "a vocabulary of word pieces: BERT or T5")
 """Parts of refusals of Megatron-LM's arguments."""
 _IMAGES_PATH: Final = re.compile(
@@ -32,6 +35,7 @@ def job_of(path: str, text: str, said: Iterable[str]) -> str:
 
     `path`: within its repository, with a slash before it; `text`: of the file; `said`: messages of its import.
     """
-    if _OTHER_PATH.search(path) or any(part in message for message in said for part in _OTHER_SAID):
+    if (_OTHER_PATH.search(path) or _OTHER_TEXT.search(text)
+            or any(part in message for message in said for part in _OTHER_SAID)):
         return OTHER
     return IMAGES if _IMAGES_PATH.search(path) or _IMAGES_TEXT.search(text) else TEXT

@@ -185,3 +185,29 @@ def test_the_length_of_the_option_goes_before_the_recipe_in_every_format() -> No
         assert found.origins[("training", "seq_len")].where == "--seq-len 384", name
         assert training.get("packed_length", training["seq_len"]) == 384, name
         assert training["seq_len"] % 384 == 0, name
+
+
+def test_a_key_that_stands_twice_with_one_value_is_told_where_upstream_takes_it() -> None:
+    for text, is_taken in ((f"{RECIPE}dataset: {{_target_: MockIterableDataset, seq_len: 128}}\n", True),
+                           (f"{RECIPE}dataset: {{_target_: MockIterableDataset, seq_len: 256}}\n", False),
+                           (f"{RECIPE}dataset: {{_target_: MockIterableDataset, seq_len: 128.0}}\n", False)):
+        Path("a.yaml").write_text(text, encoding="utf-8")
+        if is_taken:
+            found = import_recipe(["a.yaml"], ANSWERS)
+            assert [(one.where, one.why.split(" (")[0]) for one in found.left if one.key == "dataset"] == [
+                ("a.yaml:8", "the same again as on line 6")]
+            assert found.values["training"]["seq_len"] == 128
+        else:
+            with pytest.raises(InputError, match=r"duplicate key 'dataset', first given on line 6"):
+                import_recipe(["a.yaml"], ANSWERS)
+
+
+def test_a_key_that_stands_twice_is_refused_where_upstream_refuses_it() -> None:
+    path = SAMPLES["nemo_rl"].write(Path())
+    text = Path(path).read_text(encoding="utf-8")
+    key = next(line for line in text.splitlines() if line and line[0].isalpha() and line.endswith(":"))
+    last = text[text.index(f"{key}\n"):].splitlines()
+    block = [key, *last[1:next((n for n, line in enumerate(last[1:], 1) if line[:1].strip()), len(last))]]
+    Path(path).write_text(text.rstrip("\n") + "\n" + "\n".join(block) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match=f"duplicate key '{key[:-1]}'"):
+        import_recipe([path], ANSWERS)

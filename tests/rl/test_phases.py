@@ -119,7 +119,7 @@ def test_what_takes_time_is_in_its_phase() -> None:
 
 def test_parts_of_a_step_are_scored_beside_gradients() -> None:
     """A single controller keeps what it has accumulated while the next part is scored."""
-    policy = replace(POLICY_OF, grads=4 * GIB)
+    policy = replace(POLICY_OF, all_grads=4 * GIB)
     whole, parts = (grpo_step(policy, replace(turn(colocated=False), chunks=chunks), H100) for chunks in (1, 3))
     assert [owned(parts, phase, POLICY) - owned(whole, phase, POLICY) for phase in (
         "refit", "logprob", "reference", "training")] == [0, 4 * GIB, 4 * GIB, 0]

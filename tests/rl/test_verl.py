@@ -14,6 +14,7 @@ from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.results.report import Report
 from simcore.rl.journal import Journal
 from simcore.rl.phases import ENGINE, POLICY, REFERENCE
+from simcore.rl.streams import Shared
 from simcore.rl.verl import Offloads, Summoned, summoned, verl_step
 from simcore.simulate import simulate
 from small import plan_of
@@ -45,7 +46,7 @@ def asked(**changed: Any) -> Scenario:
 
 def step(*, params: bool, optimizer: bool, **given: Any) -> Journal:
     given.setdefault("sleep_level", 2)
-    return verl_step(POLICY_OF, turn(**given), H100, (Offloads(params, optimizer, 2 * GIB, passes=4), STATE))
+    return verl_step(POLICY_OF, turn(**given), H100, (Offloads(params, optimizer, Shared(2 * GIB), passes=4), STATE))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -129,3 +130,14 @@ def test_offloading_costs_copies_and_saves_memory() -> None:
     ("sleep_level: 1: expected 2, or 0", {"generation__sleep_level": 1})])
 def test_what_verls_workers_do_not_do_is_refused(told: str, changed: dict[str, Any]) -> None:
     assert any(told in str(problem) for problem in simulate(asked(**changed)).problems)
+
+
+def test_an_entropy_that_is_not_compiled_makes_three_tensors_of_the_logits_in_a_pass() -> None:
+    """256 tokens of 64,000 words, 12 bytes each; the reference policy's passes have no entropy."""
+    model = {"config": "llama-tiny", "overrides": {"vocab_size": 64000}}
+    plain, eager = (simulate(asked(training__loss=loss, model=model)) for loss in ("flash", "flash_eager"))
+    of = [{phase.phase: phase.by_category for phase in report.phases} for report in (plain, eager)]
+    logits = 256 * 64000
+    assert of[1]["logprob"]["activation"] - of[0]["logprob"]["activation"] == pytest.approx(12 * logits, abs=2 * logits)
+    assert of[0]["reference"] == of[1]["reference"]
+    assert of[0]["training"] == of[1]["training"]

@@ -8,7 +8,10 @@ import pytest
 
 from simcore.errors import InputError
 from simcore.inputs.document import Document
+from simcore.inputs.loading import changed
+from simcore.simulate import simulate
 from simcore.studio.degrees import degrees
+from simcore.studio.question import Question
 from studio_jobs import JOB
 
 
@@ -88,3 +91,26 @@ def test_axes_of_experts_are_idle_where_there_are_none_and_none_is_offered_that_
 def test_a_mesh_that_no_job_has_is_refused() -> None:
     with pytest.raises(InputError, match=r"mesh\.tp"):
         degrees(Document("mine.yaml", {**JOB, "mesh": {"tp": 0}}, places={("mesh", "tp"): "mesh.tp"}))
+
+
+def test_a_job_that_its_framework_has_no_layout_for_is_given_to_others() -> None:
+    job = {**JOB, "framework": "automodel", "model": "llama-3.3-nemotron-super-49b",
+           "training": {**JOB["training"], "method": "lora", "loss": "masked_fp32",
+                        "lora": {"rank": 8, "target_modules": ["*_proj"]}}}
+    found = degrees(Question.of({"values": job}).document())
+    assert found["plain"] is None
+    keys = [one["keys"] for one in found["frameworks"]]
+    assert len(keys) == 3
+    assert {"fsdp2", "zero3"} <= {one["framework"] for one in keys}
+    for one in keys:
+        assert one["mesh"] == {"dp_shard": 8}
+        assert one["training.loss"] == "auto"
+        assert "o_proj" in one["training.lora.target_modules"], "names, which PEFT matches, in place of a pattern"
+        assert simulate(changed(Question.of({"values": job}).scenario(), one), timed=False).status == "ok"
+    assert all(one["says"].endswith(" of 79.11 GiB") for one in found["frameworks"])
+
+
+def test_a_job_with_a_legal_layout_is_not_given_away() -> None:
+    assert degrees(Document("mine.yaml", JOB))["frameworks"] == []
+    job = {**JOB, "model": "llama-9-99b"}
+    assert degrees(Document("mine.yaml", job))["frameworks"] == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from studio_jobs import JOB, RECIPE, Asked
+from studio_jobs import JOB, RECIPE, UNSERVED, Asked
 
 pytestmark = pytest.mark.slow
 ZERO3 = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
@@ -19,6 +19,16 @@ def test_a_recipe_asks_for_what_it_leaves_open(asked: Asked) -> None:
     answer = asked("import", files={"recipe.yaml": RECIPE})
     assert answer["format"] == "axolotl"
     assert {question["option"].split()[0] for question in answer["questions"]} == {"--gpus", "--topology"}
+
+
+def test_what_no_answer_makes_modelled_is_told_with_the_questions(asked: Asked) -> None:
+    (early,) = asked("import", files={"recipe.yaml": UNSERVED})["early"]
+    assert early.startswith("Automodel's own layers of nemotron-nas")
+    assert asked("import", files={"recipe.yaml": RECIPE})["early"] == []
+    newer = f"{RECIPE}fp8: true\n"  # a question of the machine: one of the likely ones is too old
+    assert asked("import", files={"recipe.yaml": newer})["early"] == []
+    assert asked("import", files={"part.json": ZERO3})["early"] == []  # its other questions stay
+    assert "early" not in asked("import", 422, files={"recipe.yaml": "a: 1\n"})
 
 
 def test_an_answered_recipe_is_a_job_with_the_origin_of_each_key(asked: Asked) -> None:

@@ -267,8 +267,8 @@ def test_a_machine_without_a_table_has_models_alone(name: str) -> None:
 
 def test_which_machines_have_tables() -> None:
     """Not those whose curves were taken over from another machine, nor L40S, whose host had a fault."""
-    assert WITH_TABLES == ["dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "gb200-nvl72",
-                           "gb300-nvl72", "rtx-pro-6000"]
+    assert WITH_TABLES == ["dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b200-simumax", "dgx-b300", "dgx-h100",
+                           "dgx-h200", "gb200-nvl72", "gb300-nvl72", "rtx-pro-6000"]
 
 
 def test_a_measured_point_is_the_answer() -> None:

@@ -10,7 +10,7 @@ SIMUMAX = COMMON | {
     "model": Words({"llama3_70b truncated to 12 layers": "llama-3.1-8b", "llama3_405b truncated to 4 layers":
                     "llama-3.1-8b", "deepseekv2 truncated to 4 layers": "deepseek-v2-lite",  # routes by softmax
                     "deepseekv3 truncated to 4 layers": "deepseek-v3"}),
-    "gpu_type": Words({"B200 SXM 180GB (1 node)": "dgx-b200"}),
+    "gpu_type": Words({"B200 SXM 180GB (1 node)": "dgx-b200-simumax"}),
     "framework": Words({"Megatron-LM 23e00ed0963c + TE 2.11.0 + torch 2.10 (NGC 26.01)": {"loss": "te_inplace"}}),
     "task": Always("pretrain"), "sharding": Always("zero1"), "recompute": Always("none"),
     "precision": Words({"bf16, fp32 grad accumulation/reduce, fp32 master+Adam":

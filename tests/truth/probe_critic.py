@@ -145,4 +145,5 @@ def main() -> None:
                       "loss": [loss(verl, tokens) for tokens in TOKENS]}, indent=1))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -40,6 +40,35 @@ class InPlace(torch.autograd.Function):
         return logits, None
 
 
+class Apart(InPlace):
+    """The same with `inplace_backward=False`: the gradient is a tensor of its own."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        logits, _, _ = ctx.saved_tensors
+        return torch.empty_like(logits), None
+
+
+class Compiled(torch.autograd.Function):
+    """The entropy as inductor makes it on a GPU: logits and sums of rows are saved, and a gradient is made."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any) -> Any:
+        ctx.save_for_backward(logits, torch.empty(TOKENS))
+        return torch.empty(TOKENS)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        logits, _ = ctx.saved_tensors
+        return torch.empty_like(logits)
+
+
+def eager(logits: Any) -> Any:
+    """verl's entropy_from_logits in the types that autocast on CUDA gives it: softmax, logsumexp and sum in fp32."""
+    shares = torch.nn.functional.softmax(logits, dim=-1, dtype=torch.float32)
+    return torch.logsumexp(logits.float(), dim=-1) - torch.sum(shares * logits, dim=-1)
+
+
 def traced(run: Any) -> tuple[Any, list[int]]:
     """Result of a function, and the bytes of its allocations (negative: frees) in order."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -50,7 +79,8 @@ def traced(run: Any) -> tuple[Any, list[int]]:
     return kept, [size for _, _, size in found]
 
 
-def loss() -> dict[str, list[str]]:
+def loss(scores_of: Any = InPlace.apply, entropy: Any = None) -> dict[str, list[str]]:
+    """Allocations and frees of the logits' size, of twice that (fp32): "+", "++", "-", "--"."""
     weight = torch.nn.Parameter(torch.randn(VOCAB, HIDDEN, dtype=torch.bfloat16))
     hidden = torch.randn(1, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     labels, size = torch.randint(0, VOCAB, (TOKENS,)), TOKENS * VOCAB * 2
@@ -58,7 +88,8 @@ def loss() -> dict[str, list[str]]:
     def forward() -> Any:
         logits = torch.nn.functional.linear(hidden, weight).squeeze(0)
         logits.div_(0.9)
-        return -InPlace.apply(logits, labels)
+        scores = -scores_of(logits, labels)
+        return scores if entropy is None else scores - entropy(logits)
 
     for _ in range(2):
         weight.grad = hidden.grad = None
@@ -66,8 +97,10 @@ def loss() -> dict[str, list[str]]:
         ones = torch.ones_like(scores)
         _, undone = traced(lambda scores=scores, ones=ones: scores.backward(ones))
         del scores
-    return {name: ["+" if one > 0 else "-" for one in found if abs(one) == size]
-            for name, found in (("forward", made), ("backward", undone))}
+    with torch.no_grad():
+        _, passed = traced(forward)
+    return {name: [("+" if one > 0 else "-") * (abs(one) // size) for one in found if abs(one) in (size, 2 * size)]
+            for name, found in (("forward", made), ("backward", undone), ("no_grad", passed))}
 
 
 def state_dict(ranks: int) -> dict[str, int]:
@@ -106,7 +139,9 @@ def state_dict(ranks: int) -> dict[str, int]:
 
 def main() -> None:
     rows = {str(ranks): state_dict(ranks) for ranks in RANKS}
-    print(json.dumps({"torch": torch.__version__, "loss": loss(), "llama": LLAMA, "state_dict": rows}, indent=1))
+    print(json.dumps({"torch": torch.__version__, "loss": loss(),
+                      "entropy": {"compiled": loss(Apart.apply, Compiled.apply), "eager": loss(Apart.apply, eager)},
+                      "llama": LLAMA, "state_dict": rows}, indent=1))
 
 
 if __name__ == "__main__":

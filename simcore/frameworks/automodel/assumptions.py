@@ -35,6 +35,9 @@ _PATCHES = ("vision tower", "cuDNN's convolution of patches needs no workspace",
 _UNPREDICTED = ("model.overrides.mtp_num_layers", "no layers of multi-token prediction, which published models with "
                 "experts of a latent width have and train", "assumed", "0.7.0 models/nemotron_v3/mtp.py "
                 "build_mtp_config_from_hf: num_nextn_predict_layers of the configuration")
+_GATHERED = ("model.overrides.mtp_num_layers", "where units reshard, embedding, head and the module's layers are "
+             "gathered once a pass", "assumed", "0.7.0 models/common/mtp/mtp.py, loss/mtp.py: each further token "
+             "gathers them again")
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
 
@@ -57,8 +60,10 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made += [_PATCHES] if job.graph.architecture.has_tower else []
     made += [_READ] if is_read else []
     made += fp8_assumptions(job)
-    made += [_UNPREDICTED] if any(isinstance(branch.block, Moe) and branch.block.latent for kind in job.graph.kinds
-                                  for branch in kind.branches) else []
+    made += [_UNPREDICTED] if not job.graph.branches and any(
+        isinstance(branch.block, Moe) and branch.block.latent for kind in job.graph.kinds
+        for branch in kind.branches) else []
+    made += [_GATHERED] if job.graph.branches and job.mesh.size > 1 else []
     made += [*policy_assumptions(job), *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if is_forced(options) else _BALANCED]

@@ -37,6 +37,7 @@ def check(job: Job) -> None:
     _check_mesh(job)
     _check_sparse(job)
     _check_tied(job)
+    _check_predictions(job)
     _check_tensor_parallel(job)
     check_pipeline(job)
     _check_context_parallel(job)
@@ -63,6 +64,22 @@ def _check_packed(job: Job) -> None:
     if job.scenario.training.precision.params not in ("auto", job.compute):
         raise job.not_yet("training.precision.params", "a packed base beside parameters of another type than the "
                           "products under automodel")
+
+
+def _check_predictions(job: Job) -> None:
+    """Raises NotYet beside multi-token prediction for what was not measured with it."""
+    training, mesh = job.scenario.training, job.mesh
+    if not job.graph.branches:
+        return
+    for key, said, what in (
+            ("mesh.pp", mesh.pp > 1, "stages"), ("mesh.cp", mesh.cp > 1, "context parallelism"),
+            ("mesh.tp", mesh.tp > 1, "tensor parallelism"),
+            ("framework_version", job.scenario.framework_version not in ("auto", "0.7.0"), "other releases than 0.7.0"),
+            ("training.loss", training.loss not in ("auto", "masked_fp32", "masked", "cut"), f"loss {training.loss}"),
+            ("training.frozen", bool(training.frozen), "frozen parameters"),
+            ("training.precision.compute", bool(job.narrow), "products in 8 bits")):
+        if said:
+            raise job.not_yet(key, f"{what} with multi-token prediction under automodel")
 
 
 _MASKED_IMAGES: Final = {

@@ -23,6 +23,7 @@ from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
 from simcore.operators.llmfoundry.options import AttentionImplementation, LlmfoundryOptions
 from simcore.placement.job import Draft, Job
+from simcore.placement.libraries import Logged
 
 __all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "TRAINER", "check", "in_fp8", "options_of"]
 
@@ -48,6 +49,11 @@ FSDP1: dict[str, tuple[Any, str]] = {
              "and the final norm, small beside it, are taken into the root"),
 }
 """Composer's defaults where they are not the class's own."""
+LOGGED: Final = Logged(calls=11, lists=4)
+"""Composer 0.16.4 `trainer/trainer.py`, _train_loop, after each step: an all-reduce of the loss, which the host reads,
+and of the numbers of samples and tokens, a broadcast of the time; then both metrics of training (`metrics/nlp.py`, a
+sum and a count each) are computed over all ranks: a barrier and an all_gather for each number (torchmetrics 1.0.3
+`utilities/distributed.py`, gather_all_tensors)."""
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
@@ -113,4 +119,4 @@ def options_of(job: Draft, options: dict[str, Any]) -> LlmfoundryOptions:
 
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
-                         checkpoint=all_or_no_checkpoint, stages=weighed_stages, in_fp8=in_fp8)
+                         checkpoint=all_or_no_checkpoint, stages=weighed_stages, in_fp8=in_fp8, logged=LOGGED)

@@ -17,6 +17,7 @@ from simcore.models.tensor import TensorSpec
 from simcore.placement.afterwards import EvaluationLoop
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements
+from simcore.placement.libraries import NOTHING_LOGGED, Logged
 from simcore.recording.options import ImplementationOptions
 
 __all__ = ["Trainer", "uncut"]
@@ -55,7 +56,7 @@ class Trainer:
     `gathered_weights`: the format in which linears of blocks are gathered. `assumptions`: notes about compiled layers.
     `serves_muon`: its optimizer may be torch's Muon. `hub_files`: the source by which it writes files of Hugging Face,
     "" if it writes others. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the logits that it keeps of a
-    job whose parameters are stored in a dtype, "" if it keeps none.
+    job whose parameters are stored in a dtype, "" if it keeps none. `logged`: what its loop gathers after each step.
     """
 
     options: Options
@@ -73,6 +74,7 @@ class Trainer:
     files: tuple[str, str] = ("every_rank", "full")
     evaluation: EvaluationLoop = OWN_LOOP
     kept_logits: Callable[[Job, str], str] = _no_logits
+    logged: Logged = NOTHING_LOGGED
 
 
 Trainers = Mapping[str, Trainer]

@@ -1,8 +1,8 @@
-"""DeepSpeed 0.19.6: ZeRO-1, ZeRO-2 and ZeRO-3, offload to host memory and NVMe, hpZ.
+"""DeepSpeed 0.19.6: without ZeRO (stage 0), ZeRO-1, ZeRO-2 and ZeRO-3, offload to host memory and NVMe, hpZ.
 
-Input: a `Job`, later a `Plan`. Output: a `Framework` with a `ZeroStrategy`; `Zero12Hooks` or `Zero3Hooks`.
-Start: `adapter` (the three stages), `table.zero_table`, `zero12_hooks`, `zero3_hooks`. Upstream's behaviour, in notes:
-`frameworks/deepspeed/strategy.py`.
+Input: a `Job`, later a `Plan`. Output: a `Framework` with a `ZeroStrategy` or `WholeStrategy`; hooks of the stage.
+Start: `adapter` (all stages), `table.zero_table`, `zero12_hooks`, `zero3_hooks`; stage 0: `whole_table`, `whole_hooks`.
+Upstream's behaviour, in notes: `frameworks/deepspeed/strategy.py`.
 
 ZeRO-1 and 2: `zero12_hooks` (gradient bucket, all-reduce, step), `partitions` (each rank's part of the flat group).
 ZeRO-3: `zero3_hooks` (parameters gathered and released around each module; which stay gathered), `module_units` and

@@ -1,4 +1,4 @@
-"""Adapters of the three stages of DeepSpeed's ZeRO."""
+"""Adapters of the three stages of DeepSpeed's ZeRO, and of DeepSpeed without it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from simcore.frameworks.deepspeed.at_rest import exact_in_pieces, partition_padd
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.frameworks.deepspeed.partitions import exact_in_parts
 from simcore.frameworks.deepspeed.table import VERSIONS, options_of_stage, zero_table
+from simcore.frameworks.deepspeed.whole_hooks import WholeHooks
+from simcore.frameworks.deepspeed.whole_table import options_around, whole_table
 from simcore.frameworks.deepspeed.zero3_hooks import Zero3Hooks
 from simcore.frameworks.deepspeed.zero12_hooks import Zero12Hooks
 
@@ -28,6 +30,10 @@ _ZERO3 = FrameworkAdapter(
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
 ADAPTERS = {
+    "zero0": FrameworkAdapter(
+        write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
+        versions=VERSIONS, implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
+        options=options_around, serves_qlora=True, axes=lambda graph: ("dp_replicate",)),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
                      options=partial(options_of_stage, 1)),
     "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,

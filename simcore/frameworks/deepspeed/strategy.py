@@ -46,6 +46,16 @@ ZeRO-3 (`stage3.py`, partition_grads): the 16-bit gradients of the shards are on
 to the device for the norm and the cast. `offload_param` (ZeRO-3 only): shards are on the host, and are copied whenever
 they are gathered (`partition_parameters.py`, _all_gather_dtype). Buffers are flat, and pinned but for moments, and for
 masters of ZeRO-3. `buffer_count`, `buffer_size`, `max_in_cpu`, `fast_init` and pipelining are about NVMe only.
+
+[Note: stage 0] `runtime/engine.py`. Every rank has all. Gradients of all microbatches stay where autograd made them;
+behind the last backward (allreduce_gradients) they are laid flat in the order of the model, until more than
+500,000,000 elements are together (allreduce_no_retain: the gradient that exceeds it is among them; no key changes it),
+all-reduced, divided, and copied back; one gradient alone is sent where it is, and one rank does all this too. In 16
+bits an optimizer wraps the given one (_configure_fp16_optimizer). Around DeepSpeed's FusedAdam (`fp16/
+fused_optimizer.py`): one flat buffer each of parameters, masters and moments. Its step casts all gradients to fp32,
+lays them flat beside that, then drops both the casts and the 16-bit gradients; norm, scaling and update work in place.
+Around any other (`fp16/unfused_optimizer.py`): a master and moments for each parameter; norms cast gradients one by
+one; all gradients are cast to fp32, and the 16-bit ones stay until the update is over. In fp32 nothing is wrapped.
 """
 
 from __future__ import annotations
@@ -54,7 +64,7 @@ from dataclasses import dataclass
 
 from simcore.placement.strategy import ParallelStrategy
 
-__all__ = ["PERSISTENT", "ZeroStrategy"]
+__all__ = ["PERSISTENT", "WholeStrategy", "ZeroStrategy"]
 
 PERSISTENT = "persistent"
 """Name of the policy of parameters that stay gathered."""
@@ -101,3 +111,31 @@ class ZeroStrategy(ParallelStrategy):
         Gradients of those are kept without `contiguous_gradients`, and copied to the host one by one.
         """
         return self.stage < 3 and (self.is_apart or self.states_on_host)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeStrategy(ParallelStrategy):
+    """Settings of stage 0 for one job: [Note: stage 0].
+
+    `axis`: mesh axis over which gradients are all-reduced; "": one rank, which sends nothing. `is_flat_master`: the
+    optimizer is DeepSpeed's FusedAdam, over flat masters. `casts`: parameters have 16 bits, and masters beside them.
+    """
+
+    axis: str
+    is_flat_master: bool
+    casts: bool
+
+    @property
+    def holds_whole_parameters(self) -> bool:
+        """True: every rank has all parameters."""
+        return True
+
+    @property
+    def holds_whole_states(self) -> bool:
+        """True: every rank has all optimizer states."""
+        return True
+
+    @property
+    def is_flat(self) -> bool:
+        """False: nothing is sharded."""
+        return False

@@ -33,7 +33,7 @@ from simcore.placement.job import Draft, Job, topology_of
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 from simcore.recording.number_formats import PackedWeights
 
-__all__ = ["VERSIONS", "options_of_stage", "zero_table"]
+__all__ = ["IN_COMPUTE", "LOSSES", "VERSIONS", "options_of_stage", "packed_weights", "state_names", "zero_table"]
 
 VERSIONS = ("deepspeed 0.19.6",)
 CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
@@ -46,7 +46,7 @@ CAPABILITIES: Final = Capabilities(
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
            "training.optimizer.paged": "False", **ONE_STAGE},
     no_capacity=_transformers.NO_CAPACITY)
-_IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
+IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
                       "training.lora.dtype")
 """Keys that can say nothing but the compute dtype."""
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
@@ -118,7 +118,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
     strategy = _strategy(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, job.compute, threshold, _states(job), _spaces(strategy), _packed(job, options),
+        rules=_rules(stage, job.compute, threshold, state_names(job), _spaces(strategy), packed_weights(job, options),
                      apart=strategy.is_apart),
         units=(),
         strategy=strategy,
@@ -134,7 +134,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         files=plain_files(job, stage, gathers=options.get(_GATHERS) is not False),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
         libraries=torch_libraries(job, options),
-        assumptions=(_OVERLAPPED, *(_fetched_by_layer(_packed(job, options)) if stage == 3 else ()),
+        assumptions=(_OVERLAPPED, *(_fetched_by_layer(packed_weights(job, options)) if stage == 3 else ()),
                      *_of_host(strategy), *((_ALIKE,) if strategy.step_varies_by_rank else ())),
     )
 
@@ -144,7 +144,7 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
     LAYERS[job.graph.implementation].check(job, options)
-    job.refuse_given(dict.fromkeys(_IN_COMPUTE, job.compute))
+    job.refuse_given(dict.fromkeys(IN_COMPUTE, job.compute))
     if job.scenario.training.method != "full":
         check_named_adapters(job)
         if stage == 3 and adapts_experts(job):
@@ -153,8 +153,11 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
 
-def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
-    """Format of packed weights; another floating storage type than the model's would be cast, value by value."""
+def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
+    """Returns the format of packed weights, None where there are none.
+
+    IllegalLayout for another floating storage type than the model's: it would be cast, value by value.
+    """
     packed = packed_of(job, options)
     if packed and packed.storage not in ("uint8", job.compute):
         raise job.illegal(f"framework_options.{STORAGE_OPTION}", f"packed values in {packed.storage} would be cast to "
@@ -245,8 +248,8 @@ def _swap_buffers(job: Draft, options: dict[str, Any], stage: int) -> int:
     requested_count = options.get("offload_optimizer", {}).get("buffer_count")
     count = int(job.auto("framework_options.offload_optimizer.buffer_count",
                          "auto" if requested_count is None else str(requested_count), "4", OFFLOAD))
-    if count < 2 + len(_states(job)):
-        raise job.illegal("framework_options.offload_optimizer", f"buffer_count {count}: a master, {len(_states(job))} "
+    if count < 2 + (moments := len(state_names(job))):
+        raise job.illegal("framework_options.offload_optimizer", f"buffer_count {count}: a master, {moments} "
                           "moments and a gradient are read together", "deepspeed 0.19.6 runtime/swap_tensor/"
                           "partitioned_optimizer_swapper.py: assert pinned_buffers is not None")
     return count
@@ -320,8 +323,8 @@ def _size(job: Draft, options: dict[str, Any], name: str, default: int) -> int:
                         CONFIG))
 
 
-def _states(job: Job) -> tuple[str, ...]:
-    """Names of the optimizer's states besides the masters."""
+def state_names(job: Job) -> tuple[str, ...]:
+    """Returns the names of the optimizer's states besides the masters."""
     optimizer = job.scenario.training.optimizer
     return OPTIMIZERS[optimizer.name].kept(optimizer.momentum)
 

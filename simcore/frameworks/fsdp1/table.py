@@ -83,7 +83,8 @@ _FROZEN: Final = ("accelerate 1.15 accelerator.py prepare_model: flat parameters
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
     fixed={**PLAIN_TORCH, **ONE_STAGE})
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash", "values")
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash", "flash_eager", "flash_entropy",
+                 "flash_entropy_eager", "values")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}
@@ -122,7 +123,7 @@ def table(job: Draft) -> Framework:
         files=fsdp1_files(job),
         afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
                                        writes=trainer.hub_files),
-        libraries=torch_libraries(job, options),
+        libraries=replace(torch_libraries(job, options), logged=trainer.logged),
         assumptions=_assumptions(strategy),
     )
 

@@ -81,7 +81,7 @@ def table(job: Draft) -> Framework:
         files=fsdp2_files(job, trainer.files),
         afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
                                        writes=trainer.hub_files),
-        libraries=torch_libraries(job, options),
+        libraries=replace(torch_libraries(job, options), logged=trainer.logged),
         assumptions=(*time_of_offload(job), *_of_muon(job), *_of_groups(optimizer), *trainer.assumptions(job, options)),
     )
 

@@ -21,6 +21,7 @@ ADAPTERS = {"megatron": FrameworkAdapter(
     at_rest=AtRest(exact=exact_at_rest, padding=buffer_padding, pools=registered_pools),
     quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
     dispatchers=DISPATCHERS, chunks_loss=True, implied=IMPLIED,
+    freezes=("megatron",), reads_images=True, trains_towers=True,
     copies_tied_head=True,  # the last stage's copy of the embedding: core 0.16.1 language_module.py:167
     memory_options=(
         MemoryOption("formats", {PRECISE: True}),

@@ -132,7 +132,8 @@ def implementation_options(job: Draft, options: dict[str, object], grads: str) -
     made: dict[str, Any] = {
         "dispatcher": "alltoall" if dispatcher == "auto" else dispatcher,
         "moe_flex_dispatcher_backend": backend, "main_grad_bytes": dtype_bytes(grads), **stash_options(job, options),
-        "logprob_chunk_size": job.scenario.training.logprob_chunk_size or 0}
+        "logprob_chunk_size": job.scenario.training.logprob_chunk_size or 0,
+        "reads_images": job.graph.architecture.has_tower}
     return _core_options(job, options, made | _layer_options(job, options))
 
 

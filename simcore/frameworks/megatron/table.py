@@ -37,6 +37,7 @@ from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept
 from simcore.frameworks.megatron.rules import rules, shard_axes
 from simcore.frameworks.megatron.stages import schedule, stages
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
+from simcore.frameworks.megatron.vision.rules import assumptions_of_tower, check_tower
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import Moe
@@ -89,6 +90,7 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
     sequence_parallel = _sequence_parallel(job)
     made_stages, made_schedule = stages(job, options), schedule(job, options)
     check_groups(job, made_stages)
+    check_tower(job, options, made_stages)
     check(job, sequence_parallel=sequence_parallel)
     check_overlap(job, options, sequence_parallel=sequence_parallel)
     check_attention(job, options)
@@ -100,8 +102,7 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
     _note_defaults(job)
     return _with_kept_inputs(job.graph, Framework(
         name="megatron", version=version_of(job),
-        rules=policies,
-        units=(),
+        rules=policies, units=(),
         strategy=_buckets(job, options, made, fp8, made_stages),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
                             late_master=made.precise and not made.offloaded),
@@ -140,7 +141,7 @@ def _with_kept_inputs(graph: ModelGraph, framework: Framework) -> Framework:
 
 def _assumptions(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | None,
                  offload: LayerOffload | ModuleOffload | None) -> tuple[tuple[str, str, str, str], ...]:
-    return (*layer_assumptions(job, options), *recompute_assumptions(job),
+    return (*layer_assumptions(job, options), *assumptions_of_tower(job), *recompute_assumptions(job),
             *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made),
             *offload_assumptions(offload), *hot_ranks_assumption(job))
 

@@ -13,6 +13,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -30,9 +31,14 @@ _LATENT_FIELDS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_nope_head_di
                   "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
+_DELTA_FIELDS = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+                 "linear_conv_kernel_dim")
+_ACTIVATIONS = ("gelu_new", "gelu", "relu2")
+
+
 def architecture(config: Config) -> Architecture:
     """Layers and sizes of a model with a `GPT2Config`; InputError for values that are not modelled."""
-    config.choice("activation_function", ("gelu_new", "gelu"))
+    config.choice("activation_function", _ACTIVATIONS)
     config.refuse("add_cross_attention")
     hidden, vocab = config.integer("hidden_size", "n_embd"), config.integer("vocab_size")
     positions = 0 if _turns(config) else config.integer("max_position_embeddings", "n_positions")
@@ -66,21 +72,43 @@ def _turns(config: Config) -> bool:
 
 
 def _layers(config: Config, hidden: int) -> list[LayerKind]:
-    """`first_k_dense_replace`: so many layers of a model with experts have none (Megatron's moe_layer_freq)."""
+    """`first_k_dense_replace`: so many layers of a model with experts have none (Megatron's moe_layer_freq).
+
+    `linear_attention_freq`: one layer of so many has attention, the others a gated delta net (megatron-core d98e8a64
+    `models/gpt/experimental_attention_variant_module_specs.py`, get_linear_attention_pattern).
+    """
     count, sparse = config.integer("num_hidden_layers", "n_layer"), "n_routed_experts" in config.fields
     first = min(count, config.integer("first_k_dense_replace", default=0, least=0)) * sparse
-    last = _layer(config, hidden, sparse=sparse)
-    dense = [_layer(config, hidden, sparse=False)] * first
-    return dense + [replace(last, name="moe_decoder") if first else last] * (count - first)
+    every = config.integer("linear_attention_freq", default=1)
+    attention = _attention(config, hidden, bias=config.boolean("add_bias_linear", default=True))
+    linear = _delta_net(config, hidden) if every > 1 else attention
+    layers = []
+    for place in range(count):
+        layer = _layer(config, hidden, linear if (place + 1) % every else attention, sparse=sparse and place >= first)
+        layers.append(replace(layer, name=f"{'moe_' * (first > 0 and place >= first)}{layer.name}"))
+    return layers
 
 
-def _layer(config: Config, hidden: int, *, sparse: bool) -> LayerKind:
+def _delta_net(config: Config, hidden: int) -> GatedDeltaNet:
+    keys, values, key_dim, value_dim = (config.integer(name) for name in _DELTA_FIELDS[:4])
+    if values % keys:
+        raise config.fail("linear_num_value_heads", f"expected a multiple of {keys} key heads, got {values}")
+    if config.boolean("add_bias_linear", default=True):
+        raise config.fail("linear_attention_freq", "a gated delta net beside biases (add_bias_linear) is not modelled "
+                                                   "yet")
+    if not _turns(config):
+        raise config.fail("linear_attention_freq", "a gated delta net with learned positions is not modelled yet")
+    return GatedDeltaNet(hidden, keys, values, key_dim, value_dim, config.integer("linear_conv_kernel_dim", default=4))
+
+
+def _layer(config: Config, hidden: int, mixer: Attention | LatentAttention | GatedDeltaNet, *,
+           sparse: bool) -> LayerKind:
     bias, layer_norm = config.boolean("add_bias_linear", default=True), _has_layer_norm(config)
-    attention = _attention(config, hidden, bias=bias)
     mlp = _experts(config, hidden, bias=bias) if sparse else _mlp(config, hidden, bias=bias)
-    dropout = config.fraction("resid_pdrop", 0.1) > 0
-    return LayerKind("decoder", "gpt2", hidden, (Branch("ln_1", "attn", attention, layer_norm=layer_norm),
-                                                 Branch("ln_2", "mlp", mlp, layer_norm=layer_norm)), dropout=dropout)
+    name = "delta_net" if isinstance(mixer, GatedDeltaNet) else "decoder"
+    return LayerKind(name, "gpt2", hidden, (Branch("ln_1", "attn", mixer, layer_norm=layer_norm),
+                                            Branch("ln_2", "mlp", mlp, layer_norm=layer_norm)),
+                     dropout=config.fraction("resid_pdrop", 0.1) > 0)
 
 
 def _attention(config: Config, hidden: int, *, bias: bool) -> Attention | LatentAttention:
@@ -96,7 +124,8 @@ def _attention(config: Config, hidden: int, *, bias: bool) -> Attention | Latent
     if heads % groups:
         raise config.fail("num_query_groups", f"expected a divisor of {heads} heads, got {groups}")
     return Attention(hidden, heads, groups, hidden // heads, bias="all" if bias else "", rotary=_turns(config),
-                     qk_norm=config.boolean("qk_layernorm", default=False), dropout=dropout)
+                     qk_norm=config.boolean("qk_layernorm", default=False), dropout=dropout,
+                     gated=config.boolean("attention_output_gate", default=False))
 
 
 def _latent(config: Config, hidden: int, heads: int, *, bias: bool, dropout: bool) -> LatentAttention:
@@ -117,19 +146,29 @@ def _has_layer_norm(config: Config) -> bool:
 
 
 def _mlp(config: Config, hidden: int, *, bias: bool) -> Mlp:
-    """Four times the width where `n_inner` is not given (`GPT2Block`); `swiglu`: SiLU, gated."""
-    gated = config.boolean("swiglu", default=False)
-    return Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=gated, gelu=not gated, bias=bias)
+    """Four times the width where `n_inner` is not given (`GPT2Block`); `swiglu`: SiLU, gated.
+
+    Relu squared stands in no kernel with a bias (Megatron-LM d98e8a64 `core/transformer/mlp.py`).
+    """
+    gated, squared = config.boolean("swiglu", default=False), config.fields.get("activation_function") == "relu2"
+    if squared and (gated or bias):
+        raise config.fail("activation_function", "relu2 with a gate or with biases (add_bias_linear) is not modelled "
+                                                 "yet")
+    width = config.integer("n_inner", default=4 * hidden)
+    return Mlp(hidden, width, gated=gated, gelu=not (gated or squared), bias=bias)
 
 
 def _experts(config: Config, hidden: int, *, bias: bool) -> Moe:
     """Experts are Megatron's: GELU, or gated with `swiglu` (Megatron-LM's `training/arguments.py`), no biases."""
     gated = config.boolean("swiglu", default=False)
+    if config.fields.get("activation_function") == "relu2":
+        raise config.fail("activation_function", "relu2 in experts of a GPT is not modelled yet")
     if bias:
         raise config.fail("n_routed_experts", "experts with biases (add_bias_linear) are not modelled yet")
     experts = config.integer("n_routed_experts")
     return Moe(hidden, experts, top_k(config, experts), config.integer("moe_intermediate_size"),
                config.integer("moe_shared_expert_intermediate_size", default=0, least=0), gated=gated,
+               shared_gate=config.boolean("moe_shared_expert_gate", default=False),
                router=config.choice("moe_router_score_function", ("softmax", "sigmoid")), gelu=not gated)
 
 
@@ -138,4 +177,4 @@ FAMILY = ModelFamily(architecture, further_fields=(
     "normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
     "moe_shared_expert_intermediate_size", "multi_latent_attention", "swiglu", "position_embedding_type",
     "num_query_groups", "mtp_num_layers", "first_k_dense_replace", "moe_router_score_function", "qk_layernorm",
-    *_LATENT_FIELDS))
+    "attention_output_gate", "moe_shared_expert_gate", "linear_attention_freq", *_DELTA_FIELDS, *_LATENT_FIELDS))

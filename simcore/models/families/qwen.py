@@ -3,8 +3,8 @@
 Qwen2 has biases on query, key and value; Qwen3 has none, and a norm over each head of query and key. The models with
 experts have them in every layer but those of `mlp_only_layers` and those that `decoder_sparse_step` skips; Qwen2-MoE
 also has a shared expert with a gate. The decoder of Qwen2.5-VL is Qwen2's (`qwen2_5_vl_text`), that of Qwen3-VL Qwen3's
-(`qwen3_vl_text`). OLMoE has experts in every layer, and norms over all heads of query and key; their width is
-`intermediate_size`.
+(`qwen3_vl_text`, `qwen3_vl_moe_text`). OLMoE has experts in every layer, and norms over all heads of query and key;
+their width is `intermediate_size`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def architecture(config: Config) -> Architecture:
         config.refuse("attention_bias")
         mixer = attention(config, qk_norm=True)
     count = config.integer("num_hidden_layers")
-    if family.endswith("_moe"):
+    if family.endswith(("_moe", "_moe_text")):
         return chain(config, family, _mixed(config, family, mixer, count), mixer.head_dim)
     return chain(config, family, [decoder_layer(family, mixer, mlp(config))] * count, mixer.head_dim)
 
@@ -61,14 +61,16 @@ def _mixed(config: Config, family: str, mixer: Attention, count: int) -> list[La
     if not isinstance(dense, list):
         raise config.fail("mlp_only_layers", f"expected a list of layer numbers, got {dense!r}")
     step = config.integer("decoder_sparse_step", default=1)
-    sparse = decoder_layer(family, mixer, _moe(config, shares=family == "qwen2_moe"))
+    sparse = decoder_layer(family, mixer, _moe(config, shares=family == "qwen2_moe",
+                                                       sees=family == "qwen3_vl_moe_text"))
     plain = decoder_layer(family, mixer, mlp(config))
     return [plain if i in dense or (i + 1) % step else sparse for i in range(count)]
 
 
-def _moe(config: Config, *, shares: bool) -> Moe:
+def _moe(config: Config, *, shares: bool, sees: bool) -> Moe:
+    """`shares`: with a shared expert; `sees`: weights of a token always add up to one."""
     experts = config.integer("num_experts")
-    normalised = config.boolean("norm_topk_prob", default=False)
+    normalised = sees or config.boolean("norm_topk_prob", default=False)
     return Moe(config.integer("hidden_size"), experts, top_k(config, experts), config.integer("moe_intermediate_size"),
                config.integer("shared_expert_intermediate_size") if shares else 0, gated=True, router="softmax",
                normalised=normalised, shared_gate=shares)

@@ -12,21 +12,24 @@ __all__ = ["IMAGE_SIDES", "image_sides", "part_of", "stem_of", "with_layers", "w
 
 IMAGE_SIDES = "image_sides"
 """Field under which the sides of an image, [height, width] in pixels, stand beside a configuration that has none."""
-_OF_TEXT = ("head_dim", "chunk_size", "layers_block_type", "layer_types", "mtp_num_layers")
+_OF_TEXT = ("head_dim", "chunk_size", "layers_block_type", "layer_types")
 
 
-def part_of(config: Config, name: str, model_type: str) -> Config:
-    """The configuration `name` inside; InputError if there is none, or for another `model_type`."""
+def part_of(config: Config, name: str, *model_types: str) -> Config:
+    """The configuration `name` inside; InputError if there is none, or for a `model_type` that is none of those.
+
+    `model_types`: the first is taken where it says none.
+    """
     fields = config.fields.get(name)
     if not isinstance(fields, dict):
         raise config.fail(name, "expected a configuration, with its fields")
-    found = Config({"model_type": model_type, **fields}, f"{config.where}: {name}")
-    found.choice("model_type", (model_type,))
+    found = Config({"model_type": model_types[0], **fields}, f"{config.where}: {name}")
+    found.choice("model_type", model_types)
     return found
 
 
 def with_layers(config: Config, text: Config, *, tied: bool) -> Config:
-    """The text's configuration with what the model's says of it: tied embeddings, and a number of layers if given.
+    """The text's configuration with what the model's says of it: tied embeddings; other sizes if given.
 
     `tied`: what holds if nothing is said. InputError for other fields of a decoder beside it, which transformers would
     not read.
@@ -35,8 +38,9 @@ def with_layers(config: Config, text: Config, *, tied: bool) -> Config:
         if name in config.fields:
             raise config.fail(name, "a field of text_config: nothing reads it beside that")
     fields = {**text.fields, "tie_word_embeddings": config.boolean("tie_word_embeddings", default=tied)}
-    if "num_hidden_layers" in config.fields:
-        fields["num_hidden_layers"] = config.integer("num_hidden_layers")
+    for name in ("num_hidden_layers", "vocab_size", "mtp_num_layers"):
+        if name in config.fields:
+            fields[name] = config.integer(name, least=int(name != "mtp_num_layers"))
     return Config(fields, text.where)
 
 

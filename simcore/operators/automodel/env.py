@@ -19,6 +19,7 @@ class Env:
 
     `held`: tensors that the decoder layer holds until it returns. `cache`: results that a checkpoint keeps for its
     replay, by name; None outside such a checkpoint. `fp8`: the layer's products by TransformerEngine are in 8 bits.
+    `begins`, `ends`: the first and the last of several runs of the same layer.
     """
 
     tape: Tape
@@ -27,6 +28,8 @@ class Env:
     cache: dict[str, tuple[Tensor, ...]] | None = None
     held: list[Tensor] = field(default_factory=list)
     fp8: bool = False
+    begins: bool = True
+    ends: bool = True
 
     @property
     def scaling(self) -> Scaling:

@@ -246,6 +246,7 @@ FAMILIES: Final = {
     "qwen2_moe": Family(masks=2),
     "qwen2_5_vl_text": Family(grids=3, keeps_grids=True, passes_positions=False),
     "qwen3_vl_text": Family(grids=3, keeps_grids=True, passes_positions=False),
+    "qwen3_vl_moe_text": Family(grids=3, keeps_grids=True, passes_positions=False),
     "qwen3_next": Family(norm=rms_norm_from_zero, attention=_attention_with_gate),
     "qwen3_5_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),
     "qwen3_5_moe_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),

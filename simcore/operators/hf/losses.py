@@ -19,8 +19,12 @@ from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
-__all__ = ["cut_loss", "liger_loss", "loss_of"]
+__all__ = ["EAGER", "cut_loss", "liger_loss", "loss_of"]
 
+_FLASH: Final = ("flash", "flash_eager", "flash_entropy", "flash_entropy_eager")
+_ENTROPY: Final = ("flash_entropy", "flash_entropy_eager")
+EAGER: Final = ("flash_eager", "flash_entropy_eager")
+"""Losses of verl's actor: all; with an entropy in the loss; whose entropy is not compiled."""
 _WIDE_GRADS: Final = 3
 _NARROW_GRADS: Final = 2
 """Gradients of one number a token in backward of the loss of values: in fp32, and in the compute dtype."""
@@ -117,7 +121,7 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     leaf = logits.node
     if block.upcast and not cut:
         logits = aten.cast(tape, logits, "fp32")
-    loss = (aten.mul_scalar(tape, logits) if cut else _flash_loss(tape, logits) if run.loss == "flash" else
+    loss = (aten.mul_scalar(tape, logits) if cut else _flash_loss(tape, run.loss, logits) if run.loss in _FLASH else
             top_k_loss(tape, logits) if run.loss == TOP_K else _causal_loss(tape, run, logits))
     forward = tape.cut()
     outputs = [logits] if run.loss == "hf_keep_logits" else []
@@ -129,20 +133,27 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     return RecordedLayer(forward, backward, after, tape.cut(), seed)
 
 
-def _flash_loss(tape: Tape, logits: Tensor) -> Tensor:
+def _flash_loss(tape: Tape, name: str, logits: Tensor) -> Tensor:
     """Loss, a scalar in fp32, of logits that are divided by the temperature in place: see [Note: in place].
 
     [Note: in place] verl b178a3cd `workers/actor/dp_actor.py` _forward_micro_batch, flash-attn 2.8 `ops/triton/
     cross_entropy.py` with inplace_backward: the gradient takes the place of the logits. `logits.squeeze(0).div_(t)`
     changes a view, so that autograd copies a gradient of the base twice and divides it: four of the logits' size at
-    once (`tests/truth/probe_verl.py`).
+    once (`tests/truth/probe_verl.py`). With an entropy in the loss (`name` flash_entropy) both gradients are tensors of
+    their own, and the entropy's comes first: that of a compiled one is all that it makes of the logits' size.
     """
     shape, dtype = logits.shape, logits.dtype
 
     def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
         size = logits_bytes
+        before = _grad_of_entropy(tape, saved, shape, dtype, is_eager=name in EAGER) if name in _ENTROPY else None
+        if before is not None:
+            _scores = aten.new(tape, shape, dtype, "grad_of_scores", size)
+            del _scores
+            saved.clear()
         wide = aten.new(tape, shape, dtype, "grad_of_view", 2 * size)
         saved.clear()
+        before = None
         made = aten.new(tape, shape, dtype, "grad_of_base", 2 * size)
         _copy = aten.new(tape, shape, dtype, "grad_copied", 2 * size)
         _quotient = aten.new(tape, shape, dtype, "grad_divided", 2 * size)
@@ -157,9 +168,61 @@ def _flash_loss(tape: Tape, logits: Tensor) -> Tensor:
     lse = aten.new(tape, (rows,), "fp32", "log_sum_exp")
     losses = aten.new(tape, (rows,), "fp32", "losses", logits_bytes, Kernel.LOSS)
     tape.save(node, lse)
+    if name in _ENTROPY:
+        _entropy(tape, node, shape, logits_bytes, is_eager=name in EAGER)
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
     out.node = node
     return out
+
+
+def _entropy(tape: Tape, node: Node | None, shape: tuple[int, ...], size: int, *, is_eager: bool) -> None:
+    """Records the entropy of logits of `size` bytes, and what `node` keeps of it: see [Note: eager entropy].
+
+    [Note: eager entropy] verl b178a3cd `utils/torch_functional.py:224` entropy_from_logits. Autocast on CUDA takes
+    softmax, logsumexp and sum in fp32 (torch 2.13 `ATen/autocast_mode.h` AT_FORALL_FP32), and each casts the logits for
+    itself. Backward of logsumexp makes three tensors of that size. Compiled it is one kernel over rows, forward and
+    backward.
+    """
+    tape.compute(Kernel.ELEMENTWISE, size, size)
+    if not is_eager:
+        return
+    wide = aten.new(tape, shape, "fp32", "wide_logits", size)
+    shares = aten.new(tape, shape, "fp32", "shares", 2 * size)
+    del wide
+    tape.save(node, shares)
+    del shares
+    wide = aten.new(tape, shape, "fp32", "wide_logits", size)
+    _powers = aten.new(tape, shape, "fp32", "powers", 2 * size)
+    del _powers
+    tape.save(node, wide)
+    del wide
+    _product = aten.new(tape, shape, "fp32", "weighed_logits", 3 * size)
+
+
+def _grad_of_entropy(tape: Tape, saved: list[Tensor], shape: tuple[int, ...], dtype: str, *, is_eager: bool) -> Tensor:
+    """Gradient of the entropy [..., vocab] in the logits' `dtype`; takes what `_entropy` kept from `saved`."""
+    if not is_eager:
+        return aten.new(tape, shape, dtype, "grad_of_entropy", saved[0].nbytes)
+    size = saved[0].nbytes
+    wide: Tensor | None = saved.pop()
+    shares: Tensor | None = saved.pop()
+    to_shares: Tensor | None = aten.new(tape, shape, "fp32", "grad_of_shares", size)
+    grad: Tensor | None = aten.new(tape, shape, "fp32", "grad_of_product", 2 * size)
+    made = aten.new(tape, shape, dtype, "grad_of_entropy", 2 * size)
+    grad = None
+    powers = [aten.new(tape, shape, "fp32", name, 2 * size) for name in ("differences", "powers")]
+    grad = aten.new(tape, shape, "fp32", "grad_of_sum", 4 * size)
+    powers.clear()
+    wide = None
+    for name in ("grad_of_sum", "grad_of_softmax"):
+        if name == "grad_of_softmax":
+            grad = aten.new(tape, shape, "fp32", name, 4 * size)
+            shares = to_shares = None
+        _narrow = aten.new(tape, shape, dtype, "grad_of_entropy", 2 * size)
+        grad = None
+        del _narrow
+    assert wide is shares is to_shares is grad is None
+    return made
 
 
 def _values_loss(tape: Tape, run: LayerWorkload) -> RecordedLayer:

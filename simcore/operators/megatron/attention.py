@@ -17,6 +17,7 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.offload import offloaded
+from simcore.operators.megatron.ops.rotation import turned_by_token
 from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.operators.shared.quantizer import Producer
@@ -166,6 +167,8 @@ def _moved(c: Context, x: Tensor, name: str, block: Attention) -> Tensor:
     TE's fused rotation knows no factor of YaRN's (core 0.16.1 `rope_utils.py`, apply_rotary_pos_emb: mscale), which
     GPT-OSS has (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`, yarn_rotary_scaling_factor).
     """
+    if block.rotary and c.options.reads_images:
+        return turned_by_token(c, x, name, block.rotated or block.head_dim, block.head_dim)
     rows, columns = x.shape
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:

@@ -73,13 +73,14 @@ def embedding(c: Context, block: Embedding, *, is_last: bool = True) -> Tensor:
     Its dense weight gradient covers this rank's vocabulary and is added to main_grad by DDP's hook. Learned positions
     are looked up and added before the sequence is split (`language_model_embedding.py`, reduce_scatter_embeddings).
     A scaled one is multiplied by a number last (Bridge 067f987d `models/gemma/gemma3_provider.py`).
-    `is_last`: of several lookups in one layer, that whose backward runs last.
+    `is_last`: of several lookups in one layer, that whose backward runs last. Before a vision tower the sequence is
+    whole, and its end cuts it.
     """
     if block.positions:
         words = _words(c, block, whole=True, is_last=is_last)
         out = _split_sequence(c, _sequence_first(c, _positions(c, block, words)))
     else:
-        out = _sequence_first(c, _words(c, block, whole=False, is_last=is_last))
+        out = _sequence_first(c, _words(c, block, whole=block.tower > 0, is_last=is_last))
     if c.kind.scaled:
         out = scaled(c, out, "hidden_states")
     return dropped(c, out, "hidden_states") if c.kind.dropout else out

@@ -31,6 +31,7 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
+from simcore.models.vision_blocks import VisionPart
 from simcore.operators.implementation import Implementation
 from simcore.operators.megatron.attention import attention, mlp
 from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
@@ -46,6 +47,8 @@ from simcore.operators.megatron.recurrent.delta_net import delta_net
 from simcore.operators.megatron.recurrent.mamba import mamba
 from simcore.operators.megatron.stash import sections
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
+from simcore.operators.megatron.vision.features import add_features
+from simcore.operators.megatron.vision.parts import GRAD_EMBEDDED, record_part
 from simcore.operators.shared.features import LATENT, refuse
 from simcore.recording.host_copies import STAYS, HostTrip
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -64,7 +67,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "attention within a window", "a router by softmax of the chosen", "biases of experts",
                            "a gate of the shared expert", "the gated delta rule", "a gate of attention's output",
                            "rotation of a part of each head", "norms behind blocks",
-                           "norms over all heads of query and key",
+                           "norms over all heads of query and key", "a vision tower",
                            "a scaled embedding or scaled logits", LATENT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
@@ -103,7 +106,12 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     c = Context(Tape(slots, comms, no_grad=run.no_grad, leaves=run.leaves, groups=run.groups), run, kind)
     if c.is_cut_into_nodes:
         c.run = _with_own_backward(run)
-    tape = c.tape
+    return record_part(c, kind.block, attention) if isinstance(kind.block, VisionPart) else _record(c)
+
+
+def _record(c: Context) -> RecordedLayer:
+    """The same of all but parts of a vision tower."""
+    kind, run, tape = c.kind, c.run, c.tape
     caught: list[Tensor] = []
     x = [] if isinstance(kind.block, Embedding) else [_input(c, caught)]
     out = _forward(c, x)
@@ -119,7 +127,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     late = tape.cut()
     trip = _on_the_host(tape)
     tape.phase = "backward"
-    seed = _seed(tape, out, is_loss=is_loss)
+    seed = _seed(c, out, is_loss=is_loss)
     tape.backward()
     del out  # the trainer's loss, and the graph's last reference
     c.held.clear()
@@ -146,12 +154,14 @@ def _with_own_backward(run: LayerWorkload) -> LayerWorkload:
     return replace(run, params={name: replace(param, tied=False) for name, param in run.params.items()})
 
 
-def _seed(tape: Tape, out: Tensor, *, is_loss: bool) -> Section:
-    """The gradient of the output; without a graph the next layer makes none."""
+def _seed(c: Context, out: Tensor, *, is_loss: bool) -> Section:
+    """The gradient of the output; without a graph the next layer makes none, behind a tower its end does."""
+    tape, tower = c.tape, c.kind.block.tower if isinstance(c.kind.block, Embedding) else 0
     if out.node is None:
         return _EMPTY
     if not is_loss:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, 1))
+        slot = tape.slot(GRAD_EMBEDDED, "backward_temp") if tower else GRAD_HIDDEN
+        tape.seed(out, tape.external(out.shape, out.dtype, slot, tower or 1))
         return _EMPTY
     tape.seed(out, tape.empty(out.shape, out.dtype, "grad_loss"))
     return tape.cut()
@@ -198,8 +208,8 @@ def _forward(c: Context, x: list[Tensor]) -> Tensor:
     if block is None:
         if c.run.checkpoint == "full":
             held = x.copy()
-            return c.region(lambda: _branches(c, held))
-        return _branches(c, x)
+            return c.region(lambda: _layer(c, held))
+        return _layer(c, x)
     if isinstance(block, Embedding):
         return embedding(c, block)
     if isinstance(block, FinalNorm):
@@ -214,6 +224,11 @@ def _forward(c: Context, x: list[Tensor]) -> Tensor:
     if c.run.loss == "values":
         return value_loss(c, x[0])
     return log_probabilities(c, x) if c.options.logprob_chunk_size else loss(c, x[0])
+
+
+def _layer(c: Context, x: list[Tensor]) -> Tensor:
+    out = _branches(c, x)
+    return add_features(c, out) if c.kind.fed else out
 
 
 def _branches(c: Context, x: list[Tensor]) -> Tensor:
@@ -247,5 +262,5 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
     return moe(c, block, x)
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, value_heads=VALUE_HEADS,
-                                       biased_values=False)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, builds_towers=True,
+                                       value_heads=VALUE_HEADS, biased_values=False)

@@ -52,7 +52,8 @@ def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Te
 
 def _run(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor], depth: int) -> Tensor:
     """One further token: its embedding beside `x`, projected, through the module's layer and norm."""
-    found = embedding(c, Embedding(block.vocab, block.hidden), is_last=depth == 0)
+    found = embedding(c, Embedding(block.vocab, block.hidden, tower=int(c.options.reads_images)), is_last=depth == 0)
+    found = _cut(c, found) if c.options.reads_images else found
 
     def project_and_run() -> Tensor:
         made = layer(_inner(c), [_project(c, block, found, x)])

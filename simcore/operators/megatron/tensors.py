@@ -41,7 +41,9 @@ from simcore.models.blocks import (
     Mtp,
 )
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import VisionPart
 from simcore.operators.megatron.ops.value_head import value_weight
+from simcore.operators.megatron.vision.tensors import tower_tensors
 
 __all__ = ["tensors"]
 
@@ -50,8 +52,7 @@ FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final
 NOT_BUILT: Final = ("arcee", "bailing_moe", "bamba", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma3",
                     "glm", "glm4", "glm4_moe_lite", "granite", "granitemoehybrid", "hunyuan_v1_dense", "hy_v3",
                     "mamba2", "minimax_m2", "ministral3", "mistral3", "mpt", "nemotron", "nemotron-nas", "olmo2",
-                    "olmo3", "phi", "phi3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl",
-                    "qwen3_vl_text", "seed_oss", "starcoder2", "zamba2")
+                    "olmo3", "phi", "phi3", "qwen2_5_vl", "qwen2_5_vl_text", "seed_oss", "starcoder2", "zamba2")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -61,6 +62,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     families in `NOT_BUILT`.
     """
     block = kind.block
+    if isinstance(block, VisionPart):
+        return tower_tensors(block, _layer, kind.family)
     if kind.family in NOT_BUILT:
         raise NotYet(Problem("model", f"not yet: {kind.family} in Megatron's layers"))
     if block is None:
@@ -170,10 +173,11 @@ def _delta_net(branch: Branch) -> tuple[TensorSpec, ...]:
                       "delta_net", "conv")
     return (
         *(TensorSpec(f"{at}.{name}", (heads,), ("value_heads",), "delta_net") for name in ("dt_bias", "A_log")),
-        *_norm(f"{at}.in_proj.layer_norm_", b.hidden),
+        *_norm(f"{at}.in_proj.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
         _linear(f"{at}.in_proj", (b.conv_dim + b.values + 2 * heads, "delta_in"), hidden, "delta_net"),
         conv,
-        TensorSpec(f"{at}.out_norm.weight", (b.value_dim,), ("value_dim",), "delta_net", "norm"),
+        *(replace(spec, component="delta_net")
+          for spec in _norm(f"{at}.out_norm.", b.value_dim, "value_dim", layer_norm=branch.layer_norm)),
         _linear(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
     )
 

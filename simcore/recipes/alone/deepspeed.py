@@ -32,7 +32,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     ask_for_script(draft)
     zero = read_deepspeed(reader, draft)
     if zero.shards is Shards.ZERO:
-        shard_over_ranks(draft)
+        shard_over_ranks(draft, whole=zero.is_whole)
         write_batches(draft, zero)
         draft.use(*zero.formats, *zero.autos.values(), why="the training script's, which is asked for")
         if not zero.compute:

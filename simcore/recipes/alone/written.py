@@ -12,6 +12,7 @@ from typing import Any, Final
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.written import (
     FRAMEWORKS,
+    OF_ZERO,
     shards_of,
     stage_of,
     write_given,
@@ -44,7 +45,7 @@ def _write_launch(outline: Outline) -> None:
         write_plugin(outline, "fsdp_config.", trainer=False)
         _write_copies(outline)
     else:
-        outline.put("distributed_type", "DEEPSPEED", "framework", "mesh.dp_shard")
+        outline.put("distributed_type", "DEEPSPEED", "framework", "mesh.dp_shard", "mesh.dp_replicate")
         _write_zero_launch(outline, steps)
     mixed = next((name for name in ("bf16", "fp16") if outline.puts.get(f"{_TRAINER}.{name}") and
                   outline.puts[f"{_TRAINER}.{name}"].value), "no")
@@ -122,4 +123,4 @@ def _zero_file(job: Job) -> str:
 
 OF_ACCELERATE: Final = RecipeWriter(".yaml", FRAMEWORKS, _write_launch, _accelerate_launch, _launch_text,
                                     _beside_launch)
-OF_DEEPSPEED: Final = RecipeWriter(".json", ("zero1", "zero2", "zero3"), _write_json, _torchrun, _json, _beside_json)
+OF_DEEPSPEED: Final = RecipeWriter(".json", OF_ZERO, _write_json, _torchrun, _json, _beside_json)

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from simcore.errors import InputError, Problem
+from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
-from simcore.models.graph import architecture_of, model_config
-from simcore.models.vision_blocks import AnySize, VisionPart
+from simcore.models.towers import tower_of
+from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Row, read_rows
@@ -49,7 +49,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
     kind = reader.text("recipe._target_" if reader.is_mapping("recipe") else "recipe")
     sees = kind is not None and kind.value.endswith(VLM_RECIPE)
     name = draft.values.get("model", draft.answers.settings.get("model", ""))
-    parts = _tower(name.get("config", "") if isinstance(name, dict) else str(name))
+    parts = tower_of(name.get("config", "") if isinstance(name, dict) else str(name))
     if not sees:
         if parts and kind is not None:
             draft.refused.append(Problem(kind.where, f"not yet: {kind.key}: a model with a vision tower that is given "
@@ -63,15 +63,6 @@ def read_images(reader: Reader, draft: Draft) -> None:
     packs = reader.integer("packed_sequence.pack_size")
     if packs is not None and packs.value > 0:
         draft.refuse(packs, "packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
-
-
-def _tower(name: str) -> tuple[tuple[str, LayerKind], ...]:
-    """Parts of the model's vision tower, each with its path; () for a model without one, or an unknown one."""
-    try:
-        parts = architecture_of(model_config(name, None, "")).parts
-    except InputError:
-        return ()
-    return tuple((path, kind) for path, kind in parts if isinstance(kind.block, VisionPart))
 
 
 def _read_sides(reader: Reader, draft: Draft, *, any_size: bool) -> None:

@@ -91,4 +91,5 @@ def _read_kind(reader: Reader, draft: Draft) -> bool:
     return True
 
 
-FORMAT: Final = Format("automodel", "NeMo Automodel YAML", _recognises, _read, WRITER)
+FORMAT: Final = Format("automodel", "NeMo Automodel YAML", _recognises, _read, WRITER,
+                       repeats="0.7.0 components/config/loader.py: yaml.safe_load")

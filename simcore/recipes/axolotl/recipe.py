@@ -78,6 +78,7 @@ def _check(reader: Reader, draft: Draft, shards: Shards) -> None:
                    "embeddings and norms in fp32 (loaders/model.py _configure_embedding_dtypes)")
 
 
-FORMAT: Final = Format("axolotl", "axolotl YAML", _recognises, _read, WRITER, sets_itself={
+FORMAT: Final = Format("axolotl", "axolotl YAML", _recognises, _read, WRITER, repeats=
+                       "067b021c cli/config.py: yaml.safe_load", sets_itself={
     "mixed_precision": "axolotl sets ACCELERATE_MIXED_PRECISION anew, by the recipe's fp8, bf16 and fp16 (067b021c "
                        "utils/trainer.py prepare_optim_env)"})

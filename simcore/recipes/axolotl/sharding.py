@@ -84,7 +84,7 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader) -> Sharding:
         draft.idle(reader.integer(name), "ZeRO cuts over all ranks")
     zero = read_deepspeed(file, draft)
     if zero.shards is Shards.ZERO:
-        shard_over_ranks(draft)
+        shard_over_ranks(draft, whole=zero.is_whole)
     return Sharding(zero.shards, zero)
 
 

@@ -8,8 +8,8 @@ framework `megatron` or `megatron_fsdp`. Start: `recipe.FORMAT`.
 batch of a benchmark on other GPUs. `selection`: recipes by the model. `launched`, `layouts`: what launchers change
 after a recipe is built. `model`, `provider`: the model by its Hugging Face name, or by the sizes of its provider.
 `vocabulary`: its rows. `framework`: Megatron-Core or Megatron-FSDP. `step`, `experts`: precision, recomputation,
-adapters, dispatchers. `parallel`: degrees, overlap, number of GPUs. `variables`: the environment. `rows`: keys that
-depend on no other; `fields.json`: names that blocks have.
+adapters, dispatchers. `towers`: images, and frozen parts of models that read them. `parallel`: degrees, overlap, number
+of GPUs. `variables`: the environment. `rows`: keys that depend on no other; `fields.json`: names that blocks have.
 
 Recipes are those of NVIDIA-NeMo/Megatron-Bridge 067f987d (main, 2026-08-22).
 """

@@ -212,6 +212,7 @@ def _predicted(name: str) -> int:
     if find(name) is None:
         return 0
     config = model_config(name, None, "")
+    config = {**config, **(config.get("text_config") or {})}
     counts = (config.get(field) for field in ("num_nextn_predict_layers", "mtp_num_hidden_layers"))
     return next((count for count in counts if isinstance(count, int)), 0)
 

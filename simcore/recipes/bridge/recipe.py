@@ -27,6 +27,7 @@ from simcore.recipes.bridge.step import (
     read_stages,
     read_states,
 )
+from simcore.recipes.bridge.towers.images import read_images, splits_sequences
 from simcore.recipes.bridge.variables import read_variables
 from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
@@ -140,11 +141,15 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: tupl
         draft.use(copies, why="1, as without it")
     data = read_degrees(reader, draft, gpus)
     read_lengths(reader, draft, owns=owns)
+    read_images(reader, draft)
     read_stages(reader, draft)
     parallel = reader.flag("model.sequence_parallel")
     if parallel is not None and parallel.value and draft.values.get("mesh", {}).get("tp", 1) == 1:
         draft.infer("training.sequence_parallel", False, "switched off where tp is 1", parallel,  # noqa: FBT003
                     source="Bridge models/transformer_config.py")
+    elif draft.values.get("mesh", {}).get("tp", 1) > 1 and splits_sequences(draft):
+        draft.infer("training.sequence_parallel", True, "switched on where tp is over 1", parallel,  # noqa: FBT003
+                    source="Bridge models/qwen_vl/qwen3_vl_provider.py:305")
     elif parallel is not None:
         draft.put("training.sequence_parallel", parallel)
     read_recompute(reader, draft)

@@ -63,7 +63,6 @@ SAID: Final[tuple[Row, ...]] = (
 )
 REFUSED: Final[tuple[Row, ...]] = (
     Off("model.attention_output_gate", "a gate of the attention's output"),
-    Off("model.freeze_language_model", "a frozen language model beside other towers"),
     Off("dist.use_torch_fsdp2", "PyTorch's FSDP2 in place of Megatron's (models/model_provider.py:222)"),
     On("model.deallocate_pipeline_outputs", "outputs of stages that stay when they are sent"),
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),

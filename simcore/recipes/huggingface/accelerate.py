@@ -216,19 +216,19 @@ def _read_zero(reader: Reader, draft: Draft, mixed: Taken[Any] | None, file: Rea
         check_named(draft, named, file)
         zero = read_deepspeed(file, draft)
         if zero.shards is Shards.ZERO:
-            shard_over_ranks(draft)
+            shard_over_ranks(draft, whole=zero.is_whole)
         return Launch(zero.shards, mixed, zero, is_refused=zero.shards is not Shards.ZERO)
     stage = reader.integer("deepspeed_config.zero_stage")
     steps = reader.take("deepspeed_config.gradient_accumulation_steps")
     if stage is None:
         draft.default("framework", "zero2", "accelerate 1.15.0", _STAGE)
-    elif stage.value in (1, 2, 3):
+    elif stage.value in (0, 1, 2, 3):
         draft.infer("framework", f"zero{stage.value}", "stage of ZeRO", stage)
     else:
         draft.refuse(stage, f"stage {stage.value} of ZeRO", always=True)
     for name, part in (("optimizer", "optimizer"), ("param", "params")):
         _read_device(reader, draft, name, part)
-    shard_over_ranks(draft)
+    shard_over_ranks(draft, whole=stage is not None and stage.value == 0)
     if steps is not None and not (isinstance(steps.value, int) and steps.value > 0):
         draft.idle(steps, "the trainer's")
         steps = None

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed_keys import FIELDS, check_fields, refuse_blocks, switches, without_effect
+from simcore.recipes.huggingface.deepspeed_keys import (
+    FIELDS,
+    ZERO_FIELDS,
+    check_fields,
+    refuse_blocks,
+    switches,
+    without_effect,
+)
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -30,10 +37,7 @@ _SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_t
 _MORE_OF_3: Final = ("zero_hpz_partition_size", "mics_shard_size", "mics_hierarchical_params_gather",
                      "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
                      "model_persistence_threshold", "gather_16bit_weights_on_model_save", "memory_efficient_linear")
-_WHOLE: Final = (": DeepSpeed's own optimizer, with a flat fp32 master of all 16-bit parameters on every rank, and "
-                 "gradients that are reduced after backward, in flat copies of 500,000,000 elements or more (deepspeed "
-                 "0.19.6 runtime/fp16/fused_optimizer.py, runtime/engine.py allreduce_no_retain)")
-"""Work of a rank at stage 0, which framework ddp does otherwise."""
+_AT_0: Final = "deepspeed 0.19.6 runtime/engine.py zero_use_cpu_optimizer, ops/adam/cpu_adam.py; zero/config.py"
 _FILLED: Final = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Sizes that transformers fills in where they are `auto`."""
 _STAGE_3: Final = "stage3_"
@@ -50,7 +54,7 @@ class Zero:
 
     `shards`: ZERO, or NONE if the stage was refused. `compute`: format of products that it fixes, "" if the trainer's
     decides; `formats`: the keys that leave it to the trainer. `micro`, `steps`, `whole`: batch keys that are no `auto`,
-    the last where it is not the product of the others. `has_optimizer`: it names its own.
+    the last where it is not the product of the others. `has_optimizer`: it names its own. `is_whole`: of stage 0.
     """
 
     shards: Shards
@@ -60,6 +64,7 @@ class Zero:
     steps: Taken[int] | None = None
     whole: Taken[int] | None = None
     has_optimizer: bool = False
+    is_whole: bool = False
     autos: Mapping[str, Taken[Any]] = field(default_factory=dict)
 
 
@@ -74,34 +79,56 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
         if not reader.has(f"{at}{block}"):
             reader.take(f"{at}{block}")  # null says nothing
     stage = reader.integer(f"{zero}stage")
-    if stage is None or stage.value not in (1, 2, 3):
-        if stage is None:
-            draft.fail(reader.document.path, f"{zero}stage is missing, and without it nothing is sharded")
-        else:
-            draft.refuse(stage, f"stage {stage.value} of ZeRO{_WHOLE if stage.value == 0 else ''}", always=True)
+    if stage is not None and stage.value not in (0, 1, 2, 3):
+        draft.refuse(stage, f"stage {stage.value} of ZeRO", always=True)
         draft.idle(reader.matching(*([f"{at}*"] if at else ["*"])), "of a configuration that is refused")
         return Zero(Shards.NONE)
-    draft.infer("framework", f"zero{stage.value}", "stage of ZeRO", stage)
+    number = _write_stage(draft, stage)
     check_fields(reader, draft, at)
-    _read_sizes(reader, draft, zero, stage.value)
-    for name, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
-        _read_offload(reader, draft, f"{zero}{name}.", name, part)
+    if number == 0:
+        _read_whole_stage(reader, draft, zero)
+    else:
+        _read_sizes(reader, draft, zero, number)
+        for name, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
+            _read_offload(reader, draft, f"{zero}{name}.", name, part)
     if "nvme" in draft.values.get("training", {}).get("offload", {}).values():
         draft.unmodelled(reader.matching(f"{at}aio.*"), "how drives are read: their rate is the machine's")
-    _read_scaling(reader, draft, at, zero, stage.value)
+    _read_scaling(reader, draft, at, number)
     if holds_states_on_host(draft):
         read_rows(reader, draft, [On(f"{at}zero_force_ds_cpu_optimizer", "another optimizer than DeepSpeed's own Adam "
                                      "for states on the host")])
-    read_rows(reader, draft, [*switches(at, zero, stage.value), *without_effect(at, zero)])
+    read_rows(reader, draft, [*switches(at, zero, number), *without_effect(at, zero)])
     refuse_blocks(reader, draft, at, zero)
-    has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
+    has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.", whole=number == 0)
     read_clipping(reader, draft, f"{at}gradient_clipping")
     compute, formats = _read_formats(reader, draft, at)
     autos: dict[str, Taken[Any]] = {}
     micro = _number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
     steps = _number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
     whole = _read_whole(reader, draft, at, micro, steps)
-    return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, autos)
+    return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, number == 0, autos)
+
+
+def _write_stage(draft: Draft, stage: Taken[int] | None) -> int:
+    """Writes the stage, 0 where it is not said (0.19.6 `runtime/zero/config.py`), and returns it."""
+    if stage is None:
+        draft.default("framework", "zero0", "deepspeed 0.19.6", "runtime/zero/config.py: stage")
+        return 0
+    draft.infer("framework", f"zero{stage.value}", "stage of ZeRO", stage)
+    return stage.value
+
+
+def _read_whole_stage(reader: Reader, draft: Draft, zero: str) -> None:
+    """Reads what a stage above 0 alone uses; offload is an error (0.19.6 `runtime/engine.py`, `zero/config.py`)."""
+    for name, why in (("optimizer", "states of whole masters on the device get an Adam for CPUs, which stops at them"),
+                      ("param", "parameters are offloaded at stage 3 alone")):
+        device = reader.text(f"{zero}offload_{name}.device")
+        if device is None or device.value == "none":
+            draft.idle(device, "the default")
+        else:
+            draft.use(device)
+            draft.fail(device.where, f"{device.key} {device.value} at stage 0: {why} ({_AT_0})")
+    draft.idle(reader.matching(*(f"{zero}{name}" for name in ZERO_FIELDS.split())), "stage 0 reads it nowhere")
 
 
 def check_named(draft: Draft, named: Taken[str] | None, file: Reader) -> None:
@@ -138,21 +165,21 @@ def _read_sizes(reader: Reader, draft: Draft, zero: str, stage: int) -> None:
         draft.put(f"framework_options.{name}", reader.integer(f"{zero}{name}"))
 
 
-def _read_scaling(reader: Reader, draft: Draft, at: str, zero: str, stage: int) -> None:
+def _read_scaling(reader: Reader, draft: Draft, at: str, stage: int) -> None:
     """Reads how gradients are divided: beside reduce_scatter alone by the ranks, after it (`stage_1_and_2.py`:308).
 
-    Stage 3 takes a factor, by which gradients are multiplied once more.
+    Stage 3 takes a factor, by which gradients are multiplied once more; stage 0 divides once or twice.
     """
     before, factor = reader.flag(f"{at}prescale_gradients"), reader.number(f"{at}gradient_predivide_factor")
-    if before is not None and before.value:
+    if before is not None and before.value and stage > 0:
         draft.use(before)
         draft.fail(before.where, f"{before.key}: beside reduce_scatter an error of DeepSpeed 0.19.6 "
                                  "(zero/stage_1_and_2.py:313, stage3.py:390)")
     else:
-        draft.idle(before, "the default")
+        draft.idle(before, "the default" if stage > 0 else "when gradients are divided")
     if factor is None or factor.value == 1.0:
         draft.idle(factor, "the default")
-    elif stage == 3 or reader.look(f"{at}gradient_allreduce_op") == "sum":
+    elif stage in (0, 3) or reader.look(f"{at}gradient_allreduce_op") == "sum":
         draft.unmodelled(factor, "gradients are multiplied by it before they are reduced: not timed")
     else:
         draft.use(factor)
@@ -197,12 +224,17 @@ def _read_offload(reader: Reader, draft: Draft, at: str, block: str, part: str) 
         Idle((f"{at}cpuadam_cores_perc",), "cores of the host")])
 
 
-def _read_optimizer(reader: Reader, draft: Draft, at: str) -> bool:
+def _read_optimizer(reader: Reader, draft: Draft, at: str, *, whole: bool) -> bool:
     """True if the configuration names DeepSpeed's own optimizer, which then takes the place of the trainer's."""
     kind = reader.text(f"{at}type")
     plain, torchs = reader.flag(f"{at}params.adam_w_mode"), reader.flag(f"{at}params.torch_adam")
     draft.idle(reader.matching(f"{at}params.*"), "numbers of the update")
-    draft.idle(reader.flag(f"{at}legacy_fusion"), "about BF16_Optimizer")
+    legacy = reader.flag(f"{at}legacy_fusion")
+    if whole and legacy is not None and legacy.value:
+        draft.use(legacy)
+        draft.fail(legacy.where, f"{legacy.key}: FusedAdam stops at it (deepspeed 0.19.6 ops/adam/fused_adam.py step)")
+    else:
+        draft.idle(legacy, "read at stage 0 alone")
     if kind is None:
         draft.idle([one for one in (plain, torchs) if one is not None], "no optimizer is named")
         return False
@@ -212,6 +244,9 @@ def _read_optimizer(reader: Reader, draft: Draft, at: str) -> bool:
         draft.put("training.optimizer.name", kind, _OPTIMIZERS[kind.value.lower()])
     draft.idle(plain, "when weight decay is taken: the same states")
     _read_kernel(draft, torchs)
+    if whole:
+        draft.infer("framework_options.torch_adam", torchs is not None and torchs.value,
+                    "which Adam decides on masters", kind, torchs, source=_ENGINE)
     return True
 
 
@@ -335,12 +370,13 @@ def holds_states_on_host(draft: Draft) -> bool:
     return "optimizer" in draft.values.get("training", {}).get("offload", {})
 
 
-def shard_over_ranks(draft: Draft) -> None:
-    """Writes the ranks that ZeRO cuts over: all of them."""
+def shard_over_ranks(draft: Draft, *, whole: bool = False) -> None:
+    """Writes the ranks that ZeRO cuts over, all of them; with `whole` (stage 0) each has a copy."""
+    axis, rule = ("mesh.dp_replicate", "a copy on each GPU") if whole else ("mesh.dp_shard", "ZeRO cuts over all ranks")
     if draft.answers.gpus is None:
-        draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
+        draft.ask(axis, "--gpus N", "number of GPUs")
     else:
-        share_out(draft, draft.answers.gpus, {}, "mesh.dp_shard", "ZeRO cuts over all ranks", "DeepSpeed's ZeRO")
+        share_out(draft, draft.answers.gpus, {}, axis, rule, "DeepSpeed's ZeRO")
 
 
 def check_numbers(draft: Draft, zero: Zero | None, micro: Taken[int] | None, steps: Taken[int] | None, *,

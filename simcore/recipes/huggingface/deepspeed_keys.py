@@ -12,7 +12,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
-__all__ = ["FIELDS", "check_fields", "refuse_blocks", "switches", "without_effect"]
+__all__ = ["FIELDS", "ZERO_FIELDS", "check_fields", "refuse_blocks", "switches", "without_effect"]
 
 FIELDS: Final[Mapping[str, str]] = {
     "bf16": "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states",
@@ -43,6 +43,22 @@ _ZERO_BLOCKS: Final = {"zenflow": "ZenFlow (gradients of which a part is applied
                        "model_persistence_threshold": "a limit on all parameters that stay gathered"}
 
 
+ZERO_FIELDS: Final = (
+    "stage allgather_bucket_size allgather_partitions allgather_sequential contiguous_gradients cpu_offload "
+    "cpu_offload_param cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks "
+    "gather_16bit_weights_on_model_save ignore_unused_parameters legacy_stage1 load_from_fp32_weights "
+    "log_trace_cache_warnings max_live_parameters max_reuse_distance memory_efficient_linear "
+    "mics_hierarchical_params_gather mics_shard_size module_granularity_threshold offload_optimizer.* offload_param.* "
+    "overlap_comm override_module_apply param_persistence_threshold pipeline_loading_checkpoint prefetch_bucket_size "
+    "reduce_bucket_size reduce_scatter round_robin_gradients save_muon_momentum_buffer_in_memory "
+    "stage3_allgather_sequential stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
+    "stage3_max_live_parameters stage3_max_reuse_distance stage3_module_granularity_threshold "
+    "stage3_param_persistence_threshold stage3_prefetch_bucket_size stage3_use_all_reduce_for_fetch_params "
+    "sub_group_size use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce zero_hpz_partition_size "
+    "zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights")
+"""Keys of zero_optimization but for those that ask for something by being there (0.19.6 `runtime/zero/config.py`)."""
+
+
 def check_fields(reader: Reader, draft: Draft, at: str) -> None:
     """Tells of fields that a block of DeepSpeed's does not have."""
     for block, fields in FIELDS.items():
@@ -66,10 +82,11 @@ def refuse_blocks(reader: Reader, draft: Draft, at: str, zero: str) -> None:
 
 
 def switches(at: str, zero: str, stage: int) -> list[Row]:
-    """Rows of keys that are followed, or refused by name, at a stage of ZeRO."""
-    return [*_of_stage_3(zero), *_of_every_stage(at, zero)] if stage == 3 else [
-        On(f"{zero}use_multi_rank_bucket_allreduce", "gradients that are reduced for one rank at a time"),
-        Off(f"{zero}legacy_stage1", "the stage 1 of old releases"), *_of_every_stage(at, zero)]
+    """Rows of keys that are followed, or refused by name, at a stage of ZeRO; stage 0 has those outside its block."""
+    of_1_and_2 = [On(f"{zero}use_multi_rank_bucket_allreduce", "gradients that are reduced for one rank at a time"),
+                  Off(f"{zero}legacy_stage1", "the stage 1 of old releases")]
+    own = [] if stage == 0 else [*(_of_stage_3(zero) if stage == 3 else of_1_and_2), *_of_every_stage(zero)]
+    return [*own, *_of_the_engine(at)]
 
 
 def _of_stage_3(zero: str) -> list[Row]:
@@ -86,18 +103,23 @@ def _of_stage_3(zero: str) -> list[Row]:
     ]
 
 
-def _of_every_stage(at: str, zero: str) -> list[Row]:
+def _of_every_stage(zero: str) -> list[Row]:
     return [
         *(Says(f"{zero}{name}", f"framework_options.{name}", "flag")
           for name in ("overlap_comm", "contiguous_gradients", "round_robin_gradients")),
         On(f"{zero}reduce_scatter", "gradients that are all-reduced"),
-        On(f"{at}managed_gradient_accumulation", "microbatches that the training script counts"),
         *(Off(f"{zero}{name}", what) for name, what in (
             ("zero_quantized_weights", "parameters that travel in 8 bits (ZeRO++)"),
             ("zero_quantized_nontrainable_weights", "parameters that travel in 8 bits (ZeRO++)"),
             ("zero_quantized_gradients", "gradients that travel in 4 bits (ZeRO++)"),
             ("cpu_offload", "offload by the key of old releases (write offload_optimizer)"),
             ("cpu_offload_param", "offload by the key of old releases (write offload_param)"))),
+    ]
+
+
+def _of_the_engine(at: str) -> list[Row]:
+    return [
+        On(f"{at}managed_gradient_accumulation", "microbatches that the training script counts"),
         *(Off(f"{at}{name}.enabled", what) for name, what in (
             ("amp", "NVIDIA's apex"), ("torch_autocast", "autocast inside DeepSpeed"),
             ("progressive_layer_drop", "layers that are left out"), ("eigenvalue", "quantisation that is learnt"),
@@ -122,7 +144,8 @@ def without_effect(at: str, zero: str) -> list[Row]:
               f"{zero}load_from_fp32_weights", f"{zero}pipeline_loading_checkpoint", f"{at}checkpoint.*",
               f"{at}load_universal_checkpoint", f"{at}nebula.*", f"{at}datastates_ckpt", f"{at}datastates_ckpt.*"),
              "files: not part of a step"),
-        Idle((f"{zero}allgather_partitions", f"{at}disable_allgather"), "nothing reads it (0.19.6)"),
+        Idle((f"{zero}allgather_partitions", f"{at}disable_allgather", f"{at}cuda_visible_devices"),
+             "nothing reads it (0.19.6)"),
         Idle((f"{zero}ignore_unused_parameters", f"{zero}log_trace_cache_warnings", f"{zero}enable_sanity_checks"),
              "checks and warnings"),
         Idle((f"{zero}cpu_offload_use_pin_memory",), "read with cpu_offload alone"),

@@ -198,7 +198,7 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
     zero = read_deepspeed(reader, draft, "deepspeed.") if file is None else read_deepspeed(file, draft)
     if zero.shards is not Shards.ZERO:
         return Launch(zero.shards, is_refused=True)
-    shard_over_ranks(draft)
+    shard_over_ranks(draft, whole=zero.is_whole)
     return Launch(Shards.ZERO, zero=zero)
 
 

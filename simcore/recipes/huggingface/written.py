@@ -10,17 +10,20 @@ from simcore.recipes.huggingface.optimizers import OPTIMIZERS
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.outline import Outline
 
-__all__ = ["FORMAT_NAMES", "FRAMEWORKS", "OFFLOADED", "hugging_face_name", "is_moved", "optimizer_name", "shards_of",
-           "stage_of", "steps_of", "whole", "write_given", "write_plugin", "write_zero", "zero_options"]
+__all__ = ["FORMAT_NAMES", "FRAMEWORKS", "OFFLOADED", "OF_ZERO", "hugging_face_name", "is_moved", "optimizer_name",
+           "shards_of", "stage_of", "steps_of", "whole", "write_given", "write_plugin", "write_zero", "zero_options"]
 
 FORMAT_NAMES: Final[Mapping[str, str]] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """Number formats in torch's words."""
 _WIDE: Final = "framework_options.wide_embedding_states"
 _OPTIONS: Final = "framework_options."
-_STAGES: Final = {"zero1": 1, "zero2": 2, "zero3": 3}
+_STAGES: Final = {"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 _SHARDS: Final = {"ddp": Shards.NONE, "fsdp1": Shards.FLAT, "fsdp2": Shards.EACH, **dict.fromkeys(_STAGES, Shards.ZERO)}
 FRAMEWORKS: Final = (*_SHARDS,)
 """Frameworks that transformers' Trainer runs, by accelerate."""
+OF_ZERO: Final = (*_STAGES,)
+"""Frameworks that DeepSpeed's configuration describes."""
+_TORCH_ADAM: Final = "framework_options.torch_adam"
 _DEVICES: Final = {"host": "cpu", "nvme": "nvme"}
 OFFLOADED: Final = tuple(f"training.offload.{part}" for part in ("params", "gradients", "optimizer"))
 """Parts that FSDP moves together, all of them or none."""
@@ -132,6 +135,10 @@ def write_zero(outline: Outline, at: str, steps: int) -> None:
     if compute in ("bf16", "fp16"):
         outline.put(f"{at}{compute}.enabled", True, "training.precision.compute")  # noqa: FBT003 - a value
     outline.put(f"{at}zero_optimization.stage", stage_of(outline), "framework")
+    if outline.given(_TORCH_ADAM) is False:
+        outline.put(f"{at}optimizer.type", "AdamW", _TORCH_ADAM)
+        outline.put(f"{at}optimizer.params.lr", "auto", _TORCH_ADAM)
+    outline.said.add(_TORCH_ADAM)
     for name in _ZERO_OPTIONS:
         write_given(outline, f"{at}zero_optimization.{name}", f"{_OPTIONS}{name}")
     for block, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
@@ -145,7 +152,8 @@ def write_zero(outline: Outline, at: str, steps: int) -> None:
 def zero_options(outline: Outline) -> tuple[str, ...]:
     """Options of DeepSpeed's own that the scenario's file says."""
     names = (*_ZERO_OPTIONS, "offload_optimizer", "offload_param")
-    return tuple(name for name in names if outline.given(f"{_OPTIONS}{name}") is not None)
+    own = ("torch_adam",) if outline.given(_TORCH_ADAM) is False else ()
+    return (*own, *(name for name in names if outline.given(f"{_OPTIONS}{name}") is not None))
 
 
 def _sequences(outline: Outline) -> int:

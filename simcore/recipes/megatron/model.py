@@ -23,8 +23,10 @@ from simcore.recipes.megatron.refused import refuse_shape
 __all__ = ["write_model"]
 
 _GPT2: Final = "gpt2"
-_READ_LATER: Final = ("softmax", "window")
-"""Settings that are refused or listed where they are not GPT-OSS's."""
+_READ_LATER: Final = ("softmax", "window", "variant", "every")
+"""Settings that are refused or listed where they are not those of GPT-OSS, or of a GPT in Megatron's words."""
+_DELTA_NET: Final = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+                     "linear_conv_kernel_dim")
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,9 @@ _READ: Final[dict[str, Callable[[Fields], Setting[Any]]]] = {
     "kv_rank": _number("kv_lora_rank"), "qk_dim": _number("qk_head_dim"), "rope_dim": _number("qk_pos_emb_head_dim"),
     "v_dim": _number("v_head_dim"), "softmax": _text("softmax_type"), "window": _text("window_size"),
     "expert_groups": _number("moe_router_num_groups"), "chosen_groups": _number("moe_router_group_topk"),
-    "oss": _flag("enable_gpt_oss"), "frequency": _text("moe_layer_freq"), "narrow": _number("moe_latent_size")}
+    "variant": _text("experimental_attention_variant"), "every": _text("linear_attention_freq"),
+    "output_gate": _flag("attention_output_gate"), "oss": _flag("enable_gpt_oss"),
+    "frequency": _text("moe_layer_freq"), "narrow": _number("moe_latent_size")}
 
 
 def write_model(writer: Writer) -> None:
@@ -147,6 +151,7 @@ def write_model(writer: Writer) -> None:
     else:
         writer.unmodelled("the whole head is rotated here", share)
     if fields.text("hybrid_layer_pattern").value or fields.text("hybrid_override_pattern").value:
+        _refuse_variant(gpt)
         write_hybrid(writer)
         return
     writer.idle("there is no pattern of layers", fields.flag("is_hybrid_model"))
@@ -161,6 +166,8 @@ def write_model(writer: Writer) -> None:
         writer.refuse("experts of a latent width in a decoder without a pattern of layers", gpt.narrow)
     if family is not None:
         writer.draft.infer("model.config", family[0], family[1], *gpt.layers.taken)
+        if family[0] != _GPT2:
+            _refuse_variant(gpt)
         family[2](gpt)
         writer.use(*(read(fields) for name, read in _READ.items() if name not in _READ_LATER),
                    why=f"as the layers of {family[0]} have it")
@@ -179,13 +186,23 @@ def _family(gpt: _Gpt) -> tuple[str, str, Callable[[_Gpt], None]] | None:
             return "deepseek-v2", "a softmax before the choice of experts is DeepSeek-V2's", _write_deepseek
     qwen = gpt.qk_norm.value and rotary and not gpt.biased.value
     plain = not gpt.qkv_biased.value and (gpt.latent.value or (
-        not qwen and gpt.head_dim.value * gpt.heads.value == gpt.hidden.value))
-    if plain and not gpt.shared_gate.value and not gpt.quick.value:
+        not (qwen and not gpt.variant.value) and gpt.head_dim.value * gpt.heads.value == gpt.hidden.value))
+    if plain and not gpt.quick.value:
         return _GPT2, "a decoder in Megatron's words", _write_gpt
     if not rotary or gpt.biased.value or gpt.latent.value or gpt.quick.value:
         _refuse(gpt)
         return None
     return _rotary_family(gpt)
+
+
+def _refuse_variant(gpt: _Gpt) -> None:
+    """Refuses mixers and gates that only a GPT in Megatron's words has."""
+    if gpt.variant.value:
+        gpt.writer.refuse("linear or sparse attention", gpt.variant, gpt.every)
+    else:
+        gpt.writer.idle("no variant of attention is named", gpt.every, gpt.variant)
+    if gpt.output_gate.value:
+        gpt.writer.refuse("a gate of the attention's output", gpt.output_gate)
 
 
 def _refuse(gpt: _Gpt) -> None:
@@ -217,15 +234,19 @@ def _write_gpt(gpt: _Gpt) -> None:
     gpt.write(n_embd=gpt.hidden, n_layer=gpt.layers, n_head=gpt.heads, n_inner=gpt.ffn, n_positions=gpt.length,
               tie_word_embeddings=gpt.tied, attn_pdrop=gpt.attention_dropout, resid_pdrop=gpt.dropout,
               embd_pdrop=gpt.dropout)
-    if gpt.squared.value:
-        gpt.writer.refuse("squared ReLU of a GPT with biases or learned positions", gpt.squared)
+    if gpt.squared.value and (gpt.biased.value or gpt.gated.value or gpt.experts.value):
+        gpt.writer.refuse("squared ReLU of a GPT with biases, a gate or experts", gpt.squared)
+    elif gpt.squared.value:
+        gpt.writer.write("model.overrides.activation_function", "relu2", gpt.squared)
     else:
         gpt.writer.use(gpt.squared, why="GELU, as without it")
     gpt.write_other("LayerNorm", normalization=gpt.norm)
     gpt.write_other("learned_absolute", position_embedding_type=gpt.positions)
     gpt.write_other(gpt.heads.value, num_query_groups=gpt.groups)
     gpt.write_other(usual=True, add_bias_linear=gpt.biased)
-    gpt.write_other(usual=False, swiglu=gpt.gated, qk_layernorm=gpt.qk_norm, multi_latent_attention=gpt.latent)
+    gpt.write_other(usual=False, swiglu=gpt.gated, qk_layernorm=gpt.qk_norm, multi_latent_attention=gpt.latent,
+                    attention_output_gate=gpt.output_gate, moe_shared_expert_gate=gpt.shared_gate)
+    _write_delta_net(gpt)
     gpt.writer.write_other("model.overrides.mtp_num_layers", gpt.further.value or 0, 0, gpt.further)
     _refuse_repeated(gpt)
     gpt.writer.use(gpt.head_dim, why="the width of the stream over the heads, or the family's own")
@@ -238,6 +259,22 @@ def _write_gpt(gpt: _Gpt) -> None:
               moe_shared_expert_intermediate_size=gpt.shared_ffn)
     gpt.writer.write_other("model.overrides.first_k_dense_replace", dense, 0, gpt.frequency)
     gpt.write_other("softmax", moe_router_score_function=gpt.score)
+
+
+def _write_delta_net(gpt: _Gpt) -> None:
+    """Gated delta nets in all layers but one of so many (--linear-attention-freq); another variant is refused."""
+    every = str(gpt.every.value or "")
+    if not gpt.variant.value:
+        gpt.writer.idle("no variant of attention is named", gpt.every, gpt.variant)
+    elif gpt.variant.value != "gated_delta_net" or gpt.latent.value or gpt.further.value:
+        gpt.writer.refuse("linear or sparse attention but for gated delta nets beside ordinary attention", gpt.variant,
+                          gpt.every)
+    elif not every.isdigit() or int(every) < 1:
+        gpt.writer.refuse("gated delta nets in layers that are listed one by one", gpt.every, gpt.variant)
+    else:
+        gpt.writer.write("model.overrides.linear_attention_freq", int(every), gpt.every, gpt.variant)
+        gpt.write(**{name: Setting(name, one.value, one.taken) for name in _DELTA_NET
+                     for one in (gpt.writer.fields.integer(name),)})
 
 
 def _refuse_repeated(gpt: _Gpt) -> None:

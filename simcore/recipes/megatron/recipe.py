@@ -259,4 +259,5 @@ def _takes(name: str) -> str:
 
 _ARGUMENTS_OF_SCRIPTS: Final = ScriptArguments(_alike, _takes, _given_in)
 FORMAT: Final = Format("megatron", "Megatron-LM arguments", _recognises, _read,
-                       replace(WRITER, arguments=_ARGUMENTS_OF_SCRIPTS))
+                       replace(WRITER, arguments=_ARGUMENTS_OF_SCRIPTS),
+                       repeats="d98e8a64 shell_test_utils/_run_training.sh: yq gives both as arguments")

@@ -35,8 +35,6 @@ _OTHER_MODELS: Final = (
 """Fields that make the run another than training one GPT: nothing else of it is read."""
 
 REFUSED: Final = (
-    Refusal(("experimental_attention_variant", "linear_attention_freq"), "linear or sparse attention"),
-    Refusal(("attention_output_gate",), "a gate of the attention's output"),
     Refusal(("qk_clip",), "clipping of query and key"),
     Refusal(("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
             "layers that differ one by one"),

@@ -81,4 +81,5 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     return with_job(with_environment(imported, script.environment), script.job)
 
 
-FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read, WRITER, takes_launcher=True)
+FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read, WRITER, takes_launcher=True,
+                       repeats="f2cd5771 scripts/utils.py: yaml.safe_load")

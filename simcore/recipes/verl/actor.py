@@ -13,7 +13,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 from simcore.recipes.verl.formats import FORMATS
 
-__all__ = ["ACTOR", "MODEL", "RELEASE", "WORKERS", "read_actor", "refuse_said", "said"]
+__all__ = ["ACTOR", "MODEL", "RELEASE", "ROWS", "WORKERS", "read_actor", "refuse_said", "said"]
 
 RELEASE: Final = "verl b178a3cd"
 WORKERS: Final = "workers/fsdp_workers.py"
@@ -21,7 +21,7 @@ _YAML: Final = "trainer/config/_generated_ppo_trainer.yaml"
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 _FSDP: Final = f"{ACTOR}.fsdp_config"
 _OVERRIDE: Final = f"{MODEL}.override_config"
-_ROWS: Final = (
+ROWS: Final = (
     Says(f"{_FSDP}.param_offload", "rl.param_offload", "flag"),
     Says(f"{_FSDP}.optimizer_offload", "rl.optimizer_offload", "flag"),
     Says(f"{_FSDP}.forward_prefetch", "framework_options.forward_prefetch", "flag"),
@@ -49,13 +49,10 @@ _ROWS: Final = (
     Idle((f"{MODEL}.tiled_mlp.num_shards",), "read with tiled_mlp.enabled alone"),
     Off(f"{MODEL}.mtp.enable", "multi-token prediction"),
     Idle((f"{MODEL}.mtp.*",), "read with mtp.enable alone"),
-    Off(f"{ACTOR}.calculate_entropy", "an entropy that backward passes through"),
+    Off(f"{ACTOR}.calculate_entropy", "an entropy that is kept and not in the loss"),
     Off(f"{ACTOR}.calculate_sum_pi_squared", "sums of squared probabilities"),
     Off(f"{ACTOR}.use_prefix_grouper", "prompts that sequences share"),
     Off(f"{ACTOR}.freeze_vision_tower", "a tower beside text"),
-    On(f"{ACTOR}.use_torch_compile", "an entropy that is not compiled"),
-    Idle((f"{ACTOR}.entropy_checkpointing", f"{ACTOR}.entropy_from_logits_with_chunking"),
-         "the entropy is made without gradients alone, compiled"),
     Unmodelled((f"{MODEL}.external_lib",), "code that is imported before the model is made", (None,)),
     Idle((f"{_FSDP}.offload_policy",), "read under FSDP2 alone"),
     Idle((f"{_FSDP}.seed", f"{_FSDP}.full_determinism", f"{_FSDP}.use_torch_compile",
@@ -110,17 +107,31 @@ def read_actor(reader: Reader, draft: Draft) -> None:
         draft.refuse(one, "formats of gathered parameters and of reductions by themselves")
     checkpoints = reader.flag(f"{MODEL}.enable_gradient_checkpointing")
     said(draft, "training.recompute", checkpoints, "none" if checkpoints and not checkpoints.value else "full")
-    draft.infer("training.loss", "flash", "log-probabilities by flash-attn's cross entropy, whose gradient takes the "
-                "place of the logits", source="verl b178a3cd workers/actor/dp_actor.py _forward_micro_batch")
+    _read_loss(reader, draft)
     _read_attention(reader, draft)
     _read_strategy(reader, draft)
-    coefficient = reader.number(f"{ACTOR}.entropy_coeff")
-    if coefficient is not None and coefficient.value:
-        draft.refuse(coefficient, "an entropy that backward passes through")
-    else:
-        draft.idle(coefficient, "no entropy in the loss")
     refuse_said(reader, draft, f"{MODEL}.lora_adapter_path", "adapters that are read from files")
-    read_rows(reader, draft, _ROWS)
+    read_rows(reader, draft, ROWS)
+
+
+def _read_loss(reader: Reader, draft: Draft) -> None:
+    """Writes how log-probabilities and entropies are made of logits.
+
+    verl b178a3cd `workers/actor/dp_actor.py:73`: compiled or not; with a coefficient backward passes through the
+    entropy, and the cross entropy keeps its logits.
+    """
+    coefficient, compiled = reader.number(f"{ACTOR}.entropy_coeff"), reader.flag(f"{ACTOR}.use_torch_compile")
+    has, is_eager = bool(coefficient and coefficient.value), bool(compiled and not compiled.value)
+    draft.infer("training.loss", f"flash{'_entropy' * has}{'_eager' * is_eager}", "log-probabilities by flash-attn's "
+                "cross entropy, in place; an entropy that has a coefficient is in the loss", coefficient, compiled,
+                source="verl b178a3cd workers/actor/dp_actor.py _forward_micro_batch")
+    for name, what in (("entropy_checkpointing", "an entropy that is made again in backward"),
+                       ("entropy_from_logits_with_chunking", "an entropy in chunks")):
+        switch = reader.flag(f"{ACTOR}.{name}")
+        if switch is not None and switch.value and (has or (is_eager and "chunking" in name)):
+            draft.refuse(switch, what)
+        else:
+            draft.idle(switch, "the entropy is compiled and without gradients" if switch and switch.value else "off")
 
 
 def _read_attention(reader: Reader, draft: Draft) -> None:

@@ -141,6 +141,7 @@ export class Files {
     this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
       ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message} ` }, ...this.guessed(one.message, files, answers))),
       ...(found.values.training && found.values.training.packed_length && found.values.training.seq_len !== found.values.training.packed_length ? [make("p", { className: "note", textContent: packed_words(found) })] : []),
+      ...(found.early || []).map((why) => make("p", { className: "wrong", textContent: `Whatever you answer below, rankscope does not model this yet: ${why}. The page then offers the nearest jobs that it can answer.` })),
       ...(asks ? [this.asks(found.questions, files, answers)] : []),
       ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
       ...keys_of(found.unsaid.map(left_of), (n) => `${counted(n, "default", "defaults")} of the tool, which the recipe does not say`, false),

@@ -253,7 +253,7 @@ export class Form {
       stepper.why.querySelector("ul").replaceChildren(...refused.map((one) => make("li", {}, make("b", { textContent: String(one.value ?? "auto") }), ` ${one.why}`)));
     }
     const box = document.getElementById("plain");
-    box.hidden = !answer.plain;
+    box.hidden = !answer.plain && !answer.frameworks.length;
     if (answer.plain && this.is_other_model && !answer.is_unknown) {
       this.is_other_model = false;
       this.change({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
@@ -261,9 +261,9 @@ export class Form {
       return;
     }
     this.is_other_model = false;
-    if (answer.plain) {
+    if (!box.hidden) {
       box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []),
-        ...alone([answer, ...answer.others].map((one) => this.plain(one))));
+        ...alone([...(answer.plain ? [answer, ...answer.others].map((one) => this.plain(one)) : []), ...answer.frameworks.map((one) => this.other(one))]));
     }
     this.show_steppers();
   }
@@ -274,6 +274,16 @@ export class Form {
     const gone = Object.entries(this.job.mesh || {}).filter(([axis, n]) => n > 1 && !(axis in short(plain))).map(([axis, n]) => `, ${axis} ${n} \u2192 1`).join("");
     const button = make("button", { type: "button", textContent: `take ${degrees}${gone}${drops.length ? `, without ${drops.join(", ")}` : ""}` });
     button.addEventListener("click", () => this.apply({ mesh: short(plain), ...Object.fromEntries(drops.map((key) => [key, undefined])) }));
+    return button;
+  }
+
+  /* A button that gives the job to another framework, with that one's own defaults. */
+  other({ keys, says }) {
+    const { framework, mesh, framework_options: options, ...others } = keys;
+    const degrees = Object.entries(short(mesh)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
+    const own = Object.entries(others).filter(([key, value]) => value !== value_of(this.job, key)).map(([key, value]) => `, ${key.split(".").pop()} ${Array.isArray(value) && value.length > 2 ? `as ${value.length} names` : [value].flat().join(" ")}`).join("");
+    const button = make("button", { type: "button", textContent: `take ${framework}, ${degrees}${own}: ${says}` });
+    button.addEventListener("click", () => this.apply({ framework, framework_options: options, mesh: short(mesh), ...others }));
     return button;
   }
 

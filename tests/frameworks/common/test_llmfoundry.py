@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 import small
+from simcore.frameworks.setup import prepare
+from simcore.hardware.topology import load_topology
 from simcore.results.report import Report
 from simcore.simulate import simulate
+from simcore.timing.step import once_ns
 
 TINY = {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, "vocab_size": 128}
 BIASED = {"no_bias": False, "attn_config": {"alibi": False}}
@@ -123,3 +126,21 @@ def test_fp8_linears_are_faster_and_keep_one_byte_an_element() -> None:
     assert narrow.time.step_s < wide.time.step_s
     assert peak(narrow) < peak(wide)
     assert {"gemm"} == {one.kernel for one in narrow.time.kernels if one.dtype == "fp8"}
+
+
+def test_metrics_of_training_are_gathered_after_each_step_in_lists_of_every_rank() -> None:
+    """Four lists, each with zeros and a copy for every rank, and eleven collectives; a rank alone gathers nothing."""
+    topology = load_topology("dgx-h100")
+    host = topology.efficiency.host
+    for framework in ("fsdp1", "fsdp2"):
+        given = small.scenario(framework, {"dp_shard": 64}, model={"config": "mpt-7b", "overrides": {**TINY, **BIASED}})
+        _, table = prepare(given.model_copy(update={"implementation": "llmfoundry"}))
+        each = {ranks: once_ns(topology, table, ranks) for ranks in (1, 64, 512)}
+        assert each[1] == 0
+        assert (each[512] - each[64]) / 448e9 == pytest.approx(4 * (host.operator.si + 5e-6), rel=1e-6)
+        assert each[64] / 1e9 == pytest.approx(11 * host.collective.si + 4 * 64 * (host.operator.si + 5e-6))
+        time = run({"dp_shard": 64}, framework=framework).time
+        assert time is not None
+        assert time.parts["host"] * 1e9 >= each[64]
+    _, other = prepare(small.scenario("fsdp1", {"dp_shard": 8}))
+    assert once_ns(topology, other, 512) == 0

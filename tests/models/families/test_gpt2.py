@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simcore.errors import InputError
-from simcore.models.blocks import Attention, LatentAttention
+from simcore.models.blocks import Attention, LatentAttention, Mlp
 from simcore.models.graph import ModelGraph, build, model_config
 
 
@@ -42,6 +42,15 @@ def test_changes_in_megatrons_words() -> None:
     assert graph().count("norms") == 2 * changed.count("norms")
     experts = graph(add_bias_linear=False, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=1024)
     assert experts.count("routed_experts") == 12 * 8 * 2 * 1024 * 768
+
+
+def test_relu_squared_is_neither_gated_nor_gelu() -> None:
+    """Nemotron-4 15B in Megatron's words: 15.6 billion parameters (Megatron-LM d98e8a64, gpt3_15b_8t_release)."""
+    whole = graph(n_embd=6144, n_layer=32, n_head=48, num_query_groups=8, position_embedding_type="rope",
+                  vocab_size=256000, tie_word_embeddings=False, add_bias_linear=False, activation_function="relu2")
+    (mlp,) = {branch.block for kind in whole.kinds for branch in kind.branches if isinstance(branch.block, Mlp)}
+    assert (mlp.ffn, mlp.gated, mlp.gelu, mlp.bias) == (4 * 6144, False, False, False)
+    assert whole.count() == 2 * 256000 * 6144 + 32 * (2 * 6144**2 + 2 * 6144 * 1024 + 8 * 6144**2 + 4 * 6144) + 2 * 6144
 
 
 EXPERTS: dict[str, Any] = {"add_bias_linear": False, "n_routed_experts": 8, "num_experts_per_tok": 2,
@@ -121,7 +130,34 @@ def test_overrides_may_be_fields_of_the_family() -> None:
         model_config("llama-tiny", {"add_bias_linear": False}, "model")
 
 
+DELTA: dict[str, Any] = {"linear_attention_freq": 3, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+                         "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+
+
+def test_one_layer_of_so_many_has_attention_beside_delta_nets() -> None:
+    """As Megatron-LM d98e8a64's case gpt3_mcore_te_tp2_pp1_gdn."""
+    rope = {"position_embedding_type": "rope", "add_bias_linear": False}
+    found = graph(**rope, **DELTA, attention_output_gate=True)
+    kinds = [found.kinds[layer.kind] for layer in found.layers][1:-3]
+    assert [kind.name for kind in kinds] == ["delta_net", "delta_net", "decoder"] * 4
+    (gated,) = {kind.branches[0].block for kind in kinds if isinstance(kind.branches[0].block, Attention)}
+    assert gated.gated
+    linear = 768 * (2 * 256 + 2 * 512 + 2 * 8) + 4 * (2 * 256 + 512) + 2 * 8 + 2 * 64 + 512 * 768
+    assert graph(**rope).count("attention") // 12 == 4 * 768 * 768
+    assert found.count() - graph(**rope).count() == 8 * (linear - 4 * 768 * 768) + 4 * 768 * 768
+    assert graph(**rope, **{**DELTA, "linear_attention_freq": 1}).count() == graph(**rope).count()
+    sparse = graph(**{**EXPERTS, **rope, **DELTA}, first_k_dense_replace=2, moe_shared_expert_intermediate_size=64,
+                   moe_shared_expert_gate=True)
+    names = [sparse.kinds[layer.kind].name for layer in sparse.layers][1:-3]
+    assert names[:4] == ["delta_net", "delta_net", "moe_decoder", "moe_delta_net"]
+    assert sum(spec.name.endswith("gate_weight") for kind, specs in enumerate(sparse.tensors) for spec in specs
+               if sparse.kinds[kind].name == "moe_decoder") == 1
+
+
 @pytest.mark.parametrize(("changed", "told"), [
+    (DELTA, "a gated delta net beside biases"),
+    ({**DELTA, "add_bias_linear": False}, "a gated delta net with learned positions"),
+    ({**DELTA, "linear_num_value_heads": 6}, "expected a multiple of 4 key heads, got 6"),
     ({"n_routed_experts": 8}, "experts with biases .* are not modelled yet"),
     ({"position_embedding_type": "yarn"}, "expected learned_absolute or rope"),
     ({"normalization": "BatchNorm"}, "expected LayerNorm or RMSNorm"),
@@ -131,8 +167,11 @@ def test_overrides_may_be_fields_of_the_family() -> None:
       "moe_intermediate_size": 8, "add_bias_linear": False}, "expected softmax or sigmoid"),
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
     ({"num_query_groups": 5}, "num_query_groups: expected a divisor of 12 heads, got 5"),
-    ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),
-    ({"activation_function": "silu"}, "expected gelu_new or gelu"),
+    ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu or relu2, got 'relu'"),
+    ({"activation_function": "silu"}, "expected gelu_new or gelu or relu2"),
+    ({"activation_function": "relu2"}, "relu2 with a gate or with biases"),
+    ({"activation_function": "relu2", "add_bias_linear": False, "swiglu": True}, "relu2 with a gate or with biases"),
+    ({**EXPERTS, "activation_function": "relu2"}, "relu2 in experts"),
     ({"v_head_dim": 16}, "v_head_dim: served with multi_latent_attention alone"),
     ({"multi_latent_attention": True, "kv_lora_rank": 0}, "kv_lora_rank: expected an integer from 1"),
     ({"multi_latent_attention": "yes"}, "multi_latent_attention: expected true or false"),

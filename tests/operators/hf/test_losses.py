@@ -28,3 +28,22 @@ def test_a_loss_in_place_has_the_events_of_verls_actor() -> None:
     logits = max(row[3] for row in head.forward.rows if row[0] == Op.ALLOC)
     assert [*signs(logits, head.forward), *signs(logits, loss.forward)] == TRUTH["loss"]["forward"]
     assert [*signs(logits, loss.backward), *signs(logits, head.backward)] == TRUTH["loss"]["backward"]
+
+
+def test_an_entropy_in_the_loss_has_the_events_of_verls_actor() -> None:
+    """A CPU casts the logits for each product with fp32, which CUDA does not: "++" and "--" more, forward and back."""
+    for how, name in (("compiled", "flash_entropy"), ("eager", "flash_entropy_eager")):
+        model = Model(CASE | {"loss": name})
+        head, loss = model.tapes[-2:]
+        logits = max(row[3] for row in head.forward.rows if row[0] == Op.ALLOC)
+        sizes = [[sign * (abs(row[3]) // logits) for section in sections for row in section.rows
+                  if row[0] in (Op.ALLOC, Op.FREE) and abs(row[3]) in (logits, 2 * logits)
+                  for sign in ["+" if row[0] == Op.ALLOC else "-"]]
+                 for sections in ((head.forward, loss.forward), (loss.backward, head.backward))]
+        theirs = [list(TRUTH["entropy"][how][part]) for part in ("forward", "backward")]
+        if how == "eager":
+            assert theirs[0][-4:] == ["++", "++", "--", "--"]
+            theirs[0][-4:] = ["++", "--"]
+            assert theirs[1][:6] == ["++", "++", "++", "--", "+", "--"]
+            theirs[1][:6] = ["++", "++", "+", "--"]
+        assert sizes == theirs, how

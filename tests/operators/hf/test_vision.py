@@ -39,14 +39,16 @@ class Model:
         assert not unmatched
         self.graph: ModelGraph = graph
         self.tapes: list[RecordedLayer] = []
-        trains = False
+        trains = embeds = False
         attention = case.get("attention", "sdpa" if "sides" in case else "eager")
         for layer in graph.layers[:1 + graph.num_tower_parts]:
             params = {spec.name: Param(spec.name, spec.shape, "bf16", spec.trainable)
                       for spec in graph.tensors[layer.kind] if not spec.is_buffer}
             run = LayerWorkload(case["batch"], case["seq"], "bf16", params, input_requires_grad=trains,
-                                images=case["batch"] * case["images"], options=HfOptions(attn_implementation=attention))
+                                images=case["batch"] * case["images"], embedding_trains=embeds,
+                                options=HfOptions(attn_implementation=attention))
             self.tapes.append(hf.record(graph.kinds[layer.kind], run, self.slots, {}))
+            embeds = embeds or (not layer.index and any(param.trainable for param in params.values()))
             trains = trains or any(param.trainable for param in params.values())
 
     def events(self, *sections: Section) -> Events:

@@ -97,8 +97,13 @@ def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
 
 
 @pytest.mark.parametrize(("config", "told"), [
-    (zero(stage=0), "not yet: zero_optimization.stage: stage 0 of ZeRO"),
-    ({**CONFIG, "zero_optimization": {"overlap_comm": True}}, "zero_optimization.stage is missing"),
+    (zero(stage=4), "not yet: zero_optimization.stage: stage 4 of ZeRO"),
+    (zero(stage=0, offload_optimizer={"device": "cpu"}), "offload_optimizer.device cpu at stage 0: states of whole"),
+    (zero(stage=0, offload_param={"device": "nvme"}), "offload_param.device nvme at stage 0: parameters are offloaded"),
+    (zero(stage=0, stage3_prefetch_bucketsize=1), "unknown key 'zero_optimization.stage3_prefetch_bucketsize'"),
+    (zero(stage=0, zenflow={"topk_ratio": 0.1, "update_interval": 4}), "not yet: zero_optimization.zenflow.topk_ratio"),
+    ({**zero(stage=0), "optimizer": {"type": "Adam", "legacy_fusion": True}}, "legacy_fusion: FusedAdam stops at it"),
+    ({**zero(stage=0), "communication_data_type": "fp32"}, "reductions in fp32"),
     (zero(allgather_bucket_size="auto"), "transformers fills in no auto for it"),
     (zero(prefetch_bucket_size="auto"), "transformers fills in no auto for it"),
     ({**CONFIG, "compile": {"disable": False, "backend": "inductor"}}, "compile.disable: the block compile of Deep"),
@@ -129,6 +134,19 @@ def test_what_cannot_be_followed_is_refused_by_its_key(config: dict[str, Any], t
     with pytest.raises(RankscopeError) as raised:
         imported(config).expect_complete()
     assert told in str(raised.value)
+
+
+def test_stage_0_is_a_copy_on_each_gpu_with_the_adam_that_is_named() -> None:
+    for keys, adam in (({}, None), ({"optimizer": {"type": "AdamW"}}, False),
+                       ({"optimizer": {"type": "Adam", "params": {"torch_adam": True}}}, True)):
+        for block in ({"stage": 0, "overlap_comm": True, "reduce_bucket_size": 5e8},
+                      {"offload_param": {"device": "none"}}):
+            found = imported({**CONFIG, "zero_optimization": block, "prescale_gradients": True, **keys})
+            found.expect_complete()
+            assert found.values["framework"] == "zero0"
+            assert found.values["mesh"] == {"dp_replicate": 8}
+            assert found.values.get("framework_options", {}).get("torch_adam") is adam
+            assert check(parse_scenario(found.document())).problems == ()
 
 
 def test_every_key_of_zero_is_known() -> None:

@@ -411,3 +411,38 @@ def test_modules_on_the_host_are_those_of_main(tmp_path: Path) -> None:
     found = of(tmp_path, **{"fine-grained-activation-offloading": True, "offload-modules": ["core_attn"]})  # type: ignore[arg-type]
     assert found.values["framework_version"] == "main 2026-08-22"
     assert "by other code" in str(found.origins[("framework_version",)])
+
+
+def test_relu_squared_is_a_gpts_without_biases_and_a_gate(tmp_path: Path) -> None:
+    script = SCRIPT.replace("--swiglu --disable-bias-linear --normalization RMSNorm", "--squared-relu {}")
+    for words, activation in (("--disable-bias-linear", "relu2"), ("", None), ("--disable-bias-linear --swiglu", None)):
+        file = tmp_path / "run.sh"
+        file.write_text(script.replace("{}", words), encoding="utf-8")
+        found = import_recipe([str(file)], Answers.of_options(None, None, "dgx-h100"))
+        assert found.values["model"]["overrides"].get("activation_function") == activation, words
+        assert any("squared ReLU" in one.message for one in found.refused) == (activation is None), words
+        if activation:
+            assert check(parse_scenario(found.document())).status == "ok"
+
+
+def test_gated_delta_nets_are_a_gpts_and_no_other_variant_is(tmp_path: Path) -> None:
+    words = ("--attention-output-gate --linear-attention-freq {} --linear-num-key-heads 4 --linear-num-value-heads 8 "
+             "--linear-key-head-dim 64 --linear-value-head-dim 64 --experimental-attention-variant {}")
+    for every, variant, told in (("3", "gated_delta_net", ""), ("[1,0]*12", "gated_delta_net", "listed one by one"),
+                                 ("3", "dsa", "linear or sparse attention")):
+        file = tmp_path / "run.sh"
+        file.write_text(SCRIPT.replace("--swiglu", f"--swiglu {words.format(every, variant)}"), encoding="utf-8")
+        found = import_recipe([str(file)], Answers.of_options(None, None, "dgx-h100"))
+        assert told in "; ".join(one.message for one in found.refused), variant
+        overrides = found.values["model"]["overrides"]
+        assert overrides["attention_output_gate"] is True
+        assert ("linear_attention_freq" in overrides) == (not told), variant
+        if not told:
+            assert not found.refused
+            assert overrides["linear_conv_kernel_dim"] == 4
+            assert check(parse_scenario(found.document())).status == "ok"
+    other = f"--swiglu --qk-layernorm --kv-channels 64 {words.format('3', 'dsa')}"
+    file.write_text(SCRIPT.replace("--swiglu", other), encoding="utf-8")
+    found = import_recipe([str(file)], Answers.of_options(None, None, "dgx-h100"))
+    assert {"linear or sparse attention", "a gate of the attention's output"} <= {
+        one.message.rpartition(": ")[2] for one in found.refused}

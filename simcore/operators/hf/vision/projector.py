@@ -68,5 +68,5 @@ def merged(tape: Tape, block: TowerEnd, run: LayerWorkload, mask: Tensor,
     `mask`: of image tokens, a byte each; `features`: the tokens of all images.
     """
     embedded = tape.external((run.batch, run.seq, block.hidden), stream_dtype(run), HIDDEN, -block.below)
-    embedded.node = Node() if run.input_requires_grad else None
+    embedded.node = Node() if run.embedding_trains else None
     return masked_scatter(tape, embedded, mask, features), embedded.node

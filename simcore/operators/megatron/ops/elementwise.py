@@ -10,7 +10,7 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.recording.tape import Backward, Kernel, Param, Tape, Tensor
 
 __all__ = ["act", "add", "add_dropped", "copied_gradient", "dropped", "glu", "halves", "identity", "reordered",
-           "scaled", "swiglu"]
+           "scaled", "summed", "swiglu"]
 
 
 def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
@@ -108,7 +108,7 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
     summed (`fusions/fused_bias_gelu.py`, `fused_bias_swiglu.py`). Unfused SwiGLU has its sum in a new tensor.
     """
     if gated and not c.fuses_activation:
-        return swiglu(c, _summed(c, x, bias, name) if bias else x, name)
+        return swiglu(c, summed(c, x, bias, name) if bias else x, name)
     rows, columns = x.shape
     narrow = gated and c.options.activation_func_fp8_input_store
 
@@ -128,7 +128,7 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
     return out
 
 
-def _summed(c: Context, x: Tensor, bias: Param, name: str) -> Tensor:
+def summed(c: Context, x: Tensor, bias: Param, name: str) -> Tensor:
     """`x + bias` in a new tensor; it saves nothing, the bias's gradient is a sum over rows (`mlp.py`)."""
     rows, columns = x.shape
     out = c.new(rows, columns, f"{name}.with_bias")

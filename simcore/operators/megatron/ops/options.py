@@ -32,7 +32,8 @@ class MegatronOptions(ImplementationOptions):
     outlast a pass; `transposes_weights_again`: but not their columns, which each backward makes; `quant_recipe`:
     recipes of single linears, as patterns. `moe_expert_rank_capacity_factor`: 0 where it is not set, see [Note: paged
     stash] in `operators/megatron/stash.py`, as are the options of the stash. `logprob_chunk_size`: tokens of a chunk of
-    NeMo RL's log-probabilities, which then are the loss; 0: they are not.
+    NeMo RL's log-probabilities, which then are the loss; 0: they are not. `reads_images`: the model has a vision tower:
+    heads are rotated by the angles of each token, and sequences are embedded whole.
     """
 
     dispatcher: Dispatcher = "alltoall"
@@ -71,6 +72,7 @@ class MegatronOptions(ImplementationOptions):
     moe_paged_stash_buffer_size_factor_cuda: float = 1.1
     moe_paged_stash_buffer_size_factor_cpu: float = 0.0
     logprob_chunk_size: int = 0
+    reads_images: bool = False
 
     @property
     def loads_attention_mask(self) -> bool:

@@ -1,0 +1,116 @@
+"""Table of DeepSpeed without ZeRO (stage 0): options and their defaults, refusals, tensor policies.
+
+DeepSpeed 0.19.6 (edaa72212): `runtime/engine.py`, see [Note: stage 0] in `simcore/frameworks/deepspeed/strategy.py`.
+Keys of `zero_optimization` change nothing: the engine reads them for a stage above 0 alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.afterwards import trainer_afterwards
+from simcore.frameworks.common.checkpoint_files import plain_files
+from simcore.frameworks.common.expert_modules import LAYERS
+from simcore.frameworks.common.kernels import torch_libraries
+from simcore.frameworks.common.liger import loss_with
+from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
+from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
+from simcore.frameworks.deepspeed.strategy import WholeStrategy
+from simcore.frameworks.deepspeed.table import IN_COMPUTE, LOSSES, VERSIONS, packed_weights, state_names
+from simcore.inputs.optimizers import OPTIMIZERS
+from simcore.placement.capabilities import ONE_STAGE, Capabilities
+from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
+from simcore.placement.job import Draft
+from simcore.placement.layout import Partial, TensorLayout
+from simcore.recording.number_formats import PackedWeights
+
+__all__ = ["options_around", "whole_table"]
+
+AXIS: Final = "dp_replicate"
+ENGINE: Final = "deepspeed 0.19.6 runtime/engine.py"
+_OWN: Final = "torch_adam"
+CAPABILITIES: Final = Capabilities(
+    axes=(AXIS,),
+    axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate", "deepspeed 0.19.6 runtime/zero/config.py stage"),
+    fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
+           "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
+           "training.optimizer.paged": "False", **ONE_STAGE},
+    no_capacity=_transformers.NO_CAPACITY)
+
+
+def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
+    """Returns the options of stage 0 around the layers of `implementation`: name -> allowed values or types."""
+    return {_OWN: (None, True, False), STORAGE_OPTION: STORAGES, **LAYERS[implementation].options}
+
+
+def whole_table(job: Draft) -> Framework:
+    """Returns the table of stage 0 for a job: layouts of all tensors, settings.
+
+    Raises IllegalLayout, InputError or NotYet for a job that is not served.
+    """
+    options = job.options(options_around(job.graph.implementation))
+    _check(job, options)
+    strategy = _strategy(job, options)
+    return Framework(
+        name="zero0", version=VERSIONS[0],
+        rules=_rules(job.compute, state_names(job), packed_weights(job, options), casts=strategy.casts),
+        units=(),
+        strategy=strategy,
+        optimizer=_optimizer(job, strategy),
+        compute_dtype=job.compute,
+        checkpoint=all_or_no_checkpoint(job),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
+        sequence_parallel=False,
+        stages=(tuple(range(len(job.graph.layers))),),
+        options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
+                        embeddings_require_grad=_transformers.replayed(job)),
+        communicators=(AXIS,) if strategy.axis else (),
+        files=plain_files(job),
+        afterwards=trainer_afterwards(job, job.compute, whole=True),
+        libraries=torch_libraries(job, options),
+    )
+
+
+def _check(job: Draft, options: dict[str, Any]) -> None:
+    if job.compute not in ("bf16", "fp16", "fp32"):
+        raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
+    CAPABILITIES.check(job)
+    LAYERS[job.graph.implementation].check(job, options)
+    job.refuse_given(dict.fromkeys(IN_COMPUTE, job.compute))
+    if job.scenario.training.method != "full":
+        check_named_adapters(job)
+    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+
+
+def _strategy(job: Draft, options: dict[str, Any]) -> WholeStrategy:
+    torchs = job.flag(options, _OWN, "the optimizer is the Trainer's (transformers 5.23 training_args.py); FusedAdam "
+                      f"where DeepSpeed's configuration names Adam ({ENGINE} _configure_basic_optimizer)", default=True)
+    return WholeStrategy(AXIS if job.mesh.dp_replicate > 1 else "", not torchs and job.compute != "fp32",
+                         job.compute != "fp32")
+
+
+def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
+    optimizer, own = job.scenario.training.optimizer, job.scenario.framework_options.get(_OWN) is False
+    if own and not OPTIMIZERS[optimizer.name].is_adam:
+        raise job.illegal(f"framework_options.{_OWN}", f"false with {optimizer.name}, which is no Adam",
+                          f"{ENGINE} _configure_basic_optimizer")
+    if own and optimizer.implementation not in ("auto", "fused"):
+        raise job.illegal("training.optimizer.implementation", f"{optimizer.implementation}: DeepSpeed's own Adam is "
+                          "one fused kernel (torch_adam: true for torch's)", "deepspeed 0.19.6 ops/adam/fused_adam.py")
+    return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on; deepspeed "
+                           "0.19.6 ops/adam/fused_adam.py", "fused", plain=True)
+
+
+@lru_cache(maxsize=64)
+def _rules(stored: str, kept: tuple[str, ...], packed: PackedWeights | None, *, casts: bool) -> tuple[Rule, ...]:
+    """Rules of whole tensors: parameters and gradients in the format of products, masters and moments in fp32."""
+    rest, wide = TensorLayout((), stored), TensorLayout((), "fp32")
+    states = tuple((name, wide) for name in (*(("master_param",) if casts else ()), *kept))
+    buffer = TensorPolicy("buffer", wide, wide, wide, wide, at_rest_category="buffer", updated=UpdateTime.NEVER)
+    whole = TensorPolicy("whole", rest, rest, TensorLayout(((AXIS, Partial()),), stored), rest, states)
+    in_bits = () if packed is None else (Rule(is_packed, replace(
+        whole, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed))),)
+    return (Rule(lambda t: t.is_buffer, buffer), *in_bits, Rule(lambda t: True, whole))

@@ -1,0 +1,96 @@
+"""Rules of models with a vision tower under Megatron-Core and Megatron-Bridge (067f987d)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.inputs.training import Recompute
+from simcore.models.placed_blocks import DeepMerger, PlacedPatches
+from simcore.models.vision_blocks import TowerEnd, VisionPart
+from simcore.placement.job import Job
+
+__all__ = ["assumptions_of_tower", "check_tower"]
+
+_MODEL: Final = "Bridge 067f987d models/qwen_vl/modelling_qwen3_vl"
+_ROUTING: Final = frozenset({"moe_router", "moe_preprocess"})
+"""Parts of the decoder's layers that graphs may capture beside a tower (perf_recipes/qwen_vl/common.py:108)."""
+_NODES: Final = "overlap_moe_expert_parallel_comm"
+
+
+def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, ...], ...]) -> None:
+    """Raises IllegalLayout or NotYet for what a model with a vision tower is refused; nothing for another model.
+
+    `stages`: numbers of the layers of each chunk, in the order of the model.
+    """
+    if not job.graph.architecture.has_tower:
+        if job.scenario.training.frozen:
+            raise job.not_yet("training.frozen", "frozen parameters under megatron, but of models with a vision tower")
+        return
+    if not job.scenario.framework_version.startswith("main"):
+        raise job.not_yet("framework_version", "Hugging Face's tower inside Megatron's first stage, as Bridge 0.3.1 "
+                          "builds it (served: Bridge's own, framework_version main 2026-08-22)")
+    if options.get("apply_rope_fusion"):
+        raise job.illegal("framework_options.apply_rope_fusion", "apply_rope_fusion is not supported for Qwen3-VL and "
+                          "Qwen3.5 models", f"{_MODEL}/rope.py:475")
+    _check_stages(job, options, stages)
+    _check_recompute(job)
+    if job.mesh.cp > 1:
+        raise job.not_yet("mesh.cp", "context parallelism of a model with a vision tower, which is whole on every rank")
+    if options.get("attention_backend") in ("unfused", "local") or options.get("transformer_impl") == "local":
+        raise job.not_yet("framework_options.attention_backend", "a vision tower with unfused attention")
+    if options.get("cuda_graph_impl") not in (None, "none") and not _routes(options):
+        raise job.not_yet("framework_options.cuda_graph_scope", "graphs of a model with a vision tower, but for "
+                          f"{' and '.join(sorted(_ROUTING))}")
+    _check_frozen(job)
+
+
+def _routes(options: dict[str, object]) -> bool:
+    scope = options.get("cuda_graph_scope")
+    return isinstance(scope, list | tuple) and bool(scope) and _ROUTING.issuperset(scope)
+
+
+def _check_stages(job: Job, options: dict[str, object], stages: tuple[tuple[int, ...], ...]) -> None:
+    fed = sum(isinstance(_block(job, layer.index), DeepMerger) for layer in job.graph.layers)
+    own = sum(job.graph.kinds[job.graph.layers[layer].kind].block is None for layer in stages[0])
+    if fed > own:
+        raise job.illegal("training.pipeline", f"the deepstack_visual_embeds should be on the first pp-stage of the "
+                          f"language model: got {fed} deepstack_visual_indexes, {own} language model layers",
+                          f"{_MODEL}/model.py:405")
+    if options.get(_NODES):
+        raise job.illegal(f"framework_options.{_NODES}", "Qwen3VLModel has no build_schedule_plan, which the schedule "
+                          "asks for", "Bridge 067f987d models/qwen_vl/qwen3_vl_step.py:352")
+
+
+def _check_recompute(job: Job) -> None:
+    recompute = job.scenario.training.recompute
+    if isinstance(recompute, Recompute) and (recompute.mode != "uniform" or recompute.num_layers > 1):
+        raise job.not_yet("training.recompute", "groups or some of the layers of a vision tower")
+
+
+def _check_frozen(job: Job) -> None:
+    """A tower is frozen whole, or but for its mergers; those of replayed layers get no gradient from a frozen one."""
+    training, trains = job.scenario.training, {True: set[bool](), False: set[bool]()}
+    for layer in job.graph.layers:
+        block, specs = _block(job, layer.index), job.graph.tensors[layer.kind]
+        if isinstance(block, VisionPart) and not (training.method != "full" and isinstance(block, PlacedPatches)):
+            trains[isinstance(block, DeepMerger | TowerEnd)].add(any(spec.trainable for spec in specs))
+    if any(len(found) > 1 for found in trains.values()):
+        raise job.not_yet("training.frozen", "a vision tower that is trained in part")
+    if trains == {True: {True}, False: {False}} and training.recompute != "none":
+        raise job.not_yet("training.recompute", "recomputation of a frozen tower whose mergers are trained")
+    patterns = (*training.lora.target_modules, *training.lora.exclude_modules)
+    if any(word in pattern for pattern in patterns for word in ("language", "vision", "merger", "decoder")):
+        raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
+
+
+def _block(job: Job, layer: int) -> object:
+    return job.graph.kinds[job.graph.layers[layer].kind].block
+
+
+def assumptions_of_tower(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+    """Returns assumptions about a tower: (key, value, kind, source); none for a model without one."""
+    if not job.graph.architecture.has_tower:
+        return ()
+    return (("vision tower", "cuDNN's convolution of patches needs no workspace", "assumed", f"{_MODEL}/utils.py:32"),
+            ("vision tower", "the embedding's output and its gradient live beside the tower's tensors: upstream embeds "
+             "behind the tower", "assumed", f"{_MODEL}/model.py:770"))

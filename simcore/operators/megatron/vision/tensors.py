@@ -1,0 +1,73 @@
+"""Parameters of `Qwen3VLVisionModel` (Megatron-Bridge 067f987d), as they are registered, before tp cuts them.
+
+Patches and positions are torch's own modules and whole on every tp rank (`utils.py:32`, `vision_model.py:145`); layers
+are core's (`core/models/vision/vit_layer_specs.py:38`), mergers a norm, a column- and a row-parallel linear
+(`utils.py:112`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Attention, Branch, Mlp
+from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import VisionPart
+
+__all__ = ["attention_of", "branches_of", "tower_tensors"]
+
+_TOWER, _PROJECTOR = "vision_tower", "projector"
+
+
+def attention_of(block: PlacedLayer) -> Attention:
+    """Attention of a layer of the tower: all heads have keys and values of their own, and are rotated."""
+    heads = block.num_heads
+    return Attention(block.width, heads, heads, block.head_dim, rotary=True, bias="all")
+
+
+def branches_of(block: PlacedLayer) -> tuple[Branch, Branch]:
+    """Both branches of a layer of the tower, as those of a layer of the decoder are written."""
+    return (Branch("norm1", "attn", attention_of(block), layer_norm=True),
+            Branch("norm2", "mlp", Mlp(block.width, block.ffn, gated=False, gelu=True, bias=True), layer_norm=True))
+
+
+def tower_tensors(block: VisionPart, layer: Callable[[tuple[Branch, ...]], tuple[TensorSpec, ...]],
+                  family: str) -> tuple[TensorSpec, ...]:
+    """Parameters of a part of a tower, in registration order, with names relative to it.
+
+    `layer`: parameters of a layer by its branches. NotYet for a tower of another kind, with the model's `family`.
+    """
+    match block:
+        case PlacedPatches():
+            return tuple(_patches(block))
+        case PlacedLayer():
+            return tuple(replace(spec, component=_TOWER) for spec in layer(branches_of(block)))
+        case DeepMerger():
+            return tuple(_merger(block, block.merged * block.width))
+        case PlacedMerger():
+            return tuple(_merger(block, block.width))
+        case _:
+            raise NotYet(Problem("model", f"not yet: the vision tower of {family} in the layers of megatron (served: "
+                                 "those of hf)"))
+
+
+def _patches(block: PlacedPatches) -> Iterator[TensorSpec]:
+    """`Qwen3VLVisionPatchEmbed`, and the learned positions."""
+    shape = (block.width, block.channels, block.frames, block.patch, block.patch)
+    dims = ("vision", "channels", "frames", "patch", "patch")
+    yield TensorSpec("patch_embed.proj.weight", shape, dims, _TOWER, "conv")
+    yield TensorSpec("patch_embed.proj.bias", (block.width,), ("vision",), _TOWER, "bias")
+    yield TensorSpec("pos_embed.weight", (block.positions, block.width), ("patches", "vision"), _TOWER, "embedding")
+
+
+def _merger(block: DeepMerger | PlacedMerger, normed: int) -> Iterator[TensorSpec]:
+    """`Qwen3VLVisionPatchMerger`; `normed`: elements over which its norm goes."""
+    square = block.merged * block.width
+    for part in ("weight", "bias"):
+        yield TensorSpec(f"patch_norm.{part}", (normed,), ("vision",), _PROJECTOR, "norm")
+    for name, out, into, dims in (("linear_fc1", square, square, ("ffn", "square")),
+                                  ("linear_fc2", block.hidden, square, ("hidden", "ffn"))):
+        yield TensorSpec(f"{name}.weight", (out, into), dims, _PROJECTOR, "linear")
+        yield TensorSpec(f"{name}.bias", (out,), dims[:1], _PROJECTOR, "bias")

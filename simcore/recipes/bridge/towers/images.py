@@ -1,0 +1,101 @@
+"""Images of the samples that a recipe of Megatron-Bridge trains a model with a vision tower on.
+
+Mock samples have one square image of 256 pixels unless the recipe says otherwise (Megatron-Bridge 067f987d
+`data/builders/mock_vlm_sft.py:50`); the collator of Qwen's models asks their processor for images of 200,704 to
+1,003,520 pixels (`models/qwen_vl/data/collate_fn.py:43`), which scales them up to 448. Samples of CORD v2 have one
+image each, of any size, which is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from simcore.models.blocks import LayerKind
+from simcore.models.graph import model_config
+from simcore.models.names import find
+from simcore.models.towers import tower_of
+from simcore.models.vision_blocks import AnySize
+from simcore.recipes.bridge.towers.frozen import leave_frozen, read_frozen
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+
+__all__ = ["read_images", "splits_sequences"]
+
+_MOCK: Final = "MockVLMSFTDatasetConfig"
+_MADE: Final = "Bridge 067f987d data/builders/mock_vlm_sft.py:50"
+_SIZED: Final = "Bridge 067f987d models/qwen_vl/data/collate_fn.py:43, transformers 5.23 qwen2_vl smart_resize"
+_LEAST, _MOST = 200_704, 1_003_520
+_SIDE: Final = 256
+_ONE_IMAGE: Final = ("cord_v2", "rdr", "medpix")
+"""Data sets each sample of which has one image (`data/hf_datasets/makers.py`)."""
+
+
+def read_images(reader: Reader, draft: Draft) -> None:
+    """Writes, or asks for, the images of a sequence and their sides, and what is frozen; nothing for other models."""
+    name, changed = _model(draft)
+    parts = tower_of(name)
+    if not parts:
+        leave_frozen(reader, draft)
+        return
+    read_frozen(reader, draft, model_config(name, changed, ""), parts)
+    if reader.look("dataset._target_") == _MOCK:
+        _read_mock(reader, draft, parts)
+        return
+    source = reader.text("dataset.source.dataset_name")
+    if source is not None and source.value in _ONE_IMAGE:
+        draft.infer("training.images", 1, f"{source.value}: a sample has one image", source)
+    else:
+        draft.ask("training.images", "--set training.images=N", "images in each sequence", source)
+    if _unit(parts):
+        draft.ask("training.image_height", "--set training.image_height=N", "pixels of an image from top to bottom, of "
+                  f"a square unless training.image_width is set too; at least {_LEAST:,} and at most {_MOST:,} in all "
+                  "(Bridge's collator)")
+
+
+def splits_sequences(draft: Draft) -> bool:
+    """True for Qwen 3 VL with experts, whose provider switches sequence parallelism on with tensor parallelism."""
+    name, _ = _model(draft)
+    return find(name) is not None and model_config(name, None, "").get("model_type") == "qwen3_vl_moe"
+
+
+def _model(draft: Draft) -> tuple[str, dict[str, Any]]:
+    """Name of the model, and what the recipe changes of its configuration."""
+    given = draft.values.get("model", draft.answers.settings.get("model", ""))
+    return (str(given.get("config", "")), given.get("overrides", {})) if isinstance(given, dict) else (str(given), {})
+
+
+def _read_mock(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:
+    count, sides = reader.integer("dataset.num_images"), reader.take("dataset.image_size")
+    draft.infer("training.images", count.value if count else 1, "dataset.num_images, 1 by default", count,
+                source=_MADE)
+    unit = _unit(parts)
+    if not unit:
+        draft.idle(sides, "all images have one size, the model's")
+        return
+    asked = sides.value if sides is not None and isinstance(sides.value, list | tuple) else (_SIDE, _SIDE)
+    width, height = (int(side) for side in asked)
+    high, wide = _resized(height, width, unit)
+    draft.infer("training.image_height", high, f"{height} pixels, resized to {_LEAST:,} at least and {_MOST:,} at most "
+                f"in all, in multiples of {unit}", sides, source=_SIZED)
+    if wide != high:
+        draft.infer("training.image_width", wide, f"{width} pixels, resized in the same way", sides, source=_SIZED)
+
+
+def _unit(parts: Sequence[tuple[str, LayerKind]]) -> int:
+    """Pixels of the side of a square of patches that becomes a token; 0 for a model with images of one size."""
+    found = next((kind.block for _, kind in parts if isinstance(kind.block, AnySize)), None)
+    return 2 * found.patch if found else 0
+
+
+def _resized(height: int, width: int, unit: int) -> tuple[int, int]:
+    """`smart_resize`: both sides in multiples of `unit`, all pixels within the collator's bounds."""
+    high, wide = (round(side / unit) * unit for side in (height, width))
+    if high * wide > _MOST:
+        scale = math.sqrt(height * width / _MOST)
+        high, wide = (max(unit, math.floor(side / scale / unit) * unit) for side in (height, width))
+    elif high * wide < _LEAST:
+        scale = math.sqrt(_LEAST / (height * width))
+        high, wide = (math.ceil(side * scale / unit) * unit for side in (height, width))
+    return high, wide

@@ -1,0 +1,66 @@
+"""Images and frozen parts of models with a vision tower in recipes of Megatron-Bridge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.looked_into import value
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+
+TOWER = ["model.visual.patch_embed", "model.visual.pos_embed", "model.visual.blocks"]
+PROJECTION = ["model.visual.deepstack_merger_list", "model.visual.merger"]
+LANGUAGE = ["model.language_model", "lm_head"]
+MOCK, TUNED = "qwen3_vl_8b_pretrain_4gpu_h100_bf16_mock_config", "qwen3_vl_8b_sft_2gpu_h100_bf16_config"
+
+
+def imported(folder: Path, text: str) -> Imported:
+    (folder / "run.sh").write_text(text, encoding="utf-8")
+    return import_recipe([str(folder / "run.sh")], Answers.of_options(8, 4096, "dgx-h100"))
+
+
+def test_mock_images_are_as_large_as_the_collator_asks(tmp_path: Path) -> None:
+    """By `smart_resize`: 256 pixels are too few; of 1296 x 864 a little less is left; 800 x 640 stays."""
+    for launch, sides in ((MOCK, (448, None)), (f"{MOCK} 'dataset.image_size=[864,1296]'", (1216, 800)),
+                          (f"{MOCK} 'dataset.image_size=[640,800]' dataset.num_images=2", (800, 640))):
+        found = imported(tmp_path, launch)
+        found.expect_complete()
+        assert (value(found, "training.image_height"), value(found, "training.image_width")) == sides, launch
+        assert value(found, "training.images") == 1 + ("num_images" in launch)
+
+
+def test_sides_of_images_of_a_data_set_are_asked(tmp_path: Path) -> None:
+    found = imported(tmp_path, TUNED)
+    assert [question.key for question in found.questions] == ["training.image_height"]
+    assert value(found, "training.images") == 1
+    assert "at least 200,704 and at most 1,003,520" in found.questions[0].text
+    streamed = imported(tmp_path, "qwen3_vl_8b_peft_1gpu_h100_bf16_energon_config")
+    assert [question.key for question in streamed.questions] == ["training.images", "training.image_height"]
+
+
+@pytest.mark.parametrize(("launch", "frozen"), [
+    (MOCK, [*LANGUAGE, *TOWER]), (TUNED, None),
+    (f"{TUNED} model.freeze_vision_model=true", TOWER),
+    (f"{TUNED} model.freeze_vision_model=true model.freeze_vision_projection=true", [*TOWER, *PROJECTION]),
+    (f"{TUNED} model.freeze_vision_projection=true", PROJECTION),
+])
+def test_switches_freeze_modules(tmp_path: Path, launch: str, frozen: Any) -> None:
+    assert value(imported(tmp_path, launch), "training.frozen") == frozen
+
+
+def test_what_converters_and_providers_add(tmp_path: Path) -> None:
+    """A module of multi-token prediction, which is part of the language model; sequence parallelism beside experts."""
+    found = imported(tmp_path, "qwen35_vl_9b_pretrain_4gpu_h100_bf16_mock_config")
+    assert value(found, "model.overrides.mtp_num_layers") == 1
+    assert value(found, "training.frozen") == [*LANGUAGE[:1], "mtp.layers", *LANGUAGE[1:], *TOWER]
+    split = imported(tmp_path, "qwen3_vl_235b_a22b_sft_32gpu_h100_bf16_config")
+    assert value(split, "training.sequence_parallel") is True
+
+
+def test_a_text_model_is_not_frozen(tmp_path: Path) -> None:
+    found = imported(tmp_path, "llama3_8b_sft_2gpu_h100_bf16_config model.freeze_language_model=true")
+    assert any("a frozen language model beside other towers" in problem.message for problem in found.refused)
