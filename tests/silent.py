@@ -108,6 +108,7 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "generation.engine": ("sglang",), "generation.max_model_len": (200, 128), "rl.prompt_tokens": (64,),
     "generation.kv_cache_memory": ("1 GiB", "20 GiB"), "generation.unquantized": (["q_proj"],),
     "rl.generated_prompts": (2**12, 64), "rl.critic": ({"micro_batch_size": 1},), "rl.critic.model": ("qwen3-0.6b",),
+    "rl.critic.framework_options": ({"attention_backend": "unfused"},), "rl.critic.mesh": ({"dp_shard": 4},),
     "teacher.model": ("llama-3.2-3b",), "teacher.framework_options": ({"attention_backend": "unfused"},),
     "rl.reward": ({"model": "qwen3-0.6b"},), "rl.reward.model": ("qwen3-0.6b",)}
 """Values of keys for which those of their type say little."""
@@ -255,6 +256,8 @@ def _grpos(framework: str) -> Iterator[Tree]:
             "sleep_level": 2}, "rl": rl | {"trainer": "verl", "reward": {"model": "llama-3.2-1b", "tp": 2}}}
     if framework in ("automodel", "fsdp2"):  # logits are the most of a pass
         yield {"model": DENSE, "mesh": mesh, "rl": rl | {"logprob_batch_size": 4}, "generation": generation}
+    if framework == "megatron":
+        yield {"model": DENSE, "mesh": mesh, "rl": rl | {"critic": {"micro_batch_size": 1}}, "generation": generation}
 
 
 def _distils(framework: str) -> Iterator[Tree]:

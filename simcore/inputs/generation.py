@@ -1,4 +1,7 @@
-"""The blocks `generation` and `rl` of a scenario: the inference engine, and one step of reinforcement learning."""
+"""The blocks `generation` and `rl` of a scenario: the inference engine, and one step of reinforcement learning.
+
+With degrees of parallelism, which each model of a step may have of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,36 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from simcore.inputs.block import Block, BytesOrAuto, Fraction, Name, Names, Text
-from simcore.inputs.bounds import DEGREE, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, TOKENS
+from simcore.inputs.block import Block, BytesOrAuto, Fraction, Name, Names, OpenMap, Text
+from simcore.inputs.bounds import DEGREE, EPOCHS, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, STAGES, TOKENS
 from simcore.inputs.training import DType, Length, Sequences
 
-__all__ = ["Critic", "Generation", "Reward", "Rl"]
+__all__ = ["Critic", "Generation", "Mesh", "Reward", "Rl"]
 
 _Degree = Annotated[int, Field(ge=1, le=DEGREE)]
 
 
+class Mesh(Block):
+    """Degrees of parallelism; the world size is pp x dp_replicate x dp_shard x cp x tp."""
+
+    pp: Annotated[int, Field(ge=1, le=STAGES)] = Field(default=1, description="Pipeline stages")
+    dp_replicate: _Degree = Field(default=1, description="Copies of the sharded data-parallel group")
+    dp_shard: _Degree = Field(default=1, description="Ranks that split what the framework splits over data parallel")
+    cp: _Degree = Field(default=1, description="Ranks that split the sequence")
+    tp: _Degree = Field(default=1, description="Ranks that split a layer's matrices")
+    ep: _Degree = Field(default=1, description="Ranks that split experts by count")
+    etp: _Degree | None = Field(
+        default=None, description="Ranks that split an expert by width; left out: framework's default"
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks: pp x dp_replicate x dp_shard x cp x tp."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+
 class Critic(Block):
-    """The critic of PPO: a model of values that verl trains beside the policy, over the same ranks.
+    """The critic of PPO: a model of values that is trained beside the policy, over the same ranks.
 
     What it does not say is as the policy's: framework, mesh, lengths, formats.
     """
@@ -27,6 +49,16 @@ class Critic(Block):
     micro_batch_size: Sequences = Field(default=1, description="Sequences per rank of one pass that trains")
     global_batch_size: Sequences | None = Field(
         default=None, description="Sequences of one step of its optimizer; left out: training.global_batch_size"
+    )
+    mesh: Mesh | None = Field(
+        default=None, description="NeMo RL: its own degrees of parallelism; left out: the policy's"
+    )
+    sequence_parallel: bool | None = Field(
+        default=None, description="NeMo RL: norms are split over its tp; left out: as the policy's"
+    )
+    implementation: Name = Field(default="auto", description="NeMo RL: whose layer code runs; auto: the policy's")
+    framework_options: OpenMap | None = Field(
+        default=None, description="NeMo RL: options of the framework for this model; left out: the policy's"
     )
     values_batch_size: Sequences = Field(default=1, description="Sequences per rank of one pass that makes values")
     recompute: Literal["none", "full"] = Field(default="none", description="Activation checkpointing: none, full")
@@ -86,7 +118,13 @@ class Rl(Block):
     optimizer_offload: bool = Field(
         default=False, description="verl: the optimizer's states are on the host but for training"
     )
-    critic: Critic | None = Field(default=None, description="verl: a model of values, which makes the step one of PPO")
+    critic: Critic | None = Field(default=None, description="A model of values, which makes the step one of PPO")
+    chunks: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(
+        default=1, description="Parts in which a step's prompts are scored and trained on, gradients kept between them"
+    )
+    epochs: Annotated[int, Field(ge=1, le=EPOCHS)] = Field(
+        default=1, description="PPO: times that a step trains on its sequences"
+    )
     reward: Reward | None = Field(default=None, description="verl: a reward model that scores what was generated")
 
 

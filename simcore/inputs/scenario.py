@@ -9,10 +9,10 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.block import BY_SHAPE, MAP, WORD, Block, BytesOrAuto, Fraction, Name, OpenMap, Text, problems_of
-from simcore.inputs.bounds import DEGREE, RANKS, STAGES
+from simcore.inputs.bounds import DEGREE, RANKS
 from simcore.inputs.document import Document
 from simcore.inputs.evaluation import Evaluation
-from simcore.inputs.generation import Generation, Rl
+from simcore.inputs.generation import Generation, Mesh, Rl
 from simcore.inputs.search_keys import SearchKeys
 from simcore.inputs.training import Training
 from simcore.inputs.yaml_parser import dotted
@@ -58,25 +58,6 @@ class TopologyFile(Block):
     gpus_per_node: _Degree | None = Field(default=None, description="GPUs of each node that the job has; left out: all")
     power_limit: Text | None = Field(
         default=None, description="Power that each GPU may draw, such as 500 W (nvidia-smi -pl); left out: the file's")
-
-
-class Mesh(Block):
-    """Degrees of parallelism; the world size is pp x dp_replicate x dp_shard x cp x tp."""
-
-    pp: Annotated[int, Field(ge=1, le=STAGES)] = Field(default=1, description="Pipeline stages")
-    dp_replicate: _Degree = Field(default=1, description="Copies of the sharded data-parallel group")
-    dp_shard: _Degree = Field(default=1, description="Ranks that split what the framework splits over data parallel")
-    cp: _Degree = Field(default=1, description="Ranks that split the sequence")
-    tp: _Degree = Field(default=1, description="Ranks that split a layer's matrices")
-    ep: _Degree = Field(default=1, description="Ranks that split experts by count")
-    etp: _Degree | None = Field(
-        default=None, description="Ranks that split an expert by width; left out: framework's default"
-    )
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks: pp x dp_replicate x dp_shard x cp x tp."""
-        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
 
 def _workspace_or_auto(text: str) -> str:

@@ -29,8 +29,8 @@ from simcore.models.registry import family_of, known_families
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["Layer", "ModelGraph", "architecture_of", "assembled", "build", "known_presets", "layer_kinds",
-           "model_config", "value_heads"]
+__all__ = ["Layer", "ModelGraph", "architecture_of", "assembled", "build", "has_biased_values", "known_presets",
+           "layer_kinds", "model_config", "value_heads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +320,13 @@ def value_heads(implementation: str) -> tuple[str, ...]:
     """Families that an implementation has with a value head."""
     found: tuple[str, ...] = importlib.import_module(
         f"simcore.operators.{implementation}.implementation").IMPLEMENTATION.value_heads
+    return found
+
+
+def has_biased_values(implementation: str) -> bool:
+    """True if the value head of an implementation has a bias."""
+    found: bool = importlib.import_module(
+        f"simcore.operators.{implementation}.implementation").IMPLEMENTATION.biased_values
     return found
 
 

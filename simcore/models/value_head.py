@@ -1,7 +1,8 @@
 """The model with a value head: a number for each token in the place of logits, as critics of PPO have.
 
 transformers 5.23 `modeling_layers.py` GenericForTokenClassification: the decoder, dropout, and `score`, a linear from
-the hidden size to one label with a bias. No weight is the embedding's; logits are neither scaled nor capped.
+the hidden size to one label with a bias; Megatron-Bridge's has none. No weight is the embedding's; logits are neither
+scaled nor capped.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import lru_cache
 
 from simcore.errors import InputError, NotYet, Problem
 from simcore.models.blocks import Head, LayerKind, Loss, Mtp
-from simcore.models.graph import ModelGraph, assembled, value_heads
+from simcore.models.graph import ModelGraph, assembled, has_biased_values, value_heads
 
 __all__ = ["with_value_head"]
 
@@ -28,13 +29,14 @@ def with_value_head(graph: ModelGraph) -> ModelGraph:
                              f"{graph.implementation} (served: {', '.join(served) or 'none'})"))
     if any(isinstance(kind.block, Mtp) for kind in graph.kinds):
         raise InputError(Problem("training.loss", "values: no tokens are predicted further (mtp_num_layers)"))
-    parts = tuple(("score", _scoring(kind)) if isinstance(kind.block, Head) else (path, _without_vocabulary(kind))
-                  for path, kind in graph.architecture.parts)
+    bias = has_biased_values(graph.implementation)
+    parts = tuple(("score", _scoring(kind, bias=bias)) if isinstance(kind.block, Head) else
+                  (path, _without_vocabulary(kind)) for path, kind in graph.architecture.parts)
     return assembled(replace(graph.architecture, parts=parts, vocab=1, tied=False), graph.implementation)
 
 
-def _scoring(kind: LayerKind) -> LayerKind:
-    return replace(kind, block=Head(1, kind.hidden, bias=True), scaled=False)
+def _scoring(kind: LayerKind, *, bias: bool) -> LayerKind:
+    return replace(kind, block=Head(1, kind.hidden, bias=bias), scaled=False)
 
 
 def _without_vocabulary(kind: LayerKind) -> LayerKind:

@@ -37,7 +37,8 @@ class Implementation:
     stage after the model's first makes for its layers in each microbatch, in the place of the model's stem.
     `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
     `builds_towers`: it has vision towers too. `value_heads`: families that it has with a value head in the place of the
-    output projection (`models/value_head.py`). `predicts_last`: multi-token prediction stands behind the head.
+    output projection (`models/value_head.py`); `biased_values`: that head has a bias. `predicts_last`: multi-token
+    prediction stands behind the head.
     """
 
     record: _Recorder
@@ -48,4 +49,5 @@ class Implementation:
     exports_experts_apart: bool = False
     builds_towers: bool = False
     value_heads: tuple[str, ...] = ()
+    biased_values: bool = True
     predicts_last: bool = False

@@ -1,4 +1,6 @@
-"""The critic of PPO as verl trains it beside the policy: its simulated passes, and its phases of a step.
+"""The critic of PPO that is trained beside the policy: its simulated passes, and its phases of a step.
+
+NeMo RL's critic has processes and degrees of parallelism of its own, see [Note: the order of PPO] in `ppo.py`.
 
 [Note: verl's critic]
 verl b178a3cd `workers/fsdp_workers.py:1176` CriticWorker, `workers/critic/dp_critic.py`. A model for token
@@ -25,13 +27,15 @@ from simcore.results.report import TrafficRow
 from simcore.rl.forward import passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import CRITIC, FORWARD, STEPS, away, back, outside
-from simcore.rl.policy import Critic, policy_of
+from simcore.rl.policy import Critic, Policy, on_same_gpus, policy_of
 from simcore.rl.traffic import of_passes, of_steps
-from simcore.simulation.simulation import legal_simulation, placed_simulation
+from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 
 __all__ = ["Critics", "add_critic", "check_critic", "critics_of", "make_values", "train_critic"]
 
+_OWN: Final = ("mesh", "sequence_parallel", "implementation", "framework_options")
+"""Keys of a critic that has processes of its own."""
 _SHARED: Final = ("context",)
 """Memory outside the allocator that a process has once."""
 
@@ -45,30 +49,43 @@ class Critics:
 
 
 # ---- simulated -------------------------------------------------------------------------------------------------------
-def critics_of(scenario: Scenario, sequences: int, request: Request, count: int) -> Critics:
-    """Critics of a step with `sequences` sequences, for each of `count` classes of ranks.
+def critics_of(scenario: Scenario, sequences: int, request: Request, policy: Simulation, *,
+               apart: bool) -> Critics:
+    """Critics of a step with `sequences` sequences, for each class of ranks of the `policy`.
 
-    Raises InputError, IllegalLayout and NotYet as its training step and its passes do, at the block `rl.critic`.
+    `apart`: in processes of its own. Of a class on several ranks of the critic's, the fullest counts. Raises
+    InputError, IllegalLayout and NotYet as its training step and its passes do, at the block `rl.critic`.
     """
     asked = scenario.rl.critic if scenario.rl is not None else None
     if asked is None:
+        count = len(policy.classes)
         return Critics((None,) * count, ((),) * count)
+    _check_own(scenario, asked, apart=apart)
     try:
-        return _simulated(scenario, asked, sequences, request)
+        return _simulated(scenario, asked, sequences, request, policy, apart=apart)
     except (InputError, IllegalLayout, NotYet) as error:
         raise type(error)(_placed(scenario, error.problems)) from None
 
 
-def check_critic(scenario: Scenario, sequences: int) -> None:
+def check_critic(scenario: Scenario, sequences: int, *, apart: bool) -> None:
     """Raises what `critics_of` does, without simulating steps; nothing without a critic."""
     asked = scenario.rl.critic if scenario.rl is not None else None
     if asked is None:
         return
+    _check_own(scenario, asked, apart=apart)
     try:
         check_step(legal_simulation(_trained(scenario, asked, _batch(scenario, asked, sequences))))
         placed_simulation(_passing(scenario, asked, sequences))
     except (InputError, IllegalLayout, NotYet) as error:
         raise type(error)(_placed(scenario, error.problems)) from None
+
+
+def _check_own(scenario: Scenario, asked: generation.Critic, *, apart: bool) -> None:
+    """InputError for keys of the other kind of critic."""
+    for name in ("param_offload", "optimizer_offload") if apart else _OWN:
+        if name in asked.model_fields_set and getattr(asked, name) != getattr(generation.Critic(), name):
+            why = "a critic is on the host but for its passes" if apart else "a critic is as the policy"
+            raise InputError(Problem(scenario.where("rl", "critic", name), f"critic: {name} changes nothing: {why}"))
 
 
 def _placed(scenario: Scenario, problems: Iterable[Problem]) -> list[Problem]:
@@ -77,6 +94,9 @@ def _placed(scenario: Scenario, problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _batch(scenario: Scenario, asked: generation.Critic, sequences: int) -> int:
+    if asked.mesh is not None and asked.mesh.world_size != scenario.world_size:
+        raise InputError(Problem("", f"mesh: expected the {scenario.world_size} ranks of the policy, whose GPUs a "
+                                     f"critic shares, got {asked.mesh.world_size}"))
     batch = asked.global_batch_size or scenario.training.global_batch_size or sequences
     if sequences % batch:
         raise InputError(Problem("", f"global_batch_size: expected a divisor of prompts x generations = {sequences}, "
@@ -88,10 +108,15 @@ def _of_critic(scenario: Scenario, asked: generation.Critic, **changed: Any) -> 
     """Scenario of a training step of the critic alone."""
     precision = scenario.training.precision
     stored = precision.params if asked.params == "auto" else asked.params
+    split = scenario.training.sequence_parallel if asked.sequence_parallel is None else asked.sequence_parallel
     training = scenario.training.model_copy(update={
-        "loss": "values", "precision": precision.model_copy(update={"params": stored}), **changed})
-    return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training,
-                                       "model": asked.model or scenario.model})
+        "loss": "values", "precision": precision.model_copy(update={"params": stored}), "logprob_chunk_size": None,
+        "sequence_parallel": split, **changed})
+    options = scenario.framework_options if asked.framework_options is None else asked.framework_options
+    return scenario.model_copy(update={
+        "workload": "train", "rl": None, "generation": None, "training": training, "mesh": asked.mesh or scenario.mesh,
+        "model": asked.model or scenario.model, "framework_options": options,
+        "implementation": scenario.implementation if asked.implementation == "auto" else asked.implementation})
 
 
 def _trained(scenario: Scenario, asked: generation.Critic, batch: int) -> Scenario:
@@ -104,23 +129,31 @@ def _passing(scenario: Scenario, asked: generation.Critic, sequences: int) -> Sc
                       recompute="none")
 
 
-def _simulated(scenario: Scenario, asked: generation.Critic, sequences: int, request: Request) -> Critics:
+def _simulated(scenario: Scenario, asked: generation.Critic, sequences: int, request: Request, policy: Simulation, *,
+               apart: bool) -> Critics:
     batch = _batch(scenario, asked, sequences)
     passing = _passing(scenario, asked, sequences)
     simulation, count = placed_simulation(passing), passing.num_microbatches
     forward = passes(simulation, timed=request.timed, in_place=True)
     trained = training_step(_trained(scenario, asked, batch), replace(request, series=False))
-    steps = sequences // batch
+    steps = sequences // batch * (scenario.rl.epochs if scenario.rl else 1)
     ns = forward.total_ns(count), steps * round((trained.time.step_s if trained.time else 0.0) * 1e9)
     plans = placed_simulation(_trained(scenario, asked, batch)).plans
     models = [policy_of(*each, simulation, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above,
                                                                strict=True)]
-    apart = scenario.mesh.dp_replicate > 1 and scenario.mesh.dp_shard > 1
-    own = [replace(model, fixed={}, outside={name: size for name, size in model.outside.items()
-                                             if apart and name not in _SHARED}) for model in models]
+    own = models if apart else [_in_the_policys_process(model, scenario) for model in models]
     sent = tuple((*of_passes(made, "values"), *_merged(of_passes(of_steps(rank.traffic, steps), CRITIC)))
                  for made, rank in zip(forward.traffic(simulation, count), trained.ranks, strict=True))
-    return Critics(tuple(Critic(model, asked.param_offload, asked.optimizer_offload) for model in own), sent)
+    there = [(Critic(model, asked.param_offload or apart, asked.optimizer_offload or apart), rows)
+             for model, rows in zip(own, sent, strict=True)]
+    found = on_same_gpus(there, simulation, policy, lambda one: one[0].model.highest)
+    return Critics(tuple(critic for critic, _ in found), tuple(rows for _, rows in found))
+
+
+def _in_the_policys_process(model: Policy, scenario: Scenario) -> Policy:
+    has_groups = scenario.mesh.dp_replicate > 1 and scenario.mesh.dp_shard > 1
+    return replace(model, fixed={}, outside={name: size for name, size in model.outside.items()
+                                             if has_groups and name not in _SHARED})
 
 
 def _merged(rows: Iterable[TrafficRow]) -> Iterator[TrafficRow]:
@@ -142,7 +175,7 @@ _SUMMED: Final = ("calls", "payload_bytes", "wire_bytes", "nvlink_bytes", "netwo
 # ---- phases ----------------------------------------------------------------------------------------------------------
 def add_critic(journal: Journal, critic: Critic) -> None:
     """Adds the critic as the previous step left it."""
-    journal.put(CRITIC, outside(critic.model.outside))
+    journal.put(CRITIC, {**outside(critic.model.outside), **critic.model.fixed})
     journal.put(CRITIC, critic.model.params, "host" if critic.offloads_params else "device")
     journal.put(CRITIC, critic.model.states, "host" if critic.offloads_states else "device")
 
@@ -157,13 +190,15 @@ def make_values(journal: Journal, critic: Critic, topology: Topology) -> None:
         away(journal, critic.model.params, topology, CRITIC)
 
 
-def train_critic(journal: Journal, critic: Critic, topology: Topology) -> None:
-    """Adds the phase in which the critic is trained."""
+def train_critic(journal: Journal, critic: Critic, topology: Topology, times: int = 1) -> None:
+    """Adds the phase in which the critic is trained, `times` times with its copies from the host and back."""
     journal.begin("critic")
     moving = [sizes for offloads, sizes in ((critic.offloads_params, critic.model.params),
                                             (critic.offloads_states, critic.model.states)) if offloads]
-    for sizes in moving:
-        back(journal, sizes, topology, CRITIC)
-    journal.spike(CRITIC, critic.model.training, "training step", {STEPS: critic.model.training_ns})
-    for sizes in moving:
-        away(journal, sizes, topology, CRITIC)
+    for time in range(times):
+        for sizes in moving:
+            back(journal, sizes, topology, CRITIC)
+        if not time:
+            journal.spike(CRITIC, critic.model.training, "training step", {STEPS: critic.model.training_ns})
+        for sizes in moving:
+            away(journal, sizes, topology, CRITIC)

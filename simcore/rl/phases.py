@@ -36,8 +36,8 @@ from simcore.vllm.protocol import InferenceEngine
 
 __all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "REWARD", "SCORING",
            "STEPS", "GrpoStep", "away", "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step",
-           "host_ns", "is_outside", "outside", "packing_ns", "put_asleep", "put_to_sleep", "sample", "score", "start",
-           "train", "wake"]
+           "host_ns", "is_outside", "outside", "packing_ns", "put_asleep", "put_to_sleep", "refer", "sample", "score",
+           "start", "train", "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
 CRITIC, REWARD = "critic", "reward model"
@@ -45,6 +45,7 @@ FORWARD, STEPS, DECODING, SCORING = "forward passes", "training steps", "decodin
 GATHERS, PACKING, BROADCAST, QUANTISING = "gathers", "packing", "broadcast", "quantising"
 WAITING = "the ranks that train"
 """Parts of phases, besides copies between device and host."""
+_GRADS: Final = "sharded_grad"
 _TURNS: Final = 2
 """Buffers that take turns in a refit."""
 _SWAPS: Final[tuple[Way, ...]] = ("to_host", "to_device", "to_device")
@@ -63,8 +64,8 @@ class GrpoStep:
     all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
     while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
-    policy itself are made before it trains. `critic`: on the policy's ranks, None without one;
-    `scorer`: a reward model in an engine of its own there.
+    policy itself are made before it trains. `chunks`: parts that are scored and trained on in turn. `critic`: on the
+    policy's ranks, None without one; `scorer`: a reward model in an engine of its own there.
     """
 
     engine: InferenceEngine
@@ -75,6 +76,7 @@ class GrpoStep:
     broadcast_ns: int = 0
     asynchronous: bool = False
     scores_policy: bool = True
+    chunks: int = 1
     critic: Critic | None = None
     scorer: Scorer | None = None
 
@@ -121,15 +123,21 @@ def start(policy: Policy, *, has_reference: bool) -> Journal:
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
-def score(journal: Journal, policy: Policy) -> None:
-    """Adds the passes that make log-probabilities."""
-    journal.spike(POLICY, policy.scoring or policy.passing, "forward pass", {FORWARD: policy.passing_ns})
+def score(journal: Journal, policy: Policy, *, beside_grads: bool = False) -> None:
+    """Adds the passes that make log-probabilities; `beside_grads`: gradients of a part that was trained on are there.
+
+    NeMo RL 7ea279ab `algorithms/single_controller.py` _train_pump: keep_train_buffers.
+    """
+    sizes = policy.scoring or policy.passing
+    grads = {_GRADS: policy.all_grads} if beside_grads else {}
+    journal.spike(POLICY, {**sizes, **grads}, "forward pass", {FORWARD: policy.passing_ns})
 
 
-def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False) -> None:
+def refer(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False,
+          beside_grads: bool = False) -> None:
     """Adds the reference policy's pass: the policy waits on the host while the reference replaces its parameters.
 
-    `is_away`: the policy's parameters may still be on the host.
+    `is_away`: the policy's parameters may still be on the host; `beside_grads`: as in `score`.
     """
     journal.begin("reference")
     if is_away:
@@ -138,14 +146,14 @@ def _reference(journal: Journal, policy: Policy, topology: Topology, *, is_away:
     journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
     for way in _SWAPS:
         _copy(journal, topology, size, way)
-    score(journal, policy)
+    score(journal, policy, beside_grads=beside_grads)
     journal.drop(f"{POLICY}, copied", "host")
 
 
 def train(journal: Journal, policy: Policy) -> None:
     """Adds the training steps."""
     grads = f"{POLICY}, gradients"
-    journal.put(grads, {"sharded_grad": policy.hosted_grads}, "host")
+    journal.put(grads, {_GRADS: policy.hosted_grads}, "host")
     journal.spike(POLICY, policy.training, "training step", {STEPS: policy.training_ns})
     journal.drop(grads, "host")
 
@@ -156,7 +164,7 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
     "reference": forward passes of the reference policy; see [Note: the order of a step].
     """
     journal = start(policy, has_reference=True)
-    _reference(journal, policy, topology)
+    refer(journal, policy, topology)
     journal.begin("training")
     train(journal, policy)
     return journal
@@ -173,9 +181,9 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     if step.scores_policy:
         journal.begin("logprob")
         back(journal, policy.params, topology)
-        score(journal, policy)
+        score(journal, policy, beside_grads=step.chunks > 1)
     if step.has_reference:
-        _reference(journal, policy, topology, is_away=not step.scores_policy)
+        refer(journal, policy, topology, is_away=not step.scores_policy, beside_grads=step.chunks > 1)
     journal.begin("training")
     if not step.scores_policy:
         back(journal, policy.params, topology)
@@ -185,12 +193,18 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
 
 
 def sample(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
-    """Adds the phases "refit" and "generation"; before and after them an engine on the same GPU sleeps."""
+    """Adds the phases "refit" and "generation"; before and after them an engine on the same GPU sleeps.
+
+    Beside a critic all of the policy is on the host while tokens are generated.
+    """
     colocated = step.engine.generation.colocated
     if colocated:
         put_asleep(journal, step.engine)
     journal.begin("refit")
     (_refit if colocated else _broadcast)(journal, policy, step, topology)
+    if step.critic is not None:
+        away(journal, policy.params, topology)
+        away(journal, policy.states, topology)
     journal.begin("generation")
     if colocated:
         generate(journal, step, topology)

@@ -12,17 +12,18 @@ states rest on the host, gradients too while there are some: a refit moves all p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
 from simcore.vllm.engine import Engine
 
-__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "Scorer", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "WORKSPACE", "Critic", "Policy", "Scorer", "on_same_gpus", "policy_of"]
 
+T = TypeVar("T")
 MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
 PARAMS: Final = "sharded_param"
@@ -44,7 +45,7 @@ class Policy:
     of all forward passes of one RL step (one policy's), of all its training steps. `hosted`: what rests on the host
     instead (cpu_offload); `hosted_grads`: gradients there in a training step. `scoring`: as `passing`, of the policy's
     own passes where more is made of their logits than in a reference policy's. `grads`: those of `training` whose
-    storage outlasts the step, unless a trainer frees it.
+    storage outlasts the step, unless a trainer frees it; `all_grads`: bytes of all gradients on the device.
     """
 
     params: Mapping[str, int]
@@ -60,6 +61,12 @@ class Policy:
     hosted_grads: int = 0
     scoring: Mapping[str, int] = field(default_factory=dict)
     grads: Mapping[str, int] = field(default_factory=dict)
+    all_grads: int = 0
+
+    @property
+    def highest(self) -> int:
+        """Bytes on the device at the highest moment of a training step."""
+        return sum(sum(sizes.values()) for sizes in (self.params, self.states, self.fixed, self.outside, self.training))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,8 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
         {category: size for category, size in moving.items() if category in states},
         {category: size for category, size in fixed.items() if size},
         copied, peak.outside, {**above, "fragmentation": fragments}, {**beside, "fragmentation": loose}, *ns, hosted,
-        grads, {name: beside[name] for name in _KEPT if rank.grads_persist and beside.get(name)})
+        grads, grads={name: beside[name] for name in _KEPT if rank.grads_persist and beside.get(name)},
+        all_grads=sum(part.grads_bytes for part in rank.at_rest.values()) - grads)
 
 
 def _hosted(plan: Plan) -> dict[str, int]:
@@ -149,3 +157,13 @@ def _is_precise(simulation: Simulation) -> bool:
     """True if master parameters are states of the optimizer."""
     requested, key = simulation.job.scenario.framework_options.get(_PRECISE), f"framework_options.{_PRECISE}"
     return bool(requested) if requested is not None else simulation.framework.default(key) == "true"
+
+
+def on_same_gpus(found: Sequence[T], own: Simulation, policy: Simulation, size: Callable[[T], int]) -> list[T]:
+    """For each class of the policy's ranks, what is there of another model; of several, the largest by `size`.
+
+    `found`: the other model on each class of its `own` ranks. Both meshes number the same ranks.
+    """
+    there = [(one, frozenset(of.members(own.job.mesh).tolist())) for one, of in zip(found, own.classes, strict=True)]
+    members = (frozenset(of.members(policy.job.mesh).tolist()) for of in policy.classes)
+    return [max((one for one, ranks in there if not ranks.isdisjoint(mine)), key=size) for mine in members]

@@ -26,7 +26,7 @@ from simcore.results.report import Assumption, TrafficRow
 from simcore.rl.forward import CHOSEN, Passes, passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import FORWARD, GrpoStep, away, back, host_ns, outside, sample, start, train
-from simcore.rl.policy import MODULES, WORKSPACE, Policy
+from simcore.rl.policy import MODULES, WORKSPACE, Policy, on_same_gpus
 from simcore.rl.traffic import Sent, of_passes, rows
 from simcore.simulation.simulation import Simulation, placed_simulation
 
@@ -71,13 +71,7 @@ def taught(scenario: Scenario, student: Simulation, *, timed: bool) -> list[Taug
     k, count = scenario.teacher.top_k, simulation.job.scenario.num_microbatches
     forward = passes(simulation, timed=timed, top_k=k)
     own = list(_on_each(simulation, forward, k, count, _of_student(scenario, k)))
-    found = []
-    for rank_class in student.classes:
-        members = frozenset(rank_class.members(student.job.mesh).tolist())
-        there = (one for one, of in zip(own, simulation.classes, strict=True)
-                 if not members.isdisjoint(of.members(simulation.job.mesh).tolist()))
-        found.append(max(there, key=lambda one: one.highest))
-    return found
+    return on_same_gpus(own, simulation, student, lambda one: one.highest)
 
 
 def teaching(scenario: Scenario) -> Simulation:
@@ -177,6 +171,9 @@ def check_distillation(scenario: Scenario) -> None:
     for key, said, why in (
             ("reference", rl.reference != "none", "init_reference_model=False"),
             ("asynchronous", rl.asynchronous, "generation and training take turns"),
+            ("critic", rl.critic is not None, "there are no advantages"),
+            ("epochs", rl.epochs > 1, "one call of train"),
+            ("chunks", rl.chunks > 1, "one call of train"),
             ("on_policy_ratio", rl.on_policy_ratio, "there is no ratio of probabilities"),
             ("generated_prompts", rl.generated_prompts is not None, "all prompts are trained on")):
         if said:

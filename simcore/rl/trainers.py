@@ -20,6 +20,7 @@ from simcore.rl.journal import Journal
 from simcore.rl.mbridge import exported
 from simcore.rl.phases import GrpoStep, grpo_step
 from simcore.rl.policy import MODULES, Critic, Policy
+from simcore.rl.ppo import ppo_step
 from simcore.rl.refit import Gathered, gathered, gathering_ns
 from simcore.rl.streams import EXPORTS, STREAMS, WHOLE
 from simcore.rl.verl import Offloads, summoned, verl_step
@@ -49,9 +50,9 @@ class Trainer:
     `served`: frameworks in words; `serves`: True for a strategy's worker that it has. `keys`: those of the block `rl`
     that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
-    all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `use`: how vLLM is started.
-    `engines`: those that it generates with; `occupied`: bytes on a GPU beside one when it starts, of a policy and its
-    critic.
+    all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `critic_apart`: a critic has
+    processes of its own; `use`: how vLLM is started. `engines`: those that it generates with; `occupied`: bytes on a
+    GPU beside one when it starts, of a policy and its critic.
     """
 
     served: str
@@ -62,6 +63,7 @@ class Trainer:
     sent: Callable[[Scenario, Sequence[Plan], Routes], Gathered]
     told: Callable[[Rl, InferenceEngine, GrpoStep], Iterable[Assumption]]
     in_place: bool
+    critic_apart: bool
     use: Literal["server", "library"]
     engines: tuple[str, ...]
     occupied: Callable[[Rl, Policy, Critic | None], int]
@@ -96,7 +98,8 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
     if scenario.rl is None:
         return
     usual = Rl(prompts=1, generations=1)
-    others = (name for one in TRAINERS.values() if trainer not in one for kind in one for name in kind.keys)
+    others = (name for one in TRAINERS.values() if trainer not in one for kind in one for name in kind.keys
+              if name not in trainer.keys)
     for name in others:
         if getattr(scenario.rl, name) != getattr(usual, name):
             raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
@@ -237,6 +240,9 @@ def _check_megatron(scenario: Scenario, worker: str) -> None:
 
 # ---- NeMo RL ---------------------------------------------------------------------------------------------------------
 def _nemo_rl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    assert scenario.rl is not None
+    if scenario.rl.critic is not None:
+        return partial(ppo_step, topology=passing.topology, epochs=scenario.rl.epochs)
     return partial(grpo_step, topology=passing.topology)
 
 
@@ -283,8 +289,33 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
     if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
                              f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
+    if scenario.rl is not None:
+        _check_chunks(scenario, scenario.rl)
+    if scenario.rl is not None and scenario.rl.epochs > 1 and scenario.rl.critic is None:
+        raise IllegalLayout(Problem(scenario.where("rl", "epochs"), f"epochs: {scenario.rl.epochs} without a critic: "
+                                    "GRPO trains once on its sequences", "NeMo RL 7ea279ab algorithms/grpo.py "
+                                    "grpo_train: one call of policy.train; ppo.py has ppo_epochs"))
     if scenario.mesh.pp > 1 and worker == "dtensor":
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
+
+
+def _check_chunks(scenario: Scenario, rl: Rl) -> None:
+    """Refuses parts of a step where no single controller runs it."""
+    generation, batch = scenario.generation, scenario.training.global_batch_size
+    assert generation is not None
+    if rl.chunks > 1 and generation.colocated:
+        raise NotYet(Problem(scenario.where("rl", "chunks"), "not yet: parts of a step with an engine on the GPUs that "
+                             "train"))
+    for wrong, message, source in (
+            (rl.critic is not None or scenario.workload != "grpo", "but for GRPO", "single_controller.py"),
+            (batch not in (None, rl.prompts * rl.generations), "with several optimizer steps",
+             "single_controller_utils/config.py: one RL step maps to exactly one optimizer.step")):
+        if rl.chunks > 1 and wrong:
+            raise IllegalLayout(Problem(scenario.where("rl", "chunks"), f"chunks: {rl.chunks} {message}",
+                                        f"NeMo RL 7ea279ab algorithms/{source}"))
+    if rl.chunks > rl.prompts:
+        raise InputError(Problem(scenario.where("rl", "chunks"), f"chunks: expected at most the {rl.prompts:,} prompts "
+                                 f"of a step, got {rl.chunks:,}"))
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
@@ -313,16 +344,17 @@ _DEFAULT: Final = "nemo_rl"
 TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
     _DEFAULT: (Trainer(
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
-        ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
-        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library", engines=("vllm",),
-        occupied=lambda rl, policy, critic: 0),),
+        ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs", "chunks"),
+        _check_nemo_rl, _nemo_rl_step, _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, critic_apart=True,
+        use="library", engines=("vllm",), occupied=lambda rl, policy, critic: 0),),
     "verl": (Trainer(
         _SERVED, lambda worker: worker == _VERLS,
         ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_verl, _verl_step,
-        _sent_by_verl, _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS),
+        _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False, use="server", engines=tuple(STREAMS),
         occupied=_beside_verl), Trainer(
         _SERVED, lambda worker: bool(worker) and worker not in MODULES,
         ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step, _sent_by_megatron,
-        _told_of_megatron, in_place=False, use="server", engines=tuple(EXPORTS), occupied=_beside_megatron)),
+        _told_of_megatron, in_place=False, critic_apart=False, use="server", engines=tuple(EXPORTS),
+        occupied=_beside_megatron)),
 }
 """Trainers by the value of `rl.trainer`, a record for each kind of workers."""

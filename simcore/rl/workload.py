@@ -72,7 +72,7 @@ def legal(scenario: Scenario) -> None:
     if scenario.workload != "dpo":
         rl, engine = _asked(scenario)
         _num_engines(scenario, engine)
-        check_critic(scenario, rl.prompts * rl.generations)
+        check_critic(scenario, rl.prompts * rl.generations, apart=trainer_of(scenario).critic_apart)
         scorer_of(scenario, rl.prompts * rl.generations)
     if _is_taught(scenario):
         teaching(scenario)
@@ -206,7 +206,7 @@ def _loss(simulation: Simulation) -> tuple[Assumption, ...]:
 def _grpo(scenario: Scenario, request: Request) -> Report:
     rl, engine = _asked(scenario)
     sequences = rl.prompts * rl.generations
-    steps, engines = _num_steps(scenario, sequences), _num_engines(scenario, engine)
+    steps, engines = rl.epochs * _num_steps(scenario, sequences), _num_engines(scenario, engine)
     each = 1 if _is_taught(scenario) else rl.logprob_batch_size  # the student makes no pass, and rests as in one
     passing = _training(scenario, micro_batch_size=each, global_batch_size=sequences, recompute="none")
     simulation = _passes_of(scenario, passing)
@@ -214,16 +214,15 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
     forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
-    critics = critics_of(scenario, sequences, request, len(policies))
+    critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
-    rounds = _rounds(engine, -(-answered // engines))
-    broadcast = list(_broadcast(scenario, engine, weights.total))
+    rounds, broadcast = _rounds(engine, -(-answered // engines)), list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
-                    scorer=scorer_of(scenario, sequences))
+                    chunks=rl.chunks, scorer=scorer_of(scenario, sequences))
     stepped = _stepped(scenario, simulation, policies, teachers, critics)
     journals = stepped(step)
     if rl.asynchronous:

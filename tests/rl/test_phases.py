@@ -115,3 +115,11 @@ def test_what_takes_time_is_in_its_phase() -> None:
     assert ns["generation"] == pytest.approx(7000 + turn().engine.weight_bytes / to_host * 1e9, rel=0.01)
     assert ns["training"] == pytest.approx(5000 + 6 * GIB / to_device * 1e9, rel=0.01)
     assert ns["reference"] == pytest.approx(1000 + 3 * GIB * (1 / to_host + 2 / to_device) * 1e9, rel=0.01)
+
+
+def test_parts_of_a_step_are_scored_beside_gradients() -> None:
+    """A single controller keeps what it has accumulated while the next part is scored."""
+    policy = replace(POLICY_OF, all_grads=4 * GIB)
+    whole, parts = (grpo_step(policy, replace(turn(colocated=False), chunks=chunks), H100) for chunks in (1, 3))
+    assert [owned(parts, phase, POLICY) - owned(whole, phase, POLICY) for phase in (
+        "refit", "logprob", "reference", "training")] == [0, 4 * GIB, 4 * GIB, 0]

@@ -325,3 +325,26 @@ def test_a_step_whose_ratios_are_1_has_no_pass_of_its_own() -> None:
         "reference": "none"}).phases[-1].device_bytes)
     (problem,) = check(asked(rl=GRPO["rl"] | {"on_policy_ratio": True})).problems
     assert "force_on_policy_ratio requires" in problem.message + problem.rule
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"rl": GRPO["rl"] | {"chunks": 2}}, "parts of a step with an engine on the GPUs that train"),
+    ({"rl": GRPO["rl"] | {"chunks": 2}, "generation": GRPO["generation"] | {"colocated": False}},
+     "chunks: 2 with several optimizer steps"),
+    ({"rl": GRPO["rl"] | {"chunks": 5}, "generation": GRPO["generation"] | {"colocated": False},
+      "training": GRPO["training"] | {"global_batch_size": 32}}, "expected at most the 4 prompts of a step, got 5")])
+def test_parts_of_a_step_are_a_single_controllers(changed: dict[str, Any], told: str) -> None:
+    for result in (simulate(asked(**changed), timed=False), check(asked(**changed))):
+        assert told in result.problems[0].message
+
+
+def test_gradients_of_parts_are_those_of_the_training_step() -> None:
+    apart = {"generation": GRPO["generation"] | {"colocated": False, "kv_cache_memory": "64 MiB"},
+             "training": GRPO["training"] | {"global_batch_size": 32}}
+    whole, parts = (simulate(asked(**apart, rl=GRPO["rl"] | {"chunks": chunks}), timed=False) for chunks in (1, 2))
+    peaks = [result.ranks[0].peak for result in (whole, parts)]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    grads = sum(part.grads_bytes for part in parts.ranks[0].at_rest.values())
+    assert grads > 0
+    assert peaks[1].by_phase["logprob"] - peaks[0].by_phase["logprob"] == grads

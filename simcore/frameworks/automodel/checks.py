@@ -41,9 +41,11 @@ def check(job: Job) -> None:
     check_pipeline(job)
     _check_context_parallel(job)
     loss = job.scenario.training.loss
-    losses = ("auto", "hf", "hf_keep_logits", "top_k") if job.graph.implementation == "hub" else (
-        "auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal", "top_k")
+    losses = ("auto", "hf", "hf_keep_logits", "top_k", "values") if job.graph.implementation == "hub" else (
+        "auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal", "top_k", "values")
     job.one_of("training.loss", loss, losses)
+    if loss == "values" and job.mesh.pp * job.mesh.cp > 1:
+        raise job.not_yet("training.loss", "a head of values with pipeline or context parallelism")
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
     replace(CAPABILITIES, offload=offload_parts(job), virtual_stages=job.mesh.pp > 1).check(job)

@@ -65,6 +65,7 @@ def check_tensor_parallel(job: Job) -> None:
     for key, said, what in (
             ("mesh.cp", mesh.cp > 1, "tp with cp"),
             ("training.loss", training.loss in LINEAR_LOSSES, f"loss {training.loss} of a weight that tp splits"),
+            ("training.loss", training.loss == "values", "a head of values with tp"),
             ("training.method", training.method == "qlora", "a packed base with tp"),
             ("training.method", policies and training.method != "full", "adapters of layers that tp splits"),
             ("mesh.dp_shard", policies and mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),

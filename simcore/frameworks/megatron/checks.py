@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.inputs.optimizers import optimizers_of
-from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
+from simcore.models.blocks import Attention, Embedding, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -69,7 +69,7 @@ def check(job: Job, *, sequence_parallel: bool) -> None:
 def _check_served(job: Job) -> None:
     """Raises NotYet for what Megatron accepts and this version of rankscope cannot model."""
     training = job.scenario.training
-    job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace", "top_k"))
+    job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace", "top_k", "values"))
     job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("te"))
     job.one_of("training.optimizer.implementation", training.optimizer.implementation, ("auto", "te", "fused"))
     CAPABILITIES.check(job)
@@ -265,7 +265,9 @@ def _check_sequence(job: Job, *, sequence_parallel: bool) -> None:
 
 
 def _check_head(job: Job) -> None:
-    _divides(job, "tp", job.graph.architecture.vocab, "vocabulary rows",
+    rows = next((kind.block.vocab for kind in job.graph.kinds if isinstance(kind.block, Embedding)),
+                job.graph.architecture.vocab)
+    _divides(job, "tp", rows, "vocabulary rows",
              "Bridge should_pad_vocab=False: VocabParallelEmbedding divides evenly")
 
 

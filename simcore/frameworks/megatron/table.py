@@ -168,6 +168,8 @@ def _loss(job: Draft, options: dict[str, object]) -> str:
     if job.scenario.training.logprob_chunk_size is not None:
         check_chunked_loss(job, options)
         return job.auto("training.loss", "auto", "log-probabilities in chunks", CHUNKED)
+    if given in ("top_k", "values"):
+        return job.auto("training.loss", given, given, "NeMo RL 7ea279ab algorithms/loss/loss_functions.py")
     if options.get("cross_entropy_loss_fusion") is False:
         if given not in ("auto", "megatron"):
             raise job.illegal("framework_options.cross_entropy_loss_fusion", f"without fusion the loss is megatron's "

@@ -10,6 +10,7 @@
 | chunked | `ChunkedCrossEntropy`, 512 tokens at a time | one chunk, again in backward |
 | vocab_parallel | NeMo RL's `DistributedLogprob`, over tp | all in fp32, cut by vocabulary |
 | top_k | NeMo RL's `DistillationLossFn` | all in fp32, cut by vocabulary |
+| values | NeMo RL's `MseValueLossFn` | none: a number for each token |
 
 `cut` and `chunked` take the head's weight, not its module: they run where the head is, its adapters get no gradient.
 Labels come shifted from the data loader.
@@ -36,7 +37,9 @@ __all__ = ["LINEAR_LOSSES", "VOCAB_PARALLEL", "head", "loss"]
 
 VOCAB_PARALLEL: Final = "vocab_parallel"
 LINEAR_LOSSES: Final = ("cut", "chunked")
-_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace", "causal", VOCAB_PARALLEL, TOP_K)
+_LOGITS_LOSSES: Final = ("masked_fp32", "masked", "te_inplace", "causal", VOCAB_PARALLEL, TOP_K, "values")
+_NUMBERS: Final = 7
+"""Numbers of a token that a loss of values keeps: bounds, values, differences and squares of both kinds."""
 _CHUNK: Final = 512
 
 
@@ -119,6 +122,8 @@ def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
         return _vocab_parallel(env, logits)
     if kind == TOP_K:
         return top_k_loss(env.tape, logits)
+    if kind == "values":
+        return _values(env, logits)
     logits = logits.view(env.run.tokens, logits.shape[-1])
     if kind == "te_inplace":
         return _in_place(env, logits)
@@ -163,6 +168,24 @@ def _vocab_parallel(env: Env, logits: Tensor) -> Tensor:
     tape.save(node, softmax, mask, target)
     del found
     out = new(tape, (), "fp32", "loss", chosen.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
+
+
+def _values(env: Env, values: Tensor) -> Tensor:
+    """NeMo RL 7ea279ab `algorithms/loss/loss_functions.py` MseValueLossFn: clipped values against returns, in fp32."""
+    tape, shape, dtype, tokens = env.tape, values.shape, values.dtype, env.run.tokens
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        wide = new(tape, (2, tokens), "fp32", "grad_squares", 8 * tokens)
+        grad = new(tape, shape, dtype, "grad_values", wide.nbytes)
+        del wide
+        return [grad]
+
+    node = tape.node((values,), (), backward)
+    kept = new(tape, (_NUMBERS, tokens), "fp32", "clipped_values", values.nbytes)
+    tape.save(node, kept)
+    out = new(tape, (), "fp32", "loss", kept.nbytes, Kernel.LOSS)
     out.node = node
     return out
 

@@ -42,6 +42,7 @@ from simcore.operators.megatron.mtp import heads, predict
 from simcore.operators.megatron.ops.context import Context, fuses_wgrad
 from simcore.operators.megatron.ops.elementwise import add, add_dropped
 from simcore.operators.megatron.ops.norm import norm
+from simcore.operators.megatron.ops.value_head import VALUE_HEADS, value_head, value_loss
 from simcore.operators.megatron.recurrent.delta_net import delta_net
 from simcore.operators.megatron.recurrent.mamba import mamba
 from simcore.operators.megatron.stash import sections
@@ -173,7 +174,8 @@ def _input(c: Context, caught: list[Tensor]) -> Tensor:
     columns = _input_columns(c)
     shared = c.kind.block.shared if isinstance(c.kind.block, Embedding | Head) else 0
     rows = c.tokens if c.kind.name == "loss" else c.local * (1 + shared)
-    x = c.tape.external((rows, columns), c.dtype, HIDDEN, -1)
+    x = c.tape.external((rows, columns), "fp32" if c.run.loss == "values" and c.kind.name == "loss" else c.dtype,
+                        HIDDEN, -1)
     if c.run.input_requires_grad:
         def catch(_tape: Tape, grads: list[Tensor | None], _saved: list[Tensor]) -> list[Tensor | None]:
             caught.extend(g for g in grads if g is not None)
@@ -218,7 +220,11 @@ def _forward(c: Context, x: list[Tensor]) -> Tensor:
     if isinstance(block, Mtp):
         return predict(c, block, x[0], _branches)
     if isinstance(block, Head):
+        if block.vocab == 1:
+            return value_head(c, block.hidden, x[0])
         return heads(c, block, x.pop()) if block.shared else head(c, block, x[0])
+    if c.run.loss == "values":
+        return value_loss(c, x[0])
     return log_probabilities(c, x) if c.options.logprob_chunk_size else loss(c, x[0])
 
 
@@ -258,4 +264,5 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
     return moe(c, block, x)
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, builds_towers=True)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, builds_towers=True,
+                                       value_heads=VALUE_HEADS, biased_values=False)

@@ -42,6 +42,7 @@ from simcore.models.blocks import (
 )
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
+from simcore.operators.megatron.ops.value_head import value_weight
 from simcore.operators.megatron.vision.tensors import tower_tensors
 
 __all__ = ["tensors"]
@@ -73,6 +74,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         return _norm(f"{FINAL_NORM.get(kind.family, 'decoder.final_layernorm')}.", block.hidden,
                      layer_norm=block.layer_norm)
     if isinstance(block, Head):
+        if block.vocab == 1:
+            return value_weight(block.hidden)
         component = "embedding" if block.tied else "lm_head"
         return (TensorSpec("output_layer.weight", (block.vocab, block.hidden), ("vocab", "hidden"), component,
                            "linear"),)

@@ -98,7 +98,7 @@ def read_batches(reader: Reader, draft: Draft, kind: str) -> None:
         _read_length(reader, draft, limit)
     draft.put("training.global_batch_size", reader.integer("policy.train_global_batch_size"))
     _read_size(reader, draft, "train", "training.micro_batch_size")
-    if kind == "grpo":
+    if kind in ("grpo", "ppo"):
         _read_size(reader, draft, "logprob", "rl.logprob_batch_size")
     else:
         draft.idle(reader.matching("policy.logprob_batch_size", "policy.*.logprob_mb_tokens"),

@@ -15,6 +15,7 @@ from simcore.recipes.imported import Imported
 from simcore.recipes.inheritance.parents import DEFAULTS, with_parents
 from simcore.recipes.inheritance.references import ARITHMETIC, resolved
 from simcore.recipes.nemo_rl.cluster import read_cluster
+from simcore.recipes.nemo_rl.controller import has_controller, read_controller
 from simcore.recipes.nemo_rl.dtensor import read_dtensor
 from simcore.recipes.nemo_rl.generation import read_generation
 from simcore.recipes.nemo_rl.logprobs import read_logprobs
@@ -23,6 +24,7 @@ from simcore.recipes.nemo_rl.policy import read_batches, read_model
 from simcore.recipes.nemo_rl.step import read_step
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.nemo_rl.teacher import read_distillation, read_teacher
+from simcore.recipes.nemo_rl.value import read_ppo, read_value
 from simcore.recipes.nemo_rl.without_effect import IDLE_BLOCKS, WITHOUT_EFFECT
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
@@ -31,10 +33,10 @@ from simcore.recipes.rows import read_rows
 __all__ = ["FORMAT"]
 
 _BLOCKS: Final = frozenset({"policy", "cluster", "checkpointing", "logger", "data_plane", "sft", "dpo", "grpo",
-                             "loss_fn", "data", "env", "generation", "distillation", "teacher"})
-_REFUSED: Final = {"teachers": "distillation of several teachers", "ppo": "PPO with a value model",
-                   "value": "PPO with a value model", "rm": "training of a reward model", "eval": "evaluation alone",
-                   "async_rl": "a single controller, which trains while others generate"}
+                             "loss_fn", "data", "env", "generation", "distillation", "teacher", "ppo", "value",
+                             "async_rl"})
+_REFUSED: Final = {"teachers": "distillation of several teachers", "rm": "training of a reward model",
+                   "eval": "evaluation alone"}
 """Blocks of algorithms that no scenario can say."""
 
 
@@ -66,9 +68,9 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if any(_is_on(reader.document.data, name) for name in _REFUSED):
         return _refused(reader, draft, loose=loose)
     draft.use(reader.take(DEFAULTS), why="names the parents, which are read")
-    kind = next((name for name in ("grpo", "dpo", "sft", "distillation") if reader.is_mapping(name)), "")
+    kind = next((name for name in ("grpo", "dpo", "sft", "distillation", "ppo") if reader.is_mapping(name)), "")
     if not kind:
-        draft.fail(file.path, "has no block sft, dpo, grpo or distillation: name its parents (defaults)")
+        draft.fail(file.path, "has no block sft, dpo, grpo, ppo or distillation: name its parents (defaults)")
         draft.idle(reader.matching("*"), "of a recipe that is not complete")
         return draft.imported([reader], loose=loose)
     _read_blocks(reader, draft, kind)
@@ -106,11 +108,11 @@ def _paths(data: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
 
 
 def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
-    draft.infer("workload", "train" if kind == "sft" else kind, f"the block {kind}")
+    draft.infer("workload", {"sft": "train", "ppo": "grpo"}.get(kind, kind), f"the block {kind}")
     read_model(reader, draft)
     by_megatron = reader.flag("policy.megatron_cfg.enabled")
     draft.use(by_megatron, why="says which workers train")
-    generates = kind in ("grpo", "distillation")
+    generates = kind in ("grpo", "ppo", "distillation")
     engine_gpus = read_generation(reader, draft) if generates else 0
     gpus = read_cluster(reader, draft, engine_gpus)
     is_megatron = by_megatron is not None and by_megatron.value
@@ -121,6 +123,11 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     read_batches(reader, draft, kind)
     read_logprobs(reader, draft, kind, by_megatron=is_megatron)
     read_step(reader, draft, kind, validates=not is_megatron)
+    if kind == "grpo" and has_controller(reader):
+        read_controller(reader, draft)
+    if kind == "ppo":
+        read_ppo(reader, draft)
+        read_value(reader, draft, gpus)
     if kind == "distillation":
         read_distillation(reader, draft)
         read_teacher(reader, draft, gpus)

@@ -58,8 +58,8 @@ def read_step(reader: Reader, draft: Draft, kind: str, *, validates: bool) -> No
     if away is not None and away.value and kind == "grpo" and not colocated:
         draft.refuse(away, "optimizer states that leave the device for passes of log-probabilities")
     else:
-        draft.idle(away, "off, or states left the device before weights were sent to the engine" if kind == "grpo" else
-                   "only passes of GRPO read it (prepare_for_lp_inference)")
+        draft.idle(away, "off, or states left the device before weights were sent to the engine"
+                   if kind in ("grpo", "ppo") else "only passes of GRPO read it (prepare_for_lp_inference)")
     if kind == "dpo":
         read_rows(reader, draft, _DPO)
     if kind == "grpo":

@@ -481,8 +481,8 @@ def test_what_no_scenario_can_say_is_refused_by_name(tmp_path: Path, base: str, 
         found.expect_complete()
 
 
-@pytest.mark.parametrize("block", ["teachers: [{model_name: x}]", "ppo: {a: 1}",
-                                   "eval: {metric: pass@k}", "async_rl: {sampler: {name: in_order}}"])
+@pytest.mark.parametrize("block", ["teachers: [{model_name: x}]", "rm: {a: 1}",
+                                   "eval: {metric: pass@k}"])
 def test_other_algorithms_are_refused_even_if_loose(tmp_path: Path, block: str) -> None:
     (tmp_path / "mine.yaml").write_text(f"defaults: nowhere.yaml\n{block}\n", encoding="utf-8")
     found = import_recipe([str(tmp_path / "mine.yaml")], Answers(), loose=True)

@@ -70,7 +70,7 @@ def test_a_teachers_block_is_read_as_a_policy_with_degrees_of_its_own(tmp_path: 
     assert not [one for one in found.left if one.kind == "unknown"]
     told = {one.key: one.why for one in found.left}
     assert told["policy.logprob_batch_size"].startswith("there is no pass")
-    assert told["teacher.generation.backend"] == "a teacher generates nothing"
+    assert told["teacher.generation.backend"] == "it generates nothing"
 
 
 @pytest.mark.parametrize(("text", "told"), [
@@ -78,7 +78,7 @@ def test_a_teachers_block_is_read_as_a_policy_with_degrees_of_its_own(tmp_path: 
      "teacher: adapters of a teacher"),
     ("teacher: {dtensor_cfg: {cpu_offload: true}}", "teacher: a teacher that rests on the host"),
     ("teacher: {precision: float16}", "another format than the policy's: fp16"),
-    ("teacher: {dtensor_cfg: {_v2: false}}", "a teacher with another worker"),
+    ("teacher: {dtensor_cfg: {_v2: false}}", "teacher: another worker"),
     ("teacher: {quant_cfg: NVFP4}", "teacher.quant_cfg: training that is aware of quantisation"),
     ("loss_fn: {zero_outside_topk: true}", "an entropy over the whole vocabulary"),
 ])
