@@ -279,12 +279,28 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
         raise IllegalLayout(Problem(scenario.where("generation", "kv_dtype"), "kv_dtype: fp8 without quantization: fp8",
                                     "NeMo RL 7ea279ab algorithms/grpo.py:1325: FP8 KV cache can only be used together "
                                     "with FP8 model weights"))
+    if generation is not None and generation.engine in _BY_HTTP:
+        _check_sent_by_http(scenario, worker)
     mesh = scenario.mesh
     if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
                              f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
     if scenario.mesh.pp > 1 and worker == "dtensor":
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
+
+
+_BY_HTTP: Final = ("sglang",)
+"""Engines that NeMo RL sends weights by handles in requests."""
+
+
+def _check_sent_by_http(scenario: Scenario, worker: str) -> None:
+    release = "NeMo RL 7ea279ab"
+    if worker != "dtensor":
+        raise IllegalLayout(Problem(scenario.where("generation", "engine"), "engine: sglang with a policy of Megatron",
+                                    f"{release} models/policy/workers/: stream_weights_via_http is DTensor's alone"))
+    if scenario.rl is not None and scenario.rl.asynchronous:
+        raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with sglang",
+                                    f"{release} algorithms/grpo.py:4113"))
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
@@ -314,7 +330,7 @@ TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
     _DEFAULT: (Trainer(
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
         ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
-        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library", engines=("vllm",),
+        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library", engines=("vllm", "sglang"),
         occupied=lambda rl, policy, critic: 0),),
     "verl": (Trainer(
         _SERVED, lambda worker: worker == _VERLS,

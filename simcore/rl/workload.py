@@ -209,7 +209,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     rounds = _rounds(engine, -(-answered // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
-                    sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio)
+                    sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio,
+                    buffers=ENGINES[engine.generation.engine].buffers)
     stepped = trainer.step(scenario, simulation, simulation.plans[0])
     journals = [stepped(policy, replace(step, critic=critic))
                 for policy, critic in zip(policies, critics.critics, strict=True)]
@@ -223,9 +224,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
              *of_copies(journal, simulation.topology))
             for rank, passed, journal, valued in zip(trained.ranks, _passed(forward, simulation), journals,
                                                      critics.sent, strict=True)]
-    batch = _batch(passing, rl.generations, steps)
-    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
-                engines * engine.tp if beside else 0, engine_rows)
+    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, rl.generations, steps),
+                beside, engines * engine.tp if beside else 0, engine_rows)
     further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
                *(() if trainer.in_place else _loss(simulation))]
     report = phase_report(laid, further)
