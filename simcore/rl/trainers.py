@@ -31,8 +31,11 @@ Step = Callable[[Policy, GrpoStep], Journal]
 _VERLS: Final = "flat"
 """The worker that verl has."""
 _MIB: Final = 2**20
-_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3}
+_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3}
 """Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
+_PADDED: Final = "flash_padded"
+_COPIED: Final = 0.5
+"""A copy of logits in 16 bits, in tensors of fp32."""
 _LORA_RANK: Final = 16
 """The key's default."""
 
@@ -85,9 +88,17 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
                                      f"{scenario.rl.trainer}"))
 
 
-def made_of_logits(scenario: Scenario) -> int:
-    """Tensors in fp32 of the logits' size that a pass of the policy makes of logits in place; 0 for compiled ones."""
-    return _LOSSES.get(scenario.training.loss, 0)
+def made_of_logits(scenario: Scenario, *, own: bool) -> float:
+    """Tensors in fp32 of the logits' size that a pass makes of logits in place; 0 for what is compiled.
+
+    `own`: of the policy's passes, which have an entropy; a reference policy's have none. Of padded rows the answers'
+    part alone is scored, and copied in the compute dtype where there are several.
+    """
+    loss, length, rl = scenario.training.loss, scenario.training.seq_len, scenario.rl
+    if loss != _PADDED or rl is None:
+        return _LOSSES.get(loss, 0) if own else 0
+    made = _LOSSES[loss] if own else _COPIED if rl.logprob_batch_size > 1 else 0
+    return made * (length - rl.prompt_tokens) / length
 
 
 # ---- verl ------------------------------------------------------------------------------------------------------------

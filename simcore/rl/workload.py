@@ -127,9 +127,15 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
                                                              strict=True)]
 
 
+def _forward(scenario: Scenario, simulation: Simulation, request: Request) -> Passes:
+    """Passes of a GRPO step, as a reference policy's are."""
+    return passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed,
+                  in_place=trainer_of(scenario).in_place, beside=made_of_logits(scenario, own=False))
+
+
 def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, simulation: Simulation) -> list[Policy]:
     """Policies with the bytes of their own passes, where these make more of logits than those of a reference policy."""
-    made = made_of_logits(scenario)
+    made = made_of_logits(scenario, own=True)
     if not made:
         return policies
     forward = passes(simulation, timed=False, in_place=True, beside=made)
@@ -201,7 +207,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
     trainer = trainer_of(scenario)
-    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
+    forward = _forward(scenario, simulation, request)
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
