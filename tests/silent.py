@@ -107,7 +107,8 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "limits.usable_memory": ("1 GiB", "20 GiB"), "limits.max_fill": (0.01, 0.5),
     "generation.engine": ("sglang",), "generation.max_model_len": (200, 128), "rl.prompt_tokens": (64,),
     "generation.kv_cache_memory": ("1 GiB", "20 GiB"), "generation.unquantized": (["q_proj"],),
-    "rl.generated_prompts": (2**12, 64), "rl.critic": ({"micro_batch_size": 1},), "rl.critic.model": ("qwen3-0.6b",)}
+    "rl.generated_prompts": (2**12, 64), "rl.critic": ({"micro_batch_size": 1},), "rl.critic.model": ("qwen3-0.6b",),
+    "rl.reward": ({"model": "qwen3-0.6b"},), "rl.reward.model": ("qwen3-0.6b",)}
 """Values of keys for which those of their type say little."""
 
 
@@ -248,6 +249,8 @@ def _grpos(framework: str) -> Iterator[Tree]:
                "generation": generation | {"sleep_level": 2, "tp": 4}}
         yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "generation": generation | {
             "sleep_level": 2}, "rl": rl | {"trainer": "verl", "critic": {"micro_batch_size": 1}}}
+        yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "generation": generation | {
+            "sleep_level": 2}, "rl": rl | {"trainer": "verl", "reward": {"model": "llama-3.2-1b", "tp": 2}}}
     if framework in ("automodel", "fsdp2"):  # logits are the most of a pass
         yield {"model": DENSE, "mesh": mesh, "rl": rl | {"logprob_batch_size": 4}, "generation": generation}
 

@@ -10,7 +10,7 @@ from simcore.inputs.block import Block, BytesOrAuto, Fraction, Name, Names, Text
 from simcore.inputs.bounds import DEGREE, GENERATIONS, PROMPTS, SEQ_LEN, SEQUENCES, TOKENS
 from simcore.inputs.training import DType, Length, Sequences
 
-__all__ = ["Critic", "Generation", "Rl"]
+__all__ = ["Critic", "Generation", "Reward", "Rl"]
 
 _Degree = Annotated[int, Field(ge=1, le=DEGREE)]
 
@@ -37,6 +37,21 @@ class Critic(Block):
     optimizer_offload: bool = Field(
         default=False, description="Its optimizer's states are on the host but for its training"
     )
+
+
+class Reward(Block):
+    """A reward model of verl's loop: engines of vLLM on the policy's GPUs, which sleep but for scoring."""
+
+    model: Text = Field(description="Preset, Hugging Face id, or path of a config.json")
+    tp: _Degree = Field(default=1, description="Tensor-parallel degree of an engine")
+    gpu_memory_utilization: Fraction = Field(default=0.5, description="Fraction of device memory that an engine takes")
+    max_num_seqs: Annotated[int, Field(ge=1, le=SEQUENCES)] = Field(
+        default=1024, description="Most sequences that run at once"
+    )
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=TOKENS)] = Field(
+        default=8192, description="Most tokens of one forward pass"
+    )
+    enforce_eager: bool = Field(default=True, description="Without CUDA graphs")
 
 
 class Rl(Block):
@@ -72,6 +87,7 @@ class Rl(Block):
         default=False, description="verl: the optimizer's states are on the host but for training"
     )
     critic: Critic | None = Field(default=None, description="verl: a model of values, which makes the step one of PPO")
+    reward: Reward | None = Field(default=None, description="verl: a reward model that scores what was generated")
 
 
 class Generation(Block):

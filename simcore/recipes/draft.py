@@ -78,6 +78,15 @@ class Draft:
         if key not in self.answers.settings:
             self.questions.append(Question(key, option, by.where if by else self.path, text))
 
+    def leave_out(self, key: str) -> None:
+        """Takes back a key that was written."""
+        *path, last = map(str, split_key(key))
+        inner = self.values
+        for name in path:
+            inner = inner.get(name, {})
+        inner.pop(last, None)
+        self.origins.pop((*path, last), None)
+
     # ---- keys of the recipe that give nothing ------------------------------------------------------------------
     def idle(self, taken: Taken[Any] | Iterable[Taken[Any]] | None, why: str) -> None:
         """Lists keys on which nothing depends that is simulated."""

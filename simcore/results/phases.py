@@ -10,10 +10,11 @@ from simcore.results.verdict import Verdict
 
 __all__ = ["ACTIVITIES", "LINKS", "PHASES", "PHASE_PARTS", "PhaseName", "PhaseReport"]
 
-PhaseName = Literal["refit", "generation", "logprob", "reference", "values", "critic", "training"]
+PhaseName = Literal["refit", "generation", "logprob", "reward", "reference", "values", "critic", "training"]
 PHASES: dict[PhaseName, str] = {
     "refit": "the policy's weights go to the engine that generates",
     "generation": "the engine decodes",
+    "reward": "a reward model scores what was generated",
     "logprob": "a forward pass of the policy over what was generated",
     "reference": "a forward pass of the reference policy",
     "values": "a forward pass of the critic",
@@ -35,6 +36,7 @@ ACTIVITIES: dict[str, str] = {
     "broadcast": "the packed weights to the GPUs that generate",
     "forward passes": "log-probabilities, or values, of what was generated",
     "decoding": "bytes that the engine reads for each token",
+    "scoring": "arithmetic of the reward model",
     "training steps": "every step of the optimizer",
     "the ranks that train": "a GPU that only generates waits for them",
 }

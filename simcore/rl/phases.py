@@ -28,19 +28,20 @@ from typing import Final
 
 from simcore.hardware.topology import Topology
 from simcore.rl.journal import Journal, Space, Way
-from simcore.rl.policy import PARAMS, Critic, Policy
+from simcore.rl.policy import PARAMS, Critic, Policy, Scorer
 from simcore.rl.quantising import Quantising, quantising_of
 from simcore.rl.refit import Buffers, Gathered, alternating, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.protocol import InferenceEngine
 
-__all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "away",
-           "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step", "host_ns", "is_outside",
-           "outside", "packing_ns", "put_asleep", "score", "start", "train", "wake"]
+__all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "REWARD", "SCORING",
+           "STEPS", "GrpoStep", "away", "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step",
+           "host_ns", "is_outside", "outside", "packing_ns", "put_asleep", "put_to_sleep", "score", "start", "train",
+           "wake"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
-CRITIC: Final = "critic"
-FORWARD, STEPS, DECODING = "forward passes", "training steps", "decoding"
+CRITIC, REWARD = "critic", "reward model"
+FORWARD, STEPS, DECODING, SCORING = "forward passes", "training steps", "decoding", "scoring"
 GATHERS, PACKING, BROADCAST, QUANTISING = "gathers", "packing", "broadcast", "quantising"
 WAITING = "the ranks that train"
 """Parts of phases, besides copies between device and host."""
@@ -62,8 +63,9 @@ class GrpoStep:
     all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
     while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
-    policy itself are made before it trains. `critic`: on the policy's ranks, None without one.
-    `buffers`: sizes of those on a shared GPU.
+    policy itself are made before it trains. `critic`: on the policy's ranks, None without one;
+    `scorer`: a reward model in an engine of its own there. `buffers`: sizes of
+    those on a shared GPU.
     """
 
     engine: InferenceEngine
@@ -75,6 +77,7 @@ class GrpoStep:
     asynchronous: bool = False
     scores_policy: bool = True
     critic: Critic | None = None
+    scorer: Scorer | None = None
     buffers: Buffers = alternating
 
     @property
@@ -258,33 +261,33 @@ def packing_ns(step: GrpoStep, topology: Topology, moved: int | None = None) -> 
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
-def put_asleep(journal: Journal, engine: InferenceEngine) -> None:
+def put_asleep(journal: Journal, engine: InferenceEngine, owner: str = ENGINE) -> None:
     """Adds the engine as the previous step left it."""
-    journal.put(ENGINE, {**outside(engine.outside()), **engine.stays})
+    journal.put(owner, {**outside(engine.outside()), **engine.stays})
     level = engine.generation.sleep_level
     if level < 2:
-        journal.put(ENGINE, engine.loaded, "host" if level else "device")
+        journal.put(owner, engine.loaded, "host" if level else "device")
     if not level:
-        journal.put(ENGINE, engine.cached)
+        journal.put(owner, engine.cached)
 
 
-def wake(journal: Journal, engine: InferenceEngine, topology: Topology) -> None:
+def wake(journal: Journal, engine: InferenceEngine, topology: Topology, owner: str = ENGINE) -> None:
     """Brings the engine's weights back, without its cache."""
     if engine.generation.sleep_level == 1:
-        _copy(journal, topology, journal.move(ENGINE, "host", "device", engine.loaded), "to_device")
+        _copy(journal, topology, journal.move(owner, "host", "device", engine.loaded), "to_device")
     elif engine.generation.sleep_level == 2:
-        journal.put(ENGINE, engine.loaded, event="weights wake")
+        journal.put(owner, engine.loaded, event="weights wake")
 
 
-def put_to_sleep(journal: Journal, engine: InferenceEngine, topology: Topology) -> None:
+def put_to_sleep(journal: Journal, engine: InferenceEngine, topology: Topology, owner: str = ENGINE) -> None:
     """Takes from the device what the engine drops when it sleeps."""
     level = engine.generation.sleep_level
     if level:
-        journal.drop(ENGINE, "device", engine.cached)
+        journal.drop(owner, "device", engine.cached)
     if level == 1:
-        _copy(journal, topology, journal.move(ENGINE, "device", "host", engine.loaded), "to_host")
+        _copy(journal, topology, journal.move(owner, "device", "host", engine.loaded), "to_host")
     elif level == 2:
-        journal.drop(ENGINE, "device", engine.loaded)
+        journal.drop(owner, "device", engine.loaded)
 
 
 def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) -> Journal:

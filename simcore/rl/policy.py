@@ -19,8 +19,9 @@ from typing import Final
 from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
 from simcore.simulation.simulation import Simulation
+from simcore.vllm.engine import Engine
 
-__all__ = ["MODULES", "PARAMS", "Critic", "Policy", "policy_of"]
+__all__ = ["MODULES", "PARAMS", "Critic", "Policy", "Scorer", "policy_of"]
 
 MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
@@ -72,6 +73,15 @@ class Critic:
     model: Policy
     offloads_params: bool
     offloads_states: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A reward model in an engine of its own: `sequences` that one engine scores in a step, in `ns`."""
+
+    engine: Engine
+    sequences: int
+    ns: int
 
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,

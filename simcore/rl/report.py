@@ -18,7 +18,7 @@ from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, Ran
 from simcore.results.time import StepTime
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.rl.journal import Entry, Journal, Moment
-from simcore.rl.phases import CRITIC, ENGINE, REFIT, category_name, is_outside
+from simcore.rl.phases import CRITIC, ENGINE, REFIT, REWARD, category_name, is_outside
 from simcore.rl.time import Batch, whole_step
 from simcore.rl.traffic import by_phase
 from simcore.simulation.simulation import Simulation
@@ -26,6 +26,8 @@ from simcore.validation.evidence import evidence_of
 
 __all__ = ["Laid", "phase_report", "phase_series"]
 
+_BESIDE: Final = (CRITIC, ENGINE, REFIT, REWARD)
+"""Owners beside the policy in its training."""
 _LOOSE: Final = "fragmentation"
 """Category that is reserved and not allocated; a series omits it, like memory outside the allocator."""
 _Sample = tuple[int, str, Counter[str]]
@@ -146,7 +148,7 @@ def _band(moment: Moment, simulation: Simulation) -> tuple[int, int]:
     The range is laid around the bytes of the phase, whose own fragmentation may be rounded up in other places.
     """
     policy = sum(size for (owner, category), size in moment.device.items()
-                 if owner not in (ENGINE, REFIT) and category != _LOOSE and not is_outside(category))
+                 if owner not in (ENGINE, REFIT, REWARD) and category != _LOOSE and not is_outside(category))
     needed, device = simulation.needed(policy), moment.bytes_on("device")
     return device - (needed.middle - needed.low), device + needed.high - needed.middle
 
@@ -208,7 +210,7 @@ def _training_samples(entries: list[Entry], start: int, trained: MemorySeries) -
     ready = min(entry.ns for entry in entries if entry.spike)
     yield from ((start + entry.ns, "training", _allocated_by_category(entry)) for entry in entries
                 if entry.ns <= ready and not entry.spike)
-    neighbours = Counter({key: size for key, size in entries[0].held.items() if key[0] in (CRITIC, ENGINE, REFIT)})
+    neighbours = Counter({key: size for key, size in entries[0].held.items() if key[0] in _BESIDE})
     others = _allocated_by_category(Entry(entries[0].phase, 0, neighbours, spike=False))
     for at, (time_s, phase) in enumerate(zip(trained.time_s, trained.phases, strict=True)):
         sizes = Counter({name: values[at] for name, values in zip(trained.categories, trained.values, strict=True)})

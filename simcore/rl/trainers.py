@@ -36,8 +36,11 @@ _VERLS: Final = "flat"
 """The worker of verl over FSDP."""
 _SERVED: Final = "fsdp1, over transformers' layers, and megatron"
 _MIB: Final = 2**20
-_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3}
+_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3}
 """Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
+_PADDED: Final = "flash_padded"
+_COPIED: Final = 0.5
+"""A copy of logits in 16 bits, in tensors of fp32."""
 _LORA_RANK: Final = 16
 """The key's default."""
 
@@ -103,9 +106,17 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
                                      f"{scenario.rl.trainer}"))
 
 
-def made_of_logits(scenario: Scenario) -> int:
-    """Tensors in fp32 of the logits' size that a pass of the policy makes of logits in place; 0 for compiled ones."""
-    return _LOSSES.get(scenario.training.loss, 0)
+def made_of_logits(scenario: Scenario, *, own: bool) -> float:
+    """Tensors in fp32 of the logits' size that a pass makes of logits in place; 0 for what is compiled.
+
+    `own`: of the policy's passes, which have an entropy; a reference policy's have none. Of padded rows the answers'
+    part alone is scored, and copied in the compute dtype where there are several.
+    """
+    loss, length, rl = scenario.training.loss, scenario.training.seq_len, scenario.rl
+    if loss != _PADDED or rl is None:
+        return _LOSSES.get(loss, 0) if own else 0
+    made = _LOSSES[loss] if own else _COPIED if rl.logprob_batch_size > 1 else 0
+    return made * (length - rl.prompt_tokens) / length
 
 
 # ---- verl ------------------------------------------------------------------------------------------------------------
@@ -174,6 +185,9 @@ def _check_engine(scenario: Scenario) -> None:
     """Refuses engines that verl does not start, or that are not described beside its workers."""
     generation = scenario.generation
     assert generation is not None
+    if generation.engine not in WHOLE and scenario.rl is not None and scenario.rl.reward is not None:
+        raise NotYet(Problem(scenario.where("rl", "reward"), f"not yet: reward: a model beside {generation.engine}, "
+                             "whose pool it would take from"))
     for name, wrong, message in (
             ("colocated", not generation.colocated, "verl's engine on GPUs of its own"),
             ("kv_dtype", generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
@@ -228,6 +242,10 @@ def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterat
 def _check_megatron(scenario: Scenario, worker: str) -> None:
     _check_engine(scenario)
     training = scenario.training
+    for name in ("critic", "reward"):
+        if scenario.rl is not None and getattr(scenario.rl, name) is not None:
+            raise NotYet(Problem(scenario.where("rl", name), f"not yet: {name}: a model beside verl's workers over "
+                                 "Megatron"))
     for name, wrong, message in (
             ("method", training.method != "full", "adapters of verl's workers over Megatron"),
             ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl")):
@@ -332,12 +350,14 @@ TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
         ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
         _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library", engines=("vllm", "sglang"),
         occupied=lambda rl, policy, critic: 0),),
-    "verl": (Trainer(
-        _SERVED, lambda worker: worker == _VERLS,
-        ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_verl, _verl_step, _sent_by_verl,
-        _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS), occupied=_beside_verl), Trainer(
-        _SERVED, lambda worker: bool(worker) and worker not in MODULES,
-        ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step, _sent_by_megatron,
-        _told_of_megatron, in_place=False, use="server", engines=tuple(EXPORTS), occupied=_beside_megatron)),
+    "verl": (
+        Trainer(_SERVED, lambda worker: worker == _VERLS,
+                ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_verl, _verl_step,
+                _sent_by_verl, _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS),
+                occupied=_beside_verl),
+        Trainer(_SERVED, lambda worker: bool(worker) and worker not in MODULES,
+                ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step,
+                _sent_by_megatron, _told_of_megatron, in_place=False, use="server", engines=tuple(EXPORTS),
+                occupied=_beside_megatron)),
 }
 """Trainers by the value of `rl.trainer`, a record for each kind of workers."""

@@ -48,6 +48,7 @@ from simcore.rl.phases import (
 )
 from simcore.rl.policy import Policy
 from simcore.rl.refit import Gather
+from simcore.rl.reward import add_scorer, score_sequences
 from simcore.rl.streams import Stream
 from simcore.units import dtype_bytes
 
@@ -130,13 +131,13 @@ def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tupl
         journal.move(POLICY, "device", "host", policy.params)
     if offloads.optimizer:
         journal.move(POLICY, "device", "host", policy.states)
-    if step.critic is not None:
-        add_critic(journal, step.critic)
-    put_asleep(journal, step.engine)
+    _add_neighbours(journal, step)
     journal.begin("refit")
     _refit(journal, policy, step, topology, settings)
     journal.begin("generation")
     generate(journal, step, topology)
+    if step.scorer is not None:
+        score_sequences(journal, step.scorer, topology)
     journal.begin("logprob")
     _passing(journal, policy, topology, offloads)
     if step.has_reference:
@@ -156,6 +157,15 @@ def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tupl
     if offloads.optimizer:
         away(journal, policy.states, topology)
     return journal
+
+
+def _add_neighbours(journal: Journal, step: GrpoStep) -> None:
+    """Adds critic, reward model and engine as the previous step left them."""
+    if step.critic is not None:
+        add_critic(journal, step.critic)
+    if step.scorer is not None:
+        add_scorer(journal, step.scorer)
+    put_asleep(journal, step.engine)
 
 
 def _passing(journal: Journal, policy: Policy, topology: Topology, offloads: Offloads) -> None:

@@ -27,6 +27,7 @@ from simcore.rl.phases import GrpoStep, dpo_step, engine_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import packed_bytes
 from simcore.rl.report import Laid, phase_report
+from simcore.rl.reward import scorer_of, sent_by_scorer, told_of_scorer
 from simcore.rl.time import Batch
 from simcore.rl.traffic import (
     EVERY_AXIS,
@@ -70,6 +71,7 @@ def legal(scenario: Scenario) -> None:
         rl, engine = _asked(scenario)
         _num_engines(scenario, engine)
         check_critic(scenario, rl.prompts * rl.generations)
+        scorer_of(scenario, rl.prompts * rl.generations)
     trained = _trained(scenario)
     _passes_of(scenario, _training(scenario))
     check_step(legal_simulation(trained))
@@ -126,9 +128,16 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
                                                              strict=True)]
 
 
+def _forward(scenario: Scenario, simulation: Simulation, request: Request) -> Passes:
+    """Passes of a GRPO step, as a reference policy's are."""
+    trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
+    return passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place,
+                  beside=made_of_logits(scenario, own=False))
+
+
 def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, simulation: Simulation) -> list[Policy]:
     """Policies with the bytes of their own passes, where these make more of logits than those of a reference policy."""
-    made = made_of_logits(scenario)
+    made = made_of_logits(scenario, own=True)
     if not made:
         return policies
     forward = passes(simulation, timed=False, in_place=True, beside=made)
@@ -200,17 +209,16 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
     trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
-    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
+    forward = _forward(scenario, simulation, request)
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     critics = critics_of(scenario, sequences, request, len(policies))
     engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
-    answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
-    rounds = _rounds(engine, -(-answered // engines))
+    rounds = _rounds(engine, -(-(rl.generated_prompts or rl.prompts) * rl.generations // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio,
-                    buffers=ENGINES[engine.generation.engine].buffers)
+                    scorer=scorer_of(scenario, sequences), buffers=ENGINES[engine.generation.engine].buffers)
     stepped = trainer.step(scenario, simulation, simulation.plans[0])
     journals = [stepped(policy, replace(step, critic=critic))
                 for policy, critic in zip(policies, critics.critics, strict=True)]
@@ -219,7 +227,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
         journals = [stepped(policy, step) for policy in policies]
     beside = None if engine.generation.colocated else _beside(step, journals, simulation)
     engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
-    own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
+    own = (*rows([*of_refit(weights, simulation.routes), *broadcast, *sent_by_scorer(
+        step.scorer, scenario.training.seq_len, scenario.world_size)]), *(() if beside else engine_rows))
     sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, step), *valued,
              *of_copies(journal, simulation.topology))
             for rank, passed, journal, valued in zip(trained.ranks, _passed(forward, simulation), journals,
@@ -227,7 +236,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, rl.generations, steps),
                 beside, engines * engine.tp if beside else 0, engine_rows)
     further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
-               *(() if trainer.in_place else _loss(simulation))]
+               *told_of_scorer(step.scorer), *(() if trainer.in_place else _loss(simulation))]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})

@@ -22,7 +22,7 @@ from simcore.units import dtype_bytes
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import MODEL_DTYPE, layers_of, padded_rows
 
-__all__ = ["Call", "calls"]
+__all__ = ["Call", "calls", "prompt_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,18 @@ def calls(engine: InferenceEngine, rounds: list[int], prompt: int) -> list[Call]
     if engine.tp == 1:
         return []
     return [call for sequences in rounds if sequences for one in _passes(engine, sequences, prompt)
+            for call in _of_pass(engine, one)]
+
+
+def prompt_calls(engine: InferenceEngine, sequences: int, tokens: int) -> list[Call]:
+    """Collectives of a rank for passes over `sequences` prompts of `tokens` tokens each, without logits.
+
+    [] for an engine on one rank.
+    """
+    if engine.tp == 1:
+        return []
+    full, last = divmod(sequences * tokens, engine.limits.tokens)
+    return [call for one in (_Pass(engine.limits.tokens, 0, full), _Pass(last, 0, int(last > 0)))
             for call in _of_pass(engine, one)]
 
 

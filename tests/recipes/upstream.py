@@ -36,6 +36,7 @@ OUTCOMES: Final = ("answered", "answered after one question", "refused", "family
                    "traceback")
 SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml", ".sh")
 OF_SCRIPTS: Final = {"model": "llama-3.2-3b", "training.micro_batch_size": 2, "training.precision.compute": "bf16",
+                     "rl.critic.model": "llama-3.2-3b", "rl.reward.model": "llama-3.2-3b",
                      "model.overrides.vocab_size": 131072, "training.images": 1, "training.image_height": 448}
 """Answers by `--set` to what files about GPUs leave to the training script, or recipes to files of a tokenizer."""
 UNKNOWN_MODEL: Final = ("unknown model", "model configuration: model_type")

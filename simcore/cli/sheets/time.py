@@ -66,7 +66,7 @@ def _money(amount: Callable[[Cost], float | None]) -> Callable[[StepTime], str]:
     return cell
 
 
-_PHASES: Final = {"refit": "refit", "generation": "gene-\nration", "logprob": "log-\nprob.",
+_PHASES: Final = {"refit": "refit", "generation": "gene-\nration", "reward": "reward", "logprob": "log-\nprob.",
                   "reference": "refe-\nrence", "values": "values", "critic": "critic", "host copies": "host\ncopies"}
 """Parts that only a step with phases has, with their headings."""
 _COLUMNS = (

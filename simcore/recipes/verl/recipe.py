@@ -27,7 +27,9 @@ __all__ = ["FORMAT"]
 
 _IDLE: Final = ("trainer", "hydra")
 _ENGINE: Final = "verl.trainer.sft_trainer"
-_MODELS: Final = ("actor_rollout_ref.model.path", "model.partial_pretrain")
+_MODELS: Final = {"actor_rollout_ref.model.path": "model", "model.partial_pretrain": "model",
+                  "critic.model.path": "rl.critic.model", "reward_model.model.path": "rl.reward.model"}
+"""Keys that name a model, with those of the scenario."""
 _PACKAGED: Final = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "_self_")
 """Parents whose values are verl's own defaults."""
 
@@ -110,10 +112,10 @@ def _tell_unknown(draft: Draft, document: Document, unknown: Mapping[KeyPath, st
     """Tells values that more than the script decides, but for those on which nothing depends."""
     idle = {left.key for left in draft.left if left.kind == "no effect"}
     for path, reason in unknown.items():
-        if dotted(path) in _MODELS:
-            draft.values.pop("model", None)
-            draft.origins.pop(("model",), None)
-            draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({dotted(path)}: {reason})")
+        if dotted(path) in _MODELS and (_MODELS[dotted(path)] == "model" or dotted(path) not in idle):
+            key = _MODELS[dotted(path)]
+            draft.leave_out(key)
+            draft.ask(key, f"--set {key}=NAME or PATH of its config.json", f"model ({dotted(path)}: {reason})")
         elif dotted(path) not in idle:
             draft.fail(document.where(path), f"{dotted(path)} is not known from the script alone: {reason}")
 

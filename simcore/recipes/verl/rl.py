@@ -23,6 +23,7 @@ from simcore.recipes.verl.batches import read_batches
 from simcore.recipes.verl.critic import has_critic, read_critic
 from simcore.recipes.verl.formats import FORMATS
 from simcore.recipes.verl.megatron import read_megatron_actor
+from simcore.recipes.verl.reward import read_reward
 from simcore.recipes.verl.rollout import ENGINES, read_rollout
 
 __all__ = ["MAIN", "read_or_refuse"]
@@ -36,8 +37,6 @@ _ALIKE: Final[Mapping[str, tuple[Any, ...]]] = {
     "forward_prefetch": (False,)}
 """Settings of the reference policy, by the values that change no pass."""
 _ROWS: Final = (
-    Off("reward_model.enable", "rewards by a model"),
-    Idle(("reward_model.*", "reward_manager.*", "custom_reward_function.*"), "rewards by functions, on the host"),
     Off("algorithm.rollout_correction.bypass_mode", "log-probabilities of the engine in place of the actor's"),
     Off("algorithm.use_pf_ppo", "sequences that are drawn again (PF-PPO)"),
     Idle(("algorithm.filter_groups.*",), "main_ppo does not read it"),
@@ -74,6 +73,7 @@ def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
     read_rollout(reader, draft)
     read_batches(reader, draft, gpus)
     read_critic(reader, draft, gpus)
+    read_reward(reader, draft)
     refuse_said(reader, draft, "data.gen_batch_size", "prompts that are generated beyond a step's (DAPO)")
     read_rows(reader, draft, _ROWS)
     return True

@@ -1,0 +1,33 @@
+"""Time of passes over prompts: arithmetic of their tokens, at the rate that matrix products reach.
+
+An assumed model: every weight multiplies every token once (of routed experts those that a token goes to), attention
+multiplies every pair of a query and a key before it. Reading weights, collectives of tensor parallelism and the host
+take no time, so passes of few tokens take longer in reality.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Attention, LatentAttention, Moe
+from simcore.vllm.engine import Engine
+
+__all__ = ["prompt_flops", "prompt_seconds"]
+
+_OF_PAIR = 4
+"""FLOPs of a pair of tokens for each element of a head's query: two products."""
+
+
+def prompt_flops(engine: Engine, sequences: int, tokens: int) -> int:
+    """FLOPs of a rank for `sequences` prompts of `tokens` tokens each, without the head."""
+    blocks = [branch.block for _, kind in engine.architecture.parts for branch in kind.branches]
+    moe = next((block for block in blocks if isinstance(block, Moe)), None)
+    used = sum(weight.numel * moe.top_k // moe.num_experts if weight.routed and moe is not None else weight.numel
+               for weight in engine.weights if weight.component not in ("embedding", "lm_head"))
+    width = sum(block.q_size for block in blocks if isinstance(block, Attention | LatentAttention)) // engine.tp
+    return sequences * (2 * used * tokens + _OF_PAIR * width * tokens * (tokens + 1) // 2)
+
+
+def prompt_seconds(engine: Engine, sequences: int, tokens: int) -> float:
+    """Seconds of a rank for `sequences` prompts of `tokens` tokens each."""
+    device, share = engine.topology.device, engine.topology.efficiency.kernels.gemm.compute
+    rate = device.products.si * device.rate_share * (1.0 if share is None else share.si)
+    return prompt_flops(engine, sequences, tokens) / rate
