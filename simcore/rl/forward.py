@@ -87,7 +87,7 @@ class Passes:
 
 
 def passes(simulation: Simulation, chunk: int | None = None, *, timed: bool = True, in_place: bool = False,
-           beside: int = 0, top_k: int = 0) -> Passes:
+           beside: float = 0, top_k: int = 0) -> Passes:
     """Memory, by class of ranks, and time of forward passes, one microbatch each: the first, and each further one.
 
     They are of the simulated model with all tensors frozen; their micro-batch size is that of `simulation`. `chunk`:
@@ -139,7 +139,7 @@ def _held(program: Program, rows: int) -> dict[str, int]:
 
 
 def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk: int | None, plan: Plan, *,
-           beside: int | None, top_k: int) -> dict[str, int]:
+           beside: float | None, top_k: int) -> dict[str, int]:
     """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities.
 
     Only the last pipeline stage has logits. `beside`: tensors that are made of logits in place, None for NeMo RL's.
@@ -155,7 +155,7 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
     training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)
     if beside is not None:
         numel = training.micro_batch_size * training.seq_len * simulation.job.graph.architecture.vocab
-        after["activation"] = after.get("activation", 0) + beside * _FP32 * numel
+        after["activation"] = after.get("activation", 0) + round(beside * _FP32 * numel)
         return max(inside, after, key=lambda sizes: sum(sizes.values()))
     cut = simulation.job.mesh.cp * (1 if _is_whole(simulation) else simulation.job.mesh.tp)
     position = training.micro_batch_size * simulation.job.graph.architecture.vocab

@@ -30,7 +30,7 @@ from simcore.hardware.topology import Topology
 from simcore.rl.journal import Journal, Space, Way
 from simcore.rl.policy import PARAMS, Critic, Policy, Scorer
 from simcore.rl.quantising import Quantising, quantising_of
-from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
+from simcore.rl.refit import Buffers, Gathered, alternating, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.protocol import InferenceEngine
 
@@ -65,7 +65,8 @@ class GrpoStep:
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
     while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
     policy itself are made before it trains. `chunks`: parts that are scored and trained on in turn. `critic`: on the
-    policy's ranks, None without one; `scorer`: a reward model in an engine of its own there.
+    policy's ranks, None without one; `scorer`: a reward model in an engine of its own there. `buffers`: sizes of
+    those on a shared GPU.
     """
 
     engine: InferenceEngine
@@ -79,6 +80,7 @@ class GrpoStep:
     chunks: int = 1
     critic: Critic | None = None
     scorer: Scorer | None = None
+    buffers: Buffers = alternating
 
     @property
     def quantising(self) -> Quantising:
@@ -233,7 +235,7 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology)
     away(journal, policy.states, topology)
     wake(journal, step.engine, topology)
     free = topology.device.usable_bytes - journal.size("device")
-    buffers = ipc_buffers(max(0, free), step.refit_share, step.gathered.largest)
+    buffers = step.buffers(max(0, free), step.refit_share, step.gathered)
     batch = ipc_buffers(max(0, free), step.refit_share, 0)["buffer"] // _TURNS
     buffers["buffer"] += step.quantising.held_bytes(batch)
     _hosted_to(journal, policy, topology, "device")
@@ -241,7 +243,7 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology)
     _hosted_to(journal, policy, topology, "host")
     away(journal, policy.params, topology)
     if step.engine.generation.sleep_level:
-        journal.put(ENGINE, {"kv_cache": step.engine.cache_bytes}, event="cache wakes")
+        journal.put(ENGINE, step.engine.cached, event="cache wakes")
 
 
 def _broadcast(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
@@ -285,7 +287,7 @@ def put_asleep(journal: Journal, engine: InferenceEngine, owner: str = ENGINE) -
     if level < 2:
         journal.put(owner, engine.loaded, "host" if level else "device")
     if not level:
-        journal.put(owner, {"kv_cache": engine.cache_bytes})
+        journal.put(owner, engine.cached)
 
 
 def wake(journal: Journal, engine: InferenceEngine, topology: Topology, owner: str = ENGINE) -> None:
@@ -300,7 +302,7 @@ def put_to_sleep(journal: Journal, engine: InferenceEngine, topology: Topology, 
     """Takes from the device what the engine drops when it sleeps."""
     level = engine.generation.sleep_level
     if level:
-        journal.drop(owner, "device", ["kv_cache"])
+        journal.drop(owner, "device", engine.cached)
     if level == 1:
         _copy(journal, topology, journal.move(owner, "device", "host", engine.loaded), "to_host")
     elif level == 2:
@@ -313,8 +315,7 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
     journal, engine = Journal(), step.engine
-    journal.put(ENGINE, {**outside(engine.outside()), **engine.loaded, **engine.stays,
-                         "kv_cache": engine.cache_bytes})
+    journal.put(ENGINE, {**outside(engine.outside()), **engine.loaded, **engine.stays, **engine.cached})
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":

@@ -37,8 +37,11 @@ _VERLS: Final = "flat"
 """The worker of verl over FSDP."""
 _SERVED: Final = "fsdp1, over transformers' layers, and megatron"
 _MIB: Final = 2**20
-_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3}
+_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3}
 """Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
+_PADDED: Final = "flash_padded"
+_COPIED: Final = 0.5
+"""A copy of logits in 16 bits, in tensors of fp32."""
 _LORA_RANK: Final = 16
 """The key's default."""
 
@@ -106,9 +109,17 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
                                      f"{scenario.rl.trainer}"))
 
 
-def made_of_logits(scenario: Scenario) -> int:
-    """Tensors in fp32 of the logits' size that a pass of the policy makes of logits in place; 0 for compiled ones."""
-    return _LOSSES.get(scenario.training.loss, 0)
+def made_of_logits(scenario: Scenario, *, own: bool) -> float:
+    """Tensors in fp32 of the logits' size that a pass makes of logits in place; 0 for what is compiled.
+
+    `own`: of the policy's passes, which have an entropy; a reference policy's have none. Of padded rows the answers'
+    part alone is scored, and copied in the compute dtype where there are several.
+    """
+    loss, length, rl = scenario.training.loss, scenario.training.seq_len, scenario.rl
+    if loss != _PADDED or rl is None:
+        return _LOSSES.get(loss, 0) if own else 0
+    made = _LOSSES[loss] if own else _COPIED if rl.logprob_batch_size > 1 else 0
+    return made * (length - rl.prompt_tokens) / length
 
 
 # ---- verl ------------------------------------------------------------------------------------------------------------
@@ -177,6 +188,9 @@ def _check_engine(scenario: Scenario) -> None:
     """Refuses engines that verl does not start, or that are not described beside its workers."""
     generation = scenario.generation
     assert generation is not None
+    if generation.engine not in WHOLE and scenario.rl is not None and scenario.rl.reward is not None:
+        raise NotYet(Problem(scenario.where("rl", "reward"), f"not yet: reward: a model beside {generation.engine}, "
+                             "whose pool it would take from"))
     for name, wrong, message in (
             ("colocated", not generation.colocated, "verl's engine on GPUs of its own"),
             ("kv_dtype", generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
@@ -231,6 +245,10 @@ def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterat
 def _check_megatron(scenario: Scenario, worker: str) -> None:
     _check_engine(scenario)
     training = scenario.training
+    for name in ("critic", "reward"):
+        if scenario.rl is not None and getattr(scenario.rl, name) is not None:
+            raise NotYet(Problem(scenario.where("rl", name), f"not yet: {name}: a model beside verl's workers over "
+                                 "Megatron"))
     for name, wrong, message in (
             ("method", training.method != "full", "adapters of verl's workers over Megatron"),
             ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl")):
@@ -285,6 +303,8 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
         raise IllegalLayout(Problem(scenario.where("generation", "kv_dtype"), "kv_dtype: fp8 without quantization: fp8",
                                     "NeMo RL 7ea279ab algorithms/grpo.py:1325: FP8 KV cache can only be used together "
                                     "with FP8 model weights"))
+    if generation is not None and generation.engine in _BY_HTTP:
+        _check_sent_by_http(scenario, worker)
     mesh = scenario.mesh
     if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
@@ -318,6 +338,20 @@ def _check_chunks(scenario: Scenario, rl: Rl) -> None:
                                  f"of a step, got {rl.chunks:,}"))
 
 
+_BY_HTTP: Final = ("sglang",)
+"""Engines that NeMo RL sends weights by handles in requests."""
+
+
+def _check_sent_by_http(scenario: Scenario, worker: str) -> None:
+    release = "NeMo RL 7ea279ab"
+    if worker != "dtensor":
+        raise IllegalLayout(Problem(scenario.where("generation", "engine"), "engine: sglang with a policy of Megatron",
+                                    f"{release} models/policy/workers/: stream_weights_via_http is DTensor's alone"))
+    if scenario.rl is not None and scenario.rl.asynchronous:
+        raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with sglang",
+                                    f"{release} algorithms/grpo.py:4113"))
+
+
 # ---- both ------------------------------------------------------------------------------------------------------------
 def _check_reference(scenario: Scenario, told: str, rule: str) -> None:
     if scenario.rl is not None and scenario.rl.reference == "device":
@@ -346,15 +380,15 @@ TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
         ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs", "chunks"),
         _check_nemo_rl, _nemo_rl_step, _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, critic_apart=True,
-        use="library", engines=("vllm",), occupied=lambda rl, policy, critic: 0),),
-    "verl": (Trainer(
-        _SERVED, lambda worker: worker == _VERLS,
-        ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_verl, _verl_step,
-        _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False, use="server", engines=tuple(STREAMS),
-        occupied=_beside_verl), Trainer(
-        _SERVED, lambda worker: bool(worker) and worker not in MODULES,
-        ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step, _sent_by_megatron,
-        _told_of_megatron, in_place=False, critic_apart=False, use="server", engines=tuple(EXPORTS),
-        occupied=_beside_megatron)),
+        use="library", engines=("vllm", "sglang"), occupied=lambda rl, policy, critic: 0),),
+    "verl": (
+        Trainer(_SERVED, lambda worker: worker == _VERLS,
+                ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_verl, _verl_step,
+                _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False, use="server", engines=tuple(STREAMS),
+                occupied=_beside_verl),
+        Trainer(_SERVED, lambda worker: bool(worker) and worker not in MODULES,
+                ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step,
+                _sent_by_megatron, _told_of_megatron, in_place=False, critic_apart=False, use="server",
+                engines=tuple(EXPORTS), occupied=_beside_megatron)),
 }
 """Trainers by the value of `rl.trainer`, a record for each kind of workers."""

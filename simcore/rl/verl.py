@@ -200,4 +200,4 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology,
     journal.spike(REFIT, sizes, "weights are streamed", parts)
     journal.drop(_COPY, "device")
     if step.engine.generation.sleep_level:
-        journal.put(ENGINE, {"kv_cache": step.engine.cache_bytes}, event="cache wakes")
+        journal.put(ENGINE, step.engine.cached, event="cache wakes")

@@ -121,7 +121,7 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology,
     if moves.params:
         away(journal, policy.params, topology)
     if step.engine.generation.sleep_level:
-        journal.put(ENGINE, {"kv_cache": step.engine.cache_bytes}, event="cache wakes")
+        journal.put(ENGINE, step.engine.cached, event="cache wakes")
 
 
 def _with_params(journal: Journal, policy: Policy, topology: Topology, moves: Moves) -> None:

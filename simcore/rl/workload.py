@@ -138,9 +138,16 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
                                                              strict=True)]
 
 
+def _forward(scenario: Scenario, simulation: Simulation, request: Request) -> Passes:
+    """Passes of a GRPO step, as a reference policy's are."""
+    trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
+    return passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place,
+                  beside=made_of_logits(scenario, own=False))
+
+
 def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, simulation: Simulation) -> list[Policy]:
     """Policies with the bytes of their own passes, where these make more of logits than those of a reference policy."""
-    made = made_of_logits(scenario)
+    made = made_of_logits(scenario, own=True)
     if not made:
         return policies
     forward = passes(simulation, timed=False, in_place=True, beside=made)
@@ -212,17 +219,18 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
     trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
-    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
+    forward = _forward(scenario, simulation, request)
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
-    answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
-    rounds, broadcast = _rounds(engine, -(-answered // engines)), list(_broadcast(scenario, engine, weights.total))
+    rounds = _rounds(engine, -(-(rl.generated_prompts or rl.prompts) * rl.generations // engines))
+    broadcast = list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
-                    chunks=rl.chunks, scorer=scorer_of(scenario, sequences))
+                    chunks=rl.chunks, scorer=scorer_of(scenario, sequences),
+                    buffers=ENGINES[engine.generation.engine].buffers)
     stepped = _stepped(scenario, simulation, policies, teachers, critics)
     journals = stepped(step)
     if rl.asynchronous:

@@ -141,3 +141,15 @@ def test_an_entropy_that_is_not_compiled_makes_three_tensors_of_the_logits_in_a_
     assert of[1]["logprob"]["activation"] - of[0]["logprob"]["activation"] == pytest.approx(12 * logits, abs=2 * logits)
     assert of[0]["reference"] == of[1]["reference"]
     assert of[0]["training"] == of[1]["training"]
+
+
+def test_answers_of_padded_rows_are_copied_and_make_three_tensors_in_fp32() -> None:
+    """192 of 256 tokens are the answer's: 9 bytes each of all logits, and 1.5 of a copy."""
+    model = {"config": "llama-tiny", "overrides": {"vocab_size": 64000}}
+    given = {"model": model, "rl__prompt_tokens": 64, "rl__logprob_batch_size": 2}
+    plain, padded = (simulate(asked(training__loss=loss, **given)) for loss in ("flash", "flash_padded"))
+    of = [{phase.phase: phase.by_category["activation"] for phase in report.phases if "activation" in phase.by_category}
+          for report in (plain, padded)]
+    logits = 2 * 256 * 64000
+    assert of[1]["logprob"] - of[0]["logprob"] == pytest.approx(9 * logits, abs=logits / 10)
+    assert of[1]["reference"] - of[0]["reference"] == pytest.approx(1.5 * logits, abs=logits / 10)

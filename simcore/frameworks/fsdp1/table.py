@@ -84,7 +84,7 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
     fixed={**PLAIN_TORCH, **ONE_STAGE})
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash", "flash_eager", "flash_entropy",
-                 "flash_entropy_eager", "values")
+                 "flash_entropy_eager", "flash_padded", "values")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}

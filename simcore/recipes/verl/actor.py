@@ -10,7 +10,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.formats import FORMATS
 
 __all__ = ["ACTOR", "MODEL", "RELEASE", "ROWS", "WORKERS", "read_actor", "refuse_said", "said"]
@@ -39,7 +39,6 @@ ROWS: Final = (
     Says(f"{MODEL}.lora_rank", "", idle={0: "no adapters"}, words={None: None}, what="adapters of rank"),
     Idle((f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules", f"{MODEL}.lora.*"),
          "of adapters, which the rank decides"),
-    On(f"{MODEL}.use_remove_padding", "padded rows, whose entropy is not compiled"),
     Off(f"{MODEL}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
     Off(f"{ACTOR}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
     Idle((f"{MODEL}.fused_kernel_options.*",), "read with use_fused_kernels alone"),
@@ -121,14 +120,20 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
     entropy, and the cross entropy keeps its logits.
     """
     coefficient, compiled = reader.number(f"{ACTOR}.entropy_coeff"), reader.flag(f"{ACTOR}.use_torch_compile")
+    packed = reader.flag(f"{MODEL}.use_remove_padding")
     has, is_eager = bool(coefficient and coefficient.value), bool(compiled and not compiled.value)
-    draft.infer("training.loss", f"flash{'_entropy' * has}{'_eager' * is_eager}", "log-probabilities by flash-attn's "
-                "cross entropy, in place; an entropy that has a coefficient is in the loss", coefficient, compiled,
+    is_padded = bool(packed and not packed.value)
+    if is_padded and has:
+        draft.refuse(coefficient, "an entropy in the loss of padded rows")
+        coefficient = None
+    loss = "flash_padded" if is_padded else f"flash{'_entropy' * has}{'_eager' * is_eager}"
+    draft.infer("training.loss", loss, "log-probabilities by flash-attn's cross entropy, in place; an entropy that has "
+                "a coefficient is in the loss", coefficient, compiled, packed,
                 source="verl b178a3cd workers/actor/dp_actor.py _forward_micro_batch")
     for name, what in (("entropy_checkpointing", "an entropy that is made again in backward"),
                        ("entropy_from_logits_with_chunking", "an entropy in chunks")):
         switch = reader.flag(f"{ACTOR}.{name}")
-        if switch is not None and switch.value and (has or (is_eager and "chunking" in name)):
+        if switch is not None and switch.value and (has or ((is_eager or is_padded) and "chunking" in name)):
             draft.refuse(switch, what)
         else:
             draft.idle(switch, "the entropy is compiled and without gradients" if switch and switch.value else "off")

@@ -162,7 +162,7 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("data.train_batch_size=40", "a last batch of a step that is smaller"),
     ("actor_rollout_ref.actor.calculate_entropy=True", "an entropy that is kept and not in the loss"),
     ("actor_rollout_ref.model.lora_rank=32", "adapters of rank 32"),
-    ("actor_rollout_ref.model.use_remove_padding=False", "padded rows"),
+    ("actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.actor.entropy_coeff=0.1", "of padded rows"),
     ("actor_rollout_ref.model.use_fused_kernels=True", "logits in chunks"),
     ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "split over ranks (Ulysses): 2"),
     ("actor_rollout_ref.actor.ppo_epochs=2", "passes over a step's sequences: 2"),
@@ -210,7 +210,8 @@ def test_a_switch_that_is_off_does_not_reach_the_engine(tmp_path: Path) -> None:
 def test_an_entropy_with_a_coefficient_is_in_the_loss_compiled_or_not(tmp_path: Path) -> None:
     for more, loss in ((("use_torch_compile=False",), "flash_eager"), (("use_torch_compile=True",), "flash"),
                        (("entropy_coeff=0.001",), "flash_entropy"),
-                       (("entropy_coeff=0.001", "use_torch_compile=False"), "flash_entropy_eager")):
+                       (("entropy_coeff=0.001", "use_torch_compile=False"), "flash_entropy_eager"),
+                       (("use_torch_compile=False actor_rollout_ref.model.use_remove_padding=False",), "flash_padded")):
         arguments = "".join(f"    actor_rollout_ref.actor.{one} \\\n" for one in more)
         found = imported(tmp_path, SCRIPT.replace("    actor_rollout_ref.actor.entropy_coeff=0 \\\n", arguments))
         assert parse_scenario(found.document()).training.loss == loss
