@@ -86,6 +86,9 @@ class Rl(Block):
     optimizer_offload: bool = Field(
         default=False, description="verl: the optimizer's states are on the host but for training"
     )
+    layered_summon: bool = Field(
+        default=False, description="verl: adapters are gathered layer by layer, and the engine is not sent the base"
+    )
     critic: Critic | None = Field(default=None, description="verl: a model of values, which makes the step one of PPO")
     reward: Reward | None = Field(default=None, description="verl: a reward model that scores what was generated")
 

@@ -251,10 +251,6 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
     missing = [name for name, block in (("rl", rl), ("generation", generation)) if block is None]
     if rl is None or generation is None:
         raise InputError(Problem(scenario.where("workload"), f"grpo: missing the block {' and '.join(missing)}"))
-    if rl.reference == "device":
-        raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
-                                    "on the host and is swapped in", "NeMo RL 7ea279ab models/automodel/setup.py "
-                                    "setup_reference_model_state: a pinned copy in host memory"))
     if rl.asynchronous and generation.colocated:
         raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "

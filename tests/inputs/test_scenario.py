@@ -51,6 +51,7 @@ FULL: dict[str, Any] = {
            "generated_prompts": 6, "prompt_tokens": 512,
            "asynchronous": False, "on_policy_ratio": False, "refit_buffer": 0.3, "refit_bucket": 2048,
            "param_offload": False, "optimizer_offload": False,
+           "layered_summon": False,
            "critic": {"model": "qwen3-0.6b", "micro_batch_size": 2, "global_batch_size": 16, "values_batch_size": 4,
                       "recompute": "full", "params": "fp32", "param_offload": True, "optimizer_offload": False},
            "reward": {"model": "llama-3-8b", "tp": 2, "gpu_memory_utilization": 0.4, "max_num_seqs": 64,

@@ -159,7 +159,7 @@ def _read_reference(reader: Reader, draft: Draft, actor: tuple[bool, int], lengt
     own: Any = most // max(1, length) if varies else stated[0].value // (
         1 if stated[0].key.endswith("_per_gpu") else gpus) if stated else 0
     counted = draft.values.get("rl", {}).get("logprob_batch_size", 0)
-    has = draft.values.get("rl", {}).get("reference") == "host"
+    has = draft.values.get("rl", {}).get("reference") in ("host", "device")
     if has and not varies and not stated:
         draft.fail(draft.path, f"{_REF}.log_prob_micro_batch_size_per_gpu: expected a size of microbatches, or "
                    f"log_prob_use_dynamic_bsz ({RELEASE} workers/config/actor.py)")
