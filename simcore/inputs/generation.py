@@ -125,6 +125,9 @@ class Rl(Block):
     epochs: Annotated[int, Field(ge=1, le=EPOCHS)] = Field(
         default=1, description="PPO: times that a step trains on its sequences"
     )
+    layered_summon: bool = Field(
+        default=False, description="verl: adapters are gathered layer by layer, and the engine is not sent the base"
+    )
     reward: Reward | None = Field(default=None, description="verl: a reward model that scores what was generated")
 
 

@@ -9,7 +9,8 @@ are colocated), so that context, default group and workspaces are shared; a mesh
 values are made after the log-probabilities (`trainer/ppo/ray_trainer.py` fit), then it is trained, before the actor.
 compute_values brings its parameters to the device and away again if `param_offload` says so, update_critic its
 optimizer states too; otherwise both stay on the device in all phases. FSDP never keeps it on the host
-(fsdp_workers.py:1428). Gradients are freed at the end. Options of the framework are the policy's.
+(fsdp_workers.py:1428). Gradients are freed at the end. Options of the framework are the policy's, but for those
+of its adapters.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.registry import asked_adapter
 from simcore.hardware.topology import Topology
 from simcore.inputs import generation
 from simcore.inputs.scenario import Scenario
+from simcore.inputs.training import Lora
 from simcore.results.report import TrafficRow
 from simcore.rl.forward import passes
 from simcore.rl.journal import Journal
@@ -108,11 +111,13 @@ def _of_critic(scenario: Scenario, asked: generation.Critic, **changed: Any) -> 
     """Scenario of a training step of the critic alone."""
     precision = scenario.training.precision
     stored = precision.params if asked.params == "auto" else asked.params
+    needed = asked_adapter(scenario).needs.get(scenario.training.method, {})
     split = scenario.training.sequence_parallel if asked.sequence_parallel is None else asked.sequence_parallel
     training = scenario.training.model_copy(update={
         "loss": "values", "precision": precision.model_copy(update={"params": stored}), "logprob_chunk_size": None,
-        "sequence_parallel": split, **changed})
-    options = scenario.framework_options if asked.framework_options is None else asked.framework_options
+        "method": "full", "lora": Lora(), "sequence_parallel": split, **changed})
+    given = scenario.framework_options if asked.framework_options is None else asked.framework_options
+    options = {name: value for name, value in given.items() if name not in needed}
     return scenario.model_copy(update={
         "workload": "train", "rl": None, "generation": None, "training": training, "mesh": asked.mesh or scenario.mesh,
         "model": asked.model or scenario.model, "framework_options": options,

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Final, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
-from simcore.inputs.generation import Rl
+from simcore.frameworks.registry import asked_adapter
+from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption
@@ -24,6 +25,7 @@ from simcore.rl.ppo import ppo_step
 from simcore.rl.refit import Gathered, gathered, gathering_ns
 from simcore.rl.streams import EXPORTS, STREAMS, WHOLE
 from simcore.rl.verl import Offloads, summoned, verl_step
+from simcore.rl.verl_adapters import Adapted, adapted, sent_adapters
 from simcore.rl.verl_megatron import Moves, beside_engine, megatron_step
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
@@ -126,10 +128,17 @@ def made_of_logits(scenario: Scenario, *, own: bool) -> float:
 def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
     assert scenario.generation is not None
-    stream = STREAMS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, plan)
+    bucket = scenario.rl.refit_bucket * _MIB
+    stream = STREAMS[scenario.generation.engine](bucket, plan)
     offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
-                        passing.job.scenario.num_microbatches)
+                        passing.job.scenario.num_microbatches, bucket, _adapted(scenario, plan))
     return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
+
+
+def _adapted(scenario: Scenario, plan: Plan) -> Adapted | None:
+    """Sizes of an actor with adapters; None without."""
+    assert scenario.rl is not None
+    return None if scenario.training.method == "full" else adapted(plan, layered=scenario.rl.layered_summon)
 
 
 def _beside_verl(rl: Rl, policy: Policy, critic: Critic | None) -> int:
@@ -140,9 +149,12 @@ def _beside_verl(rl: Rl, policy: Policy, critic: Critic | None) -> int:
 
 def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
     """The state dict gathers each unit, then every tensor is gathered."""
-    weights = gathered(plans, routes)
+    assert scenario.rl is not None
+    is_adapted = scenario.training.method != "full"
+    weights = (sent_adapters(plans[0], routes, layered=scenario.rl.layered_summon) if is_adapted else
+               gathered(plans, routes))
     _check_bucket(scenario, weights.largest)
-    calls = summoned(plans[0]).calls
+    calls = () if is_adapted else summoned(plans[0]).calls
     return replace(weights, calls=(*calls, *weights.calls), ns=weights.ns + gathering_ns(calls, routes))
 
 
@@ -159,9 +171,16 @@ def _check_bucket(scenario: Scenario, largest: int) -> None:
 def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
     """Assumptions about verl's workers."""
     source = "verl b178a3cd workers/fsdp_workers.py"
-    yield Assumption(what="refit", value="the state dict is gathered, then every tensor once more", kind="derived",
-                     source=f"{source} rollout_mode; torch 2.13 fsdp/_state_dict_utils.py")
-    if rl.reference != "none":
+    adapters = engine.generation.max_loras > 0
+    refit = ("all parameters are summoned twice, whole" if adapters and not rl.layered_summon else "layers are summoned"
+             if adapters else "the state dict is gathered, then every tensor once more")
+    yield Assumption(what="refit", value=refit, kind="derived", source=f"{source} rollout_mode; torch 2.13 "
+                     "fsdp/_state_dict_utils.py")
+    if adapters and rl.layered_summon and engine.generation.sleep_level:
+        yield Assumption(what="rl.layered_summon", value="the engine's base is not sent again after its sleep at level "
+                         "2, as upstream does", kind="derived", source="verl b178a3cd workers/rollout/vllm_rollout/"
+                         "vllm_async_server.py:569, fsdp_workers.py rollout_mode")
+    if rl.reference == "host":
         yield Assumption(what="reference policy", value="copies from the host hide behind its passes", kind="assumed",
                          source=f"{source} _build_model_optimizer: CPUOffload; torch 2.13 fsdp/_runtime_utils.py: a "
                          "stream for itself")
@@ -172,16 +191,23 @@ def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[A
 
 
 def _check_verl(scenario: Scenario, worker: str) -> None:
-    _check_reference(scenario, "the reference policy lies on the host", "verl b178a3cd workers/fsdp_workers.py "
-                     "_build_model_optimizer: CPUOffload(offload_params=True) for another role than the actor's")
+    generation, training = scenario.generation, scenario.training
+    assert generation is not None
+    has = training.method != "full"
+    if not has:
+        _check_reference(scenario, "the reference policy lies on the host", "verl b178a3cd workers/fsdp_workers.py "
+                         "_build_model_optimizer: CPUOffload(offload_params=True) for another role than the actor's")
     _check_engine(scenario)
-    training = scenario.training
     for name, wrong, message in (
-            ("method", training.method != "full", f"adapters of verl's {worker} parameters"),
+            ("method", training.method == "qlora", "a base in few bits of verl"),
+            ("lora", training.method == "lora" and not _are_units(scenario),
+             "adapters of verl that are no units of their own"),
+            ("method", has and generation.engine not in WHOLE, f"adapters of verl beside {generation.engine}"),
             ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl"),
             ("loss", training.loss not in _LOSSES, f"verl's step with another loss than {', '.join(_LOSSES)}")):
         if wrong:
             raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
+    _check_adapters(scenario, generation)
 
 
 def _check_engine(scenario: Scenario) -> None:
@@ -195,8 +221,6 @@ def _check_engine(scenario: Scenario) -> None:
             ("colocated", not generation.colocated, "verl's engine on GPUs of its own"),
             ("kv_dtype", generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
             ("quantization", generation.quantization != "auto", "an engine of verl in few bits"),
-            ("max_loras", generation.max_loras > 0, "adapters in verl's engine"),
-            ("max_lora_rank", generation.max_lora_rank != _LORA_RANK, "adapters in verl's engine"),
             ("engines", generation.engines > 1, "verl's engines on GPUs of their own")):
         if wrong:
             raise NotYet(Problem(scenario.where("generation", name), f"not yet: {message}"))
@@ -204,6 +228,32 @@ def _check_engine(scenario: Scenario) -> None:
         raise IllegalLayout(Problem(scenario.where("generation", "sleep_level"), "sleep_level: 1: expected 2, or 0 "
                                     "(rollout.free_cache_engine: false)", "verl b178a3cd "
                                     "workers/rollout/vllm_rollout/vllm_async_server.py sleep"))
+
+
+def _are_units(scenario: Scenario) -> bool:
+    """True if each matrix of an adapter is a unit, which verl's policy makes it (utils/fsdp_utils.py:100)."""
+    needed = asked_adapter(scenario).needs.get("lora", {})
+    return all(scenario.framework_options.get(name) == value for name, value in needed.items())
+
+
+def _check_adapters(scenario: Scenario, generation: Generation) -> None:
+    """IllegalLayout for an engine, or a reference policy, that does not suit the actor's adapters."""
+    rl, training = scenario.rl, scenario.training
+    assert rl is not None
+    has, rank = training.method != "full", training.lora.rank
+    if rl.layered_summon and not has:
+        raise InputError(Problem(scenario.where("rl", "layered_summon"), "layered_summon: changes nothing without "
+                                 "adapters"))
+    if generation.max_loras != int(has) or (has and generation.max_lora_rank < rank) or (
+            not has and generation.max_lora_rank != _LORA_RANK):
+        told = f"1 and max_lora_rank: {rank} or more" if has else "0, as the actor has no adapters"
+        raise IllegalLayout(Problem(scenario.where("generation", "max_loras"), f"max_loras: {generation.max_loras}: "
+                                    f"expected {told}", "verl b178a3cd workers/rollout/vllm_rollout/"
+                                    "vllm_async_server.py:350"))
+    if rl.reference == "host" and has:
+        told = "host: an actor with adapters is its own reference policy (device)"
+        raise IllegalLayout(Problem(scenario.where("rl", "reference"), f"reference: {told}", "verl b178a3cd "
+                                    "workers/fsdp_workers.py compute_ref_log_prob"))
 
 
 # ---- verl over Megatron ----------------------------------------------------------------------------------------------
@@ -244,7 +294,11 @@ def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterat
 
 def _check_megatron(scenario: Scenario, worker: str) -> None:
     _check_engine(scenario)
-    training = scenario.training
+    training, generation = scenario.training, scenario.generation
+    assert generation is not None
+    if generation.max_loras or generation.max_lora_rank != _LORA_RANK:
+        raise NotYet(Problem(scenario.where("generation", "max_loras"), "not yet: adapters in the engine of verl's "
+                             "workers over Megatron"))
     for name in ("critic", "reward"):
         if scenario.rl is not None and getattr(scenario.rl, name) is not None:
             raise NotYet(Problem(scenario.where("rl", name), f"not yet: {name}: a model beside verl's workers over "
@@ -293,6 +347,10 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
     _check_reference(scenario, "the reference policy lies on the host and is swapped in", "NeMo RL 7ea279ab "
                      "models/automodel/setup.py setup_reference_model_state: a pinned copy in host memory")
     workload = scenario.workload
+    if scenario.rl is not None and scenario.rl.reference == "device":
+        raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
+                                    "on the host and is swapped in", "NeMo RL 7ea279ab models/automodel/setup.py "
+                                    "setup_reference_model_state: a pinned copy in host memory"))
     if scenario.generation is not None and scenario.generation.kv_dtype == "fp8" and worker == "dtensor":
         at = scenario.where("generation", "kv_dtype")
         raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
@@ -383,8 +441,9 @@ TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
         use="library", engines=("vllm", "sglang"), occupied=lambda rl, policy, critic: 0),),
     "verl": (
         Trainer(_SERVED, lambda worker: worker == _VERLS,
-                ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward"), _check_verl, _verl_step,
-                _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False, use="server", engines=tuple(STREAMS),
+                ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "layered_summon"),
+                _check_verl, _verl_step, _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False,
+                use="server", engines=tuple(STREAMS),
                 occupied=_beside_verl),
         Trainer(_SERVED, lambda worker: bool(worker) and worker not in MODULES,
                 ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step,

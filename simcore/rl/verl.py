@@ -20,7 +20,7 @@ parameter (`_full_post_state_dict_hook`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.hardware.topology import Topology
@@ -50,6 +50,7 @@ from simcore.rl.policy import Policy
 from simcore.rl.refit import Gather
 from simcore.rl.reward import add_scorer, score_sequences
 from simcore.rl.streams import Stream
+from simcore.rl.verl_adapters import Adapted, refit_adapters
 from simcore.units import dtype_bytes
 
 __all__ = ["Offloads", "Summoned", "summoned", "verl_step"]
@@ -76,12 +77,16 @@ class Offloads:
     """Settings of verl's workers: what is on the host where no pass needs it, and how weights go to the engine.
 
     `passes`: forward passes of the reference policy in a step, each of which copies its parameters to the device.
+    `adapted`: of an actor with adapters, which is its own reference policy, and whose weights go through a buffer of
+    `bucket` bytes; None without.
     """
 
     params: bool
     optimizer: bool
     stream: Stream
     passes: int
+    bucket: int = 0
+    adapted: Adapted | None = None
 
 
 def summoned(plan: Plan) -> Summoned:
@@ -126,7 +131,7 @@ def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tupl
     See [Note: verl's step].
     """
     offloads, state = settings
-    journal = start(policy, has_reference=step.has_reference)
+    journal = start(policy, has_reference=step.has_reference and offloads.adapted is None)
     if offloads.params:
         journal.move(POLICY, "device", "host", policy.params)
     if offloads.optimizer:
@@ -142,7 +147,10 @@ def verl_step(policy: Policy, step: GrpoStep, topology: Topology, settings: tupl
     _passing(journal, policy, topology, offloads)
     if step.has_reference:
         journal.begin("reference")
-        _refer(journal, policy, topology, offloads, state)
+        if offloads.adapted is None:
+            _refer(journal, policy, topology, offloads, state)
+        else:
+            _passing(journal, replace(policy, scoring={}), topology, offloads)
     if step.critic is not None:
         make_values(journal, step.critic, topology)
         train_critic(journal, step.critic, topology)
@@ -188,6 +196,10 @@ def _refer(journal: Journal, policy: Policy, topology: Topology, offloads: Offlo
 def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology,
            settings: tuple[Offloads, Summoned]) -> None:
     offloads, state = settings
+    if offloads.adapted is not None:
+        refit_adapters(journal, policy, step, topology, offloads.adapted, offloads=offloads.params,
+                       bucket=offloads.bucket)
+        return
     if offloads.params:
         back(journal, policy.params, topology)
     journal.spike(_COPY, {"sharded_param": state.kept, "all_gather_output": state.transient}, "state dict is made")

@@ -118,7 +118,7 @@ def test_offloading_costs_copies_and_saves_memory() -> None:
 
 @pytest.mark.parametrize(("told", "changed"), [
     ("grpo under fsdp2 (served: fsdp1", {"framework": "fsdp2", "training__loss": "hf"}),
-    ("adapters of verl's flat parameters", {"training__method": "lora", "framework_options": {
+    ("adapters of verl that are no units", {"training__method": "lora", "framework_options": {
         "use_orig_params": True}}),
     ("verl's step with another loss than flash", {"training__loss": "hf"}),
     ("verl's engine on GPUs of its own", {"generation__colocated": False, "generation__engines": 8}),

@@ -240,7 +240,7 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
 def _check_adapter_units(job: Draft, options: dict[str, Any]) -> None:
     """Refuses what is not served where each matrix of an adapter is a unit: [Note: PEFT's units]."""
     at, lora = "framework_options.wrap", job.scenario.training.lora
-    served = {"adapters of experts": adapts_experts(job), "DoRA": lora.use_dora, "one rank": job.mesh.dp_shard == 1,
+    served = {"adapters of experts": adapts_experts(job), "DoRA": lora.use_dora,
               "backward_prefetch: BACKWARD_POST": options.get("backward_prefetch") == "BACKWARD_POST",
               "forward_prefetch": bool(options.get("forward_prefetch")),
               "another sharding_strategy than FULL_SHARD":
