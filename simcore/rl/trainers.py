@@ -103,8 +103,8 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
     if scenario.rl is None:
         return
     usual = Rl(prompts=1, generations=1)
-    others = (name for one in TRAINERS.values() if trainer not in one for kind in one for name in kind.keys
-              if name not in trainer.keys)
+    own = {name for one in TRAINERS.values() if trainer in one for kind in one for name in kind.keys}
+    others = (name for one in TRAINERS.values() for kind in one for name in kind.keys if name not in own)
     for name in others:
         if getattr(scenario.rl, name) != getattr(usual, name):
             raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
