@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from simcore.errors import IllegalLayout, NotYet, RankscopeError
@@ -62,21 +62,24 @@ def best(answers: Iterable[str]) -> str:
     return min(found, key=ANSWERS.index)
 
 
-def reading_images(keys: dict[str, Any], graph: ModelGraph) -> dict[str, Any]:
+def reading_images(keys: dict[str, Any], graph: ModelGraph) -> Iterator[dict[str, Any]]:
     """Keys of the same scenario of the model `graph` with an image in each sequence, and its vision tower frozen.
 
-    Adapters are left out of the tower. A model without one: the keys as they are.
+    With eager attention, which any mask of images needs, and with the framework's own. Adapters are left out of the
+    tower. A model without one: the keys as they are.
     """
     tower = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)]
     if not tower:
-        return keys
+        yield keys
+        return
     path = ".".join(tower[0].path.split(".")[:2])
     sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, AnySize) else {}
     adapted = keys.get("training", {}).get("method") == "lora"
     adapters = {"lora": {"exclude_modules": [f"{path}.*", "*projector*"]}} if adapted else {}
-    options = {**keys.get("framework_options", {}), "attn_implementation": "eager"}
     training = {**keys.get("training", {}), **_IMAGES, **sides, **adapters, "frozen": [] if adapted else [path]}
-    return {**keys, "training": training, "framework_options": options}
+    for attention in ({"attn_implementation": "eager"}, {}):
+        options = {**keys.get("framework_options", {}), **attention}
+        yield {**keys, "training": training, "framework_options": options}
 
 
 def scenario_of(keys: dict[str, Any]) -> Scenario:

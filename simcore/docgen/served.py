@@ -57,7 +57,7 @@ def asked_of(preset: str, frameworks: Sequence[str] = ()) -> dict[str, Any]:
 def _answer(preset: str, framework: str, ways: tuple[dict[str, Any], ...], graph: ModelGraph) -> str:
     base = {"model": preset, "framework": framework}
     whole = ({**base, "mesh": mesh, **way} for way in ways for mesh in _MESHES)
-    return best(asked(reading_images(keys, graph)) for keys in whole)
+    return best(asked(one) for keys in whole for one in reading_images(keys, graph))
 
 
 if __name__ == "__main__":

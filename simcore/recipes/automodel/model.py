@@ -18,7 +18,8 @@ __all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "REST_ROWS", "read_mod
 
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config",
                     "NeMoAutoModelForImageTextToText.from_pretrained")
-BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3", "gpt_oss")
+_QWEN3_5: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
+BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3", "gpt_oss", *_QWEN3_5)
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
                             {name: name for name in ("te", "sdpa", "flex")}, what="attention by")
@@ -88,7 +89,7 @@ def read_model(reader: Reader, draft: Draft) -> str:
                       "model.backend GPT-OSS takes flex")
     _read_backend(reader, draft, own=own)
     _read_kernels(reader, draft)
-    _read_predictions(reader, draft, own=own and family == "nemotron_h")
+    _read_predictions(reader, draft, own=own and family in ("nemotron_h", *_QWEN3_5))
     read_rows(reader, draft, REST_ROWS)
     return family
 
@@ -106,7 +107,9 @@ def _read_predictions(reader: Reader, draft: Draft, *, own: bool) -> None:
         return
     named = draft.values.get("model")
     name = named.get("config") if isinstance(named, dict) else draft.answers.settings.get("model") or named
-    if own and name and model_config(str(name), None, "").get("mtp_hybrid_override_pattern"):
+    fields = model_config(str(name), None, "") if own and name else {}
+    fields = fields.get("text_config", fields)
+    if fields.get("mtp_hybrid_override_pattern") or fields.get("mtp_num_hidden_layers"):
         where = reader.document.where(("model",))
         draft.refused.append(Problem(where, "not yet: model.num_nextn_predict_layers: multi-token prediction under "
                                      f"automodel, of which {name} has a module (0 trains without it)"))
