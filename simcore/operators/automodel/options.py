@@ -17,8 +17,8 @@ class AutomodelOptions(ImplementationOptions):
     """Options of NeMo Automodel's own layers in one run.
 
     `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `flex`: that is flex, of
-    GPT-OSS. `dispatcher`: exchange of tokens
-    between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save x A of their
+    GPT-OSS; `sdpa`: torch's, of Qwen 3.5. `masks_padding`: its batch has a mask of tokens. `dispatcher`: exchange of
+    tokens between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save x A of their
     adapters. `experts_unit`: the experts are a separate FSDP2 unit. `fake_balanced_gate`: experts are chosen in turn
     with equal weights. `fp8_recipe`: recipe of
     TransformerEngine's products in 8 bits, where a layer has some; `fp8_transposes`: the device's products read them
@@ -34,6 +34,8 @@ class AutomodelOptions(ImplementationOptions):
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     flex: bool = False
+    sdpa: bool = False
+    masks_padding: bool = False
     dispatcher: Dispatcher = "deepep"
     linear: Literal["torch", "te"] = "torch"
     experts_unit: bool = False

@@ -3,14 +3,15 @@
 Layers of nemo-automodel 0.7.0 were run with kernels that do nothing (`tests/truth/host/automodel-0.7.0.json`): calls of
 modules, the guards of what torch compiled, hand-overs between DTensors and their parts, Automodel's side of DeepEP. A
 kernel that the layer records is counted there as one operator; this module counts the rest. Timed on Nemotron-H; other
-families, whose norms, experts and linear layers are the same, and HybridEP are assumed to take as long.
+families, whose norms, experts and linear layers are the same, and HybridEP are assumed to take as long, and a gated
+delta net as long as Mamba-2.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Mlp, Moe
 from simcore.recording.host_operators import (
     AUTOMODEL_ATTENTION,
     AUTOMODEL_LOCAL_MOE,
@@ -24,8 +25,8 @@ from simcore.recording.tape import Tape, Tensor
 __all__ = ["ALONE", "BESIDE", "around"]
 
 BESIDE: Final[dict[type, Operators]] = {
-    Mamba2: AUTOMODEL_MAMBA, Attention: AUTOMODEL_ATTENTION, LatentAttention: AUTOMODEL_ATTENTION,
-    Mlp: AUTOMODEL_MLP, Moe: AUTOMODEL_MOE}
+    Mamba2: AUTOMODEL_MAMBA, GatedDeltaNet: AUTOMODEL_MAMBA, Attention: AUTOMODEL_ATTENTION,
+    LatentAttention: AUTOMODEL_ATTENTION, Mlp: AUTOMODEL_MLP, Moe: AUTOMODEL_MOE}
 """By a layer's block, its norm and its residual included; a scan and permutations are not in it, nor their kernels."""
 ALONE: Final = AUTOMODEL_LOCAL_MOE
 """Experts that are not spread over ranks."""

@@ -84,14 +84,27 @@ def write_predictions(draft: Draft, found: Predictions) -> None:
         draft.idle(repeats, "the default")
 
 
-def refuse_predictions(reader: Reader, draft: Draft) -> Predictions:
+def refuse_predictions(reader: Reader, draft: Draft, name: Taken[str] | None = None) -> Predictions:
     """Leaves aside a number of further tokens that layers without such modules are given, and refuses any but 0.
 
-    Returns (), as `read_predictions` does without any.
+    `name`: of a model of own layers that would have the modules of its configuration. Returns (), as
+    `read_predictions` does without any.
     """
     depth, repeats = reader.integer(DEPTH), reader.flag(REPEATS)
     if depth is not None and depth.value:
         draft.refuse(depth, "multi-token prediction under automodel of other layers than its own Nemotron-H")
+    elif depth is None and name is not None and _has_layers(name.value):
+        draft.refused.append(Problem(name.where, f"not yet: {DEPTH}: multi-token prediction under automodel, of which "
+                                     f"{name.value} has a module (0 trains without it)"))
     draft.idle(depth, "no layers of multi-token prediction")
     draft.idle(repeats, "no layers of multi-token prediction")
     return ()
+
+
+def _has_layers(reference: str) -> bool:
+    """True for a model whose configuration has a number of layers of multi-token prediction above 0 (Qwen 3.5)."""
+    try:
+        fields = model_config(reference, None, "")
+    except InputError:
+        return False
+    return bool(fields.get("text_config", fields).get("mtp_num_hidden_layers"))
