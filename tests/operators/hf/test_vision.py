@@ -50,8 +50,10 @@ class Model:
                                 images=case["batch"] * case["images"], embedding_trains=embeds,
                                 options=HfOptions(attn_implementation=attention))
             self.tapes.append(hf.record(graph.kinds[layer.kind], run, self.slots, {}))
-            embeds = embeds or (not layer.index and any(param.trainable for param in params.values()))
-            trains = trains or any(param.trainable for param in params.values())
+            if layer.index:
+                trains = trains or any(param.trainable for param in params.values())
+            else:
+                embeds = any(param.trainable for param in params.values())
 
     def events(self, *sections: Section) -> Events:
         names = {number: name for (name, _), number in self.slots.items()}
@@ -175,6 +177,22 @@ def expect_backward(name: str) -> None:
 def test_the_tower_and_the_projector_allocate_what_was_measured() -> None:
     for expect in (expect_forward, expect_projector, expect_backward):
         expect_of_every(((name, name) for name in CASES), expect)
+
+
+def test_layers_of_a_trained_tower_allocate_what_was_measured() -> None:
+    """Forward event by event, but for lengths of windows; every event of backward is among those that were measured."""
+    row = json.loads((ROOT / "tests/truth/tape/vision-trained-torch-2.13.0-transformers-5.23.0.json").read_text(
+        encoding="utf-8"))
+    model, truth = Model(row["case"]), {section["at"]: section["events"] for section in row["sections"]}
+    left = Counter(truth["backward projector"])
+    for place, section in ((2, "layer 0"), (3, "layer 1")):
+        tape = model.tapes[place]
+        assert Counter(one for one in model.events(tape.forward, tape.after) if abs(one) > 400) == Counter(
+            one for one in truth[section] if abs(one) > 400), section
+        mine = Counter(model.events(tape.backward))
+        assert mine.total() > 60
+        assert not mine - left, section
+        left -= mine
 
 
 def test_every_birth_has_a_death_in_its_slot_and_layer() -> None:
