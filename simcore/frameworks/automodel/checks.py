@@ -41,7 +41,7 @@ def check(job: Job) -> None:
     check_pipeline(job)
     _check_context_parallel(job)
     loss = job.scenario.training.loss
-    losses = ("auto", "hf", "hf_keep_logits") if job.graph.implementation == "hub" else (
+    losses = ("auto", "hf", "hf_keep_logits") if job.graph.implementation == "hub" and trains_policies(job) else (
         "auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal")
     job.one_of("training.loss", loss, losses)
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
