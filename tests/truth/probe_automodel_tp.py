@@ -58,6 +58,8 @@ LAYERS: dict[str, dict[str, Any]] = {
     for family in ("llama", "qwen2", "seed_oss", "phi") for words, given in (
         ("", {}), (", adapted", {"lora": {"dim": 8}}), (" of two, checkpointed", {"batch": 2, "checkpoint": True}),
         (", adapted, checkpointed", {"lora": {"dim": 8}, "checkpoint": True}))} | {
+    f"mixtral by transformers{words}": {"family": "mixtral", "hf": True, "batch": 1, "checkpoint": False} | given
+    for words, given in (("", {}), (", adapted", {"lora": {"dim": 8}}))} | {
     f"{family} by transformers, eager": {"family": family, "hf": True, "batch": 2, "checkpoint": False,
                                          "attention": "eager"} for family in ("llama", "phi")}
 PARTS: dict[str, dict[str, Any]] = {

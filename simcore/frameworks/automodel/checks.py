@@ -44,7 +44,8 @@ def check(job: Job) -> None:
     check_pipeline(job)
     _check_context_parallel(job)
     loss = job.scenario.training.loss
-    losses = ("auto", "hf", "hf_keep_logits", "top_k", "values") if job.graph.implementation == "hub" else (
+    own = job.graph.implementation == "hub" and trains_policies(job)
+    losses = ("auto", "hf", "hf_keep_logits", "top_k", "values") if own else (
         "auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal", "top_k", "values")
     job.one_of("training.loss", loss, losses)
     if loss == "values" and job.mesh.pp * job.mesh.cp > 1:

@@ -56,6 +56,7 @@ from simcore.frameworks.automodel.policies import (
 from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
 from simcore.frameworks.automodel.tensor_parallel import (
     SPLITS,
+    gathers_logits,
     is_cut_late,
     split_of,
     splits_layers,
@@ -201,7 +202,8 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     pixels = "fp32" if job.graph.architecture.family == "qwen2_5_vl" else "bf16"
     wide = casts_outputs(job) and is_sharded(job)
     native = trains_policies(job) or not is_sharded(job)
-    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide, turns_adapters_from=turns_adapters_from(job))
+    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide, turns_adapters_from=turns_adapters_from(job),
+                  gathers_logits=gathers_logits(job))
     return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=is_older(job), pixels=pixels,
                    attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
                    embeddings_require_grad=native and _transformers.replayed(job))

@@ -104,6 +104,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Embedding):
         return _embedding(env, kind, kind.block)
     if isinstance(kind.block, Loss):
+        env.run = replace(run, tp=1) if env.options.gathers_logits else run
         return _loss(env, kind.block)
     if isinstance(kind.block, Mtp):
         return predictions(env, kind, kind.block, _layer)
@@ -188,7 +189,8 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
         logits = finished_logits(env.tape, kind, head(env, aten.cast(env.tape, hidden, env.run.compute), kind.block))
-        return aten.cast(env.tape, logits, "fp32") if env.options.wide_inputs else logits
+        wide = env.options.wide_inputs or env.options.wide_logits
+        return aten.cast(env.tape, logits, "fp32") if wide else logits
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)
     if env.run.ep > 1 and env.options.keeps_router:
@@ -340,7 +342,7 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     tape, run = env.tape, env.run
     linear_loss = run.loss in LINEAR_LOSSES
     shape = () if linear_loss else (run.batch, run.seq, block.vocab // run.tp)
-    is_wide = linear_loss or env.options.wide_inputs
+    is_wide = linear_loss or env.options.wide_inputs or env.options.wide_logits
     given: Tensor | None = _input(env, shape, "fp32" if is_wide else run.compute)
     assert given is not None
     leaf = given.node

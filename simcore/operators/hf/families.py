@@ -6,7 +6,7 @@ A function for a branch of a layer returns the block's output, and what the laye
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -288,8 +288,8 @@ def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: 
         return functions.attention(tape, run, branch, inputs)
     if isinstance(branch.block, Mlp):
         return functions.mlp(tape, run, branch, inputs)
-    if isinstance(branch.block, Moe):
-        return functions.moe(tape, run, branch, inputs)
+    if isinstance(branch.block, Moe):  # every rank of tp has all experts
+        return functions.moe(tape, replace(run, tp=1) if run.tp > 1 else run, branch, inputs)
     if isinstance(branch.block, GatedDeltaNet):
         return delta_net(tape, run, branch, inputs.hidden), None
     return functions.mamba(tape, run, branch, inputs)

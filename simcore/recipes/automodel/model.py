@@ -82,7 +82,9 @@ def read_model(reader: Reader, draft: Draft) -> str:
     if own:
         draft.idle(forced, "the default")
     else:
-        draft.put("implementation", forced, "hf")
+        of_hub = family == "nemotron_h" and reader.look("model.trust_remote_code") is True
+        draft.put("implementation", forced, "hub" if of_hub else "hf", source="the repository's own code, which "
+                  "trust_remote_code loads" if of_hub else "")
     _read_attention(reader, draft, by_backend=own and family in BY_BACKEND)
     if own and family == "gpt_oss" and reader.is_mapping("model.backend") and reader.take(ATTENTION_ROW.key) is None:
         draft.default("framework_options.attn", "te", "0.7.0", "models/common/utils.py BackendConfig; without a "
