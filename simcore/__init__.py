@@ -16,7 +16,7 @@ Start: `simulate.simulate`, the path of the data from a `Scenario` to a `Report`
     pipeline     order of microbatches on a stage      simulation   everything -> `Report`; random draws, hosts
     recording    one layer -> rows on a tape           results      `Report` and its parts, JSON
     operators    what each implementation's layers do  validation   measured runs, snapshots, logs
-    placement    mesh, layouts, plan of a rank         vllm, rl     inference engine; DPO and GRPO
+    placement    mesh, layouts, plan of a rank         vllm, sglang, rl   inference engines; DPO and GRPO
     frameworks   FSDP, ZeRO, Megatron, ...: rules      calibration  measuring a machine with PyTorch
                  and memory hooks                      batch, search, cli, docgen   many scenarios, commands
     executors    processes, Dask, Ray, job arrays      recipes      recipes of other tools -> scenarios

@@ -18,8 +18,9 @@ from house_figures import Tree, riddles, riddles_of_tests, syntax
 # Packages of `simcore`, each of which imports only from those before it. Modules that are still in the root have no
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
-            "frameworks", "recipes", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "executors", "tables", "batch", "search", "lint", "verify", "studio", "cli")
+            "frameworks", "recipes", "results", "memory", "timing", "validation", "vllm", "sglang", "docgen",
+            "simulation", "rl", "calibration", "executors", "tables", "batch", "search", "lint", "verify", "studio",
+            "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "layouts": {"charts"}, "exports": {"charts", "layouts"},

@@ -96,9 +96,10 @@ class Rl(Block):
 class Generation(Block):
     """The inference engine that generates, and its share of the GPUs."""
 
-    engine: Name = Field(default="vllm", description="Inference engine")
-    version: Literal["auto", "0.12.0", "0.25.1"] = Field(
-        default="auto", description="Its version; auto: 0.12.0 where it serves, 0.25.1 under NeMo RL, which pins it"
+    engine: Name = Field(default="vllm", description="Inference engine: vllm, or sglang beside a trainer")
+    version: Literal["auto", "0.12.0", "0.25.1", "0.5.6", "0.5.12.post1"] = Field(
+        default="auto", description="Its version; auto: 0.12.0 where it serves, 0.25.1 under NeMo RL, which pins it; "
+        "of SGLang 0.5.6 beside verl, 0.5.12.post1 beside NeMo RL"
     )
     colocated: bool = Field(default=True, description="On the GPUs that train")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")

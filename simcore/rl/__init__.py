@@ -7,5 +7,6 @@ Output: a `Report` with phases. Start: `workload.in_phases`.
 the ledger of device and host over phases. `forward`: a forward pass without gradients. `policy`: what a class of ranks
 holds, and what moves to the host. `refit`: how weights get to the engine, and its buffers; `quantising`: to 8 bits.
 `traffic`: bytes that leave a rank in each phase. `report`: the result, with memory over phases. The engine that
-generates: `vllm/`.
+generates: `vllm/`, `sglang/` (`engines`). verl's workers: `verl`, `verl_megatron`; how they send weights: `streams`,
+`mbridge`.
 """

@@ -16,7 +16,8 @@ policy first, in the same worker and in the same way; optimizer states stay wher
 [Note: asleep]
 vLLM `v1/worker/gpu_worker.py` sleep, `device_allocator/cumem.py`: at level 1 the tensors of `load_model` are copied to
 pinned host memory, at level 2 they are freed, the cache is freed at both; at level 0 nothing is freed. CUDA graphs,
-cuBLAS's workspace, the context and NCCL's buffers stay. NeMo RL sleeps at level 1 (`vllm_worker.py:1309`).
+cuBLAS's workspace, the context and NCCL's buffers stay. NeMo RL sleeps at level 1 (`vllm_worker.py:1309`). SGLang:
+`simcore/sglang/engine.py`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from simcore.hardware.topology import Topology
 from simcore.rl.journal import Journal, Space, Way
 from simcore.rl.policy import PARAMS, Critic, Policy, Scorer
 from simcore.rl.quantising import Quantising, quantising_of
-from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
+from simcore.rl.refit import Buffers, Gathered, alternating, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
-from simcore.vllm.engine import Engine
+from simcore.vllm.protocol import InferenceEngine
 
 __all__ = ["CRITIC", "ENGINE", "FIXED", "FORWARD", "GATHERS", "POLICY", "REFERENCE", "REFIT", "REWARD", "SCORING",
            "STEPS", "GrpoStep", "away", "back", "category_name", "dpo_step", "engine_step", "generate", "grpo_step",
@@ -63,10 +64,10 @@ class GrpoStep:
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
     while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
     policy itself are made before it trains. `critic`: on the policy's ranks, None without one;
-    `scorer`: a reward model in an engine of its own there.
+    `scorer`: a reward model in an engine of its own there. `buffers`: sizes of those on a shared GPU.
     """
 
-    engine: Engine
+    engine: InferenceEngine
     gathered: Gathered
     has_reference: bool
     generate_ns: int
@@ -76,6 +77,7 @@ class GrpoStep:
     scores_policy: bool = True
     critic: Critic | None = None
     scorer: Scorer | None = None
+    buffers: Buffers = alternating
 
     @property
     def quantising(self) -> Quantising:
@@ -213,7 +215,7 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology)
     away(journal, policy.states, topology)
     wake(journal, step.engine, topology)
     free = topology.device.usable_bytes - journal.size("device")
-    buffers = ipc_buffers(max(0, free), step.refit_share, step.gathered.largest)
+    buffers = step.buffers(max(0, free), step.refit_share, step.gathered)
     batch = ipc_buffers(max(0, free), step.refit_share, 0)["buffer"] // _TURNS
     buffers["buffer"] += step.quantising.held_bytes(batch)
     _hosted_to(journal, policy, topology, "device")
@@ -221,7 +223,7 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology)
     _hosted_to(journal, policy, topology, "host")
     away(journal, policy.params, topology)
     if step.engine.generation.sleep_level:
-        journal.put(ENGINE, {"kv_cache": step.engine.cache_bytes}, event="cache wakes")
+        journal.put(ENGINE, step.engine.cached, event="cache wakes")
 
 
 def _broadcast(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
@@ -247,47 +249,44 @@ def _stream(journal: Journal, step: GrpoStep, topology: Topology, buffers: Mappi
                   {GATHERS: step.gathered.ns, BROADCAST: step.broadcast_ns, **packing_ns(step, topology)})
 
 
-def packing_ns(step: GrpoStep, topology: Topology) -> dict[str, int]:
-    """Time in ns, by part, in which a refit's weights cross device memory into buffers, and are quantised."""
+def packing_ns(step: GrpoStep, topology: Topology, moved: int | None = None) -> dict[str, int]:
+    """Time in ns, by part, in which a refit's weights cross device memory into buffers, and are quantised.
+
+    `moved`: bytes that cross it, None for those of weights that are packed.
+    """
     rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
-    return {PACKING: round(_COPIES * step.gathered.total / rate * 1e9),
+    return {PACKING: round((_COPIES * step.gathered.total if moved is None else moved) / rate * 1e9),
             QUANTISING: round(step.quantising.moved_bytes / rate * 1e9)}
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
-def _loaded(engine: Engine) -> dict[str, int]:
-    """Bytes by category of the tensors of `load_model`."""
-    return {"sharded_param": sum(engine.by_component.values()), "buffer": engine.buffers + engine.adapter_bytes}
-
-
-def put_asleep(journal: Journal, engine: Engine, owner: str = ENGINE) -> None:
+def put_asleep(journal: Journal, engine: InferenceEngine, owner: str = ENGINE) -> None:
     """Adds the engine as the previous step left it."""
-    stays = {"graph_pool": engine.graph_bytes, "workspace": engine.workspace_bytes}
-    journal.put(owner, {**outside(engine.outside()), **stays})
+    journal.put(owner, {**outside(engine.outside()), **engine.stays})
     level = engine.generation.sleep_level
     if level < 2:
-        journal.put(owner, _loaded(engine), "host" if level else "device")
+        journal.put(owner, engine.loaded, "host" if level else "device")
     if not level:
-        journal.put(owner, {"kv_cache": engine.cache_bytes})
+        journal.put(owner, engine.cached)
 
 
-def wake(journal: Journal, engine: Engine, topology: Topology, owner: str = ENGINE) -> None:
+def wake(journal: Journal, engine: InferenceEngine, topology: Topology, owner: str = ENGINE) -> None:
     """Brings the engine's weights back, without its cache."""
     if engine.generation.sleep_level == 1:
-        _copy(journal, topology, journal.move(owner, "host", "device", _loaded(engine)), "to_device")
+        _copy(journal, topology, journal.move(owner, "host", "device", engine.loaded), "to_device")
     elif engine.generation.sleep_level == 2:
-        journal.put(owner, _loaded(engine), event="weights wake")
+        journal.put(owner, engine.loaded, event="weights wake")
 
 
-def put_to_sleep(journal: Journal, engine: Engine, topology: Topology, owner: str = ENGINE) -> None:
+def put_to_sleep(journal: Journal, engine: InferenceEngine, topology: Topology, owner: str = ENGINE) -> None:
     """Takes from the device what the engine drops when it sleeps."""
     level = engine.generation.sleep_level
     if level:
-        journal.drop(owner, "device", ["kv_cache"])
+        journal.drop(owner, "device", engine.cached)
     if level == 1:
-        _copy(journal, topology, journal.move(owner, "device", "host", _loaded(engine)), "to_host")
+        _copy(journal, topology, journal.move(owner, "device", "host", engine.loaded), "to_host")
     elif level == 2:
-        journal.drop(owner, "device", _loaded(engine))
+        journal.drop(owner, "device", engine.loaded)
 
 
 def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) -> Journal:
@@ -296,8 +295,7 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """
     journal, engine = Journal(), step.engine
-    journal.put(ENGINE, {**outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
-                         "workspace": engine.workspace_bytes, "kv_cache": engine.cache_bytes})
+    journal.put(ENGINE, {**outside(engine.outside()), **engine.loaded, **engine.stays, **engine.cached})
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":

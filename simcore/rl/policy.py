@@ -27,6 +27,7 @@ MODULES: Final = ("dtensor", "flat")
 """Workers whose policy is a module that is sharded alone: it moves whole, and makes logits of the full vocabulary."""
 PARAMS: Final = "sharded_param"
 _GRADS: Final = "sharded_grad"
+_KEPT: Final = (_GRADS, "main_grad")
 _CATEGORIES: Final = {"parameters": PARAMS, "gradients": _GRADS, "optimizer states": "opt_state"}
 _WORKSPACE = "workspace"
 _PRECISE = "use_precision_aware_optimizer"
@@ -42,7 +43,8 @@ class Policy:
     `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
     of all forward passes of one RL step (one policy's), of all its training steps. `hosted`: what rests on the host
     instead (cpu_offload); `hosted_grads`: gradients there in a training step. `scoring`: as `passing`, of the policy's
-    own passes where more is made of their logits than in a reference policy's.
+    own passes where more is made of their logits than in a reference policy's. `grads`: those of `training` whose
+    storage outlasts the step, unless a trainer frees it.
     """
 
     params: Mapping[str, int]
@@ -57,6 +59,7 @@ class Policy:
     hosted: Mapping[str, int] = field(default_factory=dict)
     hosted_grads: int = 0
     scoring: Mapping[str, int] = field(default_factory=dict)
+    grads: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
         {category: size for category, size in moving.items() if category in states},
         {category: size for category, size in fixed.items() if size},
         copied, peak.outside, {**above, "fragmentation": fragments}, {**beside, "fragmentation": loose}, *ns, hosted,
-        grads)
+        grads, {name: beside[name] for name in _KEPT if rank.grads_persist and beside.get(name)})
 
 
 def _hosted(plan: Plan) -> dict[str, int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.vllm.engine import Engine
+from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.quantized.fp8 import REFIT_BLOCK, quantising_bytes
 from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.mxfp8 import Mxfp8
@@ -62,7 +62,7 @@ class Quantising:
         return self.moved * self.elements
 
 
-def quantising_of(engine: Engine) -> Quantising:
+def quantising_of(engine: InferenceEngine) -> Quantising:
     """Matrices that the engine quantises in a refit; zeros for one in 16 bits."""
     recipe = engine.recipe
     found = [] if recipe is None else [
@@ -74,7 +74,7 @@ def quantising_of(engine: Engine) -> Quantising:
         (quantising_bytes(part, linear.inputs) for linear in found for part in linear.parts), default=0))
 
 
-def _in_exponents(engine: Engine, method: Mxfp8, found: list[Linear]) -> Quantising:
+def _in_exponents(engine: InferenceEngine, method: Mxfp8, found: list[Linear]) -> Quantising:
     """MXFP8: one matrix (of experts one after the other) with its exponents; arranged is a rank's part."""
     largest = max((part * linear.inputs for linear in found for part in linear.parts), default=0)
     parts = [[linear for module, linear in modules(path, kind, engine.tp)

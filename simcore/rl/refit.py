@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +32,8 @@ from simcore.rl.policy import MODULES
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
 
-__all__ = ["Gather", "Gathered", "broadcast_buffers", "gathered", "gathering_ns", "ipc_buffers", "packed_bytes"]
+__all__ = ["Buffers", "Gather", "Gathered", "alternating", "broadcast_buffers", "flattened", "gathered",
+           "gathering_ns", "ipc_buffers", "packed_bytes"]
 
 _ADAPTER: Final = re.compile(r"\.?lora_.*")
 _SENT: Final = 2
@@ -171,6 +172,24 @@ def ipc_buffers(free: int, ratio: float, largest: int) -> dict[str, int]:
     """
     each = -(-int(free * ratio) // 2 // _ALIGNED) * _ALIGNED
     return {"buffer": 2 * each + (largest if largest > each else 0)}
+
+
+Buffers = Callable[[int, float, Gathered], dict[str, int]]
+"""Buffers, in bytes under the key `buffer`, by free bytes, the share that a refit may take, and the weights."""
+
+
+def alternating(free: int, ratio: float, weights: Gathered) -> dict[str, int]:
+    """Buffers that take turns, as vLLM is sent weights."""
+    return ipc_buffers(free, ratio, weights.largest)
+
+
+def flattened(free: int, ratio: float, weights: Gathered) -> dict[str, int]:
+    """Tensors of one bucket, and their concatenation that SGLang reads.
+
+    NeMo RL 7ea279ab `models/policy/utils.py` stream_weights_via_http_impl, _flush_bucket: a bucket is of one tensor at
+    least.
+    """
+    return {"buffer": 2 * max(min(int(free * ratio), weights.total), weights.largest)}
 
 
 def packed_bytes(device_bytes: int) -> int:

@@ -1,6 +1,7 @@
 """Trainers whose workers run a step of reinforcement learning: what each refuses, and its order of phases.
 
-NeMo RL trains policies over DTensors and Megatron (`phases.py`), verl over FSDP 1 (`verl.py`).
+NeMo RL trains policies over DTensors and Megatron (`phases.py`), verl over FSDP 1 (`verl.py`) and over Megatron
+(`verl_megatron.py`).
 """
 
 from __future__ import annotations
@@ -11,35 +12,36 @@ from functools import partial
 from typing import Final, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
-from simcore.frameworks.registry import asked_adapter
-from simcore.inputs.generation import Generation, Rl
+from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption
 from simcore.rl.journal import Journal
+from simcore.rl.mbridge import exported
 from simcore.rl.phases import GrpoStep, grpo_step
-from simcore.rl.policy import Policy
+from simcore.rl.policy import MODULES, Critic, Policy
 from simcore.rl.refit import Gathered, gathered, gathering_ns
+from simcore.rl.streams import EXPORTS, STREAMS, WHOLE
 from simcore.rl.verl import Offloads, summoned, verl_step
-from simcore.rl.verl_adapters import Adapted, adapted, sent_adapters
+from simcore.rl.verl_adapters import Adapted, adapted, are_units, check_adapters, sent_adapters
+from simcore.rl.verl_megatron import Moves, beside_engine, megatron_step
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
-from simcore.vllm.engine import Engine
+from simcore.vllm.protocol import InferenceEngine
 
 __all__ = ["TRAINERS", "Step", "Trainer", "check_worker", "made_of_logits", "trainer_of"]
 
 Step = Callable[[Policy, GrpoStep], Journal]
 """Memory and time of a step on one class of ranks."""
 _VERLS: Final = "flat"
-"""The worker that verl has."""
+"""The worker of verl over FSDP."""
+_SERVED: Final = "fsdp1, over transformers' layers, and megatron"
 _MIB: Final = 2**20
 _LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3}
 """Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
 _PADDED: Final = "flash_padded"
 _COPIED: Final = 0.5
 """A copy of logits in 16 bits, in tensors of fp32."""
-_LORA_RANK: Final = 16
-"""The key's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Trainer:
     that it alone reads. `check`: raises for what it refuses or is not described. `step`: the step of a scenario, from
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
     all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `use`: how vLLM is started.
+    `engines`: those that it generates with; `occupied`: bytes on a GPU beside one when it starts, of a policy and its
+    critic.
     """
 
     served: str
@@ -58,22 +62,32 @@ class Trainer:
     check: Callable[[Scenario, str], None]
     step: Callable[[Scenario, Simulation, Plan], Step]
     sent: Callable[[Scenario, Sequence[Plan], Routes], Gathered]
-    told: Callable[[Rl, Engine, GrpoStep], Iterable[Assumption]]
+    told: Callable[[Rl, InferenceEngine, GrpoStep], Iterable[Assumption]]
     in_place: bool
     use: Literal["server", "library"]
+    engines: tuple[str, ...]
+    occupied: Callable[[Rl, Policy, Critic | None], int]
 
 
-def trainer_of(scenario: Scenario) -> Trainer:
-    """Trainer that the scenario asks for; NeMo RL without a block `rl`."""
-    return TRAINERS[scenario.rl.trainer if scenario.rl is not None else _DEFAULT]
+def trainer_of(scenario: Scenario, worker: str = "") -> Trainer:
+    """Trainer that the scenario asks for; NeMo RL without a block `rl`.
+
+    `worker`: of the strategy, by which one of its kinds of workers is chosen.
+    """
+    found = TRAINERS[scenario.rl.trainer if scenario.rl is not None else _DEFAULT]
+    return next((one for one in found if one.serves(worker)), found[0])
 
 
 def check_worker(scenario: Scenario, simulation: Simulation) -> None:
     """NotYet for frameworks that the trainer's workers do not use; IllegalLayout for what the workers refuse."""
-    trainer, worker = trainer_of(scenario), simulation.framework.strategy.rl_worker
+    worker = simulation.framework.strategy.rl_worker
+    trainer = trainer_of(scenario, worker)
     if not trainer.serves(worker):
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {scenario.workload} under {scenario.framework} "
                              f"(served: {trainer.served})"))
+    if scenario.generation is not None and scenario.generation.engine not in trainer.engines:
+        raise NotYet(Problem(scenario.where("generation", "engine"), f"not yet: {scenario.generation.engine} beside "
+                             f"this trainer (served: {', '.join(trainer.engines)})"))
     _check_keys(scenario, trainer)
     trainer.check(scenario, worker)
     _check_training(scenario, simulation)
@@ -84,10 +98,16 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
     if scenario.rl is None:
         return
     usual = Rl(prompts=1, generations=1)
-    for name in (name for one in TRAINERS.values() if one is not trainer for name in one.keys):
+    others = (name for one in TRAINERS.values() if trainer not in one for kind in one for name in kind.keys)
+    for name in others:
         if getattr(scenario.rl, name) != getattr(usual, name):
             raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
                                      f"{scenario.rl.trainer}"))
+    alike = (name for one in TRAINERS.values() if trainer in one for kind in one for name in kind.keys)
+    for name in alike:
+        if name not in trainer.keys and getattr(scenario.rl, name) != getattr(usual, name):
+            raise NotYet(Problem(scenario.where("rl", name), f"not yet: {name} of this trainer under "
+                                 f"{scenario.framework}"))
 
 
 def made_of_logits(scenario: Scenario, *, own: bool) -> float:
@@ -106,7 +126,9 @@ def made_of_logits(scenario: Scenario, *, own: bool) -> float:
 # ---- verl ------------------------------------------------------------------------------------------------------------
 def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
-    offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, scenario.rl.refit_bucket * _MIB,
+    assert scenario.generation is not None
+    stream = STREAMS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, plan)
+    offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
                         passing.job.scenario.num_microbatches, _adapted(scenario, plan))
     return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
 
@@ -117,21 +139,34 @@ def _adapted(scenario: Scenario, plan: Plan) -> Adapted | None:
     return None if scenario.training.method == "full" else adapted(plan, layered=scenario.rl.layered_summon)
 
 
+def _beside_verl(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    """Bytes of actor and critic when the engine starts, after `init_model` (ray_trainer.py init_workers): no states."""
+    models = [(policy, rl.param_offload), *([(critic.model, critic.offloads_params)] if critic is not None else [])]
+    return sum(sum(model.outside.values()) + (0 if away else sum(model.params.values())) for model, away in models)
+
+
 def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
     """The state dict gathers each unit, then every tensor is gathered."""
     assert scenario.rl is not None
     is_adapted = scenario.training.method != "full"
     weights = (sent_adapters(plans[0], routes, layered=scenario.rl.layered_summon) if is_adapted else
                gathered(plans, routes))
-    if weights.largest > scenario.rl.refit_bucket * _MIB:
-        raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
-                                    f"{weights.largest / _MIB:,.0f} MiB is too large to fit in the bucket", "verl "
-                                    "b178a3cd workers/rollout/vllm_rollout/vllm_rollout.py update_weights"))
+    _check_bucket(scenario, weights.largest)
     calls = () if is_adapted else summoned(plans[0]).calls
     return replace(weights, calls=(*calls, *weights.calls), ns=weights.ns + gathering_ns(calls, routes))
 
 
-def _told_of_verl(rl: Rl, engine: Engine, step: GrpoStep) -> Iterator[Assumption]:
+def _check_bucket(scenario: Scenario, largest: int) -> None:
+    """IllegalLayout for a weight of `largest` bytes that the engine's bucket does not hold."""
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    if scenario.generation.engine in WHOLE and largest > scenario.rl.refit_bucket * _MIB:
+        raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
+                                    f"{largest / _MIB:,.0f} MiB is too large to fit in the bucket", "verl "
+                                    "b178a3cd workers/rollout/vllm_rollout/vllm_rollout.py update_weights"))
+
+
+def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
     """Assumptions about verl's workers."""
     source = "verl b178a3cd workers/fsdp_workers.py"
     adapters = engine.generation.max_loras > 0
@@ -154,55 +189,84 @@ def _told_of_verl(rl: Rl, engine: Engine, step: GrpoStep) -> Iterator[Assumption
 
 
 def _check_verl(scenario: Scenario, worker: str) -> None:
-    generation, training = scenario.generation, scenario.training
-    assert scenario.rl is not None
-    assert generation is not None
-    for path, wrong, message in (
-            (("generation", "colocated"), not generation.colocated, "verl's engine on GPUs of its own"),
-            (("training", "method"), training.method == "qlora", "a base in few bits of verl"),
-            (("training", "lora"), training.method == "lora" and not _are_units(scenario),
+    if scenario.training.method == "full":
+        _check_reference(scenario, "the reference policy lies on the host", "verl b178a3cd workers/fsdp_workers.py "
+                         "_build_model_optimizer: CPUOffload(offload_params=True) for another role than the actor's")
+    _check_engine(scenario)
+    training = scenario.training
+    for name, wrong, message in (
+            ("method", training.method == "qlora", "a base in few bits of verl"),
+            ("lora", training.method == "lora" and not are_units(scenario),
              "adapters of verl that are no units of their own"),
-            (("training", "logprob_chunk_size"), training.logprob_chunk_size is not None,
-             "log-probabilities in chunks of verl"),
-            (("generation", "kv_dtype"), generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
-            (("generation", "quantization"), generation.quantization != "auto", "an engine of verl in few bits"),
-            (("generation", "engines"), generation.engines > 1, "verl's engines on GPUs of their own"),
-            (("training", "loss"), training.loss not in _LOSSES, "verl's step with another loss than "
-             f"{', '.join(_LOSSES)}")):
+            ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl"),
+            ("loss", training.loss not in _LOSSES, f"verl's step with another loss than {', '.join(_LOSSES)}")):
         if wrong:
-            raise NotYet(Problem(scenario.where(*path), f"not yet: {message}"))
-    _check_adapters(scenario, generation)
+            raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
+    check_adapters(scenario)
+
+
+def _check_engine(scenario: Scenario) -> None:
+    """Refuses engines that verl does not start, or that are not described beside its workers."""
+    generation = scenario.generation
+    assert generation is not None
+    for name, wrong, message in (
+            ("colocated", not generation.colocated, "verl's engine on GPUs of its own"),
+            ("kv_dtype", generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
+            ("quantization", generation.quantization != "auto", "an engine of verl in few bits"),
+            ("engines", generation.engines > 1, "verl's engines on GPUs of their own")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("generation", name), f"not yet: {message}"))
     if generation.sleep_level == 1:
         raise IllegalLayout(Problem(scenario.where("generation", "sleep_level"), "sleep_level: 1: expected 2, or 0 "
                                     "(rollout.free_cache_engine: false)", "verl b178a3cd "
                                     "workers/rollout/vllm_rollout/vllm_async_server.py sleep"))
 
 
-def _are_units(scenario: Scenario) -> bool:
-    """True if each matrix of an adapter is a unit, which verl's policy makes it (utils/fsdp_utils.py:100)."""
-    needed = asked_adapter(scenario).needs.get("lora", {})
-    return all(scenario.framework_options.get(name) == value for name, value in needed.items())
+# ---- verl over Megatron ----------------------------------------------------------------------------------------------
+def _stages(simulation: Simulation) -> list[Plan]:
+    """Plan of one class of ranks of each pipeline stage."""
+    return list({plan.stage: plan for plan in reversed(simulation.plans)}.values())[::-1]
 
 
-def _check_adapters(scenario: Scenario, generation: Generation) -> None:
-    """IllegalLayout for an engine, or a reference policy, that does not suit the actor's adapters."""
-    rl, training = scenario.rl, scenario.training
-    assert rl is not None
-    has, rank = training.method != "full", training.lora.rank
-    if rl.layered_summon and not has:
-        raise InputError(Problem(scenario.where("rl", "layered_summon"), "layered_summon: changes nothing without "
-                                 "adapters"))
-    if generation.max_loras != int(has) or (has and generation.max_lora_rank < rank) or (
-            not has and generation.max_lora_rank != _LORA_RANK):
-        told = f"1 and max_lora_rank: {rank} or more" if has else "0, as the actor has no adapters"
-        raise IllegalLayout(Problem(scenario.where("generation", "max_loras"), f"max_loras: {generation.max_loras}: "
-                                    f"expected {told}", "verl b178a3cd workers/rollout/vllm_rollout/"
-                                    "vllm_async_server.py:350"))
-    if rl.reference == ("host" if has else "device"):
-        told = ("host: an actor with adapters is its own reference policy (device)" if has else
-                "device: FSDP keeps the reference policy on the host")
-        raise IllegalLayout(Problem(scenario.where("rl", "reference"), f"reference: {told}", "verl b178a3cd "
-                                    "workers/fsdp_workers.py compute_ref_log_prob"))
+def _megatron_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    stream = EXPORTS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, _stages(passing))
+    moves = Moves(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
+                  refers_on_device=scenario.rl.reference == "device")
+    return partial(megatron_step, topology=passing.topology, moves=moves)
+
+
+def _beside_megatron(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    return beside_engine(policy, params=rl.param_offload, optimizer=rl.optimizer_offload,
+                         refers_on_device=rl.reference == "device")
+
+
+def _sent_by_megatron(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
+    weights = exported(plans, routes)
+    _check_bucket(scenario, weights.largest)
+    return weights
+
+
+def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
+    """Assumptions about verl's workers over Megatron."""
+    source = "verl b178a3cd workers/megatron_workers.py"
+    yield Assumption(what="refit", value="parameters are exported by mbridge, one after the other", kind="derived",
+                     source=f"{source} rollout_mode; mbridge 0.15.1 core/bridge.py:297")
+    if rl.reference != "none":
+        yield Assumption(what="reference policy", value="its passes take the memory of the policy's, which makes "
+                         "entropies too", kind="assumed", source=f"{source} compute_ref_log_prob")
+
+
+def _check_megatron(scenario: Scenario, worker: str) -> None:
+    _check_engine(scenario)
+    training = scenario.training
+    for name, wrong, message in (
+            ("method", training.method != "full", "adapters of verl's workers over Megatron"),
+            ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
+    check_adapters(scenario)
 
 
 # ---- NeMo RL ---------------------------------------------------------------------------------------------------------
@@ -214,7 +278,7 @@ def _sent_by_nemo_rl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) 
     return gathered(plans, routes)
 
 
-def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
+def _told_of_nemo_rl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> list[Assumption]:
     """Assumptions on NeMo RL's refit, and on what it never does."""
     rows = [
         Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
@@ -236,6 +300,8 @@ def _told_of_nemo_rl(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]
 
 
 def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
+    _check_reference(scenario, "the reference policy lies on the host and is swapped in", "NeMo RL 7ea279ab "
+                     "models/automodel/setup.py setup_reference_model_state: a pinned copy in host memory")
     workload = scenario.workload
     if scenario.rl is not None and scenario.rl.reference == "device":
         raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
@@ -251,6 +317,8 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
         raise IllegalLayout(Problem(scenario.where("generation", "kv_dtype"), "kv_dtype: fp8 without quantization: fp8",
                                     "NeMo RL 7ea279ab algorithms/grpo.py:1325: FP8 KV cache can only be used together "
                                     "with FP8 model weights"))
+    if generation is not None and generation.engine in _BY_HTTP:
+        _check_sent_by_http(scenario, worker)
     mesh = scenario.mesh
     if scenario.training.logprob_chunk_size is not None and worker == "dtensor" and mesh.tp * mesh.cp > 1:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: log-probabilities in chunks "
@@ -259,7 +327,26 @@ def _check_nemo_rl(scenario: Scenario, worker: str) -> None:
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
 
 
+_BY_HTTP: Final = ("sglang",)
+"""Engines that NeMo RL sends weights by handles in requests."""
+
+
+def _check_sent_by_http(scenario: Scenario, worker: str) -> None:
+    release = "NeMo RL 7ea279ab"
+    if worker != "dtensor":
+        raise IllegalLayout(Problem(scenario.where("generation", "engine"), "engine: sglang with a policy of Megatron",
+                                    f"{release} models/policy/workers/: stream_weights_via_http is DTensor's alone"))
+    if scenario.rl is not None and scenario.rl.asynchronous:
+        raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with sglang",
+                                    f"{release} algorithms/grpo.py:4113"))
+
+
 # ---- both ------------------------------------------------------------------------------------------------------------
+def _check_reference(scenario: Scenario, told: str, rule: str) -> None:
+    if scenario.rl is not None and scenario.rl.reference == "device":
+        raise IllegalLayout(Problem(scenario.where("rl", "reference"), f"reference: device: {told}", rule))
+
+
 def _check_training(scenario: Scenario, simulation: Simulation) -> None:
     workload = scenario.workload
     if scenario.training.method == "qlora":
@@ -277,14 +364,19 @@ def _check_training(scenario: Scenario, simulation: Simulation) -> None:
 
 
 _DEFAULT: Final = "nemo_rl"
-TRAINERS: Final[Mapping[str, Trainer]] = {
-    _DEFAULT: Trainer(
+TRAINERS: Final[Mapping[str, tuple[Trainer, ...]]] = {
+    _DEFAULT: (Trainer(
         "automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", _VERLS),
         ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts"), _check_nemo_rl, _nemo_rl_step,
-        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library"),
-    "verl": Trainer(
-        "fsdp1, over transformers' layers", lambda worker: worker == _VERLS,
+        _sent_by_nemo_rl, _told_of_nemo_rl, in_place=False, use="library", engines=("vllm", "sglang"),
+        occupied=lambda rl, policy, critic: 0),),
+    "verl": (Trainer(
+        _SERVED, lambda worker: worker == _VERLS,
         ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "layered_summon"), _check_verl,
-        _verl_step, _sent_by_verl, _told_of_verl, in_place=True, use="server"),
+        _verl_step, _sent_by_verl, _told_of_verl, in_place=True, use="server", engines=tuple(STREAMS),
+        occupied=_beside_verl), Trainer(
+        _SERVED, lambda worker: bool(worker) and worker not in MODULES,
+        ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step, _sent_by_megatron,
+        _told_of_megatron, in_place=False, use="server", engines=tuple(EXPORTS), occupied=_beside_megatron)),
 }
-"""Trainers by the value of `rl.trainer`."""
+"""Trainers by the value of `rl.trainer`, a record for each kind of workers."""

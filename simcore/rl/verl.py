@@ -4,14 +4,12 @@
 verl b178a3cd `trainer/ppo/ray_trainer.py` fit, `workers/fsdp_workers.py` ActorRolloutRefWorker, with the engine in a
 server of its own on the same GPUs. After an update of the actor rollout_mode sends the weights: parameters come to the
 device if they are away (param_offload), `state_dict()` makes a copy of every rank's part, parameters go away again, the
-engine's weights wake, and one tensor after the other is gathered (`full_tensor`), cast and put into a buffer that the
-engine reads through an IPC handle (`rollout/vllm_rollout/vllm_rollout.py` update_weights), which copies what it reads
-(`utils.py` update_weights_from_ipc). Then the copy is freed, and the cache is allocated. Tokens are generated; the
-engine sleeps at level 2, unless free_cache_engine is false. The actor makes log-probabilities (param_offload: its
-parameters come and go), and the reference policy, a model of its own that FSDP keeps on the host (CPUOffload, whatever
-`ref.fsdp_config` says): each pass of a microbatch copies each unit's part to the device. The actor trains with
-parameters and states on the device; both go away afterwards if param_offload and optimizer_offload say so. Without
-them they stay there while tokens are generated.
+engine's weights wake, and one tensor after the other is gathered (`full_tensor`) and sent (`streams.py`). Then the copy
+is freed, and the cache is allocated. Tokens are generated; the engine sleeps at level 2, unless free_cache_engine is
+false. The actor makes log-probabilities (param_offload: its parameters come and go), and the reference policy, a model
+of its own that FSDP keeps on the host (CPUOffload, whatever `ref.fsdp_config` says): each pass of a microbatch copies
+each unit's part to the device. The actor trains with parameters and states on the device; both go away afterwards if
+param_offload and optimizer_offload say so. Without them they stay there while tokens are generated.
 
 [Note: state dict]
 torch 2.13 `fsdp/_state_dict_utils.py` _sharded_pre_state_dict_hook: the root's parameters are gathered in their own
@@ -22,7 +20,6 @@ parameter (`_full_post_state_dict_hook`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -52,6 +49,7 @@ from simcore.rl.phases import (
 from simcore.rl.policy import Policy
 from simcore.rl.refit import Gather
 from simcore.rl.reward import add_scorer, score_sequences
+from simcore.rl.streams import Stream
 from simcore.rl.verl_adapters import Adapted, refit_adapters
 from simcore.units import dtype_bytes
 
@@ -76,7 +74,7 @@ class Summoned:
 
 @dataclass(frozen=True, slots=True)
 class Offloads:
-    """Settings of verl's workers: what is on the host where no pass needs it, and the buffer of a refit in bytes.
+    """Settings of verl's workers: what is on the host where no pass needs it, and how weights go to the engine.
 
     `passes`: forward passes of the reference policy in a step, each of which copies its parameters to the device.
     `adapted`: of an actor with adapters, which is its own reference policy; None without.
@@ -84,7 +82,7 @@ class Offloads:
 
     params: bool
     optimizer: bool
-    bucket: int
+    stream: Stream
     passes: int
     adapted: Adapted | None = None
 
@@ -198,7 +196,7 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology,
     offloads, state = settings
     if offloads.adapted is not None:
         refit_adapters(journal, policy, step, topology, offloads.adapted, offloads=offloads.params,
-                       bucket=offloads.bucket)
+                       stream=offloads.stream)
         return
     if offloads.params:
         back(journal, policy.params, topology)
@@ -207,9 +205,9 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology,
     if offloads.params:
         away(journal, policy.params, topology)
     wake(journal, step.engine, topology)
-    bucket = min(offloads.bucket, step.gathered.total)
-    sizes: Mapping[str, int] = {"buffer": offloads.bucket + bucket, "all_gather_output": step.gathered.transient}
-    journal.spike(REFIT, sizes, "weights are streamed", {GATHERS: step.gathered.ns, **packing_ns(step, topology)})
+    sizes, moved = offloads.stream(step.gathered)
+    parts = {GATHERS: step.gathered.ns, **packing_ns(step, topology, moved)}
+    journal.spike(REFIT, sizes, "weights are streamed", parts)
     journal.drop(_COPY, "device")
     if step.engine.generation.sleep_level:
-        journal.put(ENGINE, {"kv_cache": step.engine.cache.num_bytes}, event="cache wakes")
+        journal.put(ENGINE, step.engine.cached, event="cache wakes")

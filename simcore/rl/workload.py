@@ -20,6 +20,7 @@ from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
 from simcore.rl.critic import check_critic, critics_of
+from simcore.rl.engines import ENGINES, served
 from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, dpo_step, engine_step
@@ -44,9 +45,9 @@ from simcore.rl.trainers import check_worker, made_of_logits, trainer_of
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
-from simcore.vllm.engine import Engine
 from simcore.vllm.parallel import calls
-from simcore.vllm.workload import assumptions, engine_of, serving
+from simcore.vllm.protocol import InferenceEngine
+from simcore.vllm.workload import serving
 
 __all__ = ["in_phases", "legal"]
 
@@ -127,10 +128,10 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
                                                              strict=True)]
 
 
-def _forward(scenario: Scenario, simulation: Simulation, request: Request) -> Passes:
+def _forward(scenario: Scenario, simulation: Simulation, request: Request, *, in_place: bool) -> Passes:
     """Passes of a GRPO step, as a reference policy's are."""
-    return passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed,
-                  in_place=trainer_of(scenario).in_place, beside=made_of_logits(scenario, own=False))
+    return passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=in_place,
+                  beside=made_of_logits(scenario, own=False))
 
 
 def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, simulation: Simulation) -> list[Policy]:
@@ -206,18 +207,19 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                         recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
-    trainer = trainer_of(scenario)
-    forward = _forward(scenario, simulation, request)
+    trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
+    forward = _forward(scenario, simulation, request, in_place=trainer.in_place)
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
+    critics = critics_of(scenario, sequences, request, len(policies))
+    engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
     answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
     rounds = _rounds(engine, -(-answered // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not rl.on_policy_ratio,
-                    scorer=scorer_of(scenario, sequences))
+                    buffers=ENGINES[engine.generation.engine].buffers, scorer=scorer_of(scenario, sequences))
     stepped = trainer.step(scenario, simulation, simulation.plans[0])
-    critics = critics_of(scenario, sequences, request, len(policies))
     journals = [stepped(policy, replace(step, critic=critic))
                 for policy, critic in zip(policies, critics.critics, strict=True)]
     if rl.asynchronous:
@@ -231,11 +233,15 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
              *of_copies(journal, simulation.topology))
             for rank, passed, journal, valued in zip(trained.ranks, _passed(forward, simulation), journals,
                                                      critics.sent, strict=True)]
-    batch = _batch(passing, rl.generations, steps)
-    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
-                engines * engine.tp if beside else 0, engine_rows)
-    further = [*assumptions(engine), *_told(rl, engine), *trainer.told(rl, engine, step), *told_of_scorer(step.scorer)]
-    report = phase_report(laid, [*further, *(() if trainer.in_place else _loss(simulation))])
+    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, rl.generations, steps),
+                beside, engines * engine.tp if beside else 0, engine_rows)
+    further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
+               *told_of_scorer(step.scorer), *(() if trainer.in_place else _loss(simulation))]
+    return _with_engine(phase_report(laid, further), engine)
+
+
+def _with_engine(report: Report, engine: InferenceEngine) -> Report:
+    """Report with the engine's memory; one that does not start is out of memory."""
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})
 
@@ -246,7 +252,7 @@ def _busy_ns(journals: list[Journal]) -> int:
                for journal in journals)
 
 
-def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
+def _asked(scenario: Scenario) -> tuple[Rl, InferenceEngine]:
     rl, generation = scenario.rl, scenario.generation
     missing = [name for name, block in (("rl", rl), ("generation", generation)) if block is None]
     if rl is None or generation is None:
@@ -256,7 +262,7 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "
                                     "only supported for the Megatron generation backend"))
     _check_answered(scenario, rl)
-    engine = engine_of(scenario, generation, topology_of(scenario), trainer_of(scenario).use)
+    engine = served(scenario, generation).make(scenario, generation, topology_of(scenario), trainer_of(scenario).use)
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
                                  f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
@@ -292,7 +298,7 @@ def _num_steps(scenario: Scenario, sequences: int) -> int:
     return sequences // batch
 
 
-def _num_engines(scenario: Scenario, engine: Engine) -> int:
+def _num_engines(scenario: Scenario, engine: InferenceEngine) -> int:
     """Number of engines: on all GPUs that train, or on separate ones."""
     if not engine.generation.colocated:
         num_gpus = engine.generation.engines * engine.tp
@@ -304,21 +310,21 @@ def _num_engines(scenario: Scenario, engine: Engine) -> int:
     return scenario.world_size // engine.tp
 
 
-def _rounds(engine: Engine, sequences: int) -> list[int]:
+def _rounds(engine: InferenceEngine, sequences: int) -> list[int]:
     """Sequences that one engine generates together, round after round: as many as its limits and cache allow."""
     most = max(1, min(engine.limits.seqs, math.floor(engine.cache.concurrency(engine.max_model_len))))
     full, remainder = divmod(sequences, most)
     return [most] * full + [remainder] * (remainder > 0)
 
 
-def _generate_ns(engine: Engine, rl: Rl, rounds: list[int]) -> int:
+def _generate_ns(engine: InferenceEngine, rl: Rl, rounds: list[int]) -> int:
     """Time in ns in which one engine decodes all rounds."""
     seconds = {together: decode_seconds(engine, together, rl.prompt_tokens, engine.max_model_len)
                for together in dict.fromkeys(rounds)}
     return round(1e9 * sum(seconds[together] for together in rounds))
 
 
-def _broadcast(scenario: Scenario, engine: Engine, num_bytes: int) -> Iterator[Sent]:
+def _broadcast(scenario: Scenario, engine: InferenceEngine, num_bytes: int) -> Iterator[Sent]:
     """Broadcasts of all weights, from one rank to all that train and all that generate; none on shared GPUs."""
     if engine.generation.colocated:
         return
@@ -329,7 +335,7 @@ def _broadcast(scenario: Scenario, engine: Engine, num_bytes: int) -> Iterator[S
         yield Sent("broadcast", EVERY_AXIS, size, topology.link(size, 1, size), "refit", PACKED, number, num_calls)
 
 
-def _generating(scenario: Scenario, engine: Engine, rounds: list[int], prompt: int) -> Iterator[Sent]:
+def _generating(scenario: Scenario, engine: InferenceEngine, rounds: list[int], prompt: int) -> Iterator[Sent]:
     """Collectives of an engine's ranks, which are neighbours."""
     generation = engine.generation
     size = scenario.world_size if generation.colocated else scenario.world_size + generation.engines * engine.tp
@@ -351,7 +357,7 @@ def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> 
     return engine_step(step, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
-def _told(rl: Rl, engine: Engine) -> list[Assumption]:
+def _told(rl: Rl, engine: InferenceEngine) -> list[Assumption]:
     """Assumptions on the time of generation, and of copies."""
     return [
         Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to "

@@ -9,13 +9,13 @@ time, so a small batch takes longer in reality.
 from __future__ import annotations
 
 from simcore.models.blocks import Moe
-from simcore.vllm.engine import Engine
+from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import Weight
 
 __all__ = ["bytes_read", "decode_seconds", "seconds"]
 
 
-def bytes_read(engine: Engine, sequences: int, context: int) -> int:
+def bytes_read(engine: InferenceEngine, sequences: int, context: int) -> int:
     """Bytes of a rank's memory traffic to decode one token of each of `sequences` sequences together.
 
     `context`: tokens before it in each sequence. Weights (of experts those expected to be used), keys and values are
@@ -39,20 +39,20 @@ def _of_weight(weight: Weight, held: int, sequences: int, share: float) -> int:
     return held + 2 * weight.wide * (sequences > 1)
 
 
-def _visited(engine: Engine, tokens: int) -> float:
+def _visited(engine: InferenceEngine, tokens: int) -> float:
     """Expected share of the experts that `tokens` tokens use."""
     blocks = [branch.block for _, kind in engine.architecture.parts for branch in kind.branches]
     moe = next((block for block in blocks if isinstance(block, Moe)), None)
     return 1.0 if moe is None else 1 - (1 - moe.top_k / moe.num_experts) ** tokens
 
 
-def seconds(engine: Engine, num_bytes: int) -> float:
+def seconds(engine: InferenceEngine, num_bytes: int) -> float:
     """Seconds to read `num_bytes` of device memory, at the bandwidth that matrix products reach."""
     topology = engine.topology
     return num_bytes / (topology.device.memory_bandwidth.si * topology.efficiency.kernels.gemm.memory.si)
 
 
-def decode_seconds(engine: Engine, sequences: int, prompt: int, last: int) -> float:
+def decode_seconds(engine: InferenceEngine, sequences: int, prompt: int, last: int) -> float:
     """Seconds to decode `sequences` sequences together, each from a length of `prompt` to one of `last` tokens.
 
     The bytes grow linearly with the tokens, so their mean is that of both ends.

@@ -31,7 +31,8 @@ from simcore.vllm.quantized.tensor import Tensor
 from simcore.vllm.release import RELEASES, Release
 from simcore.vllm.weights import MODEL_DTYPE, Weight, blocks, layers_of, weights
 
-__all__ = ["Engine", "Limits", "by_module", "default_limits", "release_of"]
+__all__ = ["Engine", "Limits", "by_module", "default_limits", "nccl_bytes", "release_of",
+           "workspace_bytes"]
 
 _MIB: Final = 2**20
 CUBLAS_BYTES: Final = {9: 32 * _MIB}
@@ -87,6 +88,11 @@ class Engine:
     caches_prefixes: bool = False
     utilization: float = 0.9
     recipe: Recipe | None = None
+
+    @property
+    def version(self) -> str:
+        """Version of vLLM."""
+        return self.release.name
 
     @property
     def tp(self) -> int:
@@ -184,7 +190,7 @@ class Engine:
     @property
     def workspace_bytes(self) -> int:
         """Bytes of cuBLAS's workspace, which torch allocates in the profile run and keeps."""
-        return CUBLAS_BYTES.get(self.topology.device.architecture, _CUBLAS_ELSE)
+        return workspace_bytes(self.topology)
 
     @property
     def graph_bytes(self) -> int:
@@ -194,10 +200,8 @@ class Engine:
     @property
     def nccl_bytes(self) -> int:
         """Bytes of one NCCL communicator over all ranks, and of custom all-reduce's buffers; 0 for tp 1."""
-        if self.tp == 1:
-            return 0
-        two, more = _NCCL[self.topology.device.architecture <= 8]
-        return (two if self.tp == 2 else more) * _MIB + _REDUCE_BYTES
+        nccl = nccl_bytes(self.topology, self.tp)
+        return nccl + _REDUCE_BYTES if nccl else 0
 
     @property
     def requested_bytes(self) -> int:
@@ -245,15 +249,45 @@ class Engine:
 
     def held(self) -> dict[str, int]:
         """Bytes in torch's allocator on a rank while it generates with a full cache, by category; no zeros."""
-        sizes = {"sharded_param": sum(self.by_component.values()), "buffer": self.buffers + self.adapter_bytes,
-                 "kv_cache": self.cache_bytes, "activation": self.profile.highest,
-                 "workspace": self.workspace_bytes, "graph_pool": self.graph_bytes}
+        sizes = {**self.loaded, **self.cached, "activation": self.profile.highest, **self.stays}
         return {name: size for name, size in sizes.items() if size}
+
+    @property
+    def loaded(self) -> dict[str, int]:
+        """Bytes by category of the tensors of `load_model`, which leave when the engine sleeps."""
+        return {"sharded_param": sum(self.by_component.values()), "buffer": self.buffers + self.adapter_bytes}
+
+    @property
+    def stays(self) -> dict[str, int]:
+        """Bytes by category of what stays while the engine sleeps."""
+        return {"graph_pool": self.graph_bytes, "workspace": self.workspace_bytes}
+
+    @property
+    def cached(self) -> dict[str, int]:
+        """Bytes by category of what comes and goes with the cache."""
+        return {"kv_cache": self.cache_bytes}
+
+    def beside(self, occupied: int) -> Engine:
+        """The engine on GPUs of which others hold `occupied` bytes: it asks for a share of the whole device."""
+        return self
 
     def outside(self) -> dict[str, int]:
         """Bytes outside torch's allocator on a rank, by category: `context`, and `nccl` if tp exceeds 1."""
         sizes = {"context": self.topology.device.context_bytes, "nccl": self.nccl_bytes}
         return {name: size for name, size in sizes.items() if size}
+
+
+def workspace_bytes(topology: Topology) -> int:
+    """Bytes of the workspace that torch makes for cuBLAS on a device."""
+    return CUBLAS_BYTES.get(topology.device.architecture, _CUBLAS_ELSE)
+
+
+def nccl_bytes(topology: Topology, tp: int) -> int:
+    """Bytes of one NCCL communicator over the `tp` ranks of an engine; 0 for one rank."""
+    if tp == 1:
+        return 0
+    two, more = _NCCL[topology.device.architecture <= 8]
+    return (two if tp == 2 else more) * _MIB
 
 
 def by_module(quantised: list[Weight]) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:

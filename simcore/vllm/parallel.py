@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from simcore.models.blocks import Embedding, Mamba2
 from simcore.units import dtype_bytes
-from simcore.vllm.engine import Engine
+from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import MODEL_DTYPE, layers_of, padded_rows
 
 __all__ = ["Call", "calls", "prompt_calls"]
@@ -44,7 +44,7 @@ class _Pass:
     times: int
 
 
-def calls(engine: Engine, rounds: list[int], prompt: int) -> list[Call]:
+def calls(engine: InferenceEngine, rounds: list[int], prompt: int) -> list[Call]:
     """Collectives of a rank for all rounds, from prompts of `prompt` tokens to the engine's longest sequences.
 
     `rounds`: sequences that are generated together, round after round. [] for an engine on one rank. See [Note:
@@ -56,7 +56,7 @@ def calls(engine: Engine, rounds: list[int], prompt: int) -> list[Call]:
             for call in _of_pass(engine, one)]
 
 
-def prompt_calls(engine: Engine, sequences: int, tokens: int) -> list[Call]:
+def prompt_calls(engine: InferenceEngine, sequences: int, tokens: int) -> list[Call]:
     """Collectives of a rank for passes over `sequences` prompts of `tokens` tokens each, without logits.
 
     [] for an engine on one rank.
@@ -68,7 +68,7 @@ def prompt_calls(engine: Engine, sequences: int, tokens: int) -> list[Call]:
             for call in _of_pass(engine, one)]
 
 
-def _passes(engine: Engine, sequences: int, prompt: int) -> Iterator[_Pass]:
+def _passes(engine: InferenceEngine, sequences: int, prompt: int) -> Iterator[_Pass]:
     """Passes of one round: prompts, then one token of each sequence at a time; none if nothing is generated."""
     first = max(prompt, 1)  # a sequence without a prompt begins with a token
     if engine.max_model_len <= first:
@@ -80,7 +80,7 @@ def _passes(engine: Engine, sequences: int, prompt: int) -> Iterator[_Pass]:
     yield _Pass(sequences, sequences, engine.max_model_len - first - 1)
 
 
-def _of_pass(engine: Engine, one: _Pass) -> Iterator[Call]:
+def _of_pass(engine: InferenceEngine, one: _Pass) -> Iterator[Call]:
     width = dtype_bytes(MODEL_DTYPE)
     for _, kind in layers_of(engine.architecture):
         if isinstance(kind.block, Embedding):

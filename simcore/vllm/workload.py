@@ -23,8 +23,10 @@ from simcore.results.verdict import Verdict, verdict_of
 from simcore.units import format_bytes, parse_quantity
 from simcore.vllm.decode import bytes_read, seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of
+from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.quantization import assumptions_of, recipe_of
 from simcore.vllm.quantized.linears import kv_heads
+from simcore.vllm.release import RELEASES
 from simcore.vllm.weights import refusals, unserved
 
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
@@ -130,6 +132,9 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     if given.engine != "vllm":
         raise NotYet(Problem(scenario.where("generation", "engine"), f"not yet: the engine {given.engine} (served: "
                              "vllm)"))
+    if given.version not in ("auto", *RELEASES):
+        raise InputError(Problem(scenario.where("generation", "version"), f"version: {given.version}: expected auto or "
+                                 f"one of vLLM's, {', '.join(RELEASES)}"))
     if given.kv_dtype not in ("auto", "bf16", "fp8"):
         raise InputError(Problem(scenario.where("generation", "kv_dtype"), f"expected auto, bf16 or fp8, got "
                                  f"{given.kv_dtype}"))
@@ -255,7 +260,7 @@ def _peak(engine: Engine) -> Peak:
         reserved_band_bytes=(allocated, allocated), outside=outside, band_bytes=(device, device))
 
 
-def serving(engine: Engine) -> Serving:
+def serving(engine: InferenceEngine) -> Serving:
     """Part of a report about one engine: memory and KV cache of a rank, its decoding, why it does not start."""
     pages, cache = engine.pages, engine.cache
     attention = next(branch.block for _, kind in engine.architecture.parts for branch in kind.branches
@@ -264,7 +269,7 @@ def serving(engine: Engine) -> Serving:
     if isinstance(attention, Attention):
         heads, all_heads = kv_heads(attention, engine.tp), attention.num_kv_heads
     return Serving(
-        engine=engine.generation.engine, version=engine.release.name, tp=engine.tp, max_model_len=engine.max_model_len,
+        engine=engine.generation.engine, version=engine.version, tp=engine.tp, max_model_len=engine.max_model_len,
         max_num_seqs=engine.limits.seqs, max_num_batched_tokens=engine.limits.tokens, kv_dtype=engine.formats.kv,
         ssm_dtype=engine.formats.ssm, quantization=engine.recipe.name if engine.recipe else "", kv_heads_per_rank=heads,
         kv_head_replicas=heads * engine.tp // all_heads, requested_bytes=engine.requested_bytes,
@@ -279,7 +284,7 @@ def serving(engine: Engine) -> Serving:
         longest=pages.longest(max(0, engine.cache_budget)), decode=tuple(_decodes(engine)), refusal=engine.refusal)
 
 
-def _decodes(engine: Engine) -> Iterator[Decode]:
+def _decodes(engine: InferenceEngine) -> Iterator[Decode]:
     """Decoding of a few batches, with half of the longest sequence before each token."""
     context = engine.max_model_len // 2
     for batch in _BATCHES:

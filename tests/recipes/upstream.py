@@ -5,16 +5,17 @@
     python tests/recipes/upstream.py --why FOLDER                    # reasons, most frequent first
     python tests/recipes/upstream.py --loose FOLDER                  # without what is unknown or not modelled
 
-DeepSpeed's JSON that a recipe names is given beside it if it is found. A recipe is imported without any answer, and
-again with answers to what it has left open, then its layout is checked by the engine and the memory of a step is
-simulated. Outcomes: `answered`; `answered after one question`; `refused` by name (by the importer, the framework or
-the engine); `family` (a model that is not known); `unknown key`; `wrong` (a value that the format does not take); `no
-recipe` (no format recognises the file); `traceback`.
+DeepSpeed's JSON and Hydra's YAML that a recipe names are given beside it if they are found. A recipe is imported
+without any answer, and again with answers to what it has left open, then its layout is checked by the engine and the
+memory of a step is simulated. Outcomes: `answered`; `answered after one question`; `refused` by name (by the
+importer, the framework or the engine); `family` (a model that is not known); `unknown key`; `wrong` (a value that the
+format does not take); `no recipe` (no format recognises the file); `traceback`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import traceback
 from collections import Counter, defaultdict
@@ -110,9 +111,19 @@ def _judged(first: Imported, imported: Imported) -> tuple[str, list[str]]:
 
 
 def named_files(path: Path) -> list[str]:
-    """DeepSpeed's JSON that a recipe names by a path from one of the folders that it lies in."""
-    document = read_files([str(path)])[0].mapping()
+    """DeepSpeed's JSON that a recipe names by a path from one of the folders that it lies in; Hydra's file of a script.
+
+    The latter lies in a folder `config` of one of those, or of an example in it.
+    """
+    file = read_files([str(path)])[0]
+    document = file.mapping()
     name = document.data.get("deepspeed") if document is not None else None
+    hydras = re.search(r"--config-name[= ]['\"]?(\w+)", file.text) if document is None else None
+    if hydras is not None:
+        name = f"config/{hydras[1]}.yaml"
+        found = (one for parent in path.absolute().parents[:3]
+                 for one in (parent / name, *sorted(parent.glob(f"examples/*/{name}"))))
+        return [str(one) for one in found if one.is_file()][:1]
     if not isinstance(name, str):
         return []
     found = (parent / name for parent in path.absolute().parents)

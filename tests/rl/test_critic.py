@@ -19,6 +19,7 @@ from simcore.results.report import Report
 from simcore.rl.journal import Journal
 from simcore.rl.phases import CRITIC, POLICY
 from simcore.rl.policy import Critic, Policy
+from simcore.rl.streams import Shared
 from simcore.rl.verl import Offloads, verl_step
 from simcore.simulate import check, simulate
 from small import plan_of, program_of
@@ -78,7 +79,7 @@ def test_families_without_such_a_head_are_refused(loss: str, told: str) -> None:
 # ---- phases ----------------------------------------------------------------------------------------------------------
 def step(*, params: bool, states: bool) -> Journal:
     critic = Critic(VALUES.model, params, states)
-    settings = Offloads(params=False, optimizer=False, bucket=2 * GIB, passes=4), STATE
+    settings = Offloads(params=False, optimizer=False, stream=Shared(2 * GIB), passes=4), STATE
     return verl_step(POLICY_OF, replace(turn(sleep_level=2), critic=critic), H100, settings)
 
 

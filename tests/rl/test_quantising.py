@@ -11,6 +11,7 @@ from simcore.models.graph import architecture_of, model_config
 from simcore.rl.phases import GrpoStep, engine_step, grpo_step
 from simcore.rl.quantising import Quantising, quantising_of
 from simcore.rl.refit import ipc_buffers
+from simcore.vllm.engine import Engine
 from simcore.vllm.quantized.recipe import refitted
 from simcore.vllm.quantized.tensor import Gpu
 from vllm.test_engine import H100
@@ -22,6 +23,7 @@ LINEARS, LARGEST = 32 * 4096 * (6144 + 4096 + 3 * 14336), 4096 * 14336
 def llama(*, quantised: bool, colocated: bool = True) -> GrpoStep:
     given = turn(colocated=colocated)
     recipe = refitted(Gpu((9, 0), 132)) if quantised else None
+    assert isinstance(given.engine, Engine)
     return replace(given, engine=replace(given.engine, architecture=LLAMA, recipe=recipe))
 
 

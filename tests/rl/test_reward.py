@@ -11,6 +11,7 @@ from rl.test_phases import GIB, POLICY_OF, owned, turn
 from rl.test_verl import STATE, asked
 from simcore.rl.phases import REWARD
 from simcore.rl.policy import Scorer
+from simcore.rl.streams import Shared
 from simcore.rl.verl import Offloads, verl_step
 from simcore.simulate import check, simulate
 from simcore.vllm.engine import Limits
@@ -23,7 +24,7 @@ REWARDS: dict[str, Any] = {"model": "llama-3.2-1b", "gpu_memory_utilization": 0.
 
 def test_a_reward_model_wakes_behind_generation_and_sleeps_again() -> None:
     made = engine(2048, gpu_memory_utilization=0.5, sleep_level=1)
-    settings = Offloads(params=False, optimizer=False, bucket=2 * GIB, passes=4), STATE
+    settings = Offloads(params=False, optimizer=False, stream=Shared(2 * GIB), passes=4), STATE
     journal = verl_step(POLICY_OF, replace(turn(sleep_level=2), scorer=Scorer(made, 8, 700)), H100, settings)
     assert [phase.phase for phase in journal.phases] == [
         "refit", "generation", "reward", "logprob", "reference", "training"]

@@ -14,6 +14,7 @@ from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.results.report import Report
 from simcore.rl.journal import Journal
 from simcore.rl.phases import ENGINE, POLICY, REFERENCE
+from simcore.rl.streams import Shared
 from simcore.rl.verl import Offloads, Summoned, summoned, verl_step
 from simcore.simulate import simulate
 from small import plan_of
@@ -45,7 +46,7 @@ def asked(**changed: Any) -> Scenario:
 
 def step(*, params: bool, optimizer: bool, **given: Any) -> Journal:
     given.setdefault("sleep_level", 2)
-    return verl_step(POLICY_OF, turn(**given), H100, (Offloads(params, optimizer, 2 * GIB, passes=4), STATE))
+    return verl_step(POLICY_OF, turn(**given), H100, (Offloads(params, optimizer, Shared(2 * GIB), passes=4), STATE))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

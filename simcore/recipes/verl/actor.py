@@ -15,7 +15,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.formats import FORMATS
 
-__all__ = ["ACTOR", "MODEL", "RELEASE", "WORKERS", "read_actor", "refuse_said", "said"]
+__all__ = ["ACTOR", "MODEL", "RELEASE", "ROWS", "WORKERS", "read_actor", "refuse_said", "said"]
 
 RELEASE: Final = "verl b178a3cd"
 WORKERS: Final = "workers/fsdp_workers.py"
@@ -23,7 +23,7 @@ _YAML: Final = "trainer/config/_generated_ppo_trainer.yaml"
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 _FSDP: Final = f"{ACTOR}.fsdp_config"
 _OVERRIDE: Final = f"{MODEL}.override_config"
-_ROWS: Final = (
+ROWS: Final = (
     Says(f"{_FSDP}.param_offload", "rl.param_offload", "flag"),
     Says(f"{_FSDP}.optimizer_offload", "rl.optimizer_offload", "flag"),
     Says(f"{_FSDP}.forward_prefetch", "framework_options.forward_prefetch", "flag"),
@@ -111,7 +111,7 @@ def read_actor(reader: Reader, draft: Draft) -> None:
     _read_strategy(reader, draft)
     refuse_said(reader, draft, f"{MODEL}.lora_adapter_path", "adapters that are read from files")
     _read_adapters(reader, draft)
-    read_rows(reader, draft, _ROWS)
+    read_rows(reader, draft, ROWS)
 
 
 def _read_loss(reader: Reader, draft: Draft) -> None:

@@ -91,7 +91,7 @@ def _document(files: Sequence[RecipeFile], command: Command | None, draft: Draft
             draft.fail(other.path, f"is not the file that the command names ({command.config or 'none'})")
         else:
             document = merged(below, document)
-    if command.config and command.config not in _PACKAGED and len(files) == 1 and command.trainer == SFT:
+    if command.config and command.config not in _PACKAGED and len(files) == 1 and command.trainer in (SFT, MAIN):
         draft.fail(file.path, f"names {command.config}.yaml, which is no file of verl: name it behind the script")
     return document
 

@@ -1,4 +1,6 @@
-"""Reinforcement learning by verl over FSDP 1 with vLLM on the same GPUs; what else it does is refused by name.
+"""Reinforcement learning by verl over FSDP 1 and Megatron with vLLM or SGLang on the same GPUs.
+
+All else is refused by name.
 
 `verl.trainer.main_ppo`, whose defaults are `trainer/config/_generated_ppo_trainer.yaml`. Estimators of advantages that
 need no model of values (GRPO, RLOO, REINFORCE++ and others) have the same step; PPO trains a critic beside it
@@ -7,20 +9,22 @@ need no model of values (GRPO, RLOO, REINFORCE++ and others) have the same step;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from simcore.errors import Problem
+from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, RELEASE, read_actor, refuse_said
 from simcore.recipes.verl.batches import read_batches
 from simcore.recipes.verl.critic import has_critic, read_critic
 from simcore.recipes.verl.formats import FORMATS
+from simcore.recipes.verl.megatron import read_megatron_actor
 from simcore.recipes.verl.reward import read_reward
-from simcore.recipes.verl.rollout import read_rollout
+from simcore.recipes.verl.rollout import ENGINES, read_rollout
 
 __all__ = ["MAIN", "read_or_refuse"]
 
@@ -42,6 +46,7 @@ _ROWS: Final = (
          idle={"auto": "these workers", "enable": "these workers"}, what="workers of another kind:"),
     Idle(("trainer.*", "global_profiler.*", "ray_kwargs.*", "hydra.*"), "the run around the steps"),
     Off("transfer_queue.enable", "data that a queue carries"),
+    On("actor_rollout_ref.hybrid_engine", "an engine on GPUs of its own"),
     Idle(("actor_rollout_ref.nccl_timeout",), "a limit of time"),
     Unmodelled(("data.custom_cls.*",), "prompts by a class of one's own: their longest is data.max_prompt_length",
                (None,)),
@@ -64,9 +69,7 @@ def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
         estimator = None
     draft.infer("workload", "grpo", "a step that generates, scores and trains", estimator)
     read_machine(draft, None)
-    read_actor(reader, draft)
-    gpus = _read_gpus(reader, draft)
-    _read_reference(reader, draft)
+    gpus = _WORKERS[_engine(reader).partition(" and ")[0]](reader, draft)
     read_rollout(reader, draft)
     read_batches(reader, draft, gpus)
     read_critic(reader, draft, gpus)
@@ -85,8 +88,9 @@ def _other(reader: Reader, trainer: str) -> str:
     actor, rollout = _engine(reader).split(" and ")
     if has_critic(reader) and actor != "FSDP":
         return f"PPO by verl's workers over {actor} and {rollout}: its critic is not described (served: over FSDP)"
-    if actor != "FSDP" or rollout != "vllm":
-        return f"{_algorithm(reader)} by verl's workers over {actor} and {rollout} (served: FSDP and vllm)"
+    if actor not in _WORKERS or rollout not in ENGINES:
+        return (f"{_algorithm(reader)} by verl's workers over {actor} and {rollout} (served: "
+                f"{' or '.join(_WORKERS)}, and {' or '.join(ENGINES)})")
     if reader.look("actor_rollout_ref.hybrid_engine") is False:
         return f"{_algorithm(reader)} by verl with an engine on GPUs of its own"
     return ""
@@ -104,6 +108,25 @@ def _engine(reader: Reader) -> str:
     actor = _ENGINES.get(str(said), by_default if said is None else f"{said:.40}")
     rollout = reader.look("actor_rollout_ref.rollout.name")
     return f"{actor} and {rollout if isinstance(rollout, str) else 'vllm'}"
+
+
+def _read_fsdp(reader: Reader, draft: Draft) -> int:
+    read_actor(reader, draft)
+    gpus = _read_gpus(reader, draft)
+    _read_reference(reader, draft)
+    return gpus
+
+
+def _read_megatron(reader: Reader, draft: Draft) -> int:
+    each, nodes = reader.integer("trainer.n_gpus_per_node"), reader.integer("trainer.nnodes")
+    draft.use(each, nodes)
+    number = (each.value if each else 8) * (nodes.value if nodes else 1)
+    said = each or nodes
+    return read_megatron_actor(reader, draft, draft.answers.gpus or Answer(number, said.where if said else draft.path))
+
+
+_WORKERS: Final[Mapping[str, Callable[[Reader, Draft], int]]] = {"FSDP": _read_fsdp, "Megatron": _read_megatron}
+"""Workers that are described, by the words of `_ENGINES`; each returns the number of ranks or copies with own data."""
 
 
 def _read_gpus(reader: Reader, draft: Draft) -> int:

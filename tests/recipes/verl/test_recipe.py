@@ -164,15 +164,16 @@ def test_a_misspelt_key_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loose", [False, True])
 def test_reinforcement_learning_is_refused_by_name(tmp_path: Path, loose: bool) -> None:
     found = imported(tmp_path, GRPO, loose=loose)
-    assert "GRPO by verl's workers over FSDP2 and vllm (served: FSDP and vllm)" in str(found.refused[0])
+    told = "GRPO by verl's workers over FSDP2 and vllm (served: FSDP or Megatron, and vllm or sglang)"
+    assert told in str(found.refused[0])
     with pytest.raises(NotYet):
         found.expect_complete()
 
 
 def test_a_yaml_of_reinforcement_learning_is_refused_by_name(tmp_path: Path) -> None:
-    text = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref:\n  rollout: {n: '${oc.select:a.b,1}', name: sglang}\n"
+    text = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref:\n  rollout: {n: '${oc.select:a.b,1}', name: trtllm}\n"
     found = imported(tmp_path, text, name="mine.yaml")
-    assert "PPO by verl's workers over FSDP and sglang" in str(found.refused[0])
+    assert "PPO by verl's workers over FSDP and trtllm" in str(found.refused[0])
 
 
 def test_other_trainers_are_named(tmp_path: Path) -> None:

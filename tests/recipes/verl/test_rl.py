@@ -10,6 +10,8 @@ import pytest
 from recipes.verl.test_recipe import imported
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.importing import import_recipe
 from simcore.recipes.verl.batches import _varying
 from simcore.simulate import check
 
@@ -66,6 +68,46 @@ def test_a_script_is_the_written_scenario(tmp_path: Path) -> None:
     assert not check(parse_scenario(found.document())).problems
 
 
+def test_sglang_has_its_own_defaults_where_verl_sends_it_nothing(tmp_path: Path) -> None:
+    """Prefills and prefix caching are SGLang's own; what only vLLM reads has no effect."""
+    more = ("actor_rollout_ref.rollout.max_num_batched_tokens=4096",
+            "actor_rollout_ref.rollout.multi_stage_wake_up=True",
+            "actor_rollout_ref.rollout.enable_chunked_prefill=False",
+            "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3")
+    lines = "".join(f"    {one} \\\n" for one in more)
+    found = imported(tmp_path, SCRIPT.replace("name=vllm", "name=sglang").replace(_ANY, lines + _ANY))
+    found.expect_complete()
+    written = WRITTEN.replace("generation: {", "generation: {engine: sglang, ").replace(
+        ", max_num_batched_tokens: 8192,", ",").replace(", prefix_caching: true}", "}")
+    read = parse_scenario(found.document())
+    assert read == parse_scenario(parse_document(written, "written.yaml"))
+    assert not check(read).problems
+
+
+def test_a_file_that_the_command_names_is_asked_for(tmp_path: Path) -> None:
+    text = SCRIPT.replace("main_ppo \\\n", "main_ppo --config-name=mine \\\n")
+    alone = imported(tmp_path, text)
+    assert any("names mine.yaml" in problem.message for problem in alone.wrong)
+    own = tmp_path / "mine.yaml"
+    own.write_text("defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {hybrid_engine: true, rollout: {max_num_seqs: "
+                   "64}}\n")
+    found = import_recipe([str(tmp_path / "run.sh"), str(own)], Answers.of_options(None, None, "dgx-h100"))
+    found.expect_complete()
+    read = parse_scenario(found.document())
+    assert read.generation is not None
+    assert read.generation.max_num_seqs == 64
+
+
+@pytest.mark.parametrize(("argument", "told"), [
+    ("+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=ascend", "kernels of SGLang: ascend"),
+    ("+actor_rollout_ref.rollout.engine_kwargs.sglang.page_size=16", "a setting of SGLang that is not described"),
+    ("actor_rollout_ref.rollout.quantization=fp8", "an engine in few bits")])
+def test_what_sglang_would_do_otherwise_is_refused(tmp_path: Path, argument: str, told: str) -> None:
+    text = SCRIPT.replace("name=vllm", "name=sglang").replace(_ANY, f"    {argument} \\\n{_ANY}")
+    found = imported(tmp_path, text)
+    assert any(told in str(one) for one in found.refused), [str(one) for one in found.refused]
+
+
 def test_microbatches_of_all_ranks_are_shared_out(tmp_path: Path) -> None:
     text = SCRIPT.replace("ppo_micro_batch_size_per_gpu=2", "ppo_micro_batch_size=16")
     assert parse_scenario(imported(tmp_path, text).document()).training.micro_batch_size == 2
@@ -108,8 +150,8 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("argument", "told"), [
-    ("actor_rollout_ref.actor.strategy=megatron", "GRPO by verl's workers over Megatron and vllm"),
-    ("actor_rollout_ref.rollout.name=sglang", "over FSDP and sglang"),
+    ("actor_rollout_ref.actor.strategy=veomni", "GRPO by verl's workers over VeOmni and vllm"),
+    ("actor_rollout_ref.rollout.name=trtllm", "over FSDP and trtllm"),
     ("algorithm.adv_estimator=remax", "one more answer for each prompt"),
     ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16", "a reference policy in fp32 beside an actor in bf16"),
     ("actor_rollout_ref.ref.fsdp_config.model_dtype=bfloat16", "a reference policy in bf16 beside an actor in fp32"),
