@@ -67,7 +67,7 @@ def score_sequences(journal: Journal, scorer: Scorer, topology: Topology) -> Non
     """Adds the phase in which the reward model wakes, scores and sleeps again."""
     journal.begin("reward")
     wake(journal, scorer.engine, topology, REWARD)
-    journal.put(REWARD, {"kv_cache": scorer.engine.cache_bytes}, event="cache wakes")
+    journal.put(REWARD, scorer.engine.cached, event="cache wakes")
     journal.spike(REWARD, {"activation": scorer.engine.profile.highest}, "prefill of the most tokens",
                   {SCORING: scorer.ns})
     put_to_sleep(journal, scorer.engine, topology, REWARD)

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Final, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
-from simcore.frameworks.registry import asked_adapter
-from simcore.inputs.generation import Generation, Rl
+from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption
@@ -25,7 +24,7 @@ from simcore.rl.ppo import ppo_step
 from simcore.rl.refit import Gathered, gathered, gathering_ns
 from simcore.rl.streams import EXPORTS, STREAMS, WHOLE
 from simcore.rl.verl import Offloads, summoned, verl_step
-from simcore.rl.verl_adapters import Adapted, adapted, sent_adapters
+from simcore.rl.verl_adapters import Adapted, adapted, are_units, check_adapters, sent_adapters
 from simcore.rl.verl_megatron import Moves, beside_engine, megatron_step
 from simcore.simulation.simulation import Simulation
 from simcore.timing.routes import Routes
@@ -44,8 +43,6 @@ _LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entro
 _PADDED: Final = "flash_padded"
 _COPIED: Final = 0.5
 """A copy of logits in 16 bits, in tensors of fp32."""
-_LORA_RANK: Final = 16
-"""The key's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +100,16 @@ def _check_keys(scenario: Scenario, trainer: Trainer) -> None:
     if scenario.rl is None:
         return
     usual = Rl(prompts=1, generations=1)
-    own = {name for one in TRAINERS.values() if trainer in one for kind in one for name in kind.keys}
+    own = dict.fromkeys(name for one in TRAINERS.values() if trainer in one for kind in one for name in kind.keys)
     others = (name for one in TRAINERS.values() for kind in one for name in kind.keys if name not in own)
     for name in others:
         if getattr(scenario.rl, name) != getattr(usual, name):
             raise InputError(Problem(scenario.where("rl", name), f"{name}: changes nothing with trainer: "
                                      f"{scenario.rl.trainer}"))
+    for name in own:
+        if name not in trainer.keys and getattr(scenario.rl, name) != getattr(usual, name):
+            raise NotYet(Problem(scenario.where("rl", name), f"not yet: {name} of this trainer under "
+                                 f"{scenario.framework}"))
 
 
 def made_of_logits(scenario: Scenario, *, own: bool) -> float:
@@ -128,10 +129,9 @@ def made_of_logits(scenario: Scenario, *, own: bool) -> float:
 def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
     assert scenario.generation is not None
-    bucket = scenario.rl.refit_bucket * _MIB
-    stream = STREAMS[scenario.generation.engine](bucket, plan)
+    stream = STREAMS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, plan)
     offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
-                        passing.job.scenario.num_microbatches, bucket, _adapted(scenario, plan))
+                        passing.job.scenario.num_microbatches, _adapted(scenario, plan))
     return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
 
 
@@ -191,23 +191,20 @@ def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[A
 
 
 def _check_verl(scenario: Scenario, worker: str) -> None:
-    generation, training = scenario.generation, scenario.training
-    assert generation is not None
-    has = training.method != "full"
-    if not has:
+    if scenario.training.method == "full":
         _check_reference(scenario, "the reference policy lies on the host", "verl b178a3cd workers/fsdp_workers.py "
                          "_build_model_optimizer: CPUOffload(offload_params=True) for another role than the actor's")
     _check_engine(scenario)
+    training = scenario.training
     for name, wrong, message in (
             ("method", training.method == "qlora", "a base in few bits of verl"),
-            ("lora", training.method == "lora" and not _are_units(scenario),
+            ("lora", training.method == "lora" and not are_units(scenario),
              "adapters of verl that are no units of their own"),
-            ("method", has and generation.engine not in WHOLE, f"adapters of verl beside {generation.engine}"),
             ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl"),
             ("loss", training.loss not in _LOSSES, f"verl's step with another loss than {', '.join(_LOSSES)}")):
         if wrong:
             raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
-    _check_adapters(scenario, generation)
+    check_adapters(scenario)
 
 
 def _check_engine(scenario: Scenario) -> None:
@@ -228,32 +225,6 @@ def _check_engine(scenario: Scenario) -> None:
         raise IllegalLayout(Problem(scenario.where("generation", "sleep_level"), "sleep_level: 1: expected 2, or 0 "
                                     "(rollout.free_cache_engine: false)", "verl b178a3cd "
                                     "workers/rollout/vllm_rollout/vllm_async_server.py sleep"))
-
-
-def _are_units(scenario: Scenario) -> bool:
-    """True if each matrix of an adapter is a unit, which verl's policy makes it (utils/fsdp_utils.py:100)."""
-    needed = asked_adapter(scenario).needs.get("lora", {})
-    return all(scenario.framework_options.get(name) == value for name, value in needed.items())
-
-
-def _check_adapters(scenario: Scenario, generation: Generation) -> None:
-    """IllegalLayout for an engine, or a reference policy, that does not suit the actor's adapters."""
-    rl, training = scenario.rl, scenario.training
-    assert rl is not None
-    has, rank = training.method != "full", training.lora.rank
-    if rl.layered_summon and not has:
-        raise InputError(Problem(scenario.where("rl", "layered_summon"), "layered_summon: changes nothing without "
-                                 "adapters"))
-    if generation.max_loras != int(has) or (has and generation.max_lora_rank < rank) or (
-            not has and generation.max_lora_rank != _LORA_RANK):
-        told = f"1 and max_lora_rank: {rank} or more" if has else "0, as the actor has no adapters"
-        raise IllegalLayout(Problem(scenario.where("generation", "max_loras"), f"max_loras: {generation.max_loras}: "
-                                    f"expected {told}", "verl b178a3cd workers/rollout/vllm_rollout/"
-                                    "vllm_async_server.py:350"))
-    if rl.reference == "host" and has:
-        told = "host: an actor with adapters is its own reference policy (device)"
-        raise IllegalLayout(Problem(scenario.where("rl", "reference"), f"reference: {told}", "verl b178a3cd "
-                                    "workers/fsdp_workers.py compute_ref_log_prob"))
 
 
 # ---- verl over Megatron ----------------------------------------------------------------------------------------------
@@ -294,20 +265,13 @@ def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterat
 
 def _check_megatron(scenario: Scenario, worker: str) -> None:
     _check_engine(scenario)
-    training, generation = scenario.training, scenario.generation
-    assert generation is not None
-    if generation.max_loras or generation.max_lora_rank != _LORA_RANK:
-        raise NotYet(Problem(scenario.where("generation", "max_loras"), "not yet: adapters in the engine of verl's "
-                             "workers over Megatron"))
-    for name in ("critic", "reward"):
-        if scenario.rl is not None and getattr(scenario.rl, name) is not None:
-            raise NotYet(Problem(scenario.where("rl", name), f"not yet: {name}: a model beside verl's workers over "
-                                 "Megatron"))
+    training = scenario.training
     for name, wrong, message in (
             ("method", training.method != "full", "adapters of verl's workers over Megatron"),
             ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl")):
         if wrong:
             raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
+    check_adapters(scenario)
 
 
 # ---- NeMo RL ---------------------------------------------------------------------------------------------------------

@@ -77,15 +77,13 @@ class Offloads:
     """Settings of verl's workers: what is on the host where no pass needs it, and how weights go to the engine.
 
     `passes`: forward passes of the reference policy in a step, each of which copies its parameters to the device.
-    `adapted`: of an actor with adapters, which is its own reference policy, and whose weights go through a buffer of
-    `bucket` bytes; None without.
+    `adapted`: of an actor with adapters, which is its own reference policy; None without.
     """
 
     params: bool
     optimizer: bool
     stream: Stream
     passes: int
-    bucket: int = 0
     adapted: Adapted | None = None
 
 
@@ -198,7 +196,7 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology,
     offloads, state = settings
     if offloads.adapted is not None:
         refit_adapters(journal, policy, step, topology, offloads.adapted, offloads=offloads.params,
-                       bucket=offloads.bucket)
+                       stream=offloads.stream)
         return
     if offloads.params:
         back(journal, policy.params, topology)

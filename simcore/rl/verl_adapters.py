@@ -12,24 +12,29 @@ itself without its adapters (compute_ref_log_prob): no model beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from simcore.errors import IllegalLayout, InputError, Problem
+from simcore.frameworks.registry import asked_adapter
 from simcore.hardware.topology import Topology
+from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Placed, Plan
 from simcore.rl.journal import Journal
 from simcore.rl.phases import ENGINE, GATHERS, POLICY, REFIT, GrpoStep, away, back, host_ns, packing_ns, wake
 from simcore.rl.policy import Policy
 from simcore.rl.refit import Gather, Gathered, gathering_ns
+from simcore.rl.streams import Stream
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
 
-__all__ = ["Adapted", "adapted", "refit_adapters", "sent_adapters"]
+__all__ = ["Adapted", "adapted", "are_units", "check_adapters", "refit_adapters", "sent_adapters"]
 
 _HOSTED: Final = f"{POLICY}, state dict"
 _SENT: Final = 2
 """Bytes of an element as it is sent to the engine."""
+_LORA_RANK: Final = 16
+"""Default of `generation.max_lora_rank`."""
 _SUMMONS: Final = 2
 """Times that all parameters are summoned in a step: for adapters, and for the base."""
 
@@ -97,11 +102,8 @@ def sent_adapters(plan: Plan, routes: Routes, *, layered: bool) -> Gathered:
 
 
 def refit_adapters(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology, sizes: Adapted, *,
-                   offloads: bool, bucket: int) -> None:
-    """Adds what a refit of an adapted actor does; `offloads`: its parameters are on the host before and afterwards.
-
-    `bucket`: bytes of the buffer through which weights are sent.
-    """
+                   offloads: bool, stream: Stream) -> None:
+    """Adds what a refit of an adapted actor does; `offloads`: its parameters are on the host before and afterwards."""
     if offloads:
         back(journal, policy.params, topology)
     journal.spike(_HOSTED, {"all_gather_output": sizes.transient}, "parameters are summoned",
@@ -113,9 +115,37 @@ def refit_adapters(journal: Journal, policy: Policy, step: GrpoStep, topology: T
     if offloads:
         away(journal, policy.params, topology)
     wake(journal, step.engine, topology)
-    buffers: Mapping[str, int] = {"buffer": bucket + min(bucket, step.gathered.total)}
-    journal.spike(REFIT, buffers, "weights are streamed", packing_ns(step, topology))
+    buffers, moved = stream(replace(step.gathered, transient=0))
+    journal.spike(REFIT, buffers, "weights are streamed", packing_ns(step, topology, moved))
     journal.copy("to_device", step.gathered.total, host_ns(step.gathered.total, topology, "to_device"))
     journal.drop(_HOSTED, "host")
     if step.engine.generation.sleep_level:
-        journal.put(ENGINE, {"kv_cache": step.engine.cache.num_bytes}, event="cache wakes")
+        journal.put(ENGINE, step.engine.cached, event="cache wakes")
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+def are_units(scenario: Scenario) -> bool:
+    """True if each matrix of an adapter is a unit, which verl's policy makes it (utils/fsdp_utils.py:100)."""
+    needed = asked_adapter(scenario).needs.get("lora", {})
+    return all(scenario.framework_options.get(name) == value for name, value in needed.items())
+
+
+def check_adapters(scenario: Scenario) -> None:
+    """IllegalLayout for an engine, or a reference policy, that does not suit the actor's adapters."""
+    rl, training, generation = scenario.rl, scenario.training, scenario.generation
+    assert rl is not None
+    assert generation is not None
+    has, rank = training.method != "full", training.lora.rank
+    if rl.layered_summon and not has:
+        raise InputError(Problem(scenario.where("rl", "layered_summon"), "layered_summon: changes nothing without "
+                                 "adapters"))
+    if generation.max_loras != int(has) or (has and generation.max_lora_rank < rank) or (
+            not has and generation.max_lora_rank != _LORA_RANK):
+        told = f"1 and max_lora_rank: {rank} or more" if has else "0, as the actor has no adapters"
+        raise IllegalLayout(Problem(scenario.where("generation", "max_loras"), f"max_loras: {generation.max_loras}: "
+                                    f"expected {told}", "verl b178a3cd workers/rollout/vllm_rollout/"
+                                    "vllm_async_server.py:350"))
+    if has and rl.reference == "host":
+        raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: host: an actor with adapters is its "
+                                    "own reference policy (device)", "verl b178a3cd workers/fsdp_workers.py "
+                                    "compute_ref_log_prob"))

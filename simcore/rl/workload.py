@@ -138,10 +138,9 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
                                                              strict=True)]
 
 
-def _forward(scenario: Scenario, simulation: Simulation, request: Request) -> Passes:
+def _forward(scenario: Scenario, simulation: Simulation, request: Request, *, in_place: bool) -> Passes:
     """Passes of a GRPO step, as a reference policy's are."""
-    trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
-    return passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place,
+    return passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=in_place,
                   beside=made_of_logits(scenario, own=False))
 
 
@@ -219,7 +218,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
     trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
-    forward = _forward(scenario, simulation, request)
+    forward = _forward(scenario, simulation, request, in_place=trainer.in_place)
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
@@ -248,7 +247,11 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
                *told_of_scorer(step.scorer), *(told_of_teacher(scenario, teachers) if teachers else
                                                () if trainer.in_place else _loss(simulation))]
-    report = phase_report(laid, further)
+    return _with_engine(phase_report(laid, further), engine)
+
+
+def _with_engine(report: Report, engine: InferenceEngine) -> Report:
+    """Report with the engine's memory; one that does not start is out of memory."""
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})
 

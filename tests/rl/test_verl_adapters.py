@@ -26,7 +26,7 @@ LORA: dict[str, Any] = {
 
 
 def step(*, params: bool = False, **changed: Any) -> Journal:
-    settings = Offloads(params, optimizer=False, stream=Shared(2 * GIB), passes=4, bucket=2 * GIB,
+    settings = Offloads(params, optimizer=False, stream=Shared(2 * GIB), passes=4,
                         adapted=replace(SIZES, **changed)), STATE
     asked_turn = turn(sleep_level=2)
     weights = replace(asked_turn.gathered, total=GIB if changed.get("layered") else 7 * GIB)
@@ -102,5 +102,6 @@ def test_what_does_not_suit_an_actors_adapters_is_refused(told: str, changed: di
 def test_a_reference_policy_without_adapters_is_not_on_the_device() -> None:
     for changed, told in (({"rl__reference": "device"}, "the reference policy lies on the host"),
                           ({"rl__layered_summon": True}, "layered_summon: changes nothing without adapters"),
+                          (LORA | {"generation__engine": "sglang"}, "adapters in SGLang"),
                           ({"generation__max_loras": 1}, "expected 0, as the actor has no adapters")):
         assert any(told in str(problem) for problem in simulate(asked(**changed)).problems), told
