@@ -62,7 +62,7 @@ def _check_sides(job: Job) -> None:
 def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     scenario, training = job.scenario, job.scenario.training
     if not adapter.reads_images:
-        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel)")
+        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, megatron)")
     if scenario.workload != "train":
         raise job.not_yet("workload", f"a vision tower in {scenario.workload}")
     if training.method == "qlora":

@@ -9,6 +9,8 @@ Ordinary segments: simumax-b200 (11 distinct readings) of `tests/truth/measured`
 Expandable ones: mbridge-card (6 readings, whose recipes set `PYTORCH_CUDA_ALLOC_CONF`): median 2.7%, five at most 3.4%,
 the only one of another model (Gemma 4, fine-tuned) 10.9%: too few for a quantile. The high end is therefore what a
 replay of the allocator keeps at most, and its largest error (below).
+Of 12 readings of further layouts, which were added later and are not in the constants, the middle misses 1.4% (median),
+and 11 lie inside.
 Assumed: no row of simumax-b200 says whether segments were expandable. A replay of the allocator (`tests/replay.py`) on
 the programs of the simumax-b200 rows that can be simulated keeps 0.2 to 4.2% with ordinary segments, where 2.0 to 7.3%
 were measured, and 0.1 to 0.9% with expandable ones. So those rows had ordinary segments; the replay misses 1.5%

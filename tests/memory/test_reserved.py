@@ -28,20 +28,38 @@ from simcore.validation.runs import read_measured
 
 MIB = 2**20
 GROUPS = {"simumax-b200": 11, "mbridge-card": 6}
+ADDED = ("llama3_70b_tp2_", "llama3_70b_l12_tp4_", "_ep4_pp2_", "llama3_405b_l4_tp1_", "llama3_405b_l4_tp2_")
+"""Layouts of simumax-b200 that were added later: their readings are not in the constants."""
 
 
-def shares() -> dict[str, list[float]]:
-    """Reserved over allocated, less one, on one rank of each distinct reading.
+def shares(*, added: bool = False) -> dict[str, list[float]]:
+    """Reserved over allocated, less one, on one rank of each distinct reading; of those that were added, or others.
 
     torchtune's one row with both was read before training: it says nothing about blocks that come free.
     """
     found: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for measured_row in read_measured()[0]:
+        if is_added(measured_row.row.id) != added:
+            continue
         read = {(reading.of, reading.rank): reading.bytes for reading in measured_row.row.readings}
         for (what, rank), size in read.items():
             if what == "reserved_peak" and ("allocated_peak", rank) in read and measured_row.row.group in GROUPS:
                 found[measured_row.row.group].add((read["allocated_peak", rank], size))
     return {group: sorted(size / allocated - 1 for allocated, size in pairs) for group, pairs in found.items()}
+
+
+def is_added(row: str) -> bool:
+    return any(name in row for name in ADDED)
+
+
+def test_readings_that_were_added_later_lie_in_the_interval() -> None:
+    """Eleven of twelve; one layout of a model of 405B keeps 9.3 %."""
+    found = shares(added=True)
+    assert set(found) == {"simumax-b200"}
+    assert len(found["simumax-b200"]) == 12
+    assert sum(share <= ORDINARY.high + 5e-4 for share in found["simumax-b200"]) == 11
+    missed = [abs((1 + share) / (1 + ORDINARY.middle) - 1) for share in found["simumax-b200"]]
+    assert median(missed) == pytest.approx(0.014, abs=5e-4)
 
 
 def test_the_constants_are_those_of_the_rows() -> None:
@@ -84,7 +102,8 @@ def test_whole_segments_from_what_is_allocated_up(allocated: int, shares: Reserv
 def replays() -> list[tuple[float, float, float]]:
     """(measured, ordinary, expandable) of each reading of simumax-b200 that can be simulated without routing."""
     found = []
-    for one in {one.row.readings: one for one in read_measured()[0] if one.row.group == "simumax-b200"}.values():
+    rows = [one for one in read_measured()[0] if one.row.group == "simumax-b200" and not is_added(one.row.id)]
+    for one in {one.row.readings: one for one in rows}.values():
         assert one.entry is not None
         read = {(reading.of, reading.rank): reading.bytes for reading in one.row.readings}
         for (what, rank), size in read.items():

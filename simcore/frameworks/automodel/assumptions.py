@@ -6,11 +6,10 @@ from simcore.frameworks.automodel.attention import packed_assumptions, runs_flex
 from simcore.frameworks.automodel.pipeline import STAGES
 from simcore.frameworks.automodel.policies import policy_assumptions, trains_policies
 from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
-from simcore.frameworks.automodel.tensor_parallel import split_assumptions
+from simcore.frameworks.automodel.tensor_parallel import split_assumptions, splits_layers
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.torch import time_of_offload
 from simcore.models.blocks import Moe
-from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.job import Draft
 
@@ -75,7 +74,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made += [] if is_forced(options) else hot_ranks_assumption(job)
     if job.mesh.tp == 1:
         return tuple(made)
-    if job.graph.architecture.family in DENSE:
+    if splits_layers(job):
         return (*made, *(() if trains_policies(job) else split_assumptions(job)))
     return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
              "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="

@@ -9,10 +9,9 @@ from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts, trains_policies
-from simcore.frameworks.automodel.tensor_parallel import check_tensor_parallel
+from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
-from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -102,9 +101,10 @@ def _check_hf(job: Job) -> None:
     check_factors(job)
     if family not in BY_TRANSFORMERS:
         raise job.not_yet("implementation", f"transformers' layers of {family} under automodel")
-    for axis, size in (("tp", mesh.tp), ("cp", mesh.cp)):
+    for axis, size in (("tp", 1 if family in SPLIT_BY_HF else mesh.tp), ("cp", mesh.cp)):
         if size > 1 and not (axis == "tp" and trains_policies(job)):
-            raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data and stages")
+            raise job.not_yet(f"mesh.{axis}", f"transformers' layers of {family} under automodel over more than data "
+                              "and stages")
     if mesh.pp > 1:
         _check_stages_of_transformers(job)
     if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0"):
@@ -202,7 +202,7 @@ def _check_tensor_parallel(job: Job) -> None:
     family = job.graph.architecture.family
     if family in ("llama", "qwen2", "qwen3", "qwen3_moe"):
         job.refuse_given({"training.sequence_parallel": "False"})
-    if mesh.tp > 1 and family in DENSE:
+    if splits_layers(job):
         check_tensor_parallel(job)
     if job.scenario.training.sequence_parallel is True:
         raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",

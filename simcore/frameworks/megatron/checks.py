@@ -313,7 +313,8 @@ def _check_mtp(job: Job) -> None:
         raise job.illegal("model", "multi-token prediction of a hybrid needs framework_version: main 2026-08-22",
                           "core 0.16.1 models/mamba/mamba_model.py builds no MTP block; Megatron-LM main "
                           "models/hybrid/hybrid_model.py:302")
-    if any(job.graph.leads(kind, job.graph.head) for kind in (Edge.TIED, Edge.COPY)):
+    tied = any(job.graph.leads(kind, job.graph.head) for kind in (Edge.TIED, Edge.COPY))
+    if tied and any(spec.trainable and "vocab" in spec.dims for specs in job.graph.tensors for spec in specs):
         raise job.not_yet("model", "multi-token prediction with tied embeddings")
 
 

@@ -107,6 +107,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     c = Context(Tape(slots, comms, no_grad=run.no_grad, leaves=run.leaves, groups=run.groups), run, kind)
     if c.is_cut_into_nodes:
         c.run = _with_own_backward(run)
+    if isinstance(kind.block, Embedding) and kind.block.tower:  # of whole sequences on each cp rank
+        c.run = replace(c.run, seq=run.seq * run.cp, cp=1)
     return record_part(c, kind.block, attention) if isinstance(kind.block, VisionPart) else _record(c)
 
 

@@ -120,7 +120,7 @@ IDLE: Final[tuple[Row, ...]] = (
     Idle(("model.is_hybrid_model",), "a name: model.hybrid_layer_pattern says the layers"),
     Idle(("model.mtp_eval_in_bf16",), "evaluation, which is no part of a step"),
     Idle(("model.freeze_vision_*", "model.vision_cuda_graph_*", "model.max_vision_*", "model.temporal_patch_dim",
-          "model.multimodal_attn_impl"), "of towers beside text: the model has none"),
+          "model.multimodal_attn_impl"), "of towers beside text: the model has none, or nothing of it is captured"),
     Idle(("comm_overlap.tp_comm_bootstrap_backend",), "how ranks find each other for user buffers"),
     Idle(("optimizer.reuse_grad_buf_for_mxfp8_param_ag",), "mixed_precision says it"),
     Idle(("model.rotary_base*", "model.rotary_interleaved",

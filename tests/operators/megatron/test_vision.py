@@ -15,7 +15,7 @@ from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.memory.ledger import running
 from simcore.models.graph import build, model_config
-from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger
+from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.vision_blocks import VisionPart
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan, place
@@ -28,6 +28,8 @@ from simcore.recording.tape import HIDDEN, Op
 
 TRUTH: dict[str, Any] = json.loads((Path(__file__).parents[2] / "truth/models/bridge-vision-main-2026-08-22.json")
                                    .read_text(encoding="utf-8"))
+SAVED: dict[str, Any] = json.loads((Path(__file__).parents[2] / "truth/models/"
+                                    "bridge-images-saved-main-2026-08-22.json").read_text(encoding="utf-8"))["saved"]
 TOWER = ["model.visual.patch_embed", "model.visual.pos_embed", "model.visual.blocks"]
 PROJECTION = ["model.visual.merger", "model.visual.deepstack_merger_list"]
 LANGUAGE = ["model.language_model", "lm_head"]
@@ -65,7 +67,8 @@ def program_of(config: Any, mesh: dict[str, int], *, stage: int = 0, **given: An
     job, table = prepare(scenario)
     plan = place(job.graph, job.mesh, table, stage * mesh.get("tp", 1) * mesh.get("dp_shard", 1))
     batch = scenario.training.micro_batch_size
-    work = Workload(batch, scenario.training.seq_len, 1 << 16, images=batch * scenario.training.images)
+    work = Workload(batch, scenario.training.seq_len // mesh.get("cp", 1), 1 << 16,
+                    images=batch * scenario.training.images)
     return lower(plan, work, actions(table.schedule, plan.stage, scenario.num_microbatches), hooks_of(table))
 
 
@@ -113,7 +116,9 @@ def predicting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("given", [{}, {"recompute": "full"}, {"frozen": [*TOWER, *LANGUAGE, "mtp.layers"]}], ids=str)
 def test_a_model_without_features_predicts_further_tokens(predicting: dict[str, Any], given: dict[str, Any]) -> None:
-    test_a_step_ends_with_what_it_began_with(predicting, given)
+    expect_balance(predicting, given, {}, {"tp": 2}, {"pp": 2})
+    tied = {**predicting, "overrides": {"mtp_num_layers": 1, "tie_word_embeddings": True}}
+    expect_balance(tied, {"method": "lora", "lora": {"rank": 8}}, {}, {"tp": 2}, {"pp": 2})
 
 
 @pytest.mark.parametrize("given", [
@@ -121,9 +126,13 @@ def test_a_model_without_features_predicts_further_tokens(predicting: dict[str, 
     {"frozen": [*TOWER, *PROJECTION]}, {"frozen": [*TOWER, *LANGUAGE]}, {"frozen": LANGUAGE}, {"frozen": PROJECTION},
     {"method": "lora", "lora": {"rank": 8}}], ids=str)
 def test_a_step_ends_with_what_it_began_with(config: Any, given: dict[str, Any]) -> None:
-    """On one rank, cut over tp, and on each of two stages."""
-    for mesh, stages in (({}, 1), ({"tp": 2}, 1), ({"pp": 2}, 2)):
-        for stage in range(stages):
+    """On one rank, cut over tp and over cp, and on each of two stages."""
+    expect_balance(config, given, {"tp": 2, "cp": 2}, {}, {"tp": 2}, {"pp": 2})
+
+
+def expect_balance(config: Any, given: dict[str, Any], *meshes: dict[str, int]) -> None:
+    for mesh in meshes:
+        for stage in range(mesh.get("pp", 1)):
             program = program_of(config, mesh, stage=stage, **given)
             program.check()
             total = running(program)
@@ -153,6 +162,17 @@ def test_a_trained_layer_keeps_what_its_operators_save(config: str) -> None:
     attention = 3 * 2 * w + 2 * 2 * 4 * d + 2 * w + 4 * heads
     assert _kept_by(config, PlacedLayer, frozen=False) == PATCHES * (norms + attention + 2 * 2 * f)
     assert _kept_by(config, PlacedLayer, frozen=True) == 0
+
+
+def test_patches_rotation_and_features_keep_what_bridges_code_saves(config: str) -> None:
+    """Patches what is told to the byte; of a rotated head of the tower cos and sin; of features the mask alone.
+
+    The mask is a byte a token, the same for all layers, and not counted.
+    """
+    assert _kept_by(config, PlacedPatches, frozen=False) == sum(SAVED["patches"])
+    assert sum(SAVED["rotation of the tower"]) == PATCHES * 2 * 4 * 24
+    assert sum(SAVED["rotation of the decoder"]) == 32 * 2 * 2 * 24
+    assert (SAVED["features"], SAVED["features of two sequences"]) == ([32], [64])
 
 
 def test_mergers_keep_their_norm_and_both_products(config: str) -> None:

@@ -61,6 +61,16 @@ def test_what_converters_and_providers_add(tmp_path: Path) -> None:
     assert value(split, "training.sequence_parallel") is True
 
 
+@pytest.mark.parametrize(("override", "told"), [
+    ("model.vision_cuda_graph_impl=transformer_engine", "captured layers of a vision tower"),
+    ("model.vision_dp_when_cp=true", "images that context parallel ranks share"),
+    ("model.use_hf_vision_model=true", "Hugging Face's tower")])
+def test_other_towers_are_refused_by_name(tmp_path: Path, override: str, told: str) -> None:
+    assert any(told in problem.message for problem in imported(tmp_path, f"{MOCK} {override}").refused)
+    off = imported(tmp_path, f"{MOCK} {override.partition('=')[0]}={'none' if 'impl' in override else 'false'}")
+    off.expect_complete()
+
+
 def test_a_text_model_is_not_frozen(tmp_path: Path) -> None:
     found = imported(tmp_path, "llama3_8b_sft_2gpu_h100_bf16_config model.freeze_language_model=true")
     assert any("a frozen language model beside other towers" in problem.message for problem in found.refused)

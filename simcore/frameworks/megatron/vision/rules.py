@@ -34,8 +34,6 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
                           "Qwen3.5 models", f"{_MODEL}/rope.py:475")
     _check_stages(job, options, stages)
     _check_recompute(job)
-    if job.mesh.cp > 1:
-        raise job.not_yet("mesh.cp", "context parallelism of a model with a vision tower, which is whole on every rank")
     if options.get("attention_backend") in ("unfused", "local") or options.get("transformer_impl") == "local":
         raise job.not_yet("framework_options.attention_backend", "a vision tower with unfused attention")
     if options.get("cuda_graph_impl") not in (None, "none") and not _routes(options):

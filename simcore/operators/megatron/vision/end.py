@@ -24,9 +24,10 @@ __all__ = ["with_image_tokens"]
 
 
 def with_image_tokens(c: Context, block: PlacedMerger, x: Tensor, embedded: Tensor) -> Tensor:
-    """The sequence [local tokens, hidden] with image tokens, of `x` [patches, width] and `embedded` [tokens, hidden].
+    """The sequence [local tokens, hidden] with image tokens.
 
-    Local: after sequence parallelism.
+    Of `x` [patches, width] and `embedded` [all tokens, hidden]. Local: after context and sequence parallelism; all:
+    before both.
     """
     found = squares(tower_context(c, block.patches), block, x)
     tokens = c.tape.empty(found.shape, c.dtype, "vision_embeds")  # `torch.cat` of the images' tokens
@@ -42,6 +43,7 @@ def with_image_tokens(c: Context, block: PlacedMerger, x: Tensor, embedded: Tens
     del whole
     out = put if c.run.batch == 1 else reordered(c, put, "combined_embeddings", "grad_combined_embeddings")
     del put
+    out = _of_this_rank(c, out)
     return _cut(c, out)
 
 
@@ -64,6 +66,23 @@ def _put(c: Context, whole: Tensor, tokens: Tensor) -> Tensor:
     out = Tensor(whole.storage, whole.shape, whole.dtype)
     c.elementwise(tokens, 2, Kernel.PERMUTE, operators=2)
     c.node(out, (whole, tokens), (), back)
+    return out
+
+
+def _of_this_rank(c: Context, x: Tensor) -> Tensor:
+    """The rank's two chunks of the sequence, a copy (`split_data_cp_rank`); backward puts them into zeros."""
+    if c.run.cp == 1:
+        return x
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, "grad_combined_embeddings")
+        c.elementwise(grad, 2, Kernel.PERMUTE, operators=2)
+        return [grad]
+
+    out = c.new(c.tokens, columns, "combined_embeddings")
+    c.elementwise(out, 2, Kernel.PERMUTE, operators=1)
+    c.node(out, (x,), (), back)
     return out
 
 

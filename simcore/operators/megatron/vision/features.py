@@ -2,7 +2,7 @@
 
 Megatron-Bridge 067f987d `models/qwen_vl/modelling_qwen3_vl/transformer_block.py`, _deepstack_process: image tokens are
 taken out, cloned, summed with the features, and written back in place; several sequences are transposed before and
-behind, which copies. With sequence parallelism a rank adds those of its own tokens: the mean number is counted.
+behind, which copies. With context or sequence parallelism a rank adds those of its own tokens: the mean is counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add_features(c: Context, x: Tensor) -> Tensor:
     several = c.run.batch > 1
     x = reordered(c, x, "deepstack.by_sequence", "grad_deepstack.by_sequence") if several else x
     whole, columns = c.run.images * c.kind.fed, x.shape[1]
-    mine = -(-whole // c.sp)
+    mine = -(-whole // (c.sp * c.run.cp))
     shape = x.shape
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
@@ -58,7 +58,7 @@ def add_features(c: Context, x: Tensor) -> Tensor:
 def _leave(c: Context, rows: int, columns: int, values: Tensor) -> None:
     """The gradient of all features, zeros beside those of a rank's own tokens, for the merger to take."""
     grad = values
-    if c.sp > 1:
+    if c.sp * c.run.cp > 1:
         grad = c.new(rows, columns, "grad_deepstack.all")
         c.elementwise(grad, 2, Kernel.PERMUTE, operators=2)
     assert grad.storage is not None

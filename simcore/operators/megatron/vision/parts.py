@@ -119,7 +119,7 @@ def _end(c: Context, block: PlacedMerger) -> RecordedLayer:
     """The last merger, whose output is the embedded sequence with image tokens: the first layer's input."""
     tape, inner, caught, passed = c.tape, tower_context(c, block.patches), _Grads(), _Grads()
     x = _input(inner, block.down, block.width, caught)
-    embedded = [tape.external((c.tokens, block.hidden), c.dtype, HIDDEN, -block.below)]
+    embedded = [tape.external((c.tokens * c.run.cp, block.hidden), c.dtype, HIDDEN, -block.below)]
     if c.run.embedding_trains:
         _catch(c, embedded[0], passed)
     out = with_image_tokens(c, block, x.pop(), embedded.pop())

@@ -46,7 +46,7 @@ def tower_context(c: Context, patches: int) -> Context:
 def patches(c: Context, block: PlacedPatches) -> Tensor:
     """Embedded patches [patches of the microbatch, width]: a convolution, which is one product, and weighed positions.
 
-    Its input in the layers' type, and the weights of positions, are kept for backward.
+    Its input in the layers' type, and numbers and weights of positions, are kept for backward.
     """
     rows, width, given = c.tokens, block.width, block.pixels // block.count
     weight, bias, table = (c.param(name) for name in ("patch_embed.proj.weight", "patch_embed.proj.bias",
@@ -69,13 +69,14 @@ def patches(c: Context, block: PlacedPatches) -> Tensor:
         c.elementwise(weighed, 2, operators=2)
         return [c.small_grad(table)]
 
+    numbers = c.tape.empty((_TAPS, rows), "int64", "pos_embed.numbers")
     weights = c.new(_TAPS, rows, "pos_embed.weights")
     taps = c.new(_TAPS * rows, width, "pos_embed")
     weighed = c.new(_TAPS * rows, width, "pos_embed.weighed")
     placed = c.new(rows, width, "pos_embeds")
     c.elementwise(weighed, 6, operators=7)  # looked up, weighed, three sums, put in order, joined
-    c.node(placed, (table,), (weights,), back_of_positions)
-    del taps, weighed, weights
+    c.node(placed, (table,), (numbers, weights), back_of_positions)
+    del taps, weighed, numbers, weights
     return add(c, found, placed, "embeddings")
 
 

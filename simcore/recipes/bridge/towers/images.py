@@ -26,6 +26,8 @@ __all__ = ["read_images", "splits_sequences"]
 _MOCK: Final = "MockVLMSFTDatasetConfig"
 _MADE: Final = "Bridge 067f987d data/builders/mock_vlm_sft.py:50"
 _SIZED: Final = "Bridge 067f987d models/qwen_vl/data/collate_fn.py:43, transformers 5.23 qwen2_vl smart_resize"
+_RAGGED: Final = ("rows are as long as the longest sample of their batch, unless stages or experts are parallel "
+                  "(models/qwen_vl/qwen3_vl_step.py:268): each is counted as a row of training.seq_len")
 _LEAST, _MOST = 200_704, 1_003_520
 _SIDE: Final = 256
 _ONE_IMAGE: Final = ("cord_v2", "rdr", "medpix")
@@ -40,9 +42,12 @@ def read_images(reader: Reader, draft: Draft) -> None:
         leave_frozen(reader, draft)
         return
     read_frozen(reader, draft, model_config(name, changed, ""), parts)
+    _refuse_others(reader, draft)
     if reader.look("dataset._target_") == _MOCK:
         _read_mock(reader, draft, parts)
         return
+    if not reader.has("dataset.pad_to_max_length"):
+        draft.unmodelled_default("dataset.pad_to_max_length", value=False, why=_RAGGED)
     source = reader.text("dataset.source.dataset_name")
     if source is not None and source.value in _ONE_IMAGE:
         draft.infer("training.images", 1, f"{source.value}: a sample has one image", source)
@@ -64,6 +69,23 @@ def _model(draft: Draft) -> tuple[str, dict[str, Any]]:
     """Name of the model, and what the recipe changes of its configuration."""
     given = draft.values.get("model", draft.answers.settings.get("model", ""))
     return (str(given.get("config", "")), given.get("overrides", {})) if isinstance(given, dict) else (str(given), {})
+
+
+def _refuse_others(reader: Reader, draft: Draft) -> None:
+    """Refuses captured layers of the tower, another tower, images that cp ranks share, and towers on ranks apart."""
+    captured = reader.text("model.vision_cuda_graph_impl")
+    if captured is not None and captured.value != "none":
+        draft.refuse(captured, "captured layers of a vision tower")
+    else:
+        draft.idle(captured, "nothing of the tower is captured")
+    for key, what in (("use_hf_vision_model", "Hugging Face's tower in the place of Bridge's"),
+                      ("vision_dp_when_cp", "images that context parallel ranks share"),
+                      ("dist_train.use_dist_train", "a tower on ranks of its own")):
+        flag = reader.flag(f"model.{key}")
+        if flag is not None and flag.value:
+            draft.refuse(flag, what)
+        else:
+            draft.idle(flag, "off, as without it")
 
 
 def _read_mock(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:
