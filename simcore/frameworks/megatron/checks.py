@@ -7,11 +7,12 @@ from typing import Final
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Attention, Embedding, GatedDeltaNet, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.models.network import Edge
+from simcore.operators.megatron.ops.fused_logprobs import FUSED
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
-__all__ = ["CHUNKED", "check", "check_attention", "check_chunked_loss", "check_head", "check_overlap",
-           "check_registered"]
+__all__ = ["CHUNKED", "check", "check_attention", "check_chunked_loss", "check_fused_loss", "check_head",
+           "check_overlap", "check_registered"]
 
 
 CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer", "activations"), virtual_stages=True, fixed={
@@ -69,7 +70,7 @@ def check(job: Job, *, sequence_parallel: bool) -> None:
 def _check_served(job: Job) -> None:
     """Raises NotYet for what Megatron accepts and this version of rankscope cannot model."""
     training = job.scenario.training
-    job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace", "top_k", "values"))
+    job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace", "top_k", "values", FUSED))
     job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("te"))
     job.one_of("training.optimizer.implementation", training.optimizer.implementation, ("auto", "te", "fused"))
     CAPABILITIES.check(job)
@@ -336,6 +337,31 @@ def _predicts_hybrid(job: Job) -> bool:
 
 CHUNKED: Final = "NeMo RL 7ea279ab models/megatron/train.py LossPostProcessor"
 """Source of a loss of log-probabilities in chunks (training.logprob_chunk_size)."""
+
+
+_FUSED_BY: Final = "NeMo RL 7ea279ab models/megatron/setup.py"
+
+
+def check_fused_loss(job: Job, options: dict[str, object]) -> None:
+    """Refuses settings beside which log-probabilities are not fused with the head, or are not described."""
+    key, training, mesh = "training.loss", job.scenario.training, job.mesh
+    if training.logprob_chunk_size is None:
+        raise job.illegal(key, f"{FUSED} without training.logprob_chunk_size", f"{_FUSED_BY}:1864: "
+                          "fused_linear_logprobs_chunk_size")
+    if mesh.cp > 1:
+        raise job.illegal("mesh.cp", "context parallelism with log-probabilities that are fused with the head",
+                          f"{_FUSED_BY}:883: Context Parallelism is not supported with linear CE fusion loss")
+    if options.get("overlap_param_gather") is not False and mesh.dp_shard * mesh.dp_replicate > 1:
+        raise job.illegal("framework_options.overlap_param_gather", f"overlap_param_gather with {FUSED}",
+                          f"{_FUSED_BY}:1396: use_fused_linear_logprobs is incompatible with overlap_param_gather")
+    for name, given, what in (
+            ("training.sequence_parallel", mesh.tp > 1 and training.sequence_parallel is False, "tp without "
+             "sequence_parallel"), ("training.lengths", training.lengths != "fixed", "packs or drawn lengths"),
+            ("training.method", training.method != "full", "adapters"), ("model", bool(job.graph.branches),
+                                                                         "multi-token prediction"),
+            ("training.precision.compute", bool(job.narrow), "products in 8 bits")):
+        if given:
+            raise job.not_yet(name, f"log-probabilities that are fused with the head, with {what}")
 
 
 def check_chunked_loss(job: Job, options: dict[str, object]) -> None:

@@ -20,6 +20,7 @@ from simcore.frameworks.megatron.checks import (
     check,
     check_attention,
     check_chunked_loss,
+    check_fused_loss,
     check_head,
     check_overlap,
     check_registered,
@@ -43,6 +44,7 @@ from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge
+from simcore.operators.megatron.ops.fused_logprobs import FUSED
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.framework import Framework, LayerOffload, ModuleOffload, Optimizer, Padding
 from simcore.placement.job import Draft, Job
@@ -165,6 +167,9 @@ def _by_parts(job: Draft, options: dict[str, object]) -> bool:
 def _loss(job: Draft, options: dict[str, object]) -> str:
     """The cross entropy of Bridge's recipes for the model's family; without fusion, core's own in single kernels."""
     given = job.scenario.training.loss
+    if given == FUSED:
+        check_fused_loss(job, options)
+        return job.auto("training.loss", given, given, CHUNKED)
     if job.scenario.training.logprob_chunk_size is not None:
         check_chunked_loss(job, options)
         return job.auto("training.loss", "auto", "log-probabilities in chunks", CHUNKED)

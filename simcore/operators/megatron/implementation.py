@@ -41,6 +41,7 @@ from simcore.operators.megatron.moe import moe
 from simcore.operators.megatron.mtp import heads, predict
 from simcore.operators.megatron.ops.context import Context, fuses_wgrad
 from simcore.operators.megatron.ops.elementwise import add, add_dropped
+from simcore.operators.megatron.ops.fused_logprobs import FUSED, fused_log_probabilities, loss_of_log_probabilities
 from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.ops.value_head import VALUE_HEADS, value_head, value_loss
 from simcore.operators.megatron.recurrent.delta_net import delta_net
@@ -174,7 +175,7 @@ def _input(c: Context, caught: list[Tensor]) -> Tensor:
     columns = _input_columns(c)
     shared = c.kind.block.shared if isinstance(c.kind.block, Embedding | Head) else 0
     rows = c.tokens if c.kind.name == "loss" else c.local * (1 + shared)
-    x = c.tape.external((rows, columns), "fp32" if c.run.loss == "values" and c.kind.name == "loss" else c.dtype,
+    x = c.tape.external((rows, columns), "fp32" if c.run.loss in _OF_TOKENS and c.kind.name == "loss" else c.dtype,
                         HIDDEN, -1)
     if c.run.input_requires_grad:
         def catch(_tape: Tape, grads: list[Tensor | None], _saved: list[Tensor]) -> list[Tensor | None]:
@@ -185,9 +186,15 @@ def _input(c: Context, caught: list[Tensor]) -> Tensor:
     return x
 
 
+_OF_TOKENS: Final = {FUSED: loss_of_log_probabilities, "values": value_loss}
+"""Losses of one number a token in fp32, which the head has made."""
+
+
 def _input_columns(c: Context) -> int:
     block = c.kind.block
-    return -(-block.vocab // c.run.tp) if isinstance(block, Loss) else c.kind.hidden
+    if isinstance(block, Loss):
+        return 1 if c.run.loss in _OF_TOKENS else -(-block.vocab // c.run.tp)
+    return c.kind.hidden
 
 
 def _leave_waiting(tape: Tape) -> None:
@@ -222,9 +229,11 @@ def _forward(c: Context, x: list[Tensor]) -> Tensor:
     if isinstance(block, Head):
         if block.vocab == 1:
             return value_head(c, block.hidden, x[0])
+        if c.run.loss == FUSED:
+            return fused_log_probabilities(c, block, x[0])
         return heads(c, block, x.pop()) if block.shared else head(c, block, x[0])
-    if c.run.loss == "values":
-        return value_loss(c, x[0])
+    if c.run.loss in _OF_TOKENS:
+        return _OF_TOKENS[c.run.loss](c, x[0])
     return log_probabilities(c, x) if c.options.logprob_chunk_size else loss(c, x[0])
 
 

@@ -10,18 +10,22 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.switches import read_switches
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["read_logprobs"]
 
 _CHUNK: Final = "policy.logprob_chunk_size"
 _DEFERRED: Final = "policy.megatron_cfg.defer_fp32_logits"
 _FUSED: Final = "policy.megatron_cfg.use_fused_linear_logprobs"
+_FUSED_CHUNK: Final = "policy.megatron_cfg.fused_linear_logprobs_chunk_size"
 
 
 def read_logprobs(reader: Reader, draft: Draft, kind: str, *, by_megatron: bool) -> None:
     """Writes the chunks of log-probabilities, and tells how a loss without any is counted. `kind`: sft, dpo or grpo."""
     chunk = reader.integer(_CHUNK)
+    if by_megatron and reader.look(_FUSED) is True:
+        _read_fused_head(reader, draft, chunk)
+        return
     if chunk is not None and chunk.value < 1:
         draft.fail(chunk.where, f"{_CHUNK}: expected 1 or more, got {chunk.value}")
         draft.use(chunk)
@@ -32,12 +36,13 @@ def read_logprobs(reader: Reader, draft: Draft, kind: str, *, by_megatron: bool)
         draft.put("training.logprob_chunk_size", chunk)
     if not by_megatron:
         return
+    draft.idle(reader.integer(_FUSED_CHUNK), "of log-probabilities that are fused with the head")
     if chunk is None:
         read_switches(reader, draft, {_DEFERRED: "logits are counted as the loss of Megatron takes them"})
         _read_cross_entropy(reader, draft, kind)
     else:
         _read_deferred(reader, draft, chunk.where)
-        _read_fused(reader, draft)
+        draft.idle(reader.flag(_FUSED), "the default")
 
 
 def _read_deferred(reader: Reader, draft: Draft, where: str) -> None:
@@ -49,13 +54,18 @@ def _read_deferred(reader: Reader, draft: Draft, where: str) -> None:
                    "models/megatron/setup.py _validate_chunking_config]")
 
 
-def _read_fused(reader: Reader, draft: Draft) -> None:
-    """Refuses log-probabilities that are fused with the head."""
-    fused = reader.flag(_FUSED)
-    if fused is not None and fused.value:
-        draft.refuse(fused, "log-probabilities that are fused with the head")
+def _read_fused_head(reader: Reader, draft: Draft, chunk: Taken[int] | None) -> None:
+    """Writes log-probabilities that are fused with the head, in chunks of their own."""
+    size = reader.integer(_FUSED_CHUNK)
+    draft.put("training.loss", reader.flag(_FUSED), "fused_log_probs")
+    if size is None or size.value < 1:
+        draft.fail(size.where if size else draft.path, f"{_FUSED_CHUNK}: expected a whole number of tokens, which "
+                   f"{_FUSED} asks for [NeMo RL 7ea279ab models/megatron/setup.py:1864]")
+        draft.use(size)
     else:
-        draft.idle(fused, "the default")
+        draft.put("training.logprob_chunk_size", size)
+    draft.idle(chunk, "log-probabilities are those of the fused head")
+    read_switches(reader, draft, {_DEFERRED: "there are no logits of all tokens"})
 
 
 def _read_cross_entropy(reader: Reader, draft: Draft, kind: str) -> None:
@@ -66,14 +76,12 @@ def _read_cross_entropy(reader: Reader, draft: Draft, kind: str) -> None:
     Without the key nothing is fused (algorithms/grpo.py:661, dpo.py:292).
     """
     if kind != "sft":
-        _read_fused(reader, draft)
+        draft.idle(reader.flag(_FUSED), "the default")
         return
     told = f"log-probabilities are counted as Megatron's cross entropy over tp ranks: {_more(draft)}"
     fused = reader.flag(_FUSED)
     if fused is None:
         draft.unmodelled_default(_FUSED, False, told)  # noqa: FBT003 - a value
-    elif fused.value:
-        draft.refuse(fused, "log-probabilities that are fused with the head")
     else:
         draft.unmodelled(fused, told)
 

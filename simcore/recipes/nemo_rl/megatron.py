@@ -43,7 +43,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Says(f"{_AT}.cuda_graph_impl", "", "text", idle={"none": "nothing is captured"}, words={None: None},
          what="CUDA graphs under NeMo RL:"),
     Says(f"{_AT}.mtp_num_layers", "", idle={0: "none"}, words={None: None}, what="layers of multi-token prediction:"),
-    Idle((f"{_AT}.fused_linear_logprobs_chunk_size", f"{_AT}.offload_modules", f"{_AT}.cuda_graph_*", f"{_AT}.mtp_*"),
+    Idle((f"{_AT}.offload_modules", f"{_AT}.cuda_graph_*", f"{_AT}.mtp_*"),
          "settings of what is switched off"),
     Idle((f"{_AT}.enabled", f"{_AT}.converter_type", f"{_AT}.force_reconvert_from_hf", f"{_AT}.checkpoint.*",
           f"{_AT}.use_gloo_process_groups", f"{_AT}.train_iters"), "not part of a step"),

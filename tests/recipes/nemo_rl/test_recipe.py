@@ -744,3 +744,14 @@ def test_multiprocessors_of_hybrid_ep_are_told(tmp_path: Path) -> None:
                      "megatron_cfg: {enabled: true, moe_hybridep_num_sms: 32}}\n")
     left = {one.key: one.kind for one in found.left}
     assert left["policy.megatron_cfg.moe_hybridep_num_sms"] == "not modelled"
+
+
+@pytest.mark.parametrize("base", [SFT, GRPO])
+def test_log_probabilities_that_are_fused_with_the_head_are_a_loss_in_chunks(tmp_path: Path, base: str) -> None:
+    text = ("policy: {dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true, use_fused_linear_logprobs: true, "
+            "fused_linear_logprobs_chunk_size: 128}}\n")
+    training = imported(tmp_path, base, text).values["training"]
+    assert (training["loss"], training["logprob_chunk_size"]) == ("fused_log_probs", 128)
+    with pytest.raises(InputError) as refused:
+        imported(tmp_path, base, text.replace(", fused_linear_logprobs_chunk_size: 128", "")).expect_complete()
+    assert any("fused_linear_logprobs_chunk_size: expected" in one.message for one in refused.value.problems)
