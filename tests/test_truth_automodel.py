@@ -18,9 +18,9 @@ TRUTH = ROOT / "tests/truth" / "tape"
 DENSE: dict[str, Any] = json.loads((TRUTH / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 STEPS: dict[str, Any] = json.loads((TRUTH / "automodel-steps-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 EXPERTS = {"mixtral": ("num_local_experts", "num_experts_per_tok")}
-PRESETS = {"qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3", "phi3": "phi-4", "gemma": "gemma-7b",
-           "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-270m", "granite": "granite-3.3-2b", "olmo2": "olmo-2-1b",
-           "mixtral": "mixtral-8x7b", "falcon_h1": "falcon-h1-34b"}
+PRESETS = {"llama": "llama-3.1-8b", "qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3", "phi3": "phi-4",
+           "gemma": "gemma-7b", "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-270m", "granite": "granite-3.3-2b",
+           "olmo2": "olmo-2-1b", "mixtral": "mixtral-8x7b", "falcon_h1": "falcon-h1-34b"}
 LEFT_OUT = ("opt_state", "buffer")
 """Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
 

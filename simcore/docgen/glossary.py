@@ -65,7 +65,8 @@ COMPONENTS: Final = {
     "router": "the router's weight; its correction bias is a buffer, in no component",
     "norms": "norms of layers, heads and latent vectors, and the final norm",
     "vision_tower": "patches, layers and norm of a vision tower", "projector": "from the tower's width to the text's",
-    "lm_head": "output head, unless tied", "mtp": "modules of multi-token prediction, everything in them",
+    "lm_head": "output head, unless tied",
+    "mtp": "modules of multi-token prediction, everything in them (under `automodel` but routed experts)",
     "adapters": "LoRA pairs outside routed experts", "expert_adapters": "LoRA pairs of routed experts",
 }
 

@@ -290,10 +290,14 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Cross entropy over the logits. `upcast`: the model casts logits to fp32 before the loss (NemotronH)."""
+    """Cross entropy over the logits. `upcast`: the model casts logits to fp32 before the loss (NemotronH).
+
+    `further`: it comes after losses of further tokens (multi-token prediction).
+    """
 
     vocab: int
     upcast: bool = False
+    further: bool = False
 
 
 Mixer = Attention | LatentAttention | Mamba2 | GatedDeltaNet | Moe | Mlp

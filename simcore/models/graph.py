@@ -152,9 +152,11 @@ class ModelGraph:
 
     @cached_property
     def used_twice(self) -> frozenset[str]:
-        """Names of tensors in modules of multi-token prediction whose storage is the embedding's."""
-        return frozenset(name for _, second, kind, weights in edges(self.network)
-                         if kind == Edge.TIED and second != self.layers[self.head].path for _, name in weights)
+        """Names of tensors in modules of multi-token prediction whose storage is the embedding's or the head's."""
+        found = {name for _, second, kind, weights in edges(self.network)
+                 if kind == Edge.TIED and second != self.layers[self.head].path for _, name in weights}
+        return frozenset(found).union(*(_adapters_of_others(specs) for kind, specs in
+                                        zip(self.kinds, self.tensors, strict=True) if isinstance(kind.block, Mtp)))
 
     @cached_property
     def owners(self) -> dict[tuple[int, int], tuple[int, int]]:
@@ -226,6 +228,10 @@ class ModelGraph:
                 tensors.append(tuple(replace(spec, tied=spec.name in names) for spec in self.tensors[kind]))
             numbers[path] = known[kind, names]
         return replace(self, kinds=tuple(kinds), tensors=tuple(tensors), network=renumbered(network, numbers))
+
+
+def _adapters_of_others(specs: Sequence[TensorSpec]) -> frozenset[str]:
+    return frozenset(spec.name for spec in specs if spec.tied and spec.module == "adapter")
 
 
 @lru_cache(maxsize=1)
@@ -307,7 +313,7 @@ def _build(key: str, implementation: str) -> ModelGraph:
     if len(kinds) > KINDS:
         raise config.fail("num_hidden_layers", f"expected at most {KINDS} layers that differ, got {len(kinds):,}")
     tensors = {kind: tuple(operators.tensors(kind)) for kind in kinds}
-    network = connect(architecture.parts, tensors)
+    network = connect(architecture.parts, tensors, predicts_last=operators.IMPLEMENTATION.predicts_last)
     return ModelGraph(architecture, implementation, kinds, tuple(tensors.values()), network).with_network(network)
 
 

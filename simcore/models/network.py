@@ -25,6 +25,8 @@ __all__ = ["BORROWED", "DATA", "Edge", "Network", "borrowed", "connect", "edges"
 
 Network: TypeAlias = "nx.MultiDiGraph[str]"
 Weights = tuple[tuple[str, str], ...]
+_HEAD: Final = "lm_head.weight"
+"""The output projection's weight, where a module of multi-token prediction uses it itself."""
 _Edge: TypeAlias = "tuple[str, str, Edge, Weights]"
 
 
@@ -51,15 +53,20 @@ BORROWED: Final = frozenset({Edge.TIED, Edge.SHARED})
 """Edges to a layer whose weights are another layer's storage."""
 
 
-def connect(parts: Sequence[tuple[str, LayerKind]], tensors: Mapping[LayerKind, Sequence[TensorSpec]]) -> Network:
+def connect(parts: Sequence[tuple[str, LayerKind]], tensors: Mapping[LayerKind, Sequence[TensorSpec]], *,
+            predicts_last: bool = False) -> Network:
     """Network of a model's layers: a node for each (module path, kind) of `parts`, given in running order.
 
     `tensors`: tensors of each kind, between which edges of shared weights are found. A node stores the number of its
-    kind; kinds are numbered in order of first appearance.
+    kind; kinds are numbered in order of first appearance. `predicts_last`: modules of multi-token prediction, which
+    otherwise stand before the head, stand behind it and run it themselves.
     """
     import networkx as nx
 
+
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kind for _, kind in parts))}
+    if predicts_last:
+        parts = _behind_head(parts)
     network: nx.MultiDiGraph[str] = nx.MultiDiGraph()
     for path, kind in parts:
         network.add_node(path, kind=numbers[kind])
@@ -67,6 +74,13 @@ def connect(parts: Sequence[tuple[str, LayerKind]], tensors: Mapping[LayerKind, 
     _add(network, _data(parts))
     _add(network, _weights(parts, tensors))
     return _frozen(network)
+
+
+def _behind_head(parts: Sequence[tuple[str, LayerKind]]) -> list[tuple[str, LayerKind]]:
+    further = [part for part in parts if isinstance(part[1].block, Mtp)]
+    rest = [part for part in parts if part not in further]
+    at = 1 + next(place for place, (_, kind) in enumerate(rest) if isinstance(kind.block, Head))
+    return [*rest[:at], *further, *rest[at:]]
 
 
 def _add(network: Network, found: Iterable[_Edge]) -> None:
@@ -82,14 +96,16 @@ def _frozen(network: Network) -> Network:
 
 
 def _data(parts: Sequence[tuple[str, LayerKind]]) -> Iterator[_Edge]:
-    """The decoder's output goes to the head, and through each module of multi-token prediction to the head as well."""
+    """The decoder's output goes to the head, and through each module of multi-token prediction to what follows it."""
     chain = [path for path, kind in parts if not isinstance(kind.block, Mtp)]
     further = [path for path, kind in parts if isinstance(kind.block, Mtp)]
-    head = next(path for path, kind in parts if isinstance(kind.block, Head))
     yield from ((first, second, Edge.FLOW, ()) for first, second in pairwise(chain))
-    for before, path in pairwise((chain[chain.index(head) - 1], *further)):
-        yield before, path, Edge.BRANCH, ()
-        yield path, head, Edge.BRANCH, ()
+    if further:
+        paths = [path for path, _ in parts]
+        begin = paths.index(further[0])
+        for before, path in pairwise(paths[begin - 1:begin + len(further)]):
+            yield before, path, Edge.BRANCH, ()
+            yield path, paths[begin + len(further)], Edge.BRANCH, ()
     yield from ((chain[0], path, Edge.RESIDUAL, ()) for path, kind in parts
                 if kind.shared is not None or isinstance(kind.block, TowerEnd))
 
@@ -102,8 +118,12 @@ def _weights(parts: Sequence[tuple[str, LayerKind]],
     for path, kind in parts:
         if isinstance(kind.block, Mtp) or (isinstance(kind.block, Head) and kind.block.tied):
             pairs = tuple((own.name, spec.name) for own in tensors[embedding] for spec in tensors[kind]
-                          if own.dims == spec.dims and spec.dims[:1] == ("vocab",))
+                          if own.dims == spec.dims and spec.dims[:1] == ("vocab",)
+                          and not (isinstance(kind.block, Mtp) and spec.name == _HEAD))
             yield stem, path, Edge.TIED, pairs
+        if isinstance(kind.block, Mtp):
+            yield from ((own, path, Edge.TIED, ((_HEAD, _HEAD),)) for own, other in parts
+                        if isinstance(other.block, Head) and _HEAD in [spec.name for spec in tensors[kind]])
         if kind.shared is not None and (owner := owners.setdefault(kind.shared, path)) != path:
             inside = f"{kind.shared.name}."
             yield owner, path, Edge.SHARED, tuple((spec.name, spec.name) for spec in tensors[kind]

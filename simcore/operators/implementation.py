@@ -36,7 +36,7 @@ class Implementation:
     share; `stands_by_chunk`: each of a rank's parts of the model has its own. `stage_stem`: the same of tensors that a
     stage after the model's first makes for its layers in each microbatch, in the place of the model's stem.
     `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
-    `builds_towers`: it has vision towers too.
+    `builds_towers`: it has vision towers too. `predicts_last`: modules of multi-token prediction stand behind the head.
     """
 
     record: _Recorder
@@ -46,3 +46,4 @@ class Implementation:
     stands_by_chunk: bool = False
     exports_experts_apart: bool = False
     builds_towers: bool = False
+    predicts_last: bool = False

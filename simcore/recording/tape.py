@@ -334,7 +334,7 @@ class Tape(Recorder):
         waits for the other one.
         """
         if param.tied:  # the implementation adds it to the other gradient
-            self.grads.append((param, grad))
+            self._wait(param, grad)
             return
         if param.grad_exists:  # AccumulateGrad adds in place, the new gradient is freed here
             self.compute(Kernel.ELEMENTWISE, grad.numel, 3 * grad.nbytes, 1)
@@ -343,6 +343,14 @@ class Tape(Recorder):
         if param.step is not None:
             self.update(param.step)
             return
+        self.grads.append((param, grad))
+
+    def _wait(self, param: Param, grad: Tensor) -> None:
+        """Keeps the gradient of one of several uses; that of a further use is added in a new tensor."""
+        for place, (known, waiting) in enumerate(self.grads):
+            if known.name == param.name:
+                self.grads[place] = (param, self.add_grads(waiting, grad))
+                return
         self.grads.append((param, grad))
 
     def release_grads(self) -> tuple[tuple[Param, int, int], ...]:

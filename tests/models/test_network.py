@@ -254,7 +254,7 @@ def test_stages_have_copies_of_every_tied_weight() -> None:
 def unlinked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Edge], None]]:
     """Models are built without edges of a kind from then on."""
     def leave_out(kind: Edge) -> None:
-        monkeypatch.setattr(graphs, "connect", lambda *given: removed(connect(*given), kind))
+        monkeypatch.setattr(graphs, "connect", lambda *given, **how: removed(connect(*given, **how), kind))
         graphs._build.cache_clear()
 
     yield leave_out

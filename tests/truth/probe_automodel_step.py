@@ -41,6 +41,7 @@ from transformers.models.gemma import modeling_gemma
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.granite import modeling_granite
+from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.olmo2 import modeling_olmo2
@@ -66,6 +67,12 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 over tp alone": {"family": "qwen3", "tp": 2, "world": 2},
     "qwen3 over tp alone, adapted": {"family": "qwen3", "tp": 2, "lora": 8, "target_modules": ["*_proj"], "world": 2},
     "qwen3 by transformers": {"family": "qwen3", "hf": True, "checkpoint": True},
+    "llama by transformers over tp": {"family": "llama", "hf": True, "tp": 2},
+    "llama by transformers over tp, adapted": {"family": "llama", "hf": True, "tp": 2, "lora": 8,
+                                               "target_modules": ["*_proj"], "checkpoint": True},
+    "qwen3 by transformers over tp": {"family": "qwen3", "hf": True, "tp": 2},
+    "qwen3 by transformers over tp, adapted": {"family": "qwen3", "hf": True, "tp": 2, "lora": 8,
+                                               "target_modules": ["*_proj"], "checkpoint": True},
     "qwen3 eager": {"family": "qwen3", "attention": "eager"},
     "qwen3 eager checkpointed": {"family": "qwen3", "attention": "eager", "checkpoint": True},
     "qwen3 eager by transformers": {"family": "qwen3", "attention": "eager", "hf": True},
@@ -167,7 +174,7 @@ def stand_in() -> None:
     LlamaRotaryEmbedding.forward = tables
     mamba.put_in_place()
     for module in (qwen3, modeling_falcon_h1, modeling_gemma, modeling_gemma2, modeling_gemma3, modeling_granite,
-                   modeling_mistral, modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen3):
+                   modeling_llama, modeling_mistral, modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen3):
         for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
             if hasattr(module, name):
                 setattr(module, name, masked(getattr(module, name)))

@@ -24,17 +24,21 @@ from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linea
 from nemo_automodel.components.distributed import activation_checkpointing as ac
 from nemo_automodel.components.distributed.optimized_tp_plans import _parallelize_llama, _parallelize_qwen
 from nemo_automodel.components.distributed.parallel_styles import translate_to_lora
-from nemo_automodel.components.distributed.parallelizer import _update_attention_head_counts_for_tp
+from nemo_automodel.components.distributed.parallelizer import _get_parallel_plan, _update_attention_head_counts_for_tp
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from oracle.steps.tracker import Tracker
 from probe_automodel_mla import Around
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoModelForCausalLM
 
 PLANS: dict[str, Any] = {"llama": _parallelize_llama, "qwen2": _parallelize_qwen, "qwen3": _parallelize_qwen}
+DROPS: dict[str, dict[str, Any]] = {"phi": {"resid_pdrop": 0.0, "embd_pdrop": 0.0},
+                                    "seed_oss": {"residual_dropout": 0.0, "attention_dropout": 0.0}}
 SEQ, TP = 192, 2
 FAKE = FakeTensorMode()
 LAYERS: dict[str, dict[str, Any]] = {
@@ -49,28 +53,39 @@ LAYERS: dict[str, dict[str, Any]] = {
     for family in PLANS for again, batch in ((0, 1), (0, 2), (1, 1))} | {
     f"{family} adapted, of many{' checkpointed' * again}":
     {"family": family, "batch": 24, "checkpoint": bool(again), "lora": {"dim": 8}}
-    for family in ("llama", "qwen3") for again in (0, 1)}
+    for family in ("llama", "qwen3") for again in (0, 1)} | {
+    f"{family} by transformers{words}": {"family": family, "hf": True, "batch": 1, "checkpoint": False} | given
+    for family in ("llama", "qwen2", "seed_oss", "phi") for words, given in (
+        ("", {}), (", adapted", {"lora": {"dim": 8}}), (" of two, checkpointed", {"batch": 2, "checkpoint": True}),
+        (", adapted, checkpointed", {"lora": {"dim": 8}, "checkpoint": True}))} | {
+    f"{family} by transformers, eager": {"family": family, "hf": True, "batch": 2, "checkpoint": False,
+                                         "attention": "eager"} for family in ("llama", "phi")}
 PARTS: dict[str, dict[str, Any]] = {
     **{f"{part} of {batch}": {"family": "llama", "part": part, "batch": batch}
+       for part in ("embedding", "head") for batch in (1, 2)},
+    **{f"{part} of {batch} of Seed-OSS": {"family": "seed_oss", "hf": True, "part": part, "batch": batch}
        for part in ("embedding", "head") for batch in (1, 2)},
     **{f"loss of {batch}{'' if wide else ' in 16 bits'}": {"part": "loss", "batch": batch, "upcast": wide}
        for batch, wide in ((1, True), (2, True), (1, False))},
 }
 
 
-def cut_model(family: str, mesh: Any, attention: str = "sdpa", lora: dict[str, Any] | None = None) -> Any:
+def cut_model(family: str, mesh: Any, attention: str = "sdpa", lora: dict[str, Any] | None = None, *,
+              hf: bool = False) -> Any:
     """A model of one layer, cut on the meta device, with fake tensors in the place of its parameters.
 
     `lora`: settings of adapters, which come first; over tp they are never Triton's (`_transformers/infrastructure.py`).
     """
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("meta"):
-        fields = dense.config(family, attention=attention, num_hidden_layers=1)
-        model = dense.OWN[family](fields, backend=dense.BACKEND).train()
+        fields = dense.config(family, attention=attention, num_hidden_layers=1, **DROPS.get(family, {}))
+        model = (AutoModelForCausalLM.from_config(fields, dtype=torch.bfloat16) if hf else
+                 dense.OWN[family](fields, backend=dense.BACKEND)).train()
         if lora is not None:
             apply_lora_to_linear_modules(model, PeftConfig(target_modules=["*_proj"], use_triton=False, **lora))
     torch.set_default_dtype(torch.float32)
-    plan = {name: translate_to_lora(style) for name, style in PLANS[family](model, False).items()}
+    found = _get_parallel_plan(model, tp_size=TP) if hf else PLANS[family](model, False)
+    plan = {name: translate_to_lora(style) for name, style in found.items()}
     parallelize_module(model, mesh, plan)
     _update_attention_head_counts_for_tp(model, TP)
     for module in model.modules():
@@ -114,12 +129,17 @@ def measured(build: Callable[[Any], tuple[Any, list[torch.Tensor]]], shape: tupl
 
 def layer(case: dict[str, Any], mesh: Any) -> dict[str, Any]:
     def build(mesh: Any) -> tuple[Any, list[torch.Tensor]]:
-        model = cut_model(case["family"], mesh, case.get("attention", "sdpa"), case.get("lora"))
+        model = cut_model(case["family"], mesh, case.get("attention", "sdpa"), case.get("lora"),
+                          hf=case.get("hf", False))
         found = model.model.layers[0]
-        if case["checkpoint"]:
+        if case["checkpoint"] and case.get("hf"):
+            found = checkpoint_wrapper(found, preserve_rng_state=False)
+        elif case["checkpoint"]:
             ac.apply_submodule_checkpointing([found], False)
         with FAKE:
-            tables = tuple(torch.empty(1, SEQ, dense.SHAPE["head_dim"]) for _ in range(2))
+            turned = dense.SHAPE["head_dim"] // (2 if case["family"] == "phi" else 1)
+            tables = tuple(torch.empty(1, SEQ, turned, dtype=torch.bfloat16 if case.get("hf") else torch.float32)
+                           for _ in range(2))
             mask = torch.empty(case["batch"], 1, SEQ, SEQ, dtype=torch.bfloat16) if "attention" in case else None
         held = [p.to_local() if isinstance(p, DTensor) else p for p in found.parameters()]
         return (lambda x: found(x, attention_mask=mask, position_embeddings=tables)), [
@@ -137,7 +157,7 @@ def part(case: dict[str, Any], mesh: Any) -> dict[str, Any]:
         if case["part"] == "loss":
             loss = MaskedCrossEntropy(fp32_upcast=case["upcast"])
             return (lambda x: loss(DTensor.from_local(x, mesh, [Shard(-1)], run_check=False), ids)), [ids]
-        model = cut_model(case["family"], mesh)
+        model = cut_model(case["family"], mesh, hf=case.get("hf", False))
         found = model.lm_head if case["part"] == "head" else model.model.embed_tokens
         known = [p.to_local() for p in found.parameters()]
         return (found if case["part"] == "head" else lambda _: found(ids)), [ids, *known]

@@ -6,11 +6,10 @@ from simcore.frameworks.automodel.attention import packed_assumptions, runs_flex
 from simcore.frameworks.automodel.pipeline import STAGES
 from simcore.frameworks.automodel.policies import policy_assumptions, trains_policies
 from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
-from simcore.frameworks.automodel.tensor_parallel import split_assumptions
+from simcore.frameworks.automodel.tensor_parallel import split_assumptions, splits_layers
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.torch import time_of_offload
 from simcore.models.blocks import Moe
-from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.placement.job import Draft
 
@@ -39,6 +38,9 @@ _UNPREDICTED_BY_QWEN = ("model.overrides.mtp_num_layers", "no layers of multi-to
                         "have and train (model.num_nextn_predict_layers: 0 leaves them out)", "assumed",
                         "0.7.0 models/qwen3_5/model.py _resolve_mtp_num_layers: mtp_num_hidden_layers of the "
                         "configuration")
+_GATHERED = ("model.overrides.mtp_num_layers", "where units reshard, embedding, head and the module's layers are "
+             "gathered once a pass", "assumed", "0.7.0 models/common/mtp/mtp.py, loss/mtp.py: each further token "
+             "gathers them again")
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
 
@@ -61,8 +63,10 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made += [_PATCHES] if job.graph.architecture.has_tower else []
     made += [_READ] if is_read else []
     made += fp8_assumptions(job)
-    made += [_UNPREDICTED] if any(isinstance(branch.block, Moe) and branch.block.latent for kind in job.graph.kinds
-                                  for branch in kind.branches) else []
+    made += [_UNPREDICTED] if not job.graph.branches and any(
+        isinstance(branch.block, Moe) and branch.block.latent for kind in job.graph.kinds
+        for branch in kind.branches) else []
+    made += [_GATHERED] if job.graph.branches and job.mesh.size > 1 else []
     made += [*policy_assumptions(job), *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if is_forced(options) else _BALANCED]
@@ -77,7 +81,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made += [] if is_forced(options) else hot_ranks_assumption(job)
     if job.mesh.tp == 1:
         return tuple(made)
-    if job.graph.architecture.family in DENSE:
+    if splits_layers(job):
         return (*made, *(() if trains_policies(job) else split_assumptions(job)))
     return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
              "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="

@@ -9,11 +9,10 @@ from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts, trains_policies
-from simcore.frameworks.automodel.tensor_parallel import check_tensor_parallel
+from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -40,6 +39,7 @@ def check(job: Job) -> None:
     _check_delta(job)
     _check_frozen(job)
     _check_tied(job)
+    _check_predictions(job)
     _check_tensor_parallel(job)
     check_pipeline(job)
     _check_context_parallel(job)
@@ -66,6 +66,22 @@ def _check_packed(job: Job) -> None:
                           "products under automodel")
 
 
+def _check_predictions(job: Job) -> None:
+    """Raises NotYet beside multi-token prediction for what was not measured with it."""
+    training, mesh = job.scenario.training, job.mesh
+    if not job.graph.branches:
+        return
+    for key, said, what in (
+            ("mesh.pp", mesh.pp > 1, "stages"), ("mesh.cp", mesh.cp > 1, "context parallelism"),
+            ("mesh.tp", mesh.tp > 1, "tensor parallelism"),
+            ("framework_version", job.scenario.framework_version not in ("auto", "0.7.0"), "other releases than 0.7.0"),
+            ("training.loss", training.loss not in ("auto", "masked_fp32", "masked", "cut"), f"loss {training.loss}"),
+            ("training.frozen", bool(training.frozen), "frozen parameters"),
+            ("training.precision.compute", bool(job.narrow), "products in 8 bits")):
+        if said:
+            raise job.not_yet(key, f"{what} with multi-token prediction under automodel")
+
+
 _MASKED_IMAGES: Final = {
     "gemma3": "tokens of an image see each other, by masks (transformers 5.23 models/gemma3, "
               "create_masks_for_vision_model)",
@@ -86,9 +102,10 @@ def _check_hf(job: Job) -> None:
     check_factors(job)
     if family not in BY_TRANSFORMERS:
         raise job.not_yet("implementation", f"transformers' layers of {family} under automodel")
-    for axis, size in (("tp", mesh.tp), ("cp", mesh.cp)):
+    for axis, size in (("tp", 1 if family in SPLIT_BY_HF else mesh.tp), ("cp", mesh.cp)):
         if size > 1 and not (axis == "tp" and trains_policies(job)):
-            raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data and stages")
+            raise job.not_yet(f"mesh.{axis}", f"transformers' layers of {family} under automodel over more than data "
+                              "and stages")
     if mesh.pp > 1:
         _check_stages_of_transformers(job)
     if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0"):
@@ -212,7 +229,7 @@ def _check_tensor_parallel(job: Job) -> None:
     family = job.graph.architecture.family
     if family in ("llama", "qwen2", "qwen3", "qwen3_moe"):
         job.refuse_given({"training.sequence_parallel": "False"})
-    if mesh.tp > 1 and family in DENSE:
+    if splits_layers(job):
         check_tensor_parallel(job)
     if job.scenario.training.sequence_parallel is True:
         raise job.illegal("training.sequence_parallel", "sequence parallelism is not supported for this model",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -25,7 +26,7 @@ from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.frameworks.common.lora import dropout_at
-from simcore.models.blocks import LayerKind, Moe
+from simcore.models.blocks import LayerKind, Moe, Mtp
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import TowerEnd, VisionPart
 from simcore.placement.job import Draft, Job
@@ -63,8 +64,9 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     for spec in specs:
         path = f"{inside}{spec.path}" if spec.path else "lm_head"  # transformers' head is not named in its layer
         if spec.module == "linear" and matches(path, "linear", lora):
-            found += [*([_magnitude(spec)] * lora.use_dora),
-                      *_pair(spec, lora.rank, plain=lora.release == NEMO_RL and kind.block is None)]
+            made = [*([_magnitude(spec)] * lora.use_dora),
+                    *_pair(spec, lora.rank, plain=lora.release == NEMO_RL and kind.block is None)]
+            found += [replace(one, tied=spec.tied) for one in made] if isinstance(kind.block, Mtp) else made
         elif spec in grouped[:1]:
             _refuse_dora_of_experts(lora)
             found += _expert_adapters(grouped, _rank_of_experts(kind, lora))

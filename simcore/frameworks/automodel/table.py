@@ -54,7 +54,13 @@ from simcore.frameworks.automodel.policies import (
     unreplayed,
 )
 from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
-from simcore.frameworks.automodel.tensor_parallel import SPLITS, is_cut_late, split_of, turns_adapters_from
+from simcore.frameworks.automodel.tensor_parallel import (
+    SPLITS,
+    is_cut_late,
+    split_of,
+    splits_layers,
+    turns_adapters_from,
+)
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -66,7 +72,6 @@ from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed,
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
-from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
@@ -171,7 +176,8 @@ def _note_defaults(job: Draft, stored: str) -> None:
 _RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: it has own code"),
         "hf": ("hf", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: no own code, transformers' is run")}
 _OF_HF = HfOptions(automodel=RELEASE_0_7_0, grouped_experts=True)
-"""Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
+"""Replayed on one rank by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py),
+on several by a wrapper of each layer (distributed/parallelizer.py:397)."""
 def _version(job: Job) -> str:
     given = job.scenario.framework_version
     return VERSIONS[0] if given == "auto" else given
@@ -184,9 +190,9 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return hub_options(job, options)
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
-        seen = job.graph.architecture.has_tower
-        own = replace(_chosen(job, options, _LAYERS[version]), masks_padding=seen, pixels="bf16" if seen else "fp32")
-        return replace(own, keeps_logits=own.keeps_logits or seen)  # recipes/vlm/finetune.py has no `del out`
+        made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
+        return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", sdpa=options.get("attn") == "sdpa",
+                       keeps_logits=made.keeps_logits or seen)  # recipes/vlm/finetune.py has no `del out`
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
     # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
@@ -194,14 +200,19 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     # 0.7.0 datasets/vlm/collate_fns.py: default_collate_fn casts images, that of Qwen 2.5 VL's processor does not.
     pixels = "fp32" if job.graph.architecture.family == "qwen2_5_vl" else "bf16"
     wide = casts_outputs(job) and is_sharded(job)
-    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide)
+    native = trains_policies(job) or not is_sharded(job)
+    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide, turns_adapters_from=turns_adapters_from(job))
     return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=is_older(job), pixels=pixels,
                    attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
-                   embeddings_require_grad=_transformers.replayed(job))
+                   embeddings_require_grad=native and _transformers.replayed(job))
 
 
 def _has_liger(job: Draft, options: dict[str, object]) -> bool:
     """A default of true is left aside for families of which Liger's kernels are not described."""
+    if job.mesh.tp > 1:
+        job.refuse_idle(options, LIGER_OPTION, "with tp, which switches it off (0.7.0 _transformers/kernel_patches.py "
+                        "_apply_preload_overrides)")
+        return False
     known = job.graph.architecture.family in LIGER_FAMILIES and not trains_policies(job)
     has_liger(job, options)
     return job.flag(options, LIGER_OPTION, "0.7.0 _transformers/auto_model.py: use_liger_kernel=True" if known else
@@ -216,7 +227,6 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     layers = with_fp8(job, options, version)
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
                    turns_adapters_from=turns_adapters_from(job), flex=runs_flex(job, options),
-                   sdpa=options.get("attn") == "sdpa",
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
@@ -303,7 +313,7 @@ def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: b
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
         mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job),
-        mesh.tp > 1 and job.graph.architecture.family in DENSE))
+        splits_layers(job)))
 
 
 def _casts_frozen(job: Job) -> bool:

@@ -1,10 +1,10 @@
-"""Tensor parallelism of NeMo Automodel's own Llama, Qwen2 and Qwen3 (nemo-automodel 0.7.0).
+"""Tensor parallelism of NeMo Automodel's own Llama, Qwen2 and Qwen3, and of transformers' (nemo-automodel 0.7.0).
 
-`components/distributed/optimized_tp_plans.py`, `_parallelize_llama` and `_parallelize_qwen` without sequence_parallel:
-outputs of the first linears of attention and MLP are split, inputs of the last ones, and embedding and lm_head by
-vocabulary; norms are whole. `components/distributed/parallelizer.py` applies the plan before FSDP2, which cuts what
-is left on dimension 0. Gradients of what is whole on every rank are averaged once a step
-(`components/distributed/tp_replicas.py`).
+`components/distributed/optimized_tp_plans.py`, `_parallelize_llama`, `_parallelize_qwen` and, of transformers alone,
+`_parallelize_phi`, without sequence_parallel: outputs of the first linears of attention and MLP are split, inputs of
+the last ones, and embedding and lm_head by vocabulary; norms are whole. `components/distributed/parallelizer.py`
+applies the plan before FSDP2, which cuts what is left on dimension 0. Gradients of what is whole on every rank are
+averaged once a step (`components/distributed/tp_replicas.py`).
 """
 
 from __future__ import annotations
@@ -12,26 +12,36 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.frameworks.automodel.float8 import runs_float8
+from simcore.frameworks.automodel.policies import trains_policies
 from simcore.models.blocks import Attention, Mlp
 from simcore.models.tensor import TensorSpec
+from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.head import LINEAR_LOSSES
 from simcore.placement.job import Job, topology_of
 from simcore.placement.layout import Shard
 
-__all__ = ["SPLITS", "check_tensor_parallel", "is_cut_late", "split_of", "split_assumptions",
-           "turns_adapters_from"]
+__all__ = ["SPLITS", "SPLIT_BY_HF", "check_tensor_parallel", "is_cut_late", "split_of", "split_assumptions",
+           "splits_layers", "turns_adapters_from"]
 
 SPLITS: Final = {"output": ("tp", Shard(0, even=True)), "input": ("tp", Shard(1, even=True))}
 """Placements of split tensors, by the side of a linear layer that is split."""
-_LAST: Final = ("o_proj", "down_proj")
+_LAST: Final = ("o_proj", "down_proj", "dense", "fc2")
+SPLIT_BY_HF: Final = ("llama", "phi", "qwen2", "qwen3")
+"""Families of transformers' layers whose plan is described."""
 _BANDWIDTH: Final = int(87.7 * 2**30 / 10**6)
 """Bytes a microsecond that DTensor reckons with inside a node."""
 _PLAN: Final = "0.7.0 components/distributed/optimized_tp_plans.py"
 
 
+def splits_layers(job: Job) -> bool:
+    """True if tp splits attention, MLP and both tables, and not the head alone."""
+    served = SPLIT_BY_HF if job.graph.implementation == "hf" else DENSE
+    return job.mesh.tp > 1 and job.graph.architecture.family in served
+
+
 def split_of(spec: TensorSpec) -> str:
     """Returns the side of a tensor that tp splits, "output" or "input"; "" for a tensor that every rank has whole."""
-    if spec.module == "norm" or spec.is_buffer:
+    if spec.module == "norm" or spec.is_buffer or (len(spec.shape) == 1 and spec.path.endswith(_LAST)):
         return ""
     path = spec.path.rpartition(".lora_")[0] if spec.module == "adapter" else spec.path
     return "input" if path.endswith(_LAST) else "output"
@@ -48,15 +58,16 @@ def is_cut_late(spec: TensorSpec) -> bool:
 def check_tensor_parallel(job: Job) -> None:
     """Raises IllegalLayout or NotYet for what the plans refuse, and what is not modelled beside them."""
     mesh, training, vocab = job.mesh, job.scenario.training, job.graph.architecture.vocab
-    by_hf = job.graph.implementation == "hf"
+    policies = trains_policies(job)
     for kind in job.graph.kinds:
         for branch in kind.branches:
             _check_sizes(job, branch.block)
     for key, said, what in (
             ("mesh.cp", mesh.cp > 1, "tp with cp"),
             ("training.loss", training.loss in LINEAR_LOSSES, f"loss {training.loss} of a weight that tp splits"),
-            ("training.method", by_hf and training.method != "full", "adapters of layers that tp splits"),
-            ("mesh.dp_shard", by_hf and mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),
+            ("training.method", training.method == "qlora", "a packed base with tp"),
+            ("training.method", policies and training.method != "full", "adapters of layers that tp splits"),
+            ("mesh.dp_shard", policies and mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),
             ("training.lengths", training.lengths == "packed", "packed sequences with tp"),
             ("training.precision.compute", bool(job.narrow) or runs_float8(job), "products in 8 bits with tp"),
             ("model", job.graph.has_tied_head, "a tied table with tp")):

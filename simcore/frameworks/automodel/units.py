@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simcore.frameworks.automodel.policies import is_older, trains_policies
+from simcore.models.blocks import Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
+from simcore.operators.automodel.tensors import layer_of
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 
@@ -133,7 +135,7 @@ class _Maker:
             out.append(self._unit("model.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)
-        out += [self._unit("lm_head", [layer], layer, layer, reshard=reshard) for layer in stage
+        out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard) for layer in stage
                 if kinds[layer] == "head"]
         return [unit for unit in out if unit.members or unit.is_root]
 
@@ -157,21 +159,40 @@ class _Maker:
             kind = self._kind(layer)
             if kind in ("embedding", "head") and apart and self._trains(layer):
                 own.append((layer, children if kind == "embedding" else False))
-            elif kind in ("embedding", "final_norm", "head") or isinstance(self._block_of(layer), VisionPart):
+            elif kind in ("embedding", "final_norm", "head") or isinstance(self._block_of(layer), VisionPart | Mtp):
                 rest.append(layer)
             elif kind != "loss":
                 blocks.append(layer)
         end = next((layer for layer in stage if self._kind(layer) == "head"), blocks[-1])
-        out = [self._unit("root", rest, stage[0], end, reshard=False, is_root=True)]
+        out = [self._unit("root", rest, stage[0], self._last_use(stage, end), reshard=False, is_root=True)]
         inside = "language_model." * self.graph.architecture.has_tower
         names = {"embedding": f"model.{inside}embed_tokens", "head": "lm_head"}
-        out += [self._unit(names[self._kind(layer)], [layer], layer, layer, reshard=policy) for layer, policy in own]
+        out += [self._unit(names[self._kind(layer)], [layer], layer, layer if policy else self._last_use(stage, layer),
+                           reshard=policy) for layer, policy in own]
         for layer in blocks:
             kept = generic and layer == blocks[-1] and self.asked is None
             out += self._block(layer, reshard=not kept and children, separate_experts=False)
         return out
 
+    def _last_use(self, stage: tuple[int, ...], layer: int) -> int:
+        """Number of the last layer of the stage that runs the head: a module of multi-token prediction, if any."""
+        return max((further for further in stage if isinstance(self._block_of(further), Mtp)), default=layer)
+
+    def _further(self, layer: int, *, reshard: bool) -> list[Unit]:
+        """Units of a module of multi-token prediction, whose experts stay gathered (0.7.0 moe/parallelizer.py)."""
+        found = []
+        for place, branch in enumerate(self.graph.kinds[self.graph.layers[layer].kind].branches):
+            at = layer_of(place)
+            found.append(self._unit(at[:-1], [layer], layer, layer, reshard=reshard, explicit=True,
+                                    choose=lambda t, at=at: t.name.startswith(at) and _is_unrouted(t)))  # type: ignore[misc]
+            if self.wrapping.experts_dp > 1:
+                found.append(self._unit(f"{at}{branch.name}.experts", [layer], layer, layer, reshard=False, inner=True,
+                                        choose=lambda t, at=at: t.name.startswith(at) and _is_routed(t)))  # type: ignore[misc]
+        return [unit for unit in found if unit.members]
+
     def _block(self, layer: int, *, reshard: bool, separate_experts: bool) -> list[Unit]:
+        if isinstance(self._block_of(layer), Mtp):
+            return self._further(layer, reshard=reshard)
         path = self.graph.layers[layer].path
         mixer = self.graph.kinds[self.graph.layers[layer].kind].branches[-1].name
         choose = _CHOOSES[self.wrapping.holds_fp32, separate_experts]

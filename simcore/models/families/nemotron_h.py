@@ -54,7 +54,7 @@ def architecture(config: Config) -> Architecture:
          LayerKind("final_norm", "nemotron_h", hidden, block=FinalNorm(hidden, _has_layer_norm(config)))),
         *further,
         ("lm_head", LayerKind("head", "nemotron_h", hidden, block=Head(vocab, hidden, tied, _num_further(config)))),
-        ("loss", LayerKind("loss", "nemotron_h", hidden, block=Loss(vocab, upcast=True))),
+        ("loss", LayerKind("loss", "nemotron_h", hidden, block=Loss(vocab, upcast=True, further=bool(further)))),
     )
     return Architecture("nemotron_h", parts, vocab, hidden, tied, pattern)
 

@@ -1,6 +1,6 @@
 """NeMo Automodel's own models (nemo-automodel 0.7.0): what each kind of layer holds, computes and sends.
 
-Layers: `layers`, `mamba`, `dense`, `latent`, `moe`, `qwen3_moe`; head and losses: `head`; parameters: `tensors`.
+Layers: `layers`, `mamba`, `dense`, `latent`, `moe`, `predictions`; head and losses: `head`; parameters: `tensors`.
 
 `LayerWorkload.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the
 router's product and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and
@@ -31,19 +31,20 @@ from simcore.models.blocks import (
     Mamba2,
     Mlp,
     Moe,
+    Mtp,
 )
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
-from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm
-from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, qwen3_moe_attention
+from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import latent_attention
 from simcore.operators.automodel.layers import attention, mlp
 from simcore.operators.automodel.moe import moe
 from simcore.operators.automodel.options import AutomodelOptions
-from simcore.operators.automodel.python import ALONE, BESIDE, around
-from simcore.operators.automodel.qwen3_moe import gated_attention, make_tables, qwen3_moe_attention, stem_tables
+from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions
+from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.automodel.tensors import tensors
@@ -105,6 +106,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         return _loss(env, kind.block)
     if isinstance(kind.block, VisionPart):
         return record_part(env.tape, kind.block, run, "sdpa", lambda last: make_tables(env, last.rotary_dim))
+    if isinstance(kind.block, Mtp):
+        return predictions(env, kind, kind.block, _layer)
     return _part(env, kind)
 
 
@@ -134,7 +137,9 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     own_columns(tape, run)
     tables.drop()
     env.cache = None
-    if isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
+    if isinstance(kind.block, Head) and kind.block.shared:
+        meet_further(tape, leaf)
+    elif isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
         leave_waiting(tape)
     _hand_back(tape, leaf)
     sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
@@ -341,6 +346,8 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     value: Tensor | None = aten.mul_scalar(tape, given) if linear_loss else loss(env, given, block)
     assert value is not None
     forward = tape.cut()
+    if block.further and not linear_loss:
+        predicted_logits(tape, run, block.vocab)
     # Logits that became their own gradient need no second view.
     held = [given] if env.options.keeps_logits and run.loss != "te_inplace" else []
     given = None
@@ -359,4 +366,5 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
-                                       stands_by_chunk=True, exports_experts_apart=True, builds_towers=True)
+                                       stands_by_chunk=True, exports_experts_apart=True, predicts_last=True,
+                                       builds_towers=True)

@@ -74,13 +74,13 @@ def _shared_expert(env: Env, x: Tensor, block: Moe, path: str) -> Tensor:
 # ---- experts ----------------------------------------------------------------------------------------------------
 def _experts(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, path: str) -> Tensor:
     tape, own_unit = env.tape, env.options.experts_unit
-    if own_unit:
+    if own_unit and env.begins:
         tape.mark(INNER_FORWARD_BEGIN)
         x, weights = _border(tape, (x, weights), INNER_BACKWARD_END)
     dispatcher = env.options.dispatcher if env.run.ep > 1 else "torch"
     run = {"deepep": deepep, "hybridep": hybridep, "torch": gathered}[dispatcher]
     y = run(env, x, weights, indices, block, path)
-    if own_unit:
+    if own_unit and env.ends:
         tape.mark(INNER_FORWARD_END)
         (y,) = _border(tape, (y,), INNER_BACKWARD_BEGIN)
     return y

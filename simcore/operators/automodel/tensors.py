@@ -16,6 +16,7 @@ FSDP2 split them:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from simcore.errors import NotYet, Problem
@@ -39,7 +40,7 @@ from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.hf.vision.tensors import tower_tensors
 from simcore.operators.shared.features import refuse_megatrons
 
-__all__ = ["FAMILIES", "tensors"]
+__all__ = ["FAMILIES", "layer_of", "tensors"]
 
 FAMILIES: Final = tuple(sorted({"llama", "nemotron_h", "qwen2", "qwen3", *QWEN3_5, *SPARSE}))
 _TOWERS: Final = ("qwen3_5", "qwen3_5_moe")
@@ -58,11 +59,9 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     if kind.family not in FAMILIES:
         raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "
                              f"{', '.join(FAMILIES)})"))
-    refuse_megatrons(kind, ties=False)
+    refuse_megatrons(kind, ties=False, predicts=True)
     if isinstance(block, Mtp):
-        trains = "" if kind.family == "nemotron_h" else ("; 0.7.0 trains none of deepseek_v3 "
-                                                         "(models/deepseek_v3/model.py)")
-        raise NotYet(Problem("model", f"not yet: multi-token prediction in Automodel's layers{trains}"))
+        return _further(kind, block)
     if block is None:
         return _layer(kind)
     if isinstance(block, Embedding):
@@ -80,6 +79,34 @@ def _layer(kind: LayerKind) -> tuple[TensorSpec, ...]:
     norms = [_norm(branch.norm, kind.hidden) for branch in kind.branches]
     blocks = [spec for branch in kind.branches for spec in _BRANCH[type(branch.block)](branch, kind.family)]
     return tuple(norms + blocks) if kind.family == "nemotron_h" else tuple(blocks + norms)
+
+
+def _further(kind: LayerKind, block: Mtp) -> tuple[TensorSpec, ...]:
+    """`MTPModule`: each branch is a layer of its own; embedding and head are the model's.
+
+    All but routed experts, which are placed as all others, counts as `mtp`.
+    """
+    if kind.family != "nemotron_h" or block.modules > 1:
+        raise NotYet(Problem("model", "not yet: multi-token prediction in Automodel's layers " + (
+            "by several modules" if kind.family == "nemotron_h" else f"of {kind.family}; 0.7.0 trains none of "
+            "deepseek_v3 (models/deepseek_v3/model.py)")))
+    last, found = len(kind.branches) - 1, []
+    for place, branch in enumerate(kind.branches):
+        specs = [*_layer(replace(kind, block=None, branches=(branch,)))]
+        if place == 0:
+            specs += [_norm("enorm", block.hidden), _norm("hnorm", block.hidden),
+                      _linear("eh_proj", (block.hidden, "hidden"), (2 * block.hidden, "hidden"), "mtp")]
+        specs += [_norm("final_layernorm", block.hidden)] if place == last else []
+        found += [replace(spec, name=f"{layer_of(place)}{spec.name}", component=spec.component if spec.component ==
+                          "routed_experts" else "mtp") for spec in specs]
+    table = (block.vocab, block.hidden), ("vocab", "hidden")
+    return (*found, TensorSpec("model.embed_tokens.weight", *table, "embedding", "embedding"),
+            TensorSpec("lm_head.weight", *table, "lm_head", "linear"))
+
+
+def layer_of(place: int) -> str:
+    """Path, with a dot at the end, of a layer of the module of multi-token prediction."""
+    return f"mtp.layers.{place}."
 
 
 def _norm(path: str, size: int) -> TensorSpec:

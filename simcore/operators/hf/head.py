@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Head, LayerKind
 from simcore.operators.hf.chunked import chunked_loss
@@ -20,8 +22,11 @@ __all__ = ["final_norm", "head"]
 
 
 def final_norm(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
-    """Recording, forward and backward, of the norm before the output projection."""
-    weight = run.params["weight"]
+    """Recording, forward and backward, of the norm before the output projection.
+
+    Over tp it is given whole sequences.
+    """
+    weight, run = run.params["weight"], replace(run, tp=1)
     if has_fast_layers(run):
         return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
     return simple_part(tape, run, nothing, kind.hidden, lambda hidden: norm(tape, run, "", hidden, kind.family),

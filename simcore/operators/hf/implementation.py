@@ -22,6 +22,7 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.models.vision_blocks import VisionPart
+from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.hf.embedding import (
     embedding,
     mask_of,
@@ -44,7 +45,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.compiled_block import compiled_block
 from simcore.operators.shared.compiled_kernels import CompiledBlock
 from simcore.operators.shared.features import refuse
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, hidden_state, nothing, run_backward, stream_dtype
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, hidden_state, run_backward, stream_dtype
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param, Section, Tape, Tensor
 
@@ -154,7 +155,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     dropped = tape.cut()
     del mask
     after, late = (returned, dropped) if run.first else (Section((*returned.rows, *dropped.rows)), Section(()))
-    back = run_backward(tape, out, leaf, nothing, held)
+    back = run_backward(tape, out, leaf, partial(own_columns, run=run), held)
     tape.graph.clear()
     return RecordedLayer(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut())
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.operators.automodel.adapters.lora import linear_lora
+from simcore.operators.automodel.adapters.split import adapted_column, adapted_row, apart, is_turned
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf.autocast import narrowed, product
 from simcore.operators.hf.options import HfOptions
@@ -51,15 +52,9 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     for the head. Over tp the last linears of attention and MLP have a part of the inputs (RowwiseParallel), which a sum
     follows, others a part of the outputs (ColwiseParallel), whose gradients of `x` are summed each by itself.
     """
-    label = name.rpartition(".")[2]
     if run.tp == 1:
         return _whole_linear(tape, run, name, x)
-    if label in _SUMMED:
-        return sum_everywhere(tape, _whole_linear(tape, run, name, x), f"{label}_sum")
-    return _whole_linear(tape, run, name, same_everywhere(tape, x, f"{label}_input"))
-
-
-_SUMMED = ("o_proj", "down_proj")
+    return _split_linear(tape, run, name, name.removeprefix(tape.scope) or "logits", x)
 
 
 def _whole_linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
@@ -83,6 +78,47 @@ def _whole_linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tenso
         total = aten.add(tape, base, lora_part(tape, run, prefix, label, x), f"{label}.sum")
     del base
     return aten.cast(tape, total, dtype)
+
+
+_ROWS = ("o_proj", "down_proj", "dense", "fc2")
+"""Modules whose inputs tp splits; outputs of all others are."""
+
+
+def _split_linear(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor) -> Tensor:
+    """Output of the linear module `name` for `x`: this rank's columns of it, or the sum of all ranks' parts.
+
+    `label`: name of the output's storage.
+    """
+    pair = _pair(run, name)
+    if not name.endswith(_ROWS):
+        x = same_everywhere(tape, x, f"{label}_input")
+        base = product(tape, run, x, run.params[f"{name}.weight"], label, run.params.get(f"{name}.bias"))
+        return base if pair is None else adapted_column(tape, run, x, pair, base, label)
+    return sum_everywhere(tape, _row(tape, run, name, label, x, pair), f"{label}_sum")
+
+
+def _pair(run: LayerWorkload, name: str) -> tuple[Param, Param] | None:
+    a = run.params.get(f"{name}.lora_A.weight")
+    return None if a is None else (a, run.params[f"{name}.lora_B.weight"])
+
+
+def _row(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor, pair: tuple[Param, Param] | None) -> Tensor:
+    """A partial sum. A bias, whole on every rank, is divided by their number first, so that it is one too."""
+    trainer, other = HfOptions.of(run.options).automodel, x
+    if pair is not None and trainer is not None and is_turned(run, x, pair[0], trainer.turns_adapters_from):
+        x, other = apart(tape, run, x, label)
+    weight, bias = run.params[f"{name}.weight"], run.params.get(f"{name}.bias")
+    base = product(tape, run, x, weight, label) if bias is None else aten.linear(tape, x, weight, label,
+                                                                              bias=_part_of(tape, bias))
+    del x
+    return base if pair is None else adapted_row(tape, run, other, pair, base, label)
+
+
+def _part_of(tape: Tape, bias: Param) -> Tensor:
+    node = tape.node((bias,), (), lambda tape, grads, saved: list(grads))
+    out = aten.new(tape, bias.shape, bias.dtype, "bias_part")
+    out.node = node
+    return out
 
 
 Rotate = Callable[[Tape, Tensor, Tensor, Tensor], Tensor]

@@ -26,6 +26,7 @@ from simcore.models.vision_blocks import VisionPart
 __all__ = ["LATENT", "features", "refuse", "refuse_megatrons"]
 
 LATENT: Final = "experts of a latent width"
+PREDICTIONS: Final = "multi-token prediction"
 
 
 def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
@@ -40,17 +41,17 @@ def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
                              f"{code}; placement is served"))
 
 
-def refuse_megatrons(kind: LayerKind, *, ties: bool = True) -> None:
+def refuse_megatrons(kind: LayerKind, *, ties: bool = True, predicts: bool = False) -> None:
     """Raises NotYet for a Nemotron-H hybrid with features that only Megatron builds.
 
     The other code bases ignore the fields. transformers 5.23 `models/nemotron_h/modeling_nemotron_h.py`, nemo-automodel
     0.7.0 `components/models/nemotron_v3/model.py`. `ties`: True if a head tied to the embedding is refused here too
-    (False: the framework refuses it).
+    (False: the framework refuses it). `predicts`: the code base builds modules of multi-token prediction too.
     """
     tied = ties and isinstance(kind.block, Head) and kind.block.tied
     rotary = any(isinstance(branch.block, Attention) and branch.block.rotary for branch in kind.branches)
     gated = any(isinstance(branch.block, Mlp) and branch.block.gated for branch in kind.branches)
-    own = (name for name in features(kind) if name != LATENT)
+    own = (name for name in features(kind) if name != LATENT and not (predicts and name == PREDICTIONS))
     found = (*own, *_named(("a tied head", tied), ("rotary positions", rotary), ("a gated MLP", gated)))
     if kind.family == "nemotron_h" and found:
         raise NotYet(Problem("model", f"{', '.join(found)} ({kind.name}): of all hybrids only Megatron's have it"))
@@ -79,7 +80,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
                     ("a vision tower", isinstance(kind.block, VisionPart)),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
-        found.append("multi-token prediction" + " by several modules" * (kind.block.modules > 1))
+        found.append(PREDICTIONS + " by several modules" * (kind.block.modules > 1))
     return tuple(dict.fromkeys(found))
 
 

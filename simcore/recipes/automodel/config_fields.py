@@ -42,7 +42,7 @@ def changed_fields(reader: Reader, draft: Draft, reference: str, *, beside_alone
 
     `beside_alone`: those of a mapping are told already.
     """
-    known = known_fields(reference) - {"num_nextn_predict_layers", *_FIELDS}
+    known = known_fields(reference) - {"num_nextn_predict_layers", "mtp_use_repeated_layer", *_FIELDS}
     inside = [name for name in (() if beside_alone else reader.names("model.config"))
               if name not in (*NAMES, "_target_", *_FIELDS)]
     beside = [name for name in reader.names("model") if name in known or without_sizes(name)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.errors import InputError, Problem
+from simcore.errors import InputError
 from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import model_config
 from simcore.recipes.automodel.config_fields import NAMES, changed_fields, drop_fields, read_format
+from simcore.recipes.automodel.predictions import Predictions, read_predictions, refuse_predictions, write_predictions
 from simcore.recipes.automodel.te_fp8 import read_te_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.experts import experts_of
@@ -37,7 +38,6 @@ _OTHER_ROWS: Final = (
     Says("model.backend.enable_fsdp_optimizations", "framework_options.enable_fsdp_optimizations", "flag"),
     Says("model.backend.rope", "framework_options.backend.rope", "text", {"quack": "quack"}, {"torch": "the default"},
          "rope by"),
-    Off("model.backend.compile_attn", "attention by torch.compile"),
     Off("model.backend.cuda_graph", "layers in CUDA graphs"),
     Idle(("model.backend.enable_deepep",), "0.7.0 ignores it with a warning: dispatcher and experts say it"),
     Unmodelled(("model.backend.fake_gate_noise",), "noise of a gate that is balanced: tokens are spread evenly", (0,)),
@@ -60,7 +60,7 @@ REST_ROWS: Final = (
     Idle(("model.trust_remote_code", "model.load_base_model", *(f"model.{name}" for name in _OF_FILES)), _FILES),
     Idle(("model.use_cache",), "no layer of training depends on it"),
     Idle(("model.output_hidden_states",), "the loss reads the last of them, which is there in any case"),
-    Idle(("model.mtp_*",), "no layers of multi-token prediction: models with some are refused"),
+    Idle(("model.mtp_loss_scaling_factor",), "a factor of a loss"),
 )
 
 
@@ -88,31 +88,10 @@ def read_model(reader: Reader, draft: Draft) -> str:
         draft.default("framework_options.attn", "te", "0.7.0", "models/common/utils.py BackendConfig; without a "
                       "model.backend GPT-OSS takes flex")
     _read_backend(reader, draft, own=own)
+    _read_compiled(reader, draft, family if own else "")
     _read_kernels(reader, draft)
-    _read_predictions(reader, draft, own=own and family in ("nemotron_h", *_QWEN3_5))
     read_rows(reader, draft, REST_ROWS)
     return family
-
-
-def _read_predictions(reader: Reader, draft: Draft, *, own: bool) -> None:
-    """Refuses multi-token prediction, which `own` layers of a hybrid train where its configuration has a module.
-
-    0.7.0 models/nemotron_v3/mtp.py build_mtp_config_from_hf; 0 in the recipe leaves it out.
-    """
-    depth = reader.integer("model.num_nextn_predict_layers")
-    if depth is not None:
-        if depth.value:
-            draft.refuse(depth, "multi-token prediction under automodel")
-        draft.idle(depth, "no layers of multi-token prediction")
-        return
-    named = draft.values.get("model")
-    name = named.get("config") if isinstance(named, dict) else draft.answers.settings.get("model") or named
-    fields = model_config(str(name), None, "") if own and name else {}
-    fields = fields.get("text_config", fields)
-    if fields.get("mtp_hybrid_override_pattern") or fields.get("mtp_num_hidden_layers"):
-        where = reader.document.where(("model",))
-        draft.refused.append(Problem(where, "not yet: model.num_nextn_predict_layers: multi-token prediction under "
-                                     f"automodel, of which {name} has a module (0 trains without it)"))
 
 
 def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
@@ -125,6 +104,7 @@ def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
                    "the model is given")
         family = _family(str(given))
         read_format(reader, draft, own=not _is_stock(reader, draft, family, own=own))
+        refuse_predictions(reader, draft)
         return family
     written_out = reader.is_mapping("model.config")
     keys = [f"{within}.{name}" for within in ("model", *(["model.config"] if written_out else [])) for name in NAMES]
@@ -135,9 +115,11 @@ def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
     loader = reader.text("model.config._target_")
     if not found and (loader is not None and (family := _read_class(reader, draft, loader))):
         read_format(reader, draft, own=own)
+        refuse_predictions(reader, draft)
         return family
     if not found:
         read_format(reader, draft, own=own)
+        refuse_predictions(reader, draft)
         draft.ask("model", "--set model=NAME or PATH of its config.json", "model", loader)
         draft.idle(reader.matching("model.config.*"), "the model is asked for")
         return ""
@@ -147,10 +129,19 @@ def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
     dropped = drop_fields(reader, draft, stock=stock)
     read_format(reader, draft, own=not stock)
     fields = changed_fields(reader, draft, found[0].value, beside_alone=dropped)
-    draft.put("model.config" if fields else "model", found[0])
+    predicts = family == "nemotron_h" and not stock and own
+    further = read_predictions(reader, draft, found[0]) if predicts else refuse_predictions(
+        reader, draft, found[0] if own and family in _QWEN3_5 else None)
+    _write_named(draft, found[0], fields, further)
+    return family
+
+
+def _write_named(draft: Draft, name: Taken[str], fields: list[Taken[Any]], further: Predictions) -> None:
+    """Writes the model of that name with the fields that change it, and with its modules for `further` tokens."""
+    draft.put("model.config" if fields or further else "model", name)
     for field in fields:
         draft.put(f"model.overrides.{field.path[-1]}", field)
-    return family
+    write_predictions(draft, further)
 
 
 def _is_stock(reader: Reader, draft: Draft, family: str, *, own: bool) -> bool:
@@ -257,6 +248,30 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         else:
             draft.unmodelled(kernel, _ALIKE)
     _read_dispatcher(reader, draft, is_dense=is_dense)
+
+
+_COMPILED: Final = ("deepseek_v3", "glm4_moe_lite", "qwen3_moe")
+"""Families whose attention BackendConfig.compile_attn compiles (0.7.0 models/{deepseek_v3,qwen3_moe}/layers.py)."""
+
+
+def _read_compiled(reader: Reader, draft: Draft, family: str) -> None:
+    """Reads whether attention is compiled, which is counted as eager where its layers are replayed.
+
+    Compiled it keeps no more than eager (of latent attention 8 % less, by its own partitioner on a CPU), and under
+    checkpoints what it keeps is there while one layer is replayed.
+    """
+    asked = reader.flag("model.backend.compile_attn")
+    if asked is None or not asked.value:
+        draft.idle(asked, "the default")
+    elif family not in _COMPILED:
+        draft.idle(asked, "the layers of this family do not read it")
+    elif reader.look(ATTENTION_ROW.key) != "sdpa":
+        draft.idle(asked, "0.7.0 ignores it with a warning: it requires attn: sdpa (models/deepseek_v3/layers.py:158)")
+    elif reader.look("distributed.activation_checkpointing") is not True:
+        draft.refuse(asked, "what attention by torch.compile keeps")
+    else:
+        draft.unmodelled(asked, "kernels of attention that torch.compile fuses: memory and time are counted as of "
+                         "eager ones, of which it keeps and launches fewer")
 
 
 def _read_dispatcher(reader: Reader, draft: Draft, *, is_dense: bool) -> None:

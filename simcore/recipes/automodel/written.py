@@ -15,6 +15,7 @@ from simcore.recipes.automodel.float8 import write_float8
 from simcore.recipes.automodel.model import ATTENTION_ROW, BACKEND_ROWS, BY_BACKEND, REST_ROWS
 from simcore.recipes.automodel.optimizer import LOSSES, OPTIMIZER_ROWS, OPTIMIZERS
 from simcore.recipes.automodel.peft import ADAPTER_ROWS, EFFICIENT_ROW, PACKED_ROWS
+from simcore.recipes.automodel.predictions import DEPTH, REPEATS, has_module
 from simcore.recipes.automodel.te_fp8 import write_te_fp8
 from simcore.recipes.outline import Outline
 from simcore.recipes.recipe_writer import Job, RecipeWriter
@@ -48,16 +49,24 @@ def _write(outline: Outline) -> None:
 def _write_model(outline: Outline) -> None:
     scenario, fields = outline.settled.scenario, outline.settled.fields
     name, family = _hugging_face(scenario.model_name), str(fields.get("model_type", ""))
-    if isinstance(scenario.model, str) or not scenario.model.overrides:
+    own = outline.value("implementation") == "automodel"
+    overrides = {} if isinstance(scenario.model, str) else dict(scenario.model.overrides)
+    further, repeats = (overrides.pop(key, None) for key in ("mtp_num_layers", "mtp_use_repeated_layer"))
+    if overrides.pop("mtp_hybrid_override_pattern", "*E") != "*E":
+        outline.refuse("model", "another pattern of multi-token prediction than attention and experts")
+    if own and (further or has_module(scenario.model_name)):
+        outline.put(DEPTH, further or 0, "model")
+    if further and repeats:
+        outline.put(REPEATS, True, "model")  # noqa: FBT003
+    if not overrides:
         outline.put("model._target_", f"{_CLASS}.from_pretrained")
         outline.put(f"model.{_NAME}", name, "model")
     else:
         outline.put("model._target_", f"{_CLASS}.from_config")
         outline.put("model.config._target_", "transformers.AutoConfig.from_pretrained")
         outline.put(f"model.config.{_NAME}", name, "model")
-        for key, value in scenario.model.overrides.items():
+        for key, value in overrides.items():
             outline.put(f"model.config.{key}", value, "model")
-    own = outline.value("implementation") == "automodel"
     if outline.given("implementation") == "hf":
         outline.put("model.force_hf", True, "implementation")  # noqa: FBT003
     elif own:

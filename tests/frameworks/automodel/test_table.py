@@ -188,7 +188,8 @@ def test_its_linear_layers_take_automodel_s_adapters() -> None:
 @pytest.mark.parametrize(("model", "mesh", "given", "status", "told"), [
     (MIXTRAL, {"dp_shard": 2, "ep": 2}, {}, "illegal", "does not inherit from MoEFSDPSyncMixin"),
     (small.TINY, {"dp_shard": 2}, {}, "error", "not yet: transformers' layers of nemotron_h under automodel"),
-    ("llama-tiny", {"tp": 2}, {}, "error", "over more than data"),
+    ("gemma-2-2b", {"tp": 2}, {}, "error", "over more than data"),
+    ("llama-tiny", {"cp": 2}, {}, "error", "over more than data"),
     ("phi-2", {"pp": 2}, {}, "error", "stages of transformers' layers of phi")])
 def test_what_of_them_is_not_served(model: Any, mesh: dict[str, int], given: dict[str, Any], status: str,
                                     told: str) -> None:
@@ -350,11 +351,11 @@ def test_a_packed_base_is_transformers_and_of_16_bits(given: dict[str, Any], kin
         small.prepared("automodel", {"dp_shard": 2}, **({"model": "llama-tiny", "method": "qlora"} | given))
 
 
-def test_whoever_replays_transformers_layers_over_a_frozen_base_needs_a_gradient_of_the_embedding() -> None:
-    """Transformers' gradient_checkpointing_enable, which Automodel calls."""
-    for recompute, wanted in (("full", True), ("none", False)):
-        _, table = small.prepared("automodel", model="llama-tiny", method="lora", implementation="hf",
-                                  recompute=recompute)
+def test_transformers_own_replay_over_a_frozen_base_needs_a_gradient_of_the_embedding() -> None:
+    """0.7.0 calls gradient_checkpointing_enable for one rank alone; of several it wraps each layer."""
+    for ranks, recompute, wanted in ((1, "full", True), (1, "none", False), (2, "full", False)):
+        _, table = small.prepared("automodel", {"dp_shard": ranks}, model="llama-tiny", method="lora",
+                                  implementation="hf", recompute=recompute)
         assert table.options.embeddings_require_grad == wanted
 
 

@@ -222,10 +222,10 @@ def test_modules_that_are_not_modelled(changed: dict[str, Any], told: str) -> No
 
 @pytest.mark.parametrize("code", ["hf", "automodel"])
 @pytest.mark.parametrize(("changed", "told"), [
+    ({**PREDICTS, "mtp_use_repeated_layer": False}, "by several modules"),
     ({"normalization": "LayerNorm"}, "LayerNorm"),
     ({"position_embedding_type": "rope"}, "rotary positions"), ({"hidden_dropout": 0.1}, "dropout"),
-    ({"hybrid_override_pattern": "M-", "num_hidden_layers": 2, "mlp_hidden_act": "swiglu"}, "a gated MLP"),
-    (PREDICTS, "multi-token prediction")])
+    ({"hybrid_override_pattern": "M-", "num_hidden_layers": 2, "mlp_hidden_act": "swiglu"}, "a gated MLP")])
 def test_only_megatron_builds_other_hybrids(code: str, changed: dict[str, Any], told: str) -> None:
     assert build(config(**changed), "megatron").num_blocks
     with pytest.raises(NotYet, match=f"{told} .* only Megatron's have it"):

@@ -15,19 +15,24 @@ from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel.implementation import record
 from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions
 from simcore.operators.automodel.tensors import tensors
+from simcore.operators.hf import implementation as hf
+from simcore.operators.hf.options import HfOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-tp-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
-PRESETS = {"llama": "llama-3.1-8b", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b"}
+PRESETS = {"llama": "llama-3.1-8b", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b", "phi": "phi-2",
+           "seed_oss": "seed-oss-36b"}
+WITHOUT_DROPOUT: dict[str, dict[str, float]] = {
+    "phi": {"resid_pdrop": 0.0}, "seed_oss": {"residual_dropout": 0.0, "attention_dropout": 0.0}}
 SEQ, TP = STORED["seq"], STORED["tp"]
 NUMBERS = 2 * 8 * SEQ
 """Bytes of indices of the largest batch: indices, their masks and single numbers are left out."""
 TABLE = 4 * SEQ * STORED["shape"]["head_dim"]
 """Rotary tables, which the engine counts with the embedding; behind the table's gradient FSDP2 copies its rows."""
-ROWS = ("o_proj", "down_proj")
+ROWS = ("o_proj", "down_proj", "dense", "fc2")
 BETWEEN_NODES = int(87.7 * 2**30 / 10**6) * 22 // 100 * TP // (TP - 1)
 """A CPU's ranks are reckoned as if each had a node of its own."""
 A_SIZES = {parts * 8 * STORED["shape"][name] // TP * 2 for name in ("hidden_size", "intermediate_size")
@@ -35,13 +40,16 @@ A_SIZES = {parts * 8 * STORED["shape"][name] // TP * 2 for name in ("hidden_size
 PLACES = {"embedding": 0, "head": -2, "loss": -1}
 
 
-def graph(family: str) -> ModelGraph:
-    return build(model_config(PRESETS[family], STORED["shape"], "test"), "automodel")
+def graph(family: str, layers: str = "automodel") -> ModelGraph:
+    shape = STORED["shape"] | WITHOUT_DROPOUT.get(family, {})
+    if family == "phi":  # its heads have the size that is left
+        shape = {key: value for key, value in shape.items() if key != "head_dim"} | {"partial_rotary_factor": 0.5}
+    return build(model_config(PRESETS[family], shape, "test"), layers)
 
 
 def local(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """This rank's part: norms are whole, outputs of the last linears of a block too."""
-    if "norm" in name:
+    if "norm" in name or (len(shape) == 1 and any(part in name for part in ROWS)):
         return shape
     if any(part in name for part in ROWS):
         return (shape[0], shape[1] // TP)
@@ -49,9 +57,10 @@ def local(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def recorded(family: str, place: int, case: dict[str, Any], names: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    made = graph(family)
+    by_hf = case.get("hf", False)
+    made = graph(family, "hf" if by_hf else "automodel")
     kind = made.kinds[made.layers[place].kind]
-    specs = tensors(kind)
+    specs = (hf.tensors if by_hf else tensors)(kind)
     lora = LoraChoice(case["lora"]["dim"]) if "lora" in case else None
     extra = adapters(kind, specs, lora) if lora else ()
     params = {t.name: Param(t.name, local(t.name, t.shape), "bf16", trainable=not extra or t in extra)
@@ -59,10 +68,11 @@ def recorded(family: str, place: int, case: dict[str, Any], names: dict[tuple[st
     eager: Literal["eager", "sdpa"] = "eager" if "attention" in case else "sdpa"
     measured = AutomodelOptions(attn_implementation=eager, fuses_lora_mlp=False, turns_adapters_from=BETWEEN_NODES)
     run = LayerWorkload(case["batch"], SEQ, "bf16", params, tp=TP,
-                        options=measured if kind.block is None else RELEASE_0_7_0,
+                        options=HfOptions(automodel=measured) if by_hf else
+                        measured if kind.block is None else RELEASE_0_7_0,
                         loss="masked_fp32" if case.get("upcast", True) else "masked",
                         checkpoint="full" if case.get("checkpoint") else "none")
-    return record(kind, run, {}, names)
+    return (hf.record if by_hf else record)(kind, run, {}, names)
 
 
 def changes(*sections: Section, least: int = 0) -> list[int]:
@@ -83,6 +93,10 @@ def test_a_layer_allocates_and_sends_what_automodel_s_does(name: str) -> None:
     names: dict[tuple[str, str, str], int] = {}
     row = STORED["layers"][name]
     layer = recorded(row["case"]["family"], 1, row["case"], names)
+    if row["case"]["family"] == "phi":
+        skipped = {width * row["case"]["batch"] * SEQ for width in (2, 4)} | {2 * STORED["shape"]["hidden_size"]}
+        _same_but(skipped, layer, row, names)
+        return
     assert grouped(changes(layer.forward)) == grouped(row["forward"])
     backward, sends = changes(layer.backward), sent(layer.backward, names)
     if "lora" in row["case"]:  # FSDP2's post-backward, which the probe does not run, scatters whole gradients of B
@@ -97,6 +111,16 @@ def test_a_layer_allocates_and_sends_what_automodel_s_does(name: str) -> None:
     else:
         assert grouped(backward) == grouped(row["backward"])
     assert [sent(layer.forward, names), sends] == row["sent"]
+
+
+def _same_but(skipped: set[int], layer: RecordedLayer, row: dict[str, Any],
+              names: dict[tuple[str, str, str], int]) -> None:
+    """Statistics of LayerNorm are fp32 on CUDA alone; a bias is divided behind what a replay still makes."""
+    for section, theirs in ((layer.forward, row["forward"]), (layer.backward, row["backward"])):
+        mine, stored = ([change for change in one if abs(change) not in skipped]
+                        for one in (changes(section), theirs))
+        assert grouped(mine) == grouped(stored)
+    assert [sent(section, names) for section in (layer.forward, layer.backward)] == row["sent"]
 
 
 @pytest.mark.parametrize("name", STORED["parts"])

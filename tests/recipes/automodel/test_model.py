@@ -156,13 +156,39 @@ def test_keys_of_another_strategy_are_not_called_misspelt() -> None:
         "not yet: distributed.strategy: strategy megatron_fsdp of Automodel"]
 
 
-def test_predicted_tokens_are_refused_unless_the_recipe_leaves_them_out() -> None:
-    """0.7.0 models/nemotron_v3/mtp.py: Super's configuration has a module, Nano's has none."""
+def test_predicted_tokens_are_those_of_the_configuration_or_of_the_recipe() -> None:
+    """0.7.0 models/nemotron_v3/mtp.py: Super's configuration has a module, Nano's none, Ultra's number is not known."""
     text = DENSE.replace("llama-3-8b", "nemotron-3-super-120b-a12b")
-    found = imported(text, **ANSWERS)
-    assert [one.message for one in found.refused] == [
-        "not yet: model.num_nextn_predict_layers: multi-token prediction under automodel, of which "
-        "nemotron-3-super-120b-a12b has a module (0 trains without it)"]
-    without = text.replace("  backend:", "  num_nextn_predict_layers: 0\n  backend:")
-    assert not imported(without, **ANSWERS).refused
-    assert not imported(text.replace("super-120b-a12b", "nano-30b-a3b"), **ANSWERS).refused
+    further = "  num_nextn_predict_layers: 2\n  mtp_use_repeated_layer: true\n  backend:"
+    for recipe, wanted in (
+            (text, {"mtp_num_layers": 1}),
+            (text.replace("  backend:", "  num_nextn_predict_layers: 0\n  backend:"), None),
+            (text.replace("super-120b-a12b", "nano-30b-a3b"), None),
+            (text.replace("  backend:", further), {"mtp_num_layers": 2, "mtp_use_repeated_layer": True}),
+            (text.replace("super-120b-a12b", "nano-30b-a3b").replace("  backend:", further),
+             {"mtp_num_layers": 2, "mtp_hybrid_override_pattern": "*E", "mtp_use_repeated_layer": True})):
+        found = imported(recipe, **ANSWERS)
+        assert not found.refused
+        named = found.values["model"]
+        assert (None if isinstance(named, str) else named["overrides"]) == wanted
+    for changed, said in (
+            (text.replace("super-120b-a12b", "ultra-550b-a55b"), "without their number"),
+            (text.replace("  backend:", "  num_nextn_predict_layers: 2\n  backend:"), "by several modules"),
+            (text.replace("  backend:", further.replace("2", "1")), "may be repeated"),
+            (DENSE.replace("  backend:", further), "other layers than its own Nemotron-H")):
+        (refused,) = imported(changed, **ANSWERS).refused
+        assert said in refused.message
+
+
+def test_compiled_attention_is_counted_as_eager_where_layers_are_replayed() -> None:
+    """0.7.0 models/{deepseek_v3,qwen3_moe}/layers.py; kept between the passes it would be less than is counted."""
+    text = DENSE.replace("llama-3-8b", "deepseek-v3")
+    compiled = text.replace("backend: {", "backend: {compile_attn: true, attn: sdpa, ")
+    replayed = compiled.replace("{strategy: fsdp2", "{strategy: fsdp2, ep_size: 8, activation_checkpointing: true")
+    for recipe, kind in ((replayed, "not modelled"), (replayed.replace("attn: sdpa", "attn: te"), "no effect"),
+                         (replayed.replace("deepseek-v3", "llama-3-8b"), "no effect")):
+        found = imported(recipe, **ANSWERS)
+        assert [one.kind for one in found.left if one.key == "model.backend.compile_attn"] == [kind]
+        assert not [one for one in found.refused if "compile" in one.message]
+    refused = imported(replayed.replace("checkpointing: true", "checkpointing: false"), **ANSWERS).refused
+    assert "what attention by torch.compile keeps" in " ".join(one.message for one in refused)
