@@ -34,13 +34,13 @@ _PATCHES = ("vision tower", "cuDNN's convolution of patches needs no workspace",
 _UNPREDICTED = ("model.overrides.mtp_num_layers", "no layers of multi-token prediction, which published models with "
                 "experts of a latent width have and train", "assumed", "0.7.0 models/nemotron_v3/mtp.py "
                 "build_mtp_config_from_hf: num_nextn_predict_layers of the configuration")
-_GATHERED = ("model.overrides.mtp_num_layers", "where units reshard, embedding, head and the module's layers are "
-             "gathered once a pass", "assumed", "0.7.0 models/common/mtp/mtp.py, loss/mtp.py: each further token "
-             "gathers them again")
 _UNPREDICTED_BY_QWEN = ("model.overrides.mtp_num_layers", "no layers of multi-token prediction, which published models "
                         "have and train (model.num_nextn_predict_layers: 0 leaves them out)", "assumed",
                         "0.7.0 models/qwen3_5/model.py _resolve_mtp_num_layers: mtp_num_hidden_layers of the "
                         "configuration")
+_GATHERED = ("model.overrides.mtp_num_layers", "where units reshard, embedding, head and the module's layers are "
+             "gathered once a pass", "assumed", "0.7.0 models/common/mtp/mtp.py, loss/mtp.py: each further token "
+             "gathers them again")
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
 

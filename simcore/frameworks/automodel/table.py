@@ -191,9 +191,9 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return hub_options(job, options)
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
-        seen = job.graph.architecture.has_tower
-        own = replace(_chosen(job, options, _LAYERS[version]), masks_padding=seen, pixels="bf16" if seen else "fp32")
-        return replace(own, keeps_logits=own.keeps_logits or seen)  # recipes/vlm/finetune.py has no `del out`
+        made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
+        return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", sdpa=options.get("attn") == "sdpa",
+                       keeps_logits=made.keeps_logits or seen)  # recipes/vlm/finetune.py has no `del out`
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
     # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
@@ -229,7 +229,6 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     layers = with_fp8(job, options, version)
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
                    turns_adapters_from=turns_adapters_from(job), flex=runs_flex(job, options),
-                   sdpa=options.get("attn") == "sdpa",
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),

@@ -1,4 +1,4 @@
-"""Attention and norms of NeMo Automodel's dense Llama, Qwen2 and Qwen3 (nemo-automodel 0.7.0).
+"""Attention and norms of NeMo Automodel's dense Llama, Qwen2 and Qwen3, attention of Qwen3-MoE (nemo-automodel 0.7.0).
 
 `components/models/{llama,qwen2,qwen3}/model.py`, `components/models/llama/rope_utils.py`. Llama and Qwen2 keep the
 projections' outputs in separate variables until attention returns. Qwen3's decoder layer, norms and MLP are those of
@@ -10,6 +10,13 @@ With tensor parallelism heads, MLP and vocabulary are split, everything between 
 [Note: rotation in fp32] `apply_rotary_pos_emb` casts query and key up, rotates both with fp32 tables and casts them
 back when both are done; `BackendConfig.__post_init__` switches TE's fused kernel off. With `backend.rope: quack` one
 kernel turns a single sequence in its place, forward and back (quack-kernels 0.6.5 `rotary.py`, ApplyRotaryEmb).
+
+Qwen3-MoE (`components/models/qwen3_moe/layers.py`): grouped-query attention by TE where it is installed, with a norm
+over each head of query and key. GLM-4.5's, where the norms may be missing and the projections biased, Ling's, and
+MiniMax-M2's, whose norms come before the heads, run the same operators (`models/{glm4_moe,ling_v2,minimax_m2}/
+layers.py`); a rotated part of a head is joined with the rest inside the rotation. Query and key are rotated in one
+compiled function (`components/models/gpt_oss/rope_utils.py`, apply_rotary_emb_qk), which keeps only its tables, and
+they are the stem's.
 """
 
 from __future__ import annotations
@@ -18,14 +25,15 @@ from typing import Final
 
 from simcore.models.blocks import Attention
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.layers import column, core_attention, norm, row
+from simcore.operators.automodel.layers import column, core_attention, linear, norm, row, te_attention
 from simcore.operators.automodel.sparse import QWEN3_5
 from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["DENSE", "dense_attention", "dense_norm"]
+__all__ = ["DENSE", "dense_attention", "dense_norm", "qwen3_moe_attention", "rotated"]
 
 DENSE: Final = ("llama", "qwen2", "qwen3")
 """Families whose layers `ModelParallelizer` checkpoints in four parts, `apply_submodule_checkpointing`."""
@@ -127,3 +135,35 @@ def _turned(tape: Tape, x: Tensor) -> Tensor:
 def _half_turned(tape: Tape, x: Tensor) -> Tensor:
     first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
     return aten.cat(tape, aten.neg(tape, second), first)
+
+
+# ---- Qwen3-MoE --------------------------------------------------------------------------------------------------
+def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
+    """Attention (`Qwen3MoeAttention._forward_impl`) of `x` [batch, sequence, hidden]; returns x's shape.
+
+    `path`: name of the attention module in the layer. The caller adds the residual.
+    """
+    tape = env.tape
+    q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
+    if block.whole_norms:
+        q = norm(env, q, f"{path}.q_norm")
+        k = norm(env, k, f"{path}.k_norm")
+    q, k, v = (aten.to_heads(tape, part, block.head_dim) for part in (q, k, v))
+    if block.qk_norm and not block.whole_norms:
+        q = norm(env, q, f"{path}.q_norm")
+        k = norm(env, k, f"{path}.k_norm")
+    q, k = rotated(tape, q, k)
+    out = te_attention(env, q, k, v)
+    return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
+
+
+def rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Query and key [batch, sequence, heads, d] rotated at once, into new tensors; their gradients too."""
+    shapes, dtype, moved = (q.shape, k.shape), q.dtype, q.nbytes + k.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [new(tape, shape, dtype, "grad_rotary", moved) for shape in shapes]
+
+    node = tape.node((q, k), (), backward)
+    made = [new(tape, shape, dtype, "rotary", moved) for shape in shapes]
+    return Tensor(made[0].storage, shapes[0], dtype, node), Tensor(made[1].storage, shapes[1], dtype, node, 1)

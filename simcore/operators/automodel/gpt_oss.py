@@ -23,9 +23,9 @@ from functools import partial
 from typing import Final
 
 from simcore.models.blocks import Attention
+from simcore.operators.automodel.dense import rotated
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, te_attention
-from simcore.operators.automodel.qwen3_moe import rotated
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Operand, Saved, needs_grad, new
 from simcore.recording.kernel_shape import shape_of_heads

@@ -35,8 +35,8 @@ from simcore.models.blocks import (
 )
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
-from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm
-from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, qwen3_moe_attention
+from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import latent_attention
@@ -44,8 +44,7 @@ from simcore.operators.automodel.layers import attention, mlp
 from simcore.operators.automodel.moe import moe
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions
-from simcore.operators.automodel.python import ALONE, BESIDE, around
-from simcore.operators.automodel.qwen3_moe import gated_attention, make_tables, qwen3_moe_attention, stem_tables
+from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.automodel.tensors import tensors
@@ -106,10 +105,10 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Loss):
         env.run = replace(run, tp=1) if env.options.gathers_logits else run
         return _loss(env, kind.block)
-    if isinstance(kind.block, Mtp):
-        return predictions(env, kind, kind.block, _layer)
     if isinstance(kind.block, VisionPart):
         return record_part(env.tape, kind.block, run, "sdpa", lambda last: make_tables(env, last.rotary_dim))
+    if isinstance(kind.block, Mtp):
+        return predictions(env, kind, kind.block, _layer)
     return _part(env, kind)
 
 
