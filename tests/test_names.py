@@ -36,7 +36,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
                         "published names of conventions, by the program that prints them"),
     "placement/strategy.py": (frozenset({"megatron"}), "a kind of NeMo RL's workers"),
     "recording/layer.py": (frozenset({"hf"}), "the default loss"),
-    "rl/policy.py": (frozenset({"use_precision_aware_optimizer"}), "what NeMo RL's worker moves depends on it"),
+    "rl/step/policy.py": (frozenset({"use_precision_aware_optimizer"}), "what NeMo RL's worker moves depends on it"),
     "validation/step_times.py": (frozenset({"fp8_recipe"}), "measured rows are told apart by it"),
     "validation/tolerance.py": (frozenset({"automodel", "fsdp2", "megatron", "megatron_fsdp"}),
                                 "tolerances of measured rows, by framework"),

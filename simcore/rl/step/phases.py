@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.hardware.topology import Topology
-from simcore.rl.journal import Journal, Space, Way
-from simcore.rl.policy import PARAMS, Critic, Policy, Scorer
-from simcore.rl.quantising import Quantising, quantising_of
-from simcore.rl.refit import Buffers, Gathered, alternating, broadcast_buffers, ipc_buffers
+from simcore.rl.step.journal import Journal, Space, Way
+from simcore.rl.step.policy import PARAMS, Critic, Policy, Scorer
+from simcore.rl.step.quantising import Quantising, quantising_of
+from simcore.rl.step.refit import Buffers, Gathered, alternating, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.protocol import InferenceEngine
 

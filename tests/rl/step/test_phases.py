@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from simcore.rl.journal import Journal
-from simcore.rl.phases import ENGINE, FIXED, POLICY, REFERENCE, GrpoStep, dpo_step, engine_step, grpo_step
-from simcore.rl.policy import Policy
-from simcore.rl.refit import Gathered
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import ENGINE, FIXED, POLICY, REFERENCE, GrpoStep, dpo_step, engine_step, grpo_step
+from simcore.rl.step.policy import Policy
+from simcore.rl.step.refit import Gathered
 from vllm.test_engine import H100, engine
 
 GIB = 2**30
