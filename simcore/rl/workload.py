@@ -216,15 +216,15 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
-    answered = (rl.generated_prompts or rl.prompts) * rl.generations
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
+    answered = (rl.generated_prompts or rl.prompts) * rl.generations
     rounds, broadcast = _rounds(engine, -(-answered // engines)), list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
-                    chunks=rl.chunks, scorer=scorer_of(scenario, sequences))
-    stepped = _stepped(scenario, simulation, policies, teachers, critics)
-    journals = stepped(step)
+                    chunks=rl.chunks, offloads_states=rl.optimizer_offload,
+                    scorer=scorer_of(scenario, sequences))
+    journals = (stepped := _stepped(scenario, simulation, policies, teachers, critics))(step)
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
         journals = stepped(step)
