@@ -79,12 +79,27 @@ def _check(scenario: Scenario, worker: str) -> None:
                              f"of DTensors, with tp {mesh.tp} and cp {mesh.cp}"))
     if scenario.rl is not None:
         _check_chunks(scenario, scenario.rl)
+        _check_states(scenario, scenario.rl)
     if scenario.rl is not None and scenario.rl.epochs > 1 and scenario.rl.critic is None:
         raise IllegalLayout(Problem(scenario.where("rl", "epochs"), f"epochs: {scenario.rl.epochs} without a critic: "
                                     "GRPO trains once on its sequences", "NeMo RL 7ea279ab algorithms/grpo.py "
                                     "grpo_train: one call of policy.train; ppo.py has ppo_epochs"))
     if scenario.mesh.pp > 1 and worker == "dtensor":
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages of Automodel"))
+
+
+def _check_states(scenario: Scenario, rl: Rl) -> None:
+    """Refuses optimizer states that leave for log-probabilities where they left before, or where none are made."""
+    generation, at = scenario.generation, scenario.where("rl", "optimizer_offload")
+    assert generation is not None
+    if not rl.optimizer_offload:
+        return
+    passes = scenario.workload == "grpo" and (not rl.on_policy_ratio or rl.reference != "none")
+    if generation.colocated or rl.critic is not None or not passes:
+        raise InputError(Problem(at, "optimizer_offload: changes nothing where states leave before weights are sent, "
+                                 "or where the policy makes no log-probabilities"))
+    if rl.chunks > 1:
+        raise NotYet(Problem(at, "not yet: states that leave before the first part of a step alone"))
 
 
 def _check_chunks(scenario: Scenario, rl: Rl) -> None:
@@ -118,7 +133,8 @@ def _check_sent_by_http(scenario: Scenario, worker: str) -> None:
 
 NEMO_RL: Final = (
     Trainer("automodel, fsdp2 and megatron, what NeMo RL trains policies with", lambda worker: worker not in ("", FLAT),
-            ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs", "chunks"),
+            ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs", "chunks",
+             "optimizer_offload"),
             _check, _step, _sent, _told, in_place=False, critic_apart=True, use="library", engines=("vllm", "sglang"),
             occupied=lambda rl, policy, critic: 0),)
 """The one record of NeMo RL's workers."""
