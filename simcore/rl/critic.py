@@ -121,7 +121,7 @@ def _simulated(scenario: Scenario, asked: generation.Critic, sequences: int, req
     plans = placed_simulation(_trained(scenario, asked, batch)).plans
     models = [policy_of(*each, simulation, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above,
                                                                strict=True)]
-    apart = scenario.mesh.dp_replicate > 1 and scenario.mesh.dp_shard > 1
+    apart = scenario.mesh.dp_replicate > 1 and scenario.mesh.dp_shard * scenario.mesh.cp > 1
     own = [replace(model, fixed={}, outside={name: size for name, size in model.outside.items()
                                              if apart and name not in _SHARED}) for model in models]
     sent = tuple((*of_passes(made, "values"), *_merged(of_passes(of_steps(rank.traffic, steps), CRITIC)))
