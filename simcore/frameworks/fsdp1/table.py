@@ -31,7 +31,7 @@ from simcore.frameworks.common.torch import (
 )
 from simcore.frameworks.common.trainer import Trainers
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
-from simcore.frameworks.fsdp1.ulysses import check_split, shard_axis
+from simcore.frameworks.fsdp2.ulysses import check_split, shard_axis
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
 from simcore.operators.hf.options import HfOptions

@@ -71,7 +71,7 @@ def test_ranks_share_the_work_and_the_parameters() -> None:
 
 def test_sequences_that_no_patch_splits_are_refused() -> None:
     for told, changed in (
-            ("FullyShardedDataParallel splits no sequences", {"options": {}}),
+            ("fsdp1 with context parallelism", {"options": {}}),
             ("8 heads and 8 of keys must be divisible by it", {"mesh": {"dp_shard": 1, "cp": 3}}),
             ("sequences that 2 does not divide", {"seq_len": 511}),
             ("with sinks or a window", {"model": {"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 2}}})):

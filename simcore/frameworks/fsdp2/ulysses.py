@@ -1,4 +1,4 @@
-"""Sequences that ranks share under FSDP1, as verl's workers do it: which axis shards then, and what is refused.
+"""Sequences that ranks share under FSDP, as verl's workers do it: which axis shards then, and what is refused.
 
 verl b178a3cd `workers/fsdp_workers.py` __init__: the mesh of FSDP has all ranks, groups that share sequences are
 neighbours in it; `operators/shared/ulysses.py` has the exchanges.
@@ -6,6 +6,7 @@ neighbours in it; `operators/shared/ulysses.py` has the exchanges.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from simcore.models.blocks import Attention, Mlp, Moe
@@ -19,12 +20,11 @@ def shard_axis(job: Job) -> str:
     return "dp_shard_cp" if job.mesh.cp > 1 else "dp_shard"
 
 
-def check_split(job: Job, options: dict[str, Any]) -> None:
+def check_split(job: Job, options: Mapping[str, Any]) -> None:
     """Refuses sequences that ranks share, but as verl's patch of flash-attention does it (Ulysses)."""
     if job.graph.implementation != "hf" or options.get("attn_implementation") != "flash_attention_2":
-        raise job.illegal("mesh.cp", f"{job.mesh.cp}: FullyShardedDataParallel splits no sequences; verl's workers do, "
-                          "around transformers' flash_attention_2", "verl b178a3cd models/transformers/"
-                          "monkey_patch.py:402 apply_monkey_patch")
+        raise job.not_yet("mesh.cp", f"{job.scenario.framework} with context parallelism (served with transformers' "
+                          "layers: verl's exchanges around attn_implementation: flash_attention_2)")
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     if any(not isinstance(block, Attention | Mlp | Moe) for block in blocks) or job.graph.architecture.has_tower:
         raise job.not_yet("mesh.cp", "sequences that ranks share through other layers than attention and MLPs")
