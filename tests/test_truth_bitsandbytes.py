@@ -91,11 +91,11 @@ def test_a_step_allocates_what_bitsandbytes_and_peft_allocate(name: str) -> None
 def test_a_step_with_mamba_layers_under_autocast_allocates_what_peft_allocates() -> None:
     """Falcon-H1 as axolotl packs and casts it: `tests/truth/probe_scan_qlora.py`."""
     for name, case in SCAN["cases"].items():
-        packs = {"method": "qlora"} if "skipped" in case else {"method": "lora"}
         options = {"llm_int8_skip_modules": case.get("skipped"),
                    "prepare_model_for_kbit_training": "cast_back" if case.get("back") else None}
         report = simulate(small.scenario(
-            "ddp", model={"config": "falcon-h1-1.5b", "overrides": SCAN["shape"]}, **packs,
+            "ddp", model={"config": "falcon-h1-1.5b", "overrides": SCAN["shape"]},
+            method="qlora" if "skipped" in case else "lora",
             lora={"rank": 8, "target_modules": case.get("targets", [*ALL, "in_proj"]), "dtype": "fp32"},
             optimizer={"implementation": "fused"}, recompute="full" if case.get("recompute") else "none",
             options={"autocast": True, **{key: value for key, value in options.items() if value}}))

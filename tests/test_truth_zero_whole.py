@@ -82,7 +82,7 @@ def test_the_step_needs_what_upstream_needs(monkeypatch: pytest.MonkeyPatch) -> 
 
 def _small(case: dict[str, Any]) -> int:
     """Bytes of the gradients of norms, in fp32, which the probe leaves out, and of roots of their moments."""
-    return 9 * case["model"]["hidden_size"] * (4 + 4)
+    return 9 * int(case["model"]["hidden_size"]) * (4 + 4)
 
 
 def _highest(sizes: list[int]) -> int:
