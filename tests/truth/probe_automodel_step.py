@@ -72,6 +72,8 @@ CASES: dict[str, dict[str, Any]] = {
                                                "target_modules": ["*_proj"], "checkpoint": True},
     "phi3 over tp": {"family": "phi3", "tp": 2},
     "phi3 over tp, adapted": {"family": "phi3", "tp": 2, "lora": 8, "target_modules": ["*_proj"], "checkpoint": True},
+    "falcon_h1 over tp, adapted": {"family": "falcon_h1", "tp": 2, "lora": 8, "target_modules": ["*_proj"],
+                                   "fields": SCAN},
     "qwen3 by transformers over tp": {"family": "qwen3", "hf": True, "tp": 2},
     "qwen3 by transformers over tp, adapted": {"family": "qwen3", "hf": True, "tp": 2, "lora": 8,
                                                "target_modules": ["*_proj"], "checkpoint": True},

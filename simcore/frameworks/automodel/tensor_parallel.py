@@ -13,7 +13,7 @@ from typing import Final
 
 from simcore.frameworks.automodel.float8 import runs_float8
 from simcore.frameworks.automodel.policies import trains_policies
-from simcore.models.blocks import Attention, Mlp
+from simcore.models.blocks import Attention, Mamba2, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.head import LINEAR_LOSSES
@@ -28,10 +28,10 @@ SPLITS: Final = {"output": ("tp", Shard(0, even=True)), "input": ("tp", Shard(1,
 _LAST: Final = ("o_proj", "down_proj", "dense", "fc2")
 _OF_PHI3: Final = ("qkv_proj", "down_proj")
 """Linears whose inputs are split; Phi-3's attention is whole on every rank (`_parallelize_phi3`)."""
-_BY_THEIR_PLAN: Final = ("mixtral", "seed_oss")
-"""Families that take transformers' own plan (0.7.0 components/distributed/parallelizer.py, get_hf_tp_shard_plan): their
-head gathers its logits, and every rank has all experts."""
-SPLIT_BY_HF: Final = ("llama", "phi", "phi3", "qwen2", "qwen3", *_BY_THEIR_PLAN)
+_GATHERING: Final = ("falcon_h1", "mixtral", "seed_oss")
+"""Families whose head gathers its logits: by transformers' own plan (0.7.0 components/distributed/parallelizer.py,
+get_hf_tp_shard_plan), in which every rank has all experts, or by `_parallelize_falcon_h1`, which leaves Mamba whole."""
+SPLIT_BY_HF: Final = ("llama", "phi", "phi3", "qwen2", "qwen3", *_GATHERING)
 """Families of transformers' layers whose plan is described."""
 _BANDWIDTH: Final = int(87.7 * 2**30 / 10**6)
 """Bytes a microsecond that DTensor reckons with inside a node."""
@@ -46,7 +46,7 @@ def splits_layers(job: Job) -> bool:
 
 def gathers_logits(job: Job) -> bool:
     """True if the head that tp splits gathers its logits."""
-    return splits_layers(job) and job.graph.architecture.family in _BY_THEIR_PLAN
+    return splits_layers(job) and job.graph.architecture.family in _GATHERING
 
 
 def split_by_inputs(job: Job) -> tuple[str, ...]:
@@ -61,8 +61,9 @@ def split_of(spec: TensorSpec, last: tuple[str, ...]) -> str:
 
     `last`: see `split_by_inputs`.
     """
-    if spec.module in ("norm", "grouped", "router") or spec.component == "router" or spec.is_buffer or (
-            len(spec.shape) == 1 and spec.path.endswith(last)):
+    whole = spec.is_buffer or spec.component == "router" or spec.module in ("norm", "grouped", "router")
+    of_mamba, summed = ".mamba." in f".{spec.name}", len(spec.shape) == 1 and spec.path.endswith(last)
+    if whole or of_mamba or summed:
         return ""
     path = spec.path.rpartition(".lora_")[0] if spec.module == "adapter" else spec.path
     return "input" if path.endswith(last) else "output"
@@ -74,6 +75,10 @@ def is_cut_late(spec: TensorSpec, last: tuple[str, ...]) -> bool:
     Of the embedding, and of B of a layer whose inputs are split (torch 2.13 `_fsdp_param.py`, unsharded_grad_data).
     """
     return spec.module == "embedding" or spec.name.endswith(tuple(f"{name}.lora_B.weight" for name in last))
+
+
+def _has_whole_blocks(job: Job) -> bool:
+    return any(isinstance(branch.block, Mamba2 | Moe) for kind in job.graph.kinds for branch in kind.branches)
 
 
 def check_tensor_parallel(job: Job) -> None:
@@ -88,7 +93,8 @@ def check_tensor_parallel(job: Job) -> None:
             ("training.loss", training.loss in LINEAR_LOSSES, f"loss {training.loss} of a weight that tp splits"),
             ("training.loss", training.loss == "values", "a head of values with tp"),
             ("training.method", training.method == "qlora", "a packed base with tp"),
-            ("training.method", job.has_experts and training.method == "full", "experts that every rank of tp trains"),
+            ("training.method", training.method == "full" and _has_whole_blocks(job),
+             "experts or Mamba that every rank of tp trains"),
             ("training.method", policies and training.method != "full", "adapters of layers that tp splits"),
             ("mesh.dp_shard", policies and mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),
             ("training.lengths", training.lengths == "packed", "packed sequences with tp"),
@@ -141,6 +147,7 @@ def _check_sizes(job: Job, block: object) -> None:
 
 def split_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """Returns what the report says about tp, as (key, value, kind, source)."""
-    return (("mesh.tp", "gradients of norms are averaged over tp once a step: left out", "derived",
+    return (("mesh.tp", "gradients of what every rank has whole, such as norms, are averaged over tp once a step: left "
+             "out", "derived",
              "0.7.0 components/distributed/tp_replicas.py: one flat buffer of them"),
             ("training.sequence_parallel", "false", "derived", f"{_PLAN}: hidden states are whole on every rank"))

@@ -296,4 +296,4 @@ def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: 
         return functions.moe(tape, replace(run, tp=1) if run.tp > 1 else run, branch, inputs)
     if isinstance(branch.block, GatedDeltaNet):
         return delta_net(tape, run, branch, inputs.hidden), None
-    return functions.mamba(tape, run, branch, inputs)
+    return functions.mamba(tape, replace(run, tp=1) if run.tp > 1 else run, branch, inputs)  # Mamba too is whole
