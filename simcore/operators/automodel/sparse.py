@@ -48,7 +48,7 @@ SPARSE: Final = {
     "hy_v3": SparseFamily("HYV3ForCausalLM", "hy_v3", wide=False, wide_product=False, splits=("pp",)),
     "minimax_m2": SparseFamily("MiniMaxM2ForCausalLM", "minimax_m2", wide_gate=True, splits=("pp",)),
     "qwen3_5_moe_text": SparseFamily("Qwen3_5MoeForCausalLM", "qwen3_5_moe", holds_stem=True, wide=False,
-                                     wide_product=False, splits=()),
+                                     wide_product=False),
     "qwen3_moe": SparseFamily("Qwen3MoeForCausalLM", "qwen3_moe", routes_alone=False, wide=False, wide_product=False),
 }
 """By `model_type`."""

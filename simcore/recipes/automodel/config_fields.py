@@ -18,7 +18,7 @@ from simcore.recipes.huggingface.config_fields import is_listed, known_fields, w
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Says
 
-__all__ = ["DTYPES", "FORMAT_ROW", "NAMES", "changed_fields", "drop_fields", "read_format"]
+__all__ = ["DTYPES", "FORMAT_ROW", "INNER_DEPTHS", "NAMES", "changed_fields", "drop_fields", "read_format"]
 
 _FORMATS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "fp16": "fp16",
                    "float16": "fp16", "half": "fp16"}
@@ -31,6 +31,9 @@ _OF_CONFIGS: Final = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16", 
 NAMES: Final = ("pretrained_model_name_or_path", "name_or_path")
 _FIELDS: Final = ("dtype", "torch_dtype")
 _AT: Final = "model.config."
+_INNER: Final = "text_config"
+INNER_DEPTHS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Fields of a text's configuration with the number of further tokens, the first before the second."""
 _INTO: Final = "0.7.0 _transformers/model_init.py:1256"
 _DROPPED: Final = ("without _target_ it reaches Automodel's own layers and packed bases: transformers' from_pretrained "
                    "gets the name alone (0.7.0 _transformers/model_init.py __init_model)")
@@ -42,13 +45,26 @@ def changed_fields(reader: Reader, draft: Draft, reference: str, *, beside_alone
 
     `beside_alone`: those of a mapping are told already.
     """
-    known = known_fields(reference) - {"num_nextn_predict_layers", "mtp_use_repeated_layer", *_FIELDS}
+    known = known_fields(reference) - {"num_nextn_predict_layers", "mtp_use_repeated_layer", _INNER, *_FIELDS}
     inside = [name for name in (() if beside_alone else reader.names("model.config"))
               if name not in (*NAMES, "_target_", *_FIELDS)]
     beside = [name for name in reader.names("model") if name in known or without_sizes(name)]
     keys = [*(f"{_AT}{name}" for name in inside), *(f"model.{name}" for name in beside)]
     found = [one for key in keys if (one := reader.take(key)) is not None]
+    _list_inner_fields(reader, draft)
     return [one for one in found if not is_listed(draft, one, _BALANCED, counted=True)]
+
+
+def _list_inner_fields(reader: Reader, draft: Draft) -> None:
+    """Lists fields of the text's configuration beside the model's name, or refuses them.
+
+    Those of multi-token prediction are read with the others (`predictions.py`).
+    """
+    for name in reader.names(f"model.{_INNER}"):
+        if name in INNER_DEPTHS or (one := reader.take(f"model.{_INNER}.{name}")) is None:
+            continue
+        if not is_listed(draft, one, _BALANCED, counted=True):
+            draft.refuse(one, "fields of the text's configuration inside a model with a vision tower")
 
 
 def drop_fields(reader: Reader, draft: Draft, *, stock: bool) -> bool:

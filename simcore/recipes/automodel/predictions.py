@@ -11,6 +11,7 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.models.graph import model_config
 from simcore.models.names import find
+from simcore.recipes.automodel.config_fields import INNER_DEPTHS
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
@@ -91,12 +92,13 @@ def refuse_predictions(reader: Reader, draft: Draft, trains: Taken[str] | None =
     Qwen 3.5's do (0.7.0 models/qwen3_5/model.py, _resolve_mtp_num_layers). Returns (), as `read_predictions` does
     without any.
     """
-    depth, repeats = reader.integer(DEPTH), reader.flag(REPEATS)
-    if depth is not None and depth.value:
-        draft.refuse(depth, "multi-token prediction under automodel of other layers than its own Nemotron-H")
-    draft.idle(depth, "no layers of multi-token prediction")
-    draft.idle(repeats, "no layers of multi-token prediction")
-    if depth is None and trains is not None and _predicts(trains.value):
+    depths = [reader.integer(key) for key in (DEPTH, *(f"model.text_config.{name}" for name in INNER_DEPTHS))]
+    said = next((one for one in depths if one is not None), None)
+    if said is not None and said.value:
+        draft.refuse(said, "multi-token prediction under automodel of other layers than its own Nemotron-H")
+    for one in (*depths, reader.flag(REPEATS)):
+        draft.idle(one, "no layers of multi-token prediction")
+    if said is None and trains is not None and _predicts(trains.value):
         draft.refused.append(Problem(trains.where, f"not yet: {DEPTH}: multi-token prediction under automodel, of "
                                      f"which {trains.value} has a module (0 trains without it)"))
     return ()

@@ -110,3 +110,18 @@ def test_images_of_any_size_are_asked_for_their_height() -> None:
 def test_packs_of_sequences_with_images_are_refused() -> None:
     [problem] = imported(f"{RECIPE}packed_sequence: {{pack_size: 8192, max_length: 8192}}\n").refused
     assert problem.message.endswith("packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ("", "model.num_nextn_predict_layers: multi-token prediction under automodel, of which"),
+    ("  num_nextn_predict_layers: 0\n", ""),
+    ("  text_config: {use_cache: false, mtp_num_hidden_layers: 0}\n", ""),
+    ("  text_config: {mtp_num_hidden_layers: 1}\n", "model.text_config.mtp_num_hidden_layers: multi-token prediction"),
+    ("  text_config: {num_nextn_predict_layers: 1}\n", "model.text_config.num_nextn_predict_layers: multi-token"),
+    ("  text_config: {mtp_num_hidden_layers: 0, hidden_size: 64}\n", "model.text_config.hidden_size: fields of the"),
+])
+def test_fields_inside_a_texts_configuration_are_read_one_by_one(fields: str, said: str) -> None:
+    """0.7.0 models/qwen3_5/model.py, _resolve_mtp_num_layers: the published configuration has a module."""
+    text = RECIPE.replace("google/gemma-3-4b-it", "Qwen/Qwen3.6-27B").replace("  torch_dtype", f"{fields}  torch_dtype")
+    found = [one.message for one in (*imported(text).wrong, *imported(text).refused)]
+    assert [said in one for one in found] == ([True] if said else [])
