@@ -116,7 +116,8 @@ class Rl(Block):
         default=False, description="verl: the policy's parameters are on the host where no pass needs them"
     )
     optimizer_offload: bool = Field(
-        default=False, description="verl: the optimizer's states are on the host but for training"
+        default=False, description="verl: the optimizer's states are on the host but for training; NeMo RL, with "
+        "engines apart: while log-probabilities are made"
     )
     critic: Critic | None = Field(default=None, description="A model of values, which makes the step one of PPO")
     chunks: Annotated[int, Field(ge=1, le=PROMPTS)] = Field(

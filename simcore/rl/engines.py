@@ -11,7 +11,7 @@ from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
 from simcore.results.report import Assumption
-from simcore.rl.refit import Buffers, alternating, flattened
+from simcore.rl.step.refit import Buffers, alternating, flattened
 from simcore.sglang import workload as sglang
 from simcore.vllm import workload as vllm
 from simcore.vllm.engine import Engine

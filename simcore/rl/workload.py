@@ -19,18 +19,15 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
-from simcore.rl.critic import Critics, check_critic, critics_of
 from simcore.rl.engines import ENGINES, served
-from simcore.rl.forward import Passes, passes
-from simcore.rl.journal import Journal
-from simcore.rl.phases import GrpoStep, dpo_step, engine_step
-from simcore.rl.policy import Policy, policy_of
-from simcore.rl.refit import packed_bytes
 from simcore.rl.report import Laid, phase_report
-from simcore.rl.reward import scorer_of, sent_by_scorer, told_of_scorer
-from simcore.rl.teacher import Taught, check_distillation, distillation_step, taught, teaching, told_of_teacher
-from simcore.rl.time import Batch
-from simcore.rl.traffic import (
+from simcore.rl.step.critic import Critics, check_critic, critics_of
+from simcore.rl.step.forward import Passes, passes
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import GrpoStep, dpo_step, engine_step
+from simcore.rl.step.policy import Policy, policy_of
+from simcore.rl.step.refit import packed_bytes
+from simcore.rl.step.traffic import (
     EVERY_AXIS,
     PACKED,
     Sent,
@@ -42,7 +39,11 @@ from simcore.rl.traffic import (
     of_steps,
     rows,
 )
-from simcore.rl.trainers import check_worker, made_of_logits, trainer_of
+from simcore.rl.teacher import Taught, check_distillation, distillation_step, taught, teaching, told_of_teacher
+from simcore.rl.time import Batch
+from simcore.rl.trainers import check_worker, trainer_of
+from simcore.rl.verl.reward import scorer_of, sent_by_scorer, told_of_scorer
+from simcore.rl.verl.workers import made_of_logits
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
@@ -228,10 +229,9 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
-                    chunks=rl.chunks, scorer=scorer_of(scenario, sequences),
+                    chunks=rl.chunks, offloads_states=rl.optimizer_offload, scorer=scorer_of(scenario, sequences),
                     buffers=ENGINES[engine.generation.engine].buffers)
-    stepped = _stepped(scenario, simulation, policies, teachers, critics)
-    journals = stepped(step)
+    journals = (stepped := _stepped(scenario, simulation, policies, teachers, critics))(step)
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
         journals = stepped(step)

@@ -348,3 +348,13 @@ def test_gradients_of_parts_are_those_of_the_training_step() -> None:
     grads = sum(part.grads_bytes for part in parts.ranks[0].at_rest.values())
     assert grads > 0
     assert peaks[1].by_phase["logprob"] - peaks[0].by_phase["logprob"] == grads
+
+
+def test_states_that_left_before_do_not_leave_for_log_probabilities() -> None:
+    told = simulate(asked(rl=GRPO["rl"] | {"optimizer_offload": True}), timed=False).problems[0].message
+    assert "optimizer_offload: changes nothing where states leave before weights are sent" in told
+    apart = {"generation": GRPO["generation"] | {"colocated": False}, "training": GRPO["training"] | {
+        "global_batch_size": 32}}
+    told = simulate(asked(**apart, rl=GRPO["rl"] | {"optimizer_offload": True, "chunks": 2}),
+                    timed=False).problems[0].message
+    assert "not yet: states that leave before the first part" in told

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from rl.test_verl import BASE
+from rl.verl.test_step import BASE
 from simcore.inputs.document import parse_document
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import parse_scenario
 from simcore.models.graph import architecture_of, model_config
 from simcore.results.report import Report
-from simcore.rl.refit import Gathered, flattened
-from simcore.rl.streams import cloned
+from simcore.rl.step.refit import Gathered, flattened
+from simcore.rl.verl.streams import cloned
 from simcore.sglang.engine import Engine
 from simcore.sglang.settings import RELEASES, Settings, settings_of
 from simcore.simulate import simulate

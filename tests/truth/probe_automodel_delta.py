@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from typing import Any
 
@@ -27,8 +28,12 @@ if not hasattr(modeling_qwen3_5_moe, "Qwen3_5MoeModelOutputWithPast"):  # transf
 import probe_automodel_dense as dense  # noqa: E402
 import probe_automodel_mla as mla  # noqa: E402
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from json_lines import by_name  # noqa: E402
 from nemo_automodel.components.distributed import activation_checkpointing as ac  # noqa: E402
+from nemo_automodel.components.distributed.config import FSDP2Config, MoEParallelizerConfig  # noqa: E402
+from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes  # noqa: E402
+from nemo_automodel.components.distributed.model_parallelizer import parallelize_model  # noqa: E402
 from nemo_automodel.components.models.common import BackendConfig  # noqa: E402
 from nemo_automodel.components.models.qwen3_5 import model as qwen3_5  # noqa: E402
 from nemo_automodel.components.models.qwen3_5_moe import cp_linear_attn  # noqa: E402
@@ -38,8 +43,10 @@ from nemo_automodel.components.moe.layers import MLP, MoE  # noqa: E402
 from oracle.steps.tracker import Tracker  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
+from torch.distributed.fsdp import FSDPModule  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config, Qwen3_5TextConfig  # noqa: E402
-from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig  # noqa: E402
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeTextConfig  # noqa: E402
 
 COMMON = {"hidden_size": 256, "vocab_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
           "num_key_value_heads": 2, "head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
@@ -90,14 +97,19 @@ def registered(family: str) -> dict[str, Any]:
 
 
 def seeing(fields: dict[str, Any]) -> Any:
-    """The model that reads images, on the meta device."""
+    """The model that reads images, on the meta device; with experts if its `model_type` says so."""
+    sparse = fields["model_type"] == "qwen3_5_moe"
     inside = {name: {k: v for k, v in fields[name].items() if k != "model_type"} for name in (
         "text_config", "vision_config")}
-    made = Qwen3_5Config(**{**fields, **inside}, attn_implementation="sdpa", image_token_id=500, video_token_id=501)
+    made = (Qwen3_5MoeConfig if sparse else Qwen3_5Config)(
+        **{**fields, **inside}, attn_implementation="sdpa", image_token_id=500, video_token_id=501)
     made.text_config.torch_dtype = torch.bfloat16
-    made.text_config.num_experts, made.text_config.mlp_only_layers = 0, []
+    made.text_config.mlp_only_layers = []
+    if not sparse:
+        made.text_config.num_experts = 0
     with torch.device("meta"):
-        model = qwen3_5.Qwen3_5ForConditionalGeneration(made, backend=BACKEND)
+        model = (qwen3_5_moe.Qwen3_5MoeForConditionalGeneration if sparse else
+                 qwen3_5.Qwen3_5ForConditionalGeneration)(made, backend=BACKEND)
     qwen3_5.cast_model_to_dtype(model, torch.bfloat16, skip_modules=("_fp32_params",))
     return model
 
@@ -178,6 +190,34 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
     return {"case": case, "forward": found[start:middle], "backward": found[after:before - 1]}
 
 
+VISION = {"model_type": "qwen3_5_moe", "depth": 2, "hidden_size": 160, "intermediate_size": 264, "num_heads": 4,
+          "out_hidden_size": 256, "num_position_embeddings": 64, "patch_size": 16, "spatial_merge_size": 2,
+          "temporal_patch_size": 2, "hidden_act": "gelu_pytorch_tanh"}
+WRAPPED: dict[str, dict[str, Any]] = {"over 4": {"ep": 4}, "over 8": {"ep": 8}, "over 8, checkpointed": {
+    "ep": 8, "checkpoint": True}}
+
+
+def wrapped(case: dict[str, Any]) -> dict[str, Any]:
+    """FSDP2 units of a model with experts and a frozen tower, root first: name and elements; what is checkpointed."""
+    model = seeing({"model_type": "qwen3_5_moe", "tie_word_embeddings": False, "vision_config": VISION,
+                    "text_config": SHAPES["qwen3_5_moe_text"]})
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("visual" not in name)
+    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case["ep"]), world_size=8,
+                             moe_parallel_config=MoEParallelizerConfig(), activation_checkpointing=bool(
+                                 case.get("checkpoint")))
+    model = parallelize_model(model, mesh)
+    units = []
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            units.append([name.replace("_checkpoint_wrapped_module.", "").removesuffix("._checkpoint_wrapped_module"),
+                          sum(one.sharded_param.numel() for one in group.fsdp_params) if group else 0])
+    return {"case": case, "units": units, "checkpoints": [
+        name.removesuffix("._checkpoint_wrapped_module") for name, _ in model.named_modules()
+        if name.endswith("._checkpoint_wrapped_module")]}
+
+
 def stand_in() -> None:
     dense.stand_in()
     for name in [name for name in sys.modules if name.startswith("fla.")]:
@@ -194,6 +234,10 @@ if __name__ == "__main__":
     stand_in()
     known = {family: registered(family) for family in SHAPES}
     rows = {name: events(case) for name, case in CASES.items()}
-    print(json.dumps({"shapes": SHAPES, "registered": known})[:-1] + ', "layers": {')
+    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
+    dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
+    units = {name: wrapped(case) for name, case in WRAPPED.items()}
+    head = {"shapes": SHAPES, "vision": VISION, "registered": known, "wrapped": units}
+    print(json.dumps(head)[:-1] + ', "layers": {')
     print(by_name(rows, compact=True))
     print("}}")

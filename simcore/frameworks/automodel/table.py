@@ -58,8 +58,8 @@ from simcore.frameworks.automodel.tensor_parallel import (
     SPLITS,
     gathers_logits,
     is_cut_late,
+    split_by_inputs,
     split_of,
-    splits_layers,
     turns_adapters_from,
 )
 from simcore.frameworks.automodel.units import is_sharded, units
@@ -292,7 +292,7 @@ class _Choice:
     holds_fp32: bool = True
     on_host: bool = False
     float8: bool = False
-    splits_layers: bool = False
+    by_inputs: tuple[str, ...] = ()
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -315,7 +315,7 @@ def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: b
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
         mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job),
-        splits_layers(job)))
+        split_by_inputs(job)))
 
 
 def _casts_frozen(job: Job) -> bool:
@@ -342,13 +342,13 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     if choice.splits_experts:
         rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
         rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
-    if choice.splits_layers:
+    if last := choice.by_inputs:
         for chosen, cut in SPLITS.items():
             early = _policy(choice, f"split by {chosen}", (cut, *dense), (cut,), frozen, compute)
             late = replace(early, unreduced_grad=TensorLayout((("dp_shard_cp", Partial()),), compute))
-            rules += [Rule(lambda t, chosen=chosen: split_of(t) == chosen and is_cut_late(t),  # type: ignore[misc]
+            rules += [Rule(lambda t, chosen=chosen: split_of(t, last) == chosen and is_cut_late(t, last),  # type: ignore[misc]
                            late),
-                      Rule(lambda t, chosen=chosen: split_of(t) == chosen, early)]  # type: ignore[misc]
+                      Rule(lambda t, chosen=chosen: split_of(t, last) == chosen, early)]  # type: ignore[misc]
     elif choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
         split: Placements = (("tp", Shard(0, even=True)),)
         rules.append(Rule(lambda t: t.component == "lm_head",

@@ -120,7 +120,7 @@ class _Maker:
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
         """Returns the units with ep > 1: by default none reshards; the outer model has a frozen tower, if any."""
-        reshard = bool(self.asked)
+        reshard, inside = bool(self.asked), ".language_model" * self.graph.architecture.has_tower
         kinds = {layer: self._kind(layer) for layer in stage}
         tower = [layer for layer in stage if isinstance(self._block_of(layer), VisionPart)]
         blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")
@@ -130,9 +130,9 @@ class _Maker:
         out = [self._unit("root", tower, stage[0], end, reshard=False, is_root=True) if tower else
                Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
         if norms:
-            out.append(self._unit("model", norms, stage[0], norms[-1], reshard=reshard))
+            out.append(self._unit(f"model{inside}", norms, stage[0], norms[-1], reshard=reshard))
         if kinds[stage[0]] == "embedding":
-            out.append(self._unit("model.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
+            out.append(self._unit(f"model{inside}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)
         out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard) for layer in stage

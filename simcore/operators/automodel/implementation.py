@@ -124,8 +124,8 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     out.disown()
     forward = tape.cut()
     masks, tables = _added_masks(env, kind), stem_tables(env, kind)
-    # The model's output has the final hidden state, and a loop that keeps the logits keeps it.
-    held = [hidden] if isinstance(kind.block, Head) and kind.family in QWEN3_5 and env.options.keeps_logits else []
+    # A dense Qwen 3.5's output has the final hidden state, and a loop that keeps the logits keeps it.
+    held = [hidden] if isinstance(kind.block, Head) and kind.family == QWEN3_5[0] and env.options.keeps_logits else []
     hidden = None
     masks.clear()
     tables.drop_late()

@@ -55,8 +55,10 @@ def read_step(reader: Reader, draft: Draft, kind: str, *, validates: bool) -> No
     read_rows(reader, draft, (_LATER,))
     colocated = draft.values.get("generation", {}).get("colocated", True)
     away = reader.flag("policy.offload_optimizer_for_logprob")
-    if away is not None and away.value and kind == "grpo" and not colocated:
-        draft.refuse(away, "optimizer states that leave the device for passes of log-probabilities")
+    if away is not None and away.value and kind == "grpo" and not colocated and not _makes_passes(reader):
+        draft.idle(away, "no log-probabilities are made (loss_fn.force_on_policy_ratio, and no penalty)")
+    elif away is not None and away.value and kind == "grpo" and not colocated:
+        draft.put("rl.optimizer_offload", away)
     else:
         draft.idle(away, "off, or states left the device before weights were sent to the engine"
                    if kind in ("grpo", "ppo") else "only passes of GRPO read it (prepare_for_lp_inference)")
@@ -64,6 +66,14 @@ def read_step(reader: Reader, draft: Draft, kind: str, *, validates: bool) -> No
         read_rows(reader, draft, _DPO)
     if kind == "grpo":
         _read_grpo(reader, draft)
+
+
+def _makes_passes(reader: Reader) -> bool:
+    """True if log-probabilities of the policy or of a reference policy are made (algorithms/grpo.py:3210)."""
+    penalty = reader.look("loss_fn.reference_policy_kl_penalty")
+    skips = (reader.look("loss_fn.force_on_policy_ratio") is True
+             and reader.look("grpo.seq_logprob_error_threshold") is None)
+    return not skips or (isinstance(penalty, int | float) and penalty > 0)
 
 
 def _read_evaluation(reader: Reader, draft: Draft, *, validates: bool) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkout import ROOT
 from eventlog import grouped
+from simcore.frameworks.setup import prepare
+from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel import moe
@@ -85,3 +88,22 @@ def test_a_shared_expert_is_weighed_as_automodel_s_is(monkeypatch: pytest.Monkey
     del x
     tape.backward()
     assert grouped(changes(tape.cut())) == grouped(row["backward"])
+
+
+def test_units_of_experts_behind_a_frozen_tower_are_those_that_automodel_wraps(tmp_path: Path) -> None:
+    """The tower is the root's, the decay in fp32 a unit in its layer, experts one where several ranks share them."""
+    text = {**STORED["shapes"]["qwen3_5_moe_text"], "model_type": "qwen3_5_moe_text", "mtp_num_hidden_layers": 0}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "qwen3_5_moe", "tie_word_embeddings": False, "text_config": text,
+                                  "vision_config": STORED["vision"]}), encoding="utf-8")
+    for name, row in STORED["wrapped"].items():
+        job, table = prepare(Scenario.model_validate({
+            "name": "wraps", "model": {"config": str(config)}, "framework": "automodel", "topology": "dgx-h100",
+            "mesh": {"dp_shard": 8, "ep": row["case"]["ep"]}, "training": {
+                "seq_len": 512, "images": 1, "image_height": 160, "frozen": ["model.visual"],
+                "recompute": "full" if row["case"].get("checkpoint") else "none"}}))
+        graph = job.graph
+        found = [["" if unit.is_root else unit.name, sum(
+            graph.tensors[graph.layers[layer].kind][number].numel for layer, numbers in unit.members
+            for number in numbers)] for unit in table.units]
+        assert sorted(found) == sorted(row["units"]), name

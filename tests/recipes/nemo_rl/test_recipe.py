@@ -755,3 +755,13 @@ def test_log_probabilities_that_are_fused_with_the_head_are_a_loss_in_chunks(tmp
     with pytest.raises(InputError) as refused:
         imported(tmp_path, base, text.replace(", fused_linear_logprobs_chunk_size: 128", "")).expect_complete()
     assert any("fused_linear_logprobs_chunk_size: expected" in one.message for one in refused.value.problems)
+
+
+def test_states_that_leave_for_log_probabilities_with_engines_apart(tmp_path: Path) -> None:
+    text = ("policy: {offload_optimizer_for_logprob: true, generation: {colocated: {enabled: false, resources: "
+            "{gpus_per_node: 4, num_nodes: 1}}}}\ncluster: {gpus_per_node: 8}\n")
+    assert imported(tmp_path, GRPO, text).values["rl"]["optimizer_offload"] is True
+    never = text + "loss_fn: {force_on_policy_ratio: true, reference_policy_kl_penalty: 0.0}\n"
+    assert "optimizer_offload" not in imported(tmp_path, GRPO, never).values["rl"]
+    shared = imported(tmp_path, GRPO, "policy: {offload_optimizer_for_logprob: true}\n")
+    assert "optimizer_offload" not in shared.values["rl"]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from rl.test_forward import parts
+from rl.step.test_forward import parts
 from rl.test_workload import DPO, GRPO, report
 from simcore.hardware.topology import load_topology
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.results.phases import PHASES
 from simcore.results.report import RankReport, Report, TrafficRow
-from simcore.rl.refit import gathered
+from simcore.rl.step.refit import gathered
 from simcore.simulate import simulate
 from simcore.timing.collective import collective_ns
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.rl.journal import Journal
+from simcore.rl.step.journal import Journal
 
 
 def test_a_phase_begins_with_what_is_there() -> None:

@@ -20,11 +20,11 @@ from simcore.frameworks.registry import asked_adapter
 from simcore.hardware.topology import Topology
 from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Placed, Plan
-from simcore.rl.journal import Journal
-from simcore.rl.phases import ENGINE, GATHERS, POLICY, REFIT, GrpoStep, away, back, host_ns, packing_ns, wake
-from simcore.rl.policy import Policy
-from simcore.rl.refit import Gather, Gathered, gathering_ns
-from simcore.rl.streams import Stream
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import ENGINE, GATHERS, POLICY, REFIT, GrpoStep, away, back, host_ns, packing_ns, wake
+from simcore.rl.step.policy import Policy
+from simcore.rl.step.refit import Gather, Gathered, gathering_ns
+from simcore.rl.verl.streams import Stream
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
 

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.hardware.topology import Topology
-from simcore.rl.journal import Journal, Space, Way
-from simcore.rl.policy import PARAMS, Critic, Policy, Scorer
-from simcore.rl.quantising import Quantising, quantising_of
-from simcore.rl.refit import Buffers, Gathered, alternating, broadcast_buffers, ipc_buffers
+from simcore.rl.step.journal import Journal, Space, Way
+from simcore.rl.step.policy import PARAMS, Critic, Policy, Scorer
+from simcore.rl.step.quantising import Quantising, quantising_of
+from simcore.rl.step.refit import Buffers, Gathered, alternating, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.protocol import InferenceEngine
 
@@ -64,9 +64,10 @@ class GrpoStep:
     all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
     `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs. `asynchronous`: engines generate
     while the policy trains, and `generate_ns` is what the policy waits for. `scores_policy`: log-probabilities of the
-    policy itself are made before it trains. `chunks`: parts that are scored and trained on in turn. `critic`: on the
-    policy's ranks, None without one; `scorer`: a reward model in an engine of its own there. `buffers`: sizes of
-    those on a shared GPU.
+    policy itself are made before it trains. `chunks`: parts that are scored and trained on in turn.
+    `offloads_states`: optimizer states wait on the host while log-probabilities are made. `critic`: on the policy's
+    ranks, None without one; `scorer`: a reward model in an engine of its own there. `buffers`: sizes of those on a
+    shared GPU.
     """
 
     engine: InferenceEngine
@@ -78,6 +79,7 @@ class GrpoStep:
     asynchronous: bool = False
     scores_policy: bool = True
     chunks: int = 1
+    offloads_states: bool = False
     critic: Critic | None = None
     scorer: Scorer | None = None
     buffers: Buffers = alternating
@@ -136,12 +138,15 @@ def score(journal: Journal, policy: Policy, *, beside_grads: bool = False) -> No
 
 
 def refer(journal: Journal, policy: Policy, topology: Topology, *, is_away: bool = False,
-          beside_grads: bool = False) -> None:
+          beside_grads: bool = False, offloads_states: bool = False) -> None:
     """Adds the reference policy's pass: the policy waits on the host while the reference replaces its parameters.
 
-    `is_away`: the policy's parameters may still be on the host; `beside_grads`: as in `score`.
+    `is_away`: the policy's parameters may still be on the host; `beside_grads`: as in `score`; `offloads_states`: so do
+    optimizer states that have not left yet.
     """
     journal.begin("reference")
+    if offloads_states:
+        away(journal, policy.states, topology)
     if is_away:
         back(journal, policy.params, topology)
     size = sum(policy.copied.values()) - policy.hosted.get(PARAMS, 0)
@@ -183,9 +188,12 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     if step.scores_policy:
         journal.begin("logprob")
         back(journal, policy.params, topology)
+        if step.offloads_states:
+            away(journal, policy.states, topology)
         score(journal, policy, beside_grads=step.chunks > 1)
     if step.has_reference:
-        refer(journal, policy, topology, is_away=not step.scores_policy, beside_grads=step.chunks > 1)
+        refer(journal, policy, topology, is_away=not step.scores_policy, beside_grads=step.chunks > 1,
+              offloads_states=step.offloads_states)
     journal.begin("training")
     if not step.scores_policy:
         back(journal, policy.params, topology)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rl.test_forward import parts
-from simcore.rl.forward import passes
-from simcore.rl.policy import Policy, policy_of
+from rl.step.test_forward import parts
+from simcore.rl.step.forward import passes
+from simcore.rl.step.policy import Policy, policy_of
 from simcore.simulate import simulate
 
 

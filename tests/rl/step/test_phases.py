@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from simcore.rl.journal import Journal
-from simcore.rl.phases import ENGINE, FIXED, POLICY, REFERENCE, GrpoStep, dpo_step, engine_step, grpo_step
-from simcore.rl.policy import Policy
-from simcore.rl.refit import Gathered
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import ENGINE, FIXED, POLICY, REFERENCE, GrpoStep, dpo_step, engine_step, grpo_step
+from simcore.rl.step.policy import Policy
+from simcore.rl.step.refit import Gathered
 from vllm.test_engine import H100, engine
 
 GIB = 2**30
@@ -123,3 +123,16 @@ def test_parts_of_a_step_are_scored_beside_gradients() -> None:
     whole, parts = (grpo_step(policy, replace(turn(colocated=False), chunks=chunks), H100) for chunks in (1, 3))
     assert [owned(parts, phase, POLICY) - owned(whole, phase, POLICY) for phase in (
         "refit", "logprob", "reference", "training")] == [0, 4 * GIB, 4 * GIB, 0]
+
+
+def test_states_wait_on_the_host_while_log_probabilities_are_made() -> None:
+    """With engines apart they stay on the device otherwise (NeMo RL's offload_optimizer_for_logprob)."""
+    stays, leaves = (grpo_step(POLICY_OF, replace(turn(colocated=False), offloads_states=offloads), H100)
+                     for offloads in (False, True))
+    assert [owned(stays, phase, POLICY) - owned(leaves, phase, POLICY) for phase in (
+        "generation", "reference", "training")] == [0, 6 * GIB, 0]
+    highest = next(phase for phase in leaves.phases if phase.phase == "logprob")
+    assert [one.num_bytes for one in highest.copied.values()] == [6 * GIB]
+    assert owned(leaves, "reference", POLICY, "host") == 6 * GIB
+    alone = grpo_step(POLICY_OF, replace(turn(colocated=False), offloads_states=True, scores_policy=False), H100)
+    assert owned(alone, "reference", POLICY, "host") == 6 * GIB

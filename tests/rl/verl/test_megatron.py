@@ -11,15 +11,15 @@ from typing import Any, cast
 import pytest
 
 from checkout import ROOT
-from rl.test_phases import GIB, POLICY_OF, owned, turn
+from rl.step.test_phases import GIB, POLICY_OF, owned, turn
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.results.report import Report
-from simcore.rl.journal import Journal
-from simcore.rl.mbridge import Exported, highest, of_placed, pieces
-from simcore.rl.phases import ENGINE, FIXED, POLICY, REFERENCE
-from simcore.rl.streams import Shared
-from simcore.rl.verl_megatron import Moves, beside_engine, megatron_step
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import ENGINE, FIXED, POLICY, REFERENCE
+from simcore.rl.verl.mbridge import Exported, highest, of_placed, pieces
+from simcore.rl.verl.megatron import Moves, beside_engine, megatron_step
+from simcore.rl.verl.streams import Shared
 from simcore.simulate import simulate
 from small import plan_of
 from vllm.test_engine import H100

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import pytest
 
-from rl.test_phases import GIB, POLICY_OF, owned, turn
-from rl.test_verl import STATE, asked
-from simcore.rl.journal import Journal
-from simcore.rl.phases import POLICY, REFERENCE
-from simcore.rl.streams import Shared
-from simcore.rl.verl import Offloads, verl_step
-from simcore.rl.verl_adapters import Adapted, adapted
+from rl.step.test_phases import GIB, POLICY_OF, owned, turn
+from rl.verl.test_step import STATE, asked
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import POLICY, REFERENCE
+from simcore.rl.verl.adapters import Adapted, adapted
+from simcore.rl.verl.step import Offloads, verl_step
+from simcore.rl.verl.streams import Shared
 from simcore.simulate import simulate
 from small import plan_of
 from vllm.test_engine import H100

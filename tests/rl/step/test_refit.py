@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from rl.test_forward import parts
-from simcore.rl.refit import broadcast_buffers, gathered, ipc_buffers
+from rl.step.test_forward import parts
+from simcore.rl.step.refit import broadcast_buffers, gathered, ipc_buffers
 
 GIB = 2**30
 

@@ -16,8 +16,8 @@ from typing import Final
 from simcore.hardware.topology import Link, Topology
 from simcore.results.phases import PHASES
 from simcore.results.report import TrafficRow
-from simcore.rl.journal import Journal
-from simcore.rl.refit import Gathered
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.refit import Gathered
 from simcore.timing.collective import algorithm, collective_ns, crossing, measured_sizes
 from simcore.timing.routes import Routes
 from simcore.vllm.parallel import Call

@@ -18,10 +18,10 @@ from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import ModelFile, Scenario
 from simcore.placement.job import topology_of
 from simcore.results.report import Assumption
-from simcore.rl.journal import Journal
-from simcore.rl.phases import REWARD, SCORING, put_asleep, put_to_sleep, wake
-from simcore.rl.policy import Scorer
-from simcore.rl.traffic import ENGINE_AXIS, Sent
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import REWARD, SCORING, put_asleep, put_to_sleep, wake
+from simcore.rl.step.policy import Scorer
+from simcore.rl.step.traffic import ENGINE_AXIS, Sent
 from simcore.vllm.parallel import prompt_calls
 from simcore.vllm.prefill import prompt_seconds
 from simcore.vllm.workload import engine_of

@@ -20,7 +20,7 @@ from typing import Final
 
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import Placed, Plan
-from simcore.rl.refit import Gathered, gathered
+from simcore.rl.step.refit import Gathered, gathered
 from simcore.timing.routes import Routes
 
 __all__ = ["Exported", "exported", "highest", "of_placed", "pieces"]

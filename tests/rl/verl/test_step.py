@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from rl.test_phases import GIB, POLICY_OF, owned, turn
+from rl.step.test_phases import GIB, POLICY_OF, owned, turn
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.results.report import Report
-from simcore.rl.journal import Journal
-from simcore.rl.phases import ENGINE, POLICY, REFERENCE
-from simcore.rl.streams import Shared
-from simcore.rl.verl import Offloads, Summoned, summoned, verl_step
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import ENGINE, POLICY, REFERENCE
+from simcore.rl.verl.step import Offloads, Summoned, summoned, verl_step
+from simcore.rl.verl.streams import Shared
 from simcore.simulate import simulate
 from small import plan_of
 from vllm.test_engine import H100

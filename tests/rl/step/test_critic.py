@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from rl.test_phases import GIB, POLICY_OF, owned, turn
-from rl.test_verl import STATE, asked
+from rl.step.test_phases import GIB, POLICY_OF, owned, turn
+from rl.verl.test_step import STATE, asked
 from simcore.frameworks.fsdp1.flat_parameters import flat_units
 from simcore.program.outline import Phase
 from simcore.recording.tape import Op
 from simcore.results.report import Report
-from simcore.rl.journal import Journal
-from simcore.rl.phases import CRITIC, POLICY
-from simcore.rl.policy import Critic, Policy
-from simcore.rl.streams import Shared
-from simcore.rl.verl import Offloads, verl_step
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import CRITIC, POLICY
+from simcore.rl.step.policy import Critic, Policy
+from simcore.rl.verl.step import Offloads, verl_step
+from simcore.rl.verl.streams import Shared
 from simcore.simulate import check, simulate
 from small import plan_of, program_of
 from vllm.test_engine import H100

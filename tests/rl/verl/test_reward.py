@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rl.test_phases import GIB, POLICY_OF, owned, turn
-from rl.test_verl import STATE, asked
-from simcore.rl.phases import REWARD
-from simcore.rl.policy import Scorer
-from simcore.rl.streams import Shared
-from simcore.rl.verl import Offloads, verl_step
+from rl.step.test_phases import GIB, POLICY_OF, owned, turn
+from rl.verl.test_step import STATE, asked
+from simcore.rl.step.phases import REWARD
+from simcore.rl.step.policy import Scorer
+from simcore.rl.verl.step import Offloads, verl_step
+from simcore.rl.verl.streams import Shared
 from simcore.simulate import check, simulate
 from simcore.vllm.engine import Limits
 from simcore.vllm.parallel import prompt_calls

@@ -27,11 +27,11 @@ from simcore.inputs import generation
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Lora
 from simcore.results.report import TrafficRow
-from simcore.rl.forward import passes
-from simcore.rl.journal import Journal
-from simcore.rl.phases import CRITIC, FORWARD, STEPS, away, back, outside
-from simcore.rl.policy import Critic, Policy, on_same_gpus, policy_of
-from simcore.rl.traffic import of_passes, of_steps
+from simcore.rl.step.forward import passes
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import CRITIC, FORWARD, STEPS, away, back, outside
+from simcore.rl.step.policy import Critic, Policy, on_same_gpus, policy_of
+from simcore.rl.step.traffic import of_passes, of_steps
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 

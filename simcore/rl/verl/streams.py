@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.placement.plan import Plan
-from simcore.rl.mbridge import pieces
-from simcore.rl.refit import Gathered
+from simcore.rl.step.refit import Gathered
+from simcore.rl.verl.mbridge import pieces
 from simcore.units import dtype_bytes
 
 __all__ = ["EXPORTS", "STREAMS", "WHOLE", "Clones", "Shared", "Stream", "cloned"]

@@ -25,9 +25,9 @@ from typing import Final
 
 from simcore.hardware.topology import Topology
 from simcore.placement.plan import Placed, Plan
-from simcore.rl.critic import add_critic, make_values, train_critic
-from simcore.rl.journal import Journal
-from simcore.rl.phases import (
+from simcore.rl.step.critic import add_critic, make_values, train_critic
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import (
     ENGINE,
     FORWARD,
     GATHERS,
@@ -46,11 +46,11 @@ from simcore.rl.phases import (
     train,
     wake,
 )
-from simcore.rl.policy import Policy
-from simcore.rl.refit import Gather
-from simcore.rl.reward import add_scorer, score_sequences
-from simcore.rl.streams import Stream
-from simcore.rl.verl_adapters import Adapted, refit_adapters
+from simcore.rl.step.policy import Policy
+from simcore.rl.step.refit import Gather
+from simcore.rl.verl.adapters import Adapted, refit_adapters
+from simcore.rl.verl.reward import add_scorer, score_sequences
+from simcore.rl.verl.streams import Stream
 from simcore.units import dtype_bytes
 
 __all__ = ["Offloads", "Summoned", "summoned", "verl_step"]

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from rl.test_phases import GIB, POLICY_OF, owned, turn
+from rl.step.test_phases import GIB, POLICY_OF, owned, turn
 from simcore.models.graph import architecture_of, model_config
-from simcore.rl.phases import GrpoStep, engine_step, grpo_step
-from simcore.rl.quantising import Quantising, quantising_of
-from simcore.rl.refit import ipc_buffers
+from simcore.rl.step.phases import GrpoStep, engine_step, grpo_step
+from simcore.rl.step.quantising import Quantising, quantising_of
+from simcore.rl.step.refit import ipc_buffers
 from simcore.vllm.engine import Engine
 from simcore.vllm.quantized.recipe import refitted
 from simcore.vllm.quantized.tensor import Gpu

@@ -28,7 +28,7 @@ from typing import Final
 from simcore.operators.registry import implementation_of
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import Placed, PlacedKind, Plan
-from simcore.rl.policy import MODULES
+from simcore.rl.step.policy import MODULES
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
 

@@ -41,7 +41,7 @@ from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.exact_sums import sums_by_key
 from simcore.recording.tape import Op
 from simcore.results.report import TrafficRow
-from simcore.rl.policy import MODULES
+from simcore.rl.step.policy import MODULES
 from simcore.simulation.simulation import Simulation
 from simcore.timing.step import forward_ns
 from simcore.timing.traffic import traffic

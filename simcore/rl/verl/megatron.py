@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.hardware.topology import Topology
-from simcore.rl.journal import Journal
-from simcore.rl.phases import (
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import (
     ENGINE,
     FIXED,
     FORWARD,
@@ -40,8 +40,8 @@ from simcore.rl.phases import (
     train,
     wake,
 )
-from simcore.rl.policy import Policy
-from simcore.rl.streams import Stream
+from simcore.rl.step.policy import Policy
+from simcore.rl.verl.streams import Stream
 
 __all__ = ["Moves", "beside_engine", "megatron_step"]
 

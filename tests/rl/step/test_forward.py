@@ -11,7 +11,7 @@ import pytest
 from checkout import ROOT
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
-from simcore.rl.forward import passes
+from simcore.rl.step.forward import passes
 from simcore.simulate import simulate
 from simcore.simulation.simulation import Simulation, placed_simulation
 
