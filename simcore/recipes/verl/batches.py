@@ -26,6 +26,8 @@ _TOKENS: Final = 16384
 """Tokens of a microbatch of varying size, unless the recipe says so (`actor.ppo_max_token_len_per_gpu`)."""
 _MORE: Final = 1.5
 """Most times by which a divisor may be more than the sequences of an equal cut."""
+_PASSES: Final = ("rl.logprob_batch_size", "rl.critic.values_batch_size")
+"""Sizes of passes that are not trained on, whose last microbatch may be smaller."""
 
 
 def read_batches(reader: Reader, draft: Draft, gpus: int) -> None:
@@ -58,7 +60,7 @@ def read_batches(reader: Reader, draft: Draft, gpus: int) -> None:
     policy = _scoring(reader, draft, ROLLOUT, (is_dynamic, most_tokens))
     read_size(draft, "rl.logprob_batch_size", sizes(reader, ROLLOUT, "log_prob_micro_batch_size"), policy[2],
                step * each // gpus, (policy[0], length, gpus, policy[1]))
-    _read_reference(reader, draft, (is_dynamic, most_tokens), length, gpus)
+    _read_reference(reader, draft, (is_dynamic, most_tokens), length, (gpus, step * each // gpus))
 
 
 def _read_length(reader: Reader, draft: Draft) -> int:
@@ -135,6 +137,9 @@ def read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[in
         draft.use(*stated)
         draft.fail(stated[1].where, f"{stated[1].key} and {stated[0].key}: expected one of them ({RELEASE} "
                    "workers/config/actor.py)")
+    elif stated[0].key.endswith("_per_gpu") and key in _PASSES and stated[0].value > sequences > 0:
+        draft.infer(key, sequences, "all sequences of a rank, which are fewer", stated[0],
+                    source=f"{RELEASE} protocol.py split")
     elif stated[0].key.endswith("_per_gpu"):
         draft.put(key, stated[0])
     elif stated[0].value < gpus:
@@ -159,12 +164,17 @@ def _varying(sequences: int, length: int, most: int) -> int:
     return found if found <= _MORE * equal else 0
 
 
-def _read_reference(reader: Reader, draft: Draft, actor: tuple[bool, int], length: int, gpus: int) -> None:
-    """Sizes of the reference policy's passes, which are counted as the policy's; larger ones are refused."""
+def _read_reference(reader: Reader, draft: Draft, actor: tuple[bool, int], length: int, ranks: tuple[int, int]) -> None:
+    """Sizes of the reference policy's passes, which are counted as the policy's; larger ones are refused.
+
+    `ranks`: how many there are, and the sequences of each in a step.
+    """
+    gpus, share = ranks
     varies, most, tokens = _scoring(reader, draft, _REF, actor)
     stated = sizes(reader, _REF, "log_prob_micro_batch_size")
     own: Any = most // max(1, length) if varies else stated[0].value // (
         1 if stated[0].key.endswith("_per_gpu") else gpus) if stated else 0
+    own = min(own, share) if share > 0 else own
     counted = draft.values.get("rl", {}).get("logprob_batch_size", 0)
     has = draft.values.get("rl", {}).get("reference") in ("host", "device")
     if has and not varies and not stated:

@@ -84,6 +84,17 @@ def test_sglang_has_its_own_defaults_where_verl_sends_it_nothing(tmp_path: Path)
     assert not check(read).problems
 
 
+def test_a_pass_of_more_sequences_than_a_rank_has_is_one_of_all_of_them(tmp_path: Path) -> None:
+    """64 prompts of 5 answers over 8 ranks are 40 sequences for each."""
+    size = "log_prob_micro_batch_size_per_gpu"
+    found = imported(tmp_path, SCRIPT.replace(f"{size}=4", f"{size}=64"))
+    found.expect_complete()
+    read = parse_scenario(found.document())
+    assert read.rl is not None
+    assert read.rl.logprob_batch_size == 40
+    assert not check(read).problems
+
+
 def test_a_file_that_the_command_names_is_asked_for(tmp_path: Path) -> None:
     text = SCRIPT.replace("main_ppo \\\n", "main_ppo --config-name=mine \\\n")
     alone = imported(tmp_path, text)
