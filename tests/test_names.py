@@ -24,6 +24,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "docgen/support.py": (frozenset({"cpu_offloading_num_layers", "fp8_all_gather", "fp8_param_gather", "fp8_recipe"}),
                           "small jobs of a page"),
     "inputs/training.py": (frozenset({"hf", "megatron"}), "names of losses"),
+    "vllm/quantized/recipe.py": (frozenset({"llm_int8_skip_modules"}), "a key of a checkpoint's configuration"),
     **{f"lint/{name}.py": (frozenset(found), "names of formats of recipes, and of their keys") for name, found in {
         "adapters": ["automodel"], "examples": ["automodel", "megatron", "torchtitan"], "keys": ["automodel"],
         "layout": ["automodel"], "training": ["attn_implementation", "automodel"],
@@ -36,7 +37,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
                         "published names of conventions, by the program that prints them"),
     "placement/strategy.py": (frozenset({"megatron"}), "a kind of NeMo RL's workers"),
     "recording/layer.py": (frozenset({"hf"}), "the default loss"),
-    "rl/policy.py": (frozenset({"use_precision_aware_optimizer"}), "what NeMo RL's worker moves depends on it"),
+    "rl/step/policy.py": (frozenset({"use_precision_aware_optimizer"}), "what NeMo RL's worker moves depends on it"),
     "validation/step_times.py": (frozenset({"fp8_recipe"}), "measured rows are told apart by it"),
     "validation/tolerance.py": (frozenset({"automodel", "fsdp2", "megatron", "megatron_fsdp"}),
                                 "tolerances of measured rows, by framework"),

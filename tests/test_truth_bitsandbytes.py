@@ -21,6 +21,8 @@ STEPS: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/bitsandbytes/steps-0.50.2.json").read_text(encoding="utf-8"))["cases"]
 AUTOMODEL: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/bitsandbytes/automodel-0.7.0.json").read_text(encoding="utf-8"))["cases"]
+SCAN: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/bitsandbytes/scan-0.50.2.json").read_text(encoding="utf-8"))
 INT8: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/bitsandbytes/int8-0.50.2.json").read_text(encoding="utf-8"))["cases"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -84,6 +86,23 @@ def test_a_step_allocates_what_bitsandbytes_and_peft_allocate(name: str) -> None
     forward = max(rank.peak.by_phase[phase] for phase in ("forward", "loss"))
     assert {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "forward": forward - beside,
             "peak": rank.peak.allocated_bytes - beside, "end": rank.end_bytes - beside} == STEPS[name]["found"]
+
+
+def test_a_step_with_mamba_layers_under_autocast_allocates_what_peft_allocates() -> None:
+    """Falcon-H1 as axolotl packs and casts it: `tests/truth/probe_scan_qlora.py`."""
+    for name, case in SCAN["cases"].items():
+        packs = {"method": "qlora"} if "skipped" in case else {"method": "lora"}
+        options = {"llm_int8_skip_modules": case.get("skipped"),
+                   "prepare_model_for_kbit_training": "cast_back" if case.get("back") else None}
+        report = simulate(small.scenario(
+            "ddp", model={"config": "falcon-h1-1.5b", "overrides": SCAN["shape"]}, **packs,
+            lora={"rank": 8, "target_modules": case.get("targets", [*ALL, "in_proj"]), "dtype": "fp32"},
+            optimizer={"implementation": "fused"}, recompute="full" if case.get("recompute") else "none",
+            options={"autocast": True, **{key: value for key, value in options.items() if value}}))
+        head = sum(size.params_bytes for part, size in report.ranks[0].at_rest.items() if part == "lm_head")
+        found = {key: size for key, size in case["found"].items() if key != "head"}
+        assert small.allocated(report) == found, name
+        assert (head < 2 * 512 * 256) == (case["found"]["head"] < 2 * 512 * 256), name
 
 
 @pytest.mark.parametrize("name", INT8)

@@ -18,7 +18,8 @@ from simcore.results.report import RankReport
 from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
-CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+CASES: dict[str, Any] = {name: case for file in (TRUTH, TRUTH.with_name("torchtitan-layers-0.2.2.json"))
+                         for name, case in json.loads(file.read_text(encoding="utf-8")).items()}
 ELSEWHERE = {"buffer", "workspace", "opt_state"}
 """The rotary table is a buffer there and a workspace here; Adam's step counters (4 bytes each) are not counted here."""
 
@@ -38,7 +39,8 @@ def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
         "implementation": "torchtitan", "topology": "dgx-h100", "mesh": {"dp_shard": shards, "cp": cp, "tp": tp},
         "training": {
             "seq_len": case["seq"], "micro_batch_size": batch, "global_batch_size": batch * shards,
-            "recompute": {"mode": "per_op"} if mode == "op" else mode,
+            "recompute": {"mode": "per_op"} if mode == "op" else mode if isinstance(mode, str) else {
+                "mode": "every", "num_layers": mode},
             "precision": {"compute": case.get("compute", "bf16")}},
         "framework_options": {k: case[k] for k in ("early_stop", "disable_loss_parallel", "repeat_kv") if k in case}}
 

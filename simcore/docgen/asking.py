@@ -65,8 +65,9 @@ def best(answers: Iterable[str]) -> str:
 def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Keys of the same scenario of the model `graph` with an image in each sequence.
 
-    First with a frozen vision tower, which adapters are left out of, then with all that trains, in each of the
-    framework's `versions`. A model without a tower: the keys as they are.
+    First with a frozen vision tower, which adapters are left out of, with eager attention, which any mask of images
+    needs, and with the framework's own; then with all that trains, in each of the framework's `versions`. A model
+    without a tower: the keys as they are.
     """
     tower = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)]
     if not tower:
@@ -76,9 +77,10 @@ def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[s
     sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, AnySize) else {}
     adapted = keys.get("training", {}).get("method") == "lora"
     adapters = {"lora": {"exclude_modules": [f"{path}.*", "*projector*"]}} if adapted else {}
-    options = {**keys.get("framework_options", {}), "attn_implementation": "eager"}
     training = {**keys.get("training", {}), **_IMAGES, **sides, **adapters, "frozen": [] if adapted else [path]}
-    yield {**keys, "training": training, "framework_options": options}
+    for attention in ({"attn_implementation": "eager"}, {}):
+        options = {**keys.get("framework_options", {}), **attention}
+        yield {**keys, "training": training, "framework_options": options}
     for version in versions:
         yield {**keys, "framework_version": version, "training": {**keys.get("training", {}), **_IMAGES, **sides}}
 

@@ -71,7 +71,7 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
         return
     if any("language" in name for name in (*training.lora.target_modules, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
-    if training.recompute != "none":
+    if training.recompute != "none" and job.graph.implementation == "hf":
         raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
     if training.lengths != "fixed":
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")

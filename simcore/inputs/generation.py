@@ -126,16 +126,19 @@ class Rl(Block):
     epochs: Annotated[int, Field(ge=1, le=EPOCHS)] = Field(
         default=1, description="PPO: times that a step trains on its sequences"
     )
+    layered_summon: bool = Field(
+        default=False, description="verl: adapters are gathered layer by layer, and the engine is not sent the base"
+    )
     reward: Reward | None = Field(default=None, description="verl: a reward model that scores what was generated")
 
 
 class Generation(Block):
     """The inference engine that generates, and its share of the GPUs."""
 
-    engine: Name = Field(default="vllm", description="Inference engine: vllm, or sglang beside a trainer of verl")
-    version: Literal["auto", "0.12.0", "0.25.1", "0.5.6"] = Field(
+    engine: Name = Field(default="vllm", description="Inference engine: vllm, or sglang beside a trainer")
+    version: Literal["auto", "0.12.0", "0.25.1", "0.5.6", "0.5.12.post1"] = Field(
         default="auto", description="Its version; auto: 0.12.0 where it serves, 0.25.1 under NeMo RL, which pins it; "
-        "0.5.6 of SGLang"
+        "of SGLang 0.5.6 beside verl, 0.5.12.post1 beside NeMo RL"
     )
     colocated: bool = Field(default=True, description="On the GPUs that train")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")

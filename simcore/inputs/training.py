@@ -72,9 +72,9 @@ def _lengths_kind(value: object) -> str:
 class Recompute(Block):
     """Activations that are computed again in backward instead of being kept."""
 
-    mode: Literal["uniform", "block", "per_op"] = Field(description="How layers are chosen")
+    mode: Literal["uniform", "block", "every", "per_op"] = Field(description="How layers are chosen")
     num_layers: LayerCount = Field(
-        default=1, description="Layers of a recomputed group (uniform) or of a stage (block)"
+        default=1, description="Layers of a recomputed group (uniform), of a stage (block), or one of which is (every)"
     )
     modules: Names = Field(default=(), description="Modules or operators that are recomputed")
 
@@ -280,8 +280,7 @@ class Training(Block):
     pipeline: Pipeline = Field(default=Pipeline(), description="Pipeline schedule and stages")
     loss: Literal["auto", "megatron", "te", "te_inplace", "hf", "hf_keep_logits", "masked_fp32", "masked", "liger",
                   "cut", "chunked", "causal", "flash", "flash_eager", "flash_entropy", "flash_entropy_eager",
-                  "log_probs", "top_k", "values",
-                  "fused_log_probs"] = Field(
+                  "flash_padded", "log_probs", "top_k", "values", "fused_log_probs"] = Field(
         default="auto", description="Whose loss code runs"
     )
     logprob_chunk_size: Length | None = Field(

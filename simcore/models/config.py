@@ -40,6 +40,11 @@ class Architecture:
     ignored: tuple[tuple[str, str, str], ...] = ()
 
     @property
+    def decoder(self) -> str:
+        """The `model_type` of its layers: that of the configuration inside, where a model reads images."""
+        return next((kind.family for _, kind in self.parts if kind.block is None), self.family)
+
+    @property
     def has_tower(self) -> bool:
         """True for a model that reads images by a vision tower."""
         return any(isinstance(kind.block, VisionPart) for _, kind in self.parts)

@@ -90,7 +90,7 @@ and of probabilities, take four each, and the host waits to know how many they f
 UNFUSED_UNPERMUTE: Final = Operators(2, 1)
 """Unpermute of the same: zeros, and rows added to them; rows selected."""
 
-# ---- layers of NeMo Automodel 0.7.0 (automodel-0.7.0.json), see `operators/automodel/python.py` ----------------------
+# ---- layers of NeMo Automodel 0.7.0 (automodel-0.7.0.json), see `operators/automodel/env.py` -------------------------
 AUTOMODEL_MAMBA: Final = _call(_Pass(66.2, rows=8), _Pass(28.2, rows=14))
 AUTOMODEL_ATTENTION: Final = _call(_Pass(66.3, rows=7), _Pass(46.6, rows=14))
 AUTOMODEL_MLP: Final = _call(_Pass(42.9, rows=6), _Pass(24.3, rows=11))

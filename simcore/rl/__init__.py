@@ -1,12 +1,9 @@
-"""DPO and GRPO as NeMo RL runs them: phases of a step, weights sent to the engine, and the report of all this.
+"""DPO, GRPO and PPO as NeMo RL and verl run them: phases of a step, and the report of all this.
 
-Input: a `Scenario` whose workload is `dpo` or `grpo`.
+Input: a `Scenario` whose workload is `dpo`, `grpo` or `distillation`.
 Output: a `Report` with phases. Start: `workload.in_phases`.
 
-`phases`: the order of a step, phase by phase (`GrpoStep`): generation, log-probabilities, training, refit. `journal`:
-the ledger of device and host over phases. `forward`: a forward pass without gradients. `policy`: what a class of ranks
-holds, and what moves to the host. `refit`: how weights get to the engine, and its buffers; `quantising`: to 8 bits.
-`traffic`: bytes that leave a rank in each phase. `report`: the result, with memory over phases. The engine that
-generates: `vllm/`, `sglang/` (`engines`). verl's workers: `verl`, `verl_megatron`; how they send weights: `streams`,
-`mbridge`.
+`step/`: what all trainers share, the ledger over phases and their order. `trainers`: which there are, NeMo RL in
+`nemo_rl`, verl in `verl/`; `ppo`: NeMo RL's step with a critic, `teacher`: its distillation. `time`: durations of a
+step. `report`: the result, with memory over phases. The engine that generates: `vllm/`, `sglang/` (`engines`).
 """

@@ -11,6 +11,7 @@ from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
 from simcore.results.report import Assumption
+from simcore.rl.step.refit import Buffers, alternating, flattened
 from simcore.sglang import workload as sglang
 from simcore.vllm import workload as vllm
 from simcore.vllm.engine import Engine
@@ -23,10 +24,14 @@ Use = Literal["server", "library"]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An inference engine. `make`: for a scenario's block `generation`; `told`: its assumptions."""
+    """An inference engine. `make`: for a scenario's block `generation`; `told`: its assumptions.
+
+    `buffers`: sizes of those through which NeMo RL sends it weights on a shared GPU.
+    """
 
     make: Callable[[Scenario, Generation, Topology, Use], InferenceEngine]
     told: Callable[[InferenceEngine], Iterable[Assumption]]
+    buffers: Buffers
 
 
 def _told_of_vllm(engine: InferenceEngine) -> Iterable[Assumption]:
@@ -35,9 +40,8 @@ def _told_of_vllm(engine: InferenceEngine) -> Iterable[Assumption]:
 
 
 ENGINES: Final[Mapping[str, Served]] = {
-    "vllm": Served(vllm.engine_of, _told_of_vllm),
-    "sglang": Served(lambda scenario, given, topology, use: sglang.engine_of(scenario, given, topology),
-                     sglang.assumptions)}
+    "vllm": Served(vllm.engine_of, _told_of_vllm, alternating),
+    "sglang": Served(sglang.engine_of, sglang.assumptions, flattened)}
 
 
 def served(scenario: Scenario, given: Generation) -> Served:

@@ -12,10 +12,10 @@ policy's come and it trains; between rounds it leaves too, after the last it sta
 from __future__ import annotations
 
 from simcore.hardware.topology import Topology
-from simcore.rl.critic import add_critic, make_values, train_critic
-from simcore.rl.journal import Journal
-from simcore.rl.phases import GrpoStep, away, back, refer, sample, score, start, train
-from simcore.rl.policy import Policy
+from simcore.rl.step.critic import add_critic, make_values, train_critic
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import GrpoStep, away, back, refer, sample, score, start, train
+from simcore.rl.step.policy import Policy
 
 __all__ = ["ppo_step"]
 

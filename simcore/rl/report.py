@@ -17,10 +17,10 @@ from simcore.results.phases import PhaseReport
 from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, RankReport, Report, TrafficRow
 from simcore.results.time import StepTime
 from simcore.results.verdict import Verdict, verdict_of
-from simcore.rl.journal import Entry, Journal, Moment
-from simcore.rl.phases import ENGINE, FIXED, POLICY, REFIT, REWARD, category_name, is_outside
+from simcore.rl.step.journal import Entry, Journal, Moment
+from simcore.rl.step.phases import ENGINE, FIXED, POLICY, REFIT, REWARD, category_name, is_outside
+from simcore.rl.step.traffic import by_phase
 from simcore.rl.time import Batch, whole_step
-from simcore.rl.traffic import by_phase
 from simcore.simulation.simulation import Simulation
 from simcore.validation.evidence import evidence_of
 

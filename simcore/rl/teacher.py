@@ -23,11 +23,11 @@ from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.scenario import Scenario, of_teacher
 from simcore.memory import outside_allocator
 from simcore.results.report import Assumption, TrafficRow
-from simcore.rl.forward import CHOSEN, Passes, passes
-from simcore.rl.journal import Journal
-from simcore.rl.phases import FORWARD, GrpoStep, away, back, host_ns, outside, sample, start, train
-from simcore.rl.policy import MODULES, WORKSPACE, Policy, on_same_gpus
-from simcore.rl.traffic import Sent, of_passes, rows
+from simcore.rl.step.forward import CHOSEN, Passes, passes
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import FORWARD, GrpoStep, away, back, host_ns, outside, sample, start, train
+from simcore.rl.step.policy import MODULES, WORKSPACE, Policy, on_same_gpus
+from simcore.rl.step.traffic import Sent, of_passes, rows
 from simcore.simulation.simulation import Simulation, placed_simulation
 
 __all__ = ["Taught", "check_distillation", "distillation_step", "taught", "teaching", "told_of_teacher"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from simcore.hardware.topology import Topology
 from simcore.inputs.training import Training
 from simcore.results.time import CommunicationTime, KernelTime, StepTime
-from simcore.rl.journal import COPIES, Moment
+from simcore.rl.step.journal import COPIES, Moment
 from simcore.timing.throughput import cost
 
 __all__ = ["Batch", "whole_step"]

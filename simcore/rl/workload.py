@@ -19,18 +19,15 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
-from simcore.rl.critic import Critics, check_critic, critics_of
 from simcore.rl.engines import ENGINES, served
-from simcore.rl.forward import Passes, passes
-from simcore.rl.journal import Journal
-from simcore.rl.phases import GrpoStep, dpo_step, engine_step
-from simcore.rl.policy import Policy, policy_of
-from simcore.rl.refit import packed_bytes
 from simcore.rl.report import Laid, phase_report
-from simcore.rl.reward import scorer_of, sent_by_scorer, told_of_scorer
-from simcore.rl.teacher import Taught, check_distillation, distillation_step, taught, teaching, told_of_teacher
-from simcore.rl.time import Batch
-from simcore.rl.traffic import (
+from simcore.rl.step.critic import Critics, check_critic, critics_of
+from simcore.rl.step.forward import Passes, passes
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import GrpoStep, dpo_step, engine_step
+from simcore.rl.step.policy import Policy, policy_of
+from simcore.rl.step.refit import packed_bytes
+from simcore.rl.step.traffic import (
     EVERY_AXIS,
     PACKED,
     Sent,
@@ -42,7 +39,11 @@ from simcore.rl.traffic import (
     of_steps,
     rows,
 )
-from simcore.rl.trainers import check_worker, made_of_logits, trainer_of
+from simcore.rl.teacher import Taught, check_distillation, distillation_step, taught, teaching, told_of_teacher
+from simcore.rl.time import Batch
+from simcore.rl.trainers import check_worker, trainer_of
+from simcore.rl.verl.reward import scorer_of, sent_by_scorer, told_of_scorer
+from simcore.rl.verl.workers import made_of_logits
 from simcore.simulation.simulation import Simulation, legal_simulation, placed_simulation
 from simcore.simulation.step import Request, check_step, training_step
 from simcore.vllm.decode import decode_seconds
@@ -138,9 +139,15 @@ def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: 
                                                              strict=True)]
 
 
+def _forward(scenario: Scenario, simulation: Simulation, request: Request, *, in_place: bool) -> Passes:
+    """Passes of a GRPO step, as a reference policy's are."""
+    return passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=in_place,
+                  beside=made_of_logits(scenario, own=False))
+
+
 def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, simulation: Simulation) -> list[Policy]:
     """Policies with the bytes of their own passes, where these make more of logits than those of a reference policy."""
-    made = made_of_logits(scenario)
+    made = made_of_logits(scenario, own=True)
     if not made:
         return policies
     forward = passes(simulation, timed=False, in_place=True, beside=made)
@@ -212,19 +219,20 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     simulation = _passes_of(scenario, passing)
     trained = training_step(_trained(scenario), request)
     trainer = trainer_of(scenario, simulation.framework.strategy.rl_worker)
-    forward = passes(simulation, scenario.training.logprob_chunk_size, timed=request.timed, in_place=trainer.in_place)
+    forward = _forward(scenario, simulation, request, in_place=trainer.in_place)
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
     weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
-    answered = (rl.generated_prompts or rl.prompts) * rl.generations
-    rounds, broadcast = _rounds(engine, -(-answered // engines)), list(_broadcast(scenario, engine, weights.total))
+    rounds = _rounds(engine, -(-(rl.generated_prompts or rl.prompts) * rl.generations // engines))
+    broadcast = list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
     step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
-                    chunks=rl.chunks, offloads_states=rl.optimizer_offload,
-                    scorer=scorer_of(scenario, sequences))
-    journals = (stepped := _stepped(scenario, simulation, policies, teachers, critics))(step)
+                    chunks=rl.chunks, offloads_states=rl.optimizer_offload, scorer=scorer_of(scenario, sequences),
+                    buffers=ENGINES[engine.generation.engine].buffers)
+    stepped = _stepped(scenario, simulation, policies, teachers, critics)
+    journals = stepped(step)
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
         journals = stepped(step)
@@ -240,7 +248,11 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     further = [*ENGINES[engine.generation.engine].told(engine), *_told(rl, engine), *trainer.told(rl, engine, step),
                *told_of_scorer(step.scorer), *(told_of_teacher(scenario, teachers) if teachers else
                                                () if trainer.in_place else _loss(simulation))]
-    report = phase_report(laid, further)
+    return _with_engine(phase_report(laid, further), engine)
+
+
+def _with_engine(report: Report, engine: InferenceEngine) -> Report:
+    """Report with the engine's memory; one that does not start is out of memory."""
     return report.model_copy(update={"serving": serving(engine),
                                      "verdict": "oom" if engine.refusal else report.verdict})
 

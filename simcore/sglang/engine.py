@@ -13,7 +13,9 @@ sequence's tokens, int32, for `max_running_requests` sequences of the model's co
 `managers/scheduler_update_weights_mixin.py`: release_memory_occupation frees what was allocated in the regions
 "kv_cache" (pool, and places of tokens) and "weights" (without a copy on the host unless enable_weights_cpu_backup);
 buffers of the model are cloned on the device first (`:201` _export_static_state), so that they stay. Free tokens,
-graphs and their inputs, workspaces, the context and NCCL's buffers stay.
+graphs and their inputs, workspaces, the context and NCCL's buffers stay. Graphs themselves are in a region
+"cuda_graph" with SGLANG_MEMORY_SAVER_CUDA_GRAPH (`model_executor/cuda_graph_runner.py`), which NeMo RL sets and
+releases with the pool (7ea279ab `models/generation/sglang/sglang_worker.py` release_memory_occupation).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.models.blocks import Attention
 from simcore.models.config import Architecture
-from simcore.sglang.settings import Settings
+from simcore.sglang.settings import RELEASES, Release, Settings
 from simcore.units import dtype_bytes, format_bytes
 from simcore.vllm.cache import Cache, Formats, Pages
 from simcore.vllm.engine import Limits, nccl_bytes, workspace_bytes
@@ -36,9 +38,8 @@ from simcore.vllm.quantized.linears import kv_heads
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.weights import MODEL_DTYPE, Weight, layers_of, weights
 
-__all__ = ["VERSION", "Engine"]
+__all__ = ["Engine"]
 
-VERSION: Final = "0.5.6"
 _MIB: Final = 2**20
 _REDUCE_BYTES: Final = 3 * 8 * _MIB
 """Custom all-reduce of more than one rank: three buffers of 8 MiB (`distributed/device_communicators/
@@ -50,6 +51,8 @@ _MORE_TOKENS: Final = 4
 _SAMPLED: Final = 4 + 4
 """Bytes of each logit in the sampler beside the model's own: a copy in fp32, and its softmax before it is written into
 the copy (`layers/logits_processor.py:917`, `layers/sampler.py`)."""
+_SCORED: Final = 4 + 4 + 4
+"""The same where log-probabilities are asked for: the copy, its logarithm, and that within limits."""
 _CUT: Final = 2
 """Tokens of the pool that no sequence gets (`managers/tp_worker.py:303`, `managers/scheduler.py:1199`)."""
 _LEAST, _MOST, _EACH = 2048, 4096, 512
@@ -62,7 +65,8 @@ class Engine:
 
     `max_model_len`: tokens of the longest sequence that is asked for; `context`: of the model's longest; `settings`:
     tokens of a pass, sequences of a graph. `fraction`: mem_fraction_static. `buffers`: bytes of the model's rotary
-    table. `occupied`: bytes that others hold on the GPU when the engine starts.
+    table. `occupied`: bytes that others hold on the GPU when the engine starts. `release`: SGLang's version.
+    `frees_graphs`: CUDA graphs are released with the pool; `scores`: log-probabilities of tokens are asked for.
     """
 
     architecture: Architecture
@@ -74,11 +78,14 @@ class Engine:
     fraction: float
     buffers: int = 0
     occupied: int = 0
+    release: Release = RELEASES["0.5.6"]
+    frees_graphs: bool = False
+    scores: bool = False
 
     @property
     def version(self) -> str:
         """Version of SGLang."""
-        return VERSION
+        return self.release.name
 
     @property
     def recipe(self) -> Recipe | None:
@@ -164,20 +171,23 @@ class Engine:
     @property
     def _places(self) -> int:
         """Sequences that there are places for."""
-        if self.generation.max_num_seqs is not None:
-            return self.generation.max_num_seqs
-        return min(max(self.cache.num_blocks * _EACH // self.context, _LEAST), _MOST)
+        asked, most = self.generation.max_num_seqs, min(max(
+            self.cache.num_blocks * _EACH // self.context, _LEAST), _MOST)
+        if not self.release.bounds:
+            return most if asked is None else asked
+        return max(1, min(most, self.cache.num_blocks // 2 if asked is None else asked))
 
     @property
     def cache_bytes(self) -> int:
         """Bytes that are released with the pool: it, its page for padding, and the places of tokens."""
-        return self.cache.num_bytes + self.pages.block_bytes + self._places * (self.context + _MORE_TOKENS) * _PLACE
+        rows = self._places + self.release.spare
+        return self.cache.num_bytes + self.pages.block_bytes + rows * (self.context + _MORE_TOKENS) * _PLACE
 
     @cached_property
     def profile(self) -> Profile:
         """Bytes besides weights and pool of the largest prefill, or of sampling for all sequences."""
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
-                       _SAMPLED)
+                       _SCORED if self.scores else _SAMPLED)
 
     @property
     def workspace_bytes(self) -> int:
@@ -189,9 +199,18 @@ class Engine:
         """Bytes of CUDA graphs, at least of their inputs: logits in fp32, places of tokens; 0 with `enforce_eager`."""
         if self.generation.enforce_eager:
             return 0
-        largest = min(self.settings.graphs, self._places)
-        inputs = largest * (self.architecture.vocab * _FP32 + self.context * _PLACE) + self.context * _FREE
-        return max(largest * _GRAPH_BYTES, inputs)
+        return max(self._captured * _GRAPH_BYTES, self._inputs)
+
+    @property
+    def _captured(self) -> int:
+        """Sequences of the largest CUDA graph."""
+        return min(self.settings.graphs, self._places)
+
+    @property
+    def _inputs(self) -> int:
+        """Bytes of tensors that graphs read and write, which stay in any case."""
+        each = self.architecture.vocab * _FP32 + self.context * _PLACE
+        return self._captured * each + self.context * _FREE
 
     @property
     def loaded(self) -> dict[str, int]:
@@ -201,7 +220,15 @@ class Engine:
     @property
     def stays(self) -> dict[str, int]:
         """Bytes by category of what stays while the engine is released, see [Note: released]."""
-        return {"graph_pool": self.graph_bytes, "workspace": self.workspace_bytes, "buffer": self.buffers}
+        if not self.frees_graphs or not self.graph_bytes:
+            return {"graph_pool": self.graph_bytes, "workspace": self.workspace_bytes, "buffer": self.buffers}
+        return {"workspace": self.workspace_bytes, "buffer": self.buffers + self._inputs}
+
+    @property
+    def cached(self) -> dict[str, int]:
+        """Bytes by category of what is released and comes back with the pool."""
+        graphs = self.graph_bytes - self._inputs if self.frees_graphs else 0
+        return {"kv_cache": self.cache_bytes, **({"graph_pool": graphs} if graphs > 0 else {})}
 
     def outside(self) -> dict[str, int]:
         """Bytes outside torch's allocator on a rank, by category: `context`, and `nccl` if tp exceeds 1."""

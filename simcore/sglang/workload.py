@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.setup import configuration
@@ -14,8 +14,8 @@ from simcore.models.blocks import Embedding, LatentAttention, Mamba2
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
 from simcore.results.report import Assumption
-from simcore.sglang.engine import VERSION, Engine
-from simcore.sglang.settings import settings_of
+from simcore.sglang.engine import Engine
+from simcore.sglang.settings import RELEASES, Release, settings_of
 from simcore.units import format_bytes
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import layers_of, refusals, unserved
@@ -38,42 +38,51 @@ _UNSERVED: Final = (
     ("max_num_batched_tokens", "prefills of another size than SGLang's own"))
 
 
-def engine_of(scenario: Scenario, given: Generation, topology: Topology) -> Engine:
+def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Literal["server", "library"]) -> Engine:
     """Engine for `given`, a scenario's block `generation`, on GPUs that nothing else is on yet.
 
-    Raises InputError, IllegalLayout or NotYet for what is wrong, refused by SGLang, or not modelled.
+    `use`: "server" as verl starts it, "library" as NeMo RL does, whose versions and settings differ. Raises InputError,
+    IllegalLayout or NotYet for what is wrong, refused by SGLang, or not modelled.
     """
-    _check_keys(scenario, given)
+    release = _check_keys(scenario, given, use)
     fields = configuration(scenario)
     architecture = architecture_of(fields, scenario.where("model"))
     _check_model(scenario, architecture, fields, given.tp)
+    if use == "library" and topology.device.architecture != _FA3[-1]:
+        raise NotYet(Problem(scenario.where("topology"), "not yet: SGLang's own choice of kernels on GPUs other than "
+                             "compute capability 9"))
     if topology.device.architecture not in _FA3:
         raise IllegalLayout(Problem(scenario.where("topology"), f"{topology.device.name} has compute capability "
                                     f"{topology.device.compute_capability}, and FlashAttention 3 needs 8 or 9",
-                                    f"SGLang {VERSION} layers/attention/attention_registry.py:128"))
-    context, longest = _context(fields), given.max_model_len or scenario.training.seq_len
-    if longest > context:
+                                    f"SGLang {release.name} layers/attention/attention_registry.py:128"))
+    positions, longest = _context(fields), given.max_model_len or scenario.training.seq_len
+    if longest > positions:
         raise IllegalLayout(Problem(scenario.where("generation", "max_model_len"), f"max_model_len: {longest:,} tokens "
-                                    f"are more than the {context:,} of the model's configuration",
-                                    f"SGLang {VERSION} configs/model_config.py:286 _derive_context_length"))
+                                    f"are more than the {positions:,} of the model's configuration",
+                                    f"SGLang {release.name} configs/model_config.py:286 _derive_context_length"))
     fraction = given.gpu_memory_utilization if given.gpu_memory_utilization is not None else _FRACTION
-    return Engine(architecture, given, topology, longest, context,
-                  settings_of(topology.device.usable_bytes, given.tp), fraction, _rotary_bytes(architecture, fields))
+    is_library = use == "library"  # NeMo RL says how long sequences are (context_length), verl does not
+    return Engine(architecture, given, topology, longest, longest if is_library else positions,
+                  settings_of(topology.device.usable_bytes, given.tp), fraction, _rotary_bytes(architecture, fields),
+                  release=release, frees_graphs=is_library, scores=is_library)
 
 
-def _check_keys(scenario: Scenario, given: Generation) -> None:
+def _check_keys(scenario: Scenario, given: Generation, use: str) -> Release:
+    """Version of SGLang that is asked for; raises for keys that it does not have or that are not described."""
     usual = Generation()
     for name, message in _UNSERVED:
         if getattr(given, name) != getattr(usual, name):
             raise NotYet(Problem(scenario.where("generation", name), f"not yet: {message}"))
-    if given.version not in ("auto", VERSION):
-        raise InputError(Problem(scenario.where("generation", "version"), f"version: {given.version}: expected auto or "
-                                 f"{VERSION} of SGLang"))
+    version = {"server": "0.5.6", "library": "0.5.12.post1"}[use] if given.version == "auto" else given.version
+    if version not in RELEASES:
+        raise InputError(Problem(scenario.where("generation", "version"), f"version: {given.version}: expected auto, "
+                                 f"or one of SGLang's, {', '.join(RELEASES)}"))
     if given.kv_dtype not in ("auto", "bf16", "fp8"):
         raise InputError(Problem(scenario.where("generation", "kv_dtype"), f"expected auto, bf16 or fp8, got "
                                  f"{given.kv_dtype}"))
     if not given.colocated:
         raise NotYet(Problem(scenario.where("generation", "colocated"), "not yet: SGLang on GPUs of its own"))
+    return RELEASES[version]
 
 
 def _check_model(scenario: Scenario, architecture: Architecture, fields: Mapping[str, Any], tp: int) -> None:
@@ -88,7 +97,7 @@ def _check_model(scenario: Scenario, architecture: Architecture, fields: Mapping
         raise NotYet(Problem(at, "not yet: weights of SGLang in few bits"))
     if problems := refusals(architecture, tp):
         raise IllegalLayout(Problem(scenario.where("generation", "tp"), f"tp: {problems[0][0]}",
-                                    f"SGLang {VERSION} layers/linear.py and layers/vocab_parallel_embedding.py: parts "
+                                    "SGLang 0.5.6 layers/linear.py and layers/vocab_parallel_embedding.py: parts "
                                     "of all ranks are alike"))
 
 

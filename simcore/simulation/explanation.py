@@ -226,7 +226,7 @@ def _in_phases(report: Report, time: StepTime) -> Step:
         inside.append(Step(words="waits for slower ranks", amount=format_seconds(waits),
                            how=f"{waits / time.step_s:.1%}: other ranks copy more"))
     return Step(words="a step, phase after phase on the fullest rank", amount=format_seconds(time.step_s),
-                source="simcore/rl/phases.py", inside=tuple(inside))
+                source="simcore/rl/step/phases.py", inside=tuple(inside))
 
 
 def _activities(report: Report, time: StepTime, phase: PhaseReport) -> Iterator[Step]:

@@ -249,7 +249,7 @@ class Engine:
 
     def held(self) -> dict[str, int]:
         """Bytes in torch's allocator on a rank while it generates with a full cache, by category; no zeros."""
-        sizes = {**self.loaded, "kv_cache": self.cache_bytes, "activation": self.profile.highest, **self.stays}
+        sizes = {**self.loaded, **self.cached, "activation": self.profile.highest, **self.stays}
         return {name: size for name, size in sizes.items() if size}
 
     @property
@@ -261,6 +261,11 @@ class Engine:
     def stays(self) -> dict[str, int]:
         """Bytes by category of what stays while the engine sleeps."""
         return {"graph_pool": self.graph_bytes, "workspace": self.workspace_bytes}
+
+    @property
+    def cached(self) -> dict[str, int]:
+        """Bytes by category of what comes and goes with the cache."""
+        return {"kv_cache": self.cache_bytes}
 
     def beside(self, occupied: int) -> Engine:
         """The engine on GPUs of which others hold `occupied` bytes: it asks for a share of the whole device."""

@@ -119,6 +119,10 @@ class InferenceEngine(Protocol):
         """Bytes by category of what stays while it sleeps."""
 
     @property
+    def cached(self) -> dict[str, int]:
+        """Bytes by category of what comes and goes with the cache."""
+
+    @property
     def refusal(self) -> str:
         """Reason, as a sentence, for which it does not start; "" if it does."""
 

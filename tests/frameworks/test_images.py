@@ -45,7 +45,7 @@ def ok(report: Report) -> Report:
     ({"method": "lora", "lora": {"target_modules": ["*"]}}, "not yet: adapters in a vision tower"),
     ({"framework": "fsdp2"}, "not yet: a vision tower under fsdp2 (served: automodel, megatron)"),
     ({"framework": "megatron", "frozen": None}, "not yet: the vision tower of gemma3 in the layers of megatron"),
-    ({"mesh": {"dp_shard": 4, "tp": 2}}, "not yet: transformers' layers under automodel over more than data"),
+    ({"mesh": {"dp_shard": 4, "tp": 2}}, "not yet: transformers' layers of gemma3 under automodel over more"),
     ({"image_height": 448}, "image_height: changes nothing: all images of gemma3 have one size"),
     ({"model": "gemma-3-4b-text", "frozen": None, "images": None, "image_height": 448}, "has no vision tower"),
     ({"model": "ministral-3-3b", "attention": "sdpa", "image_height": 448}, "its tower adds a mask of all pairs"),

@@ -51,7 +51,7 @@ FULL: dict[str, Any] = {
            "generated_prompts": 6, "prompt_tokens": 512,
            "asynchronous": False, "on_policy_ratio": False, "refit_buffer": 0.3, "refit_bucket": 2048,
            "param_offload": False, "optimizer_offload": False,
-           "chunks": 1, "epochs": 2,
+           "chunks": 1, "epochs": 2, "layered_summon": False,
            "critic": {"model": "qwen3-0.6b", "micro_batch_size": 2, "global_batch_size": 16, "values_batch_size": 4,
                       "mesh": {"pp": 1, "dp_replicate": 1, "dp_shard": 8, "cp": 1, "tp": 2, "ep": 1, "etp": None},
                       "sequence_parallel": True, "implementation": "auto", "framework_options": {},

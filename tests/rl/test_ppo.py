@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import pytest
 
-from rl.test_phases import GIB, POLICY_OF, owned, turn
+from rl.step.test_phases import GIB, POLICY_OF, owned, turn
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.results.report import Report
-from simcore.rl.journal import Journal
-from simcore.rl.phases import CRITIC, POLICY
-from simcore.rl.policy import Critic, Policy
 from simcore.rl.ppo import ppo_step
+from simcore.rl.step.journal import Journal
+from simcore.rl.step.phases import CRITIC, POLICY
+from simcore.rl.step.policy import Critic, Policy
 from simcore.simulate import check, simulate
 from vllm.test_engine import H100
 

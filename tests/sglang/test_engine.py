@@ -9,22 +9,28 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from rl.test_verl import BASE
+from rl.verl.test_step import BASE
 from simcore.inputs.document import parse_document
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import parse_scenario
 from simcore.models.graph import architecture_of, model_config
 from simcore.results.report import Report
-from simcore.rl.streams import cloned
+from simcore.rl.step.refit import Gathered, flattened
+from simcore.rl.verl.streams import cloned
 from simcore.sglang.engine import Engine
-from simcore.sglang.settings import Settings, settings_of
+from simcore.sglang.settings import RELEASES, Settings, settings_of
 from simcore.simulate import simulate
 from vllm.test_engine import H100
 
 TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/sglang/0.5.6.json").read_text(encoding="utf-8"))
+LATER: dict[str, Any] = json.loads((ROOT / "tests/truth/sglang/0.5.12.post1.json").read_text(encoding="utf-8"))
 MIB, GIB = 2**20, 2**30
 QWEN = architecture_of(model_config("qwen2.5-7b", None, ""))
 CONTEXT = 32768
+
+
+NEMO_RL: dict[str, Any] = {"framework": "fsdp2", "rl": {"prompts": 4, "generations": 8}, "training": {
+    "seq_len": 256, "global_batch_size": 16}}
 
 
 def engine(tp: int = 1, fraction: float = 0.5, **given: object) -> Engine:
@@ -55,6 +61,36 @@ def test_the_pool_has_as_many_tokens_as_sglang_gives_it() -> None:
                        + made.buffers)
         assert made.weight_bytes == case["weights"]
         assert abs(made.cache.num_bytes - max(0, case["tokens"]) * case["cell"]) <= case["cell"] + 57344, case
+
+
+def test_later_versions_bound_the_sequences_that_are_asked_for() -> None:
+    for case in LATER["settings"]:
+        assert settings_of(case["memory_mib"] * MIB, case["tp"]) == Settings(case["tokens"], case["graphs"]), case
+    base = replace(engine(), release=RELEASES["0.5.12.post1"])
+    for case in LATER["sequences"]:
+        made = replace(base, context=case["context"], generation=base.generation.model_copy(
+            update={"max_num_seqs": case["asked"]}))
+        room = 2 * (made.weight_bytes + case["tokens"] * made.pages.block_bytes + made.pages.block_bytes // 2)
+        made = made.beside(made.free_bytes - room)
+        assert made.cache.num_blocks == case["tokens"], case
+        assert made.limits.seqs == case["sequences"], case
+        rows = made.cache_bytes - made.cache.num_bytes - made.pages.block_bytes
+        assert rows == (case["sequences"] + 1) * (case["context"] + 4) * 4, case
+
+
+def test_graphs_go_with_the_pool_where_the_trainer_asks_for_it() -> None:
+    stays, goes = engine(), replace(engine(), frees_graphs=True)
+    inputs = 256 * (QWEN.vocab * 4 + CONTEXT * 4) + CONTEXT * 8
+    assert stays.cached == {"kv_cache": stays.cache_bytes}
+    assert goes.cached == {"kv_cache": goes.cache_bytes, "graph_pool": goes.graph_bytes - inputs}
+    assert goes.stays["buffer"] == goes.buffers + inputs
+    assert "graph_pool" not in goes.stays
+    assert replace(goes, generation=engine(enforce_eager=True).generation).cached == {"kv_cache": goes.cache_bytes}
+
+
+def test_log_probabilities_that_are_asked_for_take_memory() -> None:
+    plain, scored = engine().profile, replace(engine(), scores=True).profile
+    assert scored.sampler - plain.sampler == 256 * QWEN.vocab * 4
 
 
 def test_what_others_hold_takes_its_fraction_from_the_pool() -> None:
@@ -119,8 +155,27 @@ def test_a_step_with_sglang_end_to_end() -> None:
     assert not any("vLLM" in one for one in told)
 
 
+def test_a_step_of_nemo_rl_end_to_end() -> None:
+    """The engine starts first, on an empty GPU; its weights wait on the host while the policy trains."""
+    report = found({"sleep_level": 1}, **NEMO_RL)
+    assert report.status == "ok", report.problems
+    assert report.serving is not None
+    assert report.serving.version == "0.5.12.post1"
+    for phase in report.phases:
+        assert sum(phase.by_category.values()) == sum(phase.by_owner.values()) == phase.device_bytes
+    held = {phase.phase: phase.by_category.get("graph_pool", 0) for phase in report.phases}
+    assert held["generation"] > 0
+    assert held["training"] == 0
+
+
+def test_a_bucket_is_flattened_beside_its_tensors() -> None:
+    weights = Gathered(0, largest=3 * GIB, total=20 * GIB, calls=(), ns=0)
+    found = [flattened(free, 0.3, weights)["buffer"] / GIB for free in (100 * GIB, 50 * GIB, 2 * GIB)]
+    assert found == [2 * 20, 2 * 15, 2 * 3]
+
+
 @pytest.mark.parametrize(("changed", "status", "told"), [
-    ({"generation": {"version": "0.25.1"}}, "error", "expected auto or 0.5.6 of SGLang"),
+    ({"generation": {"version": "0.25.1"}}, "error", "one of SGLang's, 0.5.6, 0.5.12.post1"),
     ({"generation": {"kv_cache_memory": "1 GiB"}}, "error", "not yet: a pool of a given size"),
     ({"generation": {"max_num_batched_tokens": 4096}}, "error", "not yet: prefills of another size"),
     ({"generation": {"kv_dtype": "fp32"}}, "error", "expected auto, bf16 or fp8"),
@@ -129,9 +184,12 @@ def test_a_step_with_sglang_end_to_end() -> None:
     ({"generation": {"engine": "vllm", "version": "0.5.6"}}, "error", "one of vLLM's"),
     ({"generation": {"max_model_len": 2**20}}, "illegal", "tokens are more than the"),
     ({"generation": {"tp": 3}}, "illegal", "attention heads are not divisible by tp 3"),
+    ({"rl": BASE["rl"] | {"reward": {"model": "llama-tiny"}}}, "error", "not yet: reward: a model beside sglang"),
     ({"topology": "dgx-b200"}, "illegal", "FlashAttention 3 needs 8 or 9"),
-    ({"framework": "fsdp2", "rl": {"prompts": 4, "generations": 8}, "training": {
-        "seq_len": 256, "global_batch_size": 16}}, "error", "not yet: sglang beside this trainer (served: vllm)")])
+    (NEMO_RL | {"topology": "dgx-b200"}, "error", "SGLang's own choice of kernels"),
+    (NEMO_RL | {"framework": "megatron"}, "illegal", "sglang with a policy of Megatron"),
+    (NEMO_RL | {"rl": {"prompts": 4, "generations": 8, "asynchronous": True}, "generation": {"colocated": False}},
+     "error", "not yet: SGLang on GPUs of its own")])
 def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> None:
     report = found(**changed)
     assert report.status == status

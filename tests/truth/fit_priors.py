@@ -49,7 +49,7 @@ SCAN_S: Final = {"ampere": 59e-9, "hopper": 40e-9, "blackwell": 41e-9}
 """Forward seconds of a token in 64 heads, isolated: vllm PR 27299 (H100), aiconfigurator 095f58a5 (B200)."""
 SCAN_FLOPS: Final = 3_416_064
 SCAN_BYTES: Final = 107_008
-"""Of the same token, read and written by its six kernels (`simcore/operators/automodel/mamba.py`)."""
+"""Of the same token, read and written by its six kernels (`simcore/operators/automodel/recurrent.py`)."""
 HBM: Final = {"a100": 2.04e12, "h100": 3.35e12, "h100-hbm2e": 3.35e12, "b200": 8e12, "b300": 8e12,
               "gb200": 8e12, "gb300": 8e12}
 MEMORY: Final = 0.8

@@ -70,6 +70,8 @@ CASES: dict[str, dict[str, Any]] = {
     "llama by transformers over tp": {"family": "llama", "hf": True, "tp": 2},
     "llama by transformers over tp, adapted": {"family": "llama", "hf": True, "tp": 2, "lora": 8,
                                                "target_modules": ["*_proj"], "checkpoint": True},
+    "phi3 over tp": {"family": "phi3", "tp": 2},
+    "phi3 over tp, adapted": {"family": "phi3", "tp": 2, "lora": 8, "target_modules": ["*_proj"], "checkpoint": True},
     "qwen3 by transformers over tp": {"family": "qwen3", "hf": True, "tp": 2},
     "qwen3 by transformers over tp, adapted": {"family": "qwen3", "hf": True, "tp": 2, "lora": 8,
                                                "target_modules": ["*_proj"], "checkpoint": True},

@@ -24,7 +24,11 @@ from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linea
 from nemo_automodel.components.distributed import activation_checkpointing as ac
 from nemo_automodel.components.distributed.optimized_tp_plans import _parallelize_llama, _parallelize_qwen
 from nemo_automodel.components.distributed.parallel_styles import translate_to_lora
-from nemo_automodel.components.distributed.parallelizer import _get_parallel_plan, _update_attention_head_counts_for_tp
+from nemo_automodel.components.distributed.parallelizer import (
+    _attention_is_head_sharded,
+    _get_parallel_plan,
+    _update_attention_head_counts_for_tp,
+)
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from oracle.steps.tracker import Tracker
 from probe_automodel_mla import Around
@@ -37,7 +41,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
 PLANS: dict[str, Any] = {"llama": _parallelize_llama, "qwen2": _parallelize_qwen, "qwen3": _parallelize_qwen}
-DROPS: dict[str, dict[str, Any]] = {"phi": {"resid_pdrop": 0.0, "embd_pdrop": 0.0},
+DROPS: dict[str, dict[str, Any]] = {"phi3": {"pad_token_id": None}, "phi": {"resid_pdrop": 0.0, "embd_pdrop": 0.0},
                                     "seed_oss": {"residual_dropout": 0.0, "attention_dropout": 0.0}}
 SEQ, TP = 192, 2
 FAKE = FakeTensorMode()
@@ -55,9 +59,11 @@ LAYERS: dict[str, dict[str, Any]] = {
     {"family": family, "batch": 24, "checkpoint": bool(again), "lora": {"dim": 8}}
     for family in ("llama", "qwen3") for again in (0, 1)} | {
     f"{family} by transformers{words}": {"family": family, "hf": True, "batch": 1, "checkpoint": False} | given
-    for family in ("llama", "qwen2", "seed_oss", "phi") for words, given in (
+    for family in ("llama", "qwen2", "seed_oss", "phi", "phi3") for words, given in (
         ("", {}), (", adapted", {"lora": {"dim": 8}}), (" of two, checkpointed", {"batch": 2, "checkpoint": True}),
         (", adapted, checkpointed", {"lora": {"dim": 8}, "checkpoint": True}))} | {
+    f"mixtral by transformers{words}": {"family": "mixtral", "hf": True, "batch": 1, "checkpoint": False} | given
+    for words, given in (("", {}), (", adapted", {"lora": {"dim": 8}}))} | {
     f"{family} by transformers, eager": {"family": family, "hf": True, "batch": 2, "checkpoint": False,
                                          "attention": "eager"} for family in ("llama", "phi")}
 PARTS: dict[str, dict[str, Any]] = {
@@ -87,7 +93,8 @@ def cut_model(family: str, mesh: Any, attention: str = "sdpa", lora: dict[str, A
     found = _get_parallel_plan(model, tp_size=TP) if hf else PLANS[family](model, False)
     plan = {name: translate_to_lora(style) for name, style in found.items()}
     parallelize_module(model, mesh, plan)
-    _update_attention_head_counts_for_tp(model, TP)
+    if _attention_is_head_sharded(found if hf else plan):
+        _update_attention_head_counts_for_tp(model, TP)
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, torch.nn.Parameter(faked(p), requires_grad=p.requires_grad))

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import probe_automodel_delta as own
 import probe_automodel_dense as dense
 import probe_automodel_step as steps
 import torch
@@ -38,6 +39,7 @@ from transformers import vision_utils
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.mistral3 import modeling_mistral3
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
+from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 HERE = Path(__file__).resolve().parent
@@ -55,13 +57,18 @@ CASES: dict[str, dict[str, Any]] = {
                             "model": "qwen2.5-vl"},
     "qwen3-vl": {"freeze": FROZEN, "images": 1, "model": "qwen3-vl"},
     "qwen3-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3-vl"},
+    "qwen3.5": {"freeze": FROZEN, "images": 1, "model": "qwen3.5"},
+    "qwen3.5, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3.5"},
+    "qwen3.5, checkpointed": {"freeze": FROZEN, "images": 2, "model": "qwen3.5", "checkpoint": True},
+    "qwen3.5, adapted": {"freeze": FROZEN, "images": 1, "lora": 8, "exclude_modules": ["*visual*", "*lm_head*"],
+                         "model": "qwen3.5"},
     "mistral3": {"freeze": FROZEN, "images": 1, "model": "mistral3"},
     "mistral3, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "mistral3"},
     "mistral3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 2, "model": "mistral3"},
     "mistral3, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "model": "mistral3",
                           "exclude_modules": ["*vision*", "*projector*", "*lm_head*"]},
 }
-CAST = ("gemma3", "mistral3", "qwen3_vl")
+CAST = ("gemma3", "mistral3", "qwen3_5", "qwen3_vl")
 """Families whose images are 16 bits wide behind Automodel's collate_fns.py: not that of Qwen 2.5 VL."""
 
 
@@ -171,7 +178,9 @@ def whole(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def built(case: dict[str, Any]) -> Any:
-    """The model on the meta device."""
+    """The model on the meta device; Qwen 3.5's decoder is Automodel's own, with a decay in fp32."""
+    if case["fields"]["model_type"] == "qwen3_5":
+        return own.seeing(case["fields"])
     with torch.device("meta"):
         return FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
 
@@ -190,6 +199,9 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
     elif "sides" in case:
         stand_in_for_grids(case)
         given |= {"image_grid_thw": Numbers([grid(case)] * case["images"]), "mm_token_type_ids": torch.empty(0)}
+    if case["fields"]["model_type"] == "qwen3_5":
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
+        tr.tag(given["attention_mask"], "input")
     labels = given.pop("labels")
     out = model(**given, use_cache=False)
     loss = MaskedCrossEntropy()(logits=out.logits, labels=labels)
@@ -217,7 +229,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     model = built(case).train()
     adapted(model, case)
     apply_parameter_freezing(model, case["freeze"])
-    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(), world_size=8)
+    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(), world_size=8, activation_checkpointing=bool(
+        case.get("checkpoint")))
     model = parallelize_model(model, mesh)
     wrapped = units(model)
     halves, traffic = steps.two_steps(model, lambda tr, first: micro_step(model, tr, case, first=first))
@@ -239,7 +252,7 @@ def grid(case: dict[str, Any]) -> int:
 def stand_in_for_grids(case: dict[str, Any]) -> None:
     """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
     vision, images, count = case["fields"]["vision_config"], case["images"], grid(case)
-    if case["fields"]["model_type"] == "qwen3_vl":
+    if case["fields"]["model_type"] in ("qwen3_vl", "qwen3_5"):
         stand_in_for_places(images, count)
         return
     with unset_fake_temporarily():
@@ -257,21 +270,23 @@ def stand_in_for_grids(case: dict[str, Any]) -> None:
 
 
 def stand_in_for_places(images: int, count: int) -> None:
-    """The same of Qwen 3 VL, and which learned positions are read."""
-    model = modeling_qwen3_vl
+    """The same of Qwen 3 VL and Qwen 3.5, and which learned positions are read."""
     rows = images * count
-    model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), None)
-    model.get_vision_position_ids = lambda *_, **__: torch.empty((rows, 2), dtype=torch.int64)
-    model.get_vision_interpolation_indices_and_weights = lambda *_, **__: (
-        torch.empty((rows, 4), dtype=torch.int64), torch.empty((rows, 4)))
-    model.Qwen3VLModel.get_rope_index = lambda _, ids, *__, **___: (
-        torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
-    model.Qwen3VLTextModel._deepstack_process = fed
+    for model, inner in ((modeling_qwen3_vl, modeling_qwen3_vl.Qwen3VLModel),
+                         (modeling_qwen3_5, modeling_qwen3_5.Qwen3_5Model)):
+        model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), None)
+        model.get_vision_position_ids = lambda *_, **__: torch.empty((rows, 2), dtype=torch.int64)
+        model.get_vision_interpolation_indices_and_weights = lambda *_, **__: (
+            torch.empty((rows, 4), dtype=torch.int64), torch.empty((rows, 4)))
+        inner.get_rope_index = lambda _, ids, *__, **___: (
+            torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
+    modeling_qwen3_vl.Qwen3VLTextModel._deepstack_process = fed
 
 
 def stand_in() -> None:
+    own.stand_in()
     steps.stand_in()
-    for modeling in (modeling_gemma3, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_vl):
+    for modeling in (modeling_gemma3, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_5, modeling_qwen3_vl):
         modeling.torch_compilable_check = lambda *_: None
     torch.as_tensor = as_tensor
     torch.Tensor.masked_scatter = scattered  # type: ignore[assignment]

@@ -29,6 +29,7 @@ def _model(case: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     config = AutoConfig.for_model("llama", **LLAMA | case.get("model", {}))
     stored = torch.bfloat16 if "storage" in case or case.get("peft_wrap") else torch.float32
+    stored = getattr(torch, case["base"]) if "base" in case else stored
     model = AutoModelForCausalLM.from_config(config, dtype=stored, attn_implementation="sdpa").train()
     if "storage" in case:
         model = _packed(model, getattr(torch, case["storage"]), config)

@@ -6,6 +6,7 @@ MambaSplitConv1dScanCombinedFn (`ops/triton/ssd_combined.py`) and causal_conv1d'
 forward and backward, over fake tensors in bf16; kernels of Triton and CUDA do nothing, the GPU has the 132 SMs of an
 H100. MAMBA and CONV are checkouts of state-spaces/mamba e9594ce1 and Dao-AILab/causal-conv1d. The stand-in of
 `simcore/verify/real/steps/mamba.py` is run too where it has a part, and has to have the same events.
+`wide`: parameters are frozen and in fp32, but for the gated norm, and the call is under autocast to bf16.
 """
 
 from __future__ import annotations
@@ -49,15 +50,20 @@ def measured(scan: Any, case: Case) -> dict[str, Any]:
     heads, width, groups, state = (case[name] for name in ("heads", "head_dim", "groups", "state"))
     inner, batch, seq = heads * width, case["batch"], case["seq"]
     convolved = inner + 2 * groups * state
+    wide = case.get("wide", False)
+    kind = torch.float32 if wide else torch.bfloat16
+    torch.is_autocast_enabled = lambda *_: wide  # type: ignore[assignment]
+    torch.get_autocast_gpu_dtype = lambda *_: torch.bfloat16  # type: ignore[assignment]
     with FakeTensorMode():
-        def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-            return torch.empty(*shape, dtype=dtype, requires_grad=True)
+        def leaf(*shape: int, dtype: torch.dtype = kind) -> torch.Tensor:
+            return torch.empty(*shape, dtype=dtype, requires_grad=not wide)
 
-        given = [leaf(batch, seq, inner + convolved + heads), leaf(convolved, 4), leaf(convolved), leaf(heads),
-                 leaf(heads, dtype=torch.float32)]
+        given = [torch.empty(batch, seq, inner + convolved + heads, dtype=torch.bfloat16, requires_grad=True),
+                 leaf(convolved, 4), leaf(convolved), leaf(heads), leaf(heads, dtype=torch.float32)]
         named: dict[str, Any] = {"D": leaf(heads)}
         if case["tail"]:
-            named |= {"rmsnorm_weight": leaf(inner), "outproj_weight": leaf(case["hidden"], inner)}
+            named |= {"rmsnorm_weight": leaf(inner, dtype=torch.bfloat16),
+                      "outproj_weight": leaf(case["hidden"], inner)}
         tracker = Tracker()
         tracker.phase = "fwd"
         with tracker:

@@ -1,8 +1,10 @@
 """SGLang's own rules, run on stand-ins: defaults by memory, tokens of the pool; and verl's buckets of weights to it.
 
     python tests/truth/probe_sglang.py SGLANG VERL > tests/truth/sglang/0.5.6.json
+    python tests/truth/probe_sglang.py SGLANG > tests/truth/sglang/0.5.12.post1.json
 
-`SGLANG`: folder of the wheel's package, `VERL`: of a checkout of verl. Functions are taken out of their files by name,
+`SGLANG`: folder of the wheel's package, `VERL`: of a checkout of verl; without it the wheel is a later one, whose
+sequences are counted. Functions are taken out of their files by name,
 so that neither package is imported: what they call is given to them.
 """
 
@@ -19,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 GIB = 2**30
-SGLANG, VERL = map(Path, sys.argv[1:])
+SGLANG, VERL = Path(sys.argv[1]), Path(sys.argv[-1])
 
 
 def taken(file: Path, name: str, given: dict[str, Any]) -> Any:
@@ -38,9 +40,11 @@ def settings(memory_mib: int, tp: int) -> dict[str, int]:
     rule = taken(file, "_handle_gpu_memory_settings", {"is_npu": lambda: False})
     given = dict.fromkeys(("chunked_prefill_size", "cuda_graph_max_bs", "cuda_graph_bs", "piecewise_cuda_graph_tokens",
                            "speculative_algorithm"))
-    args = SimpleNamespace(tp_size=tp, pp_size=1, dp_size=1, max_prefill_tokens=16384, enable_dp_attention=False,
-                           mem_fraction_static=0.5, disable_cuda_graph_padding=False,
-                           enable_piecewise_cuda_graph=False, **given)
+    args = SimpleNamespace(
+        tp_size=tp, pp_size=1, dp_size=1, max_prefill_tokens=16384, enable_dp_attention=False, mem_fraction_static=0.5,
+        disable_cuda_graph_padding=False, enable_piecewise_cuda_graph=False, device="cuda", model_path="",
+        max_total_tokens=None, enable_symm_mem=False, piecewise_cuda_graph_max_tokens=None,
+        use_mla_backend=lambda: False, **given)
     sizes = taken(file, "_generate_cuda_graph_batch_sizes", {})
     args._generate_cuda_graph_batch_sizes = lambda: sizes(args)
     args._generate_piecewise_cuda_graph_tokens = list
@@ -118,6 +122,23 @@ def drawn() -> Iterator[dict[str, Any]]:
     for _ in range(40):
         yield buckets([draw.randint(1, 40) for _ in range(draw.randint(1, 30))], draw.randint(10, 90))
 
+
+def sequences(capacity: int, context: int, asked: int | None) -> dict[str, Any]:
+    """Sequences of a pool of `capacity` tokens, by the later version."""
+    rule = taken(SGLANG / "srt/model_executor/model_runner_kv_cache_mixin.py", "_resolve_max_num_reqs", {
+        "ModelRunner": object})
+    runner = SimpleNamespace(model_config=SimpleNamespace(context_len=context), dp_size=1, mambaish_config=None,
+                             server_args=SimpleNamespace(max_running_requests=asked))
+    return {"tokens": capacity, "context": context, "asked": asked, "sequences": rule(runner, capacity)}
+
+
+if len(sys.argv) == 2:  # the later version
+    json.dump({
+        "settings": [settings(memory, tp) for memory in (16000, 24000, 40000, 81000, 140000, 183000) for tp in (1, 4)],
+        "sequences": [sequences(*case) for case in (
+            (1_000_000, 512, None), (1_000_000, 32768, None), (100_000, 32768, None), (3000, 512, None),
+            (1_000_000, 32768, 256), (1_000_000, 32768, 8192))]}, sys.stdout)
+    sys.exit()
 
 json.dump({
     "settings": [settings(memory, tp) for memory in (16000, 24000, 40000, 81000, 140000, 183000) for tp in (1, 4)],

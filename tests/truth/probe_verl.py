@@ -40,6 +40,15 @@ class InPlace(torch.autograd.Function):
         return logits, None
 
 
+class Rows(InPlace):
+    """The same of another number of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any) -> Any:
+        ctx.save_for_backward(logits, torch.empty(len(logits)), labels)
+        return torch.empty(len(logits))
+
+
 class Apart(InPlace):
     """The same with `inplace_backward=False`: the gradient is a tensor of its own."""
 
@@ -103,6 +112,31 @@ def loss(scores_of: Any = InPlace.apply, entropy: Any = None) -> dict[str, list[
             for name, found in (("forward", made), ("backward", undone), ("no_grad", passed))}
 
 
+def padded(batch: int) -> dict[str, list[str]]:
+    """The same of padded rows [batch, tokens]: all but the last token of a row is scored, which is a copy of them."""
+    weight = torch.nn.Parameter(torch.randn(VOCAB, HIDDEN, dtype=torch.bfloat16))
+    hidden = torch.randn(batch, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    labels, size = torch.randint(0, VOCAB, (batch * (TOKENS - 1),)), batch * TOKENS * VOCAB * 2
+
+    def forward(*, scored: bool = False) -> Any:
+        logits = torch.nn.functional.linear(hidden, weight)
+        logits.div_(0.9)
+        logits = logits[:, -TOKENS:-1, :]
+        scores = Rows.apply(logits.reshape(-1, VOCAB), labels)
+        return -scores if not scored else (scores, eager(logits))
+
+    for _ in range(2):
+        weight.grad = hidden.grad = None
+        scores, made = traced(forward)
+        ones = torch.ones_like(scores)
+        _, undone = traced(lambda scores=scores, ones=ones: scores.backward(ones))
+        del scores
+    with torch.no_grad():
+        _, passed = traced(lambda: forward(scored=True))
+    return {name: [("+" if one > 0 else "-") * round(abs(one) / size) for one in found if abs(one) > size / 2]
+            for name, found in (("forward", made), ("backward", undone), ("no_grad", passed))}
+
+
 def state_dict(ranks: int) -> dict[str, int]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
@@ -141,7 +175,8 @@ def main() -> None:
     rows = {str(ranks): state_dict(ranks) for ranks in RANKS}
     print(json.dumps({"torch": torch.__version__, "loss": loss(),
                       "entropy": {"compiled": loss(Apart.apply, Compiled.apply), "eager": loss(Apart.apply, eager)},
-                      "llama": LLAMA, "state_dict": rows}, indent=1))
+                      "padded": {str(batch): padded(batch) for batch in (1, 2)}, "llama": LLAMA,
+                      "state_dict": rows}, indent=1))
 
 
 if __name__ == "__main__":

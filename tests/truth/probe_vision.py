@@ -15,8 +15,12 @@ from typing import Any
 
 import torch
 from oracle import logs
+from oracle.steps import delta
 from oracle.steps.tracker import Tracker
-from sees import FAMILIES
+
+delta.put_in_place()  # the decoder of Qwen 3.5, of which nothing is told
+
+from sees import FAMILIES  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 

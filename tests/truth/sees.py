@@ -14,6 +14,8 @@ from transformers import (
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -80,6 +82,12 @@ def _qwen3_vl(case: dict[str, Any]) -> Any:
                                                          video_token_id=IMAGE_TOKEN + 1))
 
 
+def _qwen3_5(case: dict[str, Any]) -> Any:
+    fields = {"attention": "sdpa", **case}
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(**_fields(fields), image_token_id=IMAGE_TOKEN,
+                                                         video_token_id=IMAGE_TOKEN + 1))
+
+
 def _parts_of_qwen3(inner: Any) -> dict[str, Any]:
     deep = {f"deep {i}": merger for i, merger in enumerate(inner.visual.deepstack_merger_list)}
     return {**_parts_of_qwen(inner), **deep}
@@ -125,6 +133,7 @@ def _inputs_of_mistral(case: dict[str, Any]) -> Given:
 FAMILIES = {
     "gemma3": Family(_gemma3, _parts_of_gemma3, _inputs_of_gemma3),
     "mistral3": Family(_mistral3, _parts_of_mistral, _inputs_of_mistral),
+    "qwen3_5": Family(_qwen3_5, _parts_of_qwen, _inputs_of_qwen),
     "qwen3_vl": Family(_qwen3_vl, _parts_of_qwen3, _inputs_of_qwen),
     "qwen2_5_vl": Family(_qwen2_5_vl, _parts_of_qwen, _inputs_of_qwen),
 }

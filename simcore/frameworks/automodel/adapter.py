@@ -17,9 +17,10 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     write_table=table, hooks=FSDP2_HOOKS, lora_tensors=adapters, lora_dropout=automodel_dropout, versions=VERSIONS,
     implementations=("automodel", "hf", "hub"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
-    quantize=lambda job: in_fp8(job, job.options(OPTIONS)), serves_qlora=True, freezes=("hf",), reads_images=True,
+    quantize=lambda job: in_fp8(job, job.options(OPTIONS)), serves_qlora=True,
+    freezes=("hf", "automodel"), reads_images=True,
     of_stages=("local_batch_size",),
-    axes=lambda graph: ALL_AXES if graph.architecture.family in SPARSE_CLASSES else open_axes(graph),
+    axes=lambda graph: ALL_AXES if graph.architecture.decoder in SPARSE_CLASSES else open_axes(graph),
     dispatchers={name: {"dispatcher": name} for name in OPTIONS["dispatcher"]},
     memory_options=(
         MemoryOption("reshard", {"framework_options.moe.reshard_after_forward": True}),

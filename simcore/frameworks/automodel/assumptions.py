@@ -10,7 +10,7 @@ from simcore.frameworks.automodel.tensor_parallel import split_assumptions, spli
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.torch import time_of_offload
 from simcore.models.blocks import Moe
-from simcore.operators.automodel.sparse import SPARSE
+from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.placement.job import Draft
 
 __all__ = ["assumptions", "is_forced"]
@@ -34,6 +34,10 @@ _PATCHES = ("vision tower", "cuDNN's convolution of patches needs no workspace",
 _UNPREDICTED = ("model.overrides.mtp_num_layers", "no layers of multi-token prediction, which published models with "
                 "experts of a latent width have and train", "assumed", "0.7.0 models/nemotron_v3/mtp.py "
                 "build_mtp_config_from_hf: num_nextn_predict_layers of the configuration")
+_UNPREDICTED_BY_QWEN = ("model.overrides.mtp_num_layers", "no layers of multi-token prediction, which published models "
+                        "have and train (model.num_nextn_predict_layers: 0 leaves them out)", "assumed",
+                        "0.7.0 models/qwen3_5/model.py _resolve_mtp_num_layers: mtp_num_hidden_layers of the "
+                        "configuration")
 _GATHERED = ("model.overrides.mtp_num_layers", "where units reshard, embedding, head and the module's layers are "
              "gathered once a pass", "assumed", "0.7.0 models/common/mtp/mtp.py, loss/mtp.py: each further token "
              "gathers them again")
@@ -69,6 +73,9 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     elif job.graph.architecture.family == "gpt_oss" and job.graph.implementation != "hf":
         made += [*(_FLEX if runs_flex(job, options) else (_LATENT,)), _FAKE_GATE if is_forced(options) else
                  _BALANCED_OSS]
+    elif job.graph.architecture.decoder in QWEN3_5 and job.graph.implementation != "hf":
+        made += [_UNPREDICTED_BY_QWEN, *([] if options.get("attn") == "sdpa" else [_LATENT]),
+                 *([_FAKE_GATE if is_forced(options) else _BALANCED] if job.has_experts else [])]
     elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
         made += [_LATENT, *([_FAKE_GATE] if is_forced(options) else [])]
     made += [] if is_forced(options) else hot_ranks_assumption(job)

@@ -32,7 +32,7 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
 
     Raises InputError where the option changes nothing, NotYet for what is not modelled.
     """
-    given, family = options.get(ATTENTION_OPTION), job.graph.architecture.family
+    given, family = options.get(ATTENTION_OPTION), job.graph.architecture.decoder
     own = job.graph.implementation == "automodel"
     if own and family not in DENSE:
         job.refuse_idle(options, ATTENTION_OPTION, f"in Automodel's layers of {family}: their attention is the option "

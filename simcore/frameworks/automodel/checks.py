@@ -12,7 +12,8 @@ from simcore.frameworks.automodel.policies import check_policies, offload_parts,
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
-from simcore.operators.automodel.sparse import SPARSE
+from simcore.models.vision_blocks import VisionPart
+from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
@@ -35,13 +36,16 @@ def check(job: Job) -> None:
     _check_hf(job)
     _check_mesh(job)
     _check_sparse(job)
+    _check_delta(job)
+    _check_frozen(job)
     _check_tied(job)
     _check_predictions(job)
     _check_tensor_parallel(job)
     check_pipeline(job)
     _check_context_parallel(job)
     loss = job.scenario.training.loss
-    losses = ("auto", "hf", "hf_keep_logits", "top_k", "values") if job.graph.implementation == "hub" else (
+    own = job.graph.implementation == "hub" and trains_policies(job)
+    losses = ("auto", "hf", "hf_keep_logits", "top_k", "values") if own else (
         "auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal", "top_k", "values")
     job.one_of("training.loss", loss, losses)
     if loss == "values" and job.mesh.pp * job.mesh.cp > 1:
@@ -153,7 +157,7 @@ def _check_mesh(job: Job) -> None:
     if mesh.etp > 1:
         raise job.illegal("mesh.etp", "routed experts are split by count and by ep_shard, not by width over etp",
                           "0.7.0 moe/parallelizer.py")
-    if mesh.ep > 1 and not job.has_experts and job.graph.architecture.family not in SPARSE_CLASSES:
+    if mesh.ep > 1 and not job.has_experts and job.graph.architecture.decoder not in SPARSE_CLASSES:
         raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model",
                           "0.7.0 _transformers/capabilities.py:518")
     if job.graph.architecture.family == "nemotron_h" and not job.has_experts and _DEFAULT_EXPERTS % mesh.ep:
@@ -172,7 +176,7 @@ def _check_sparse(job: Job) -> None:
 
     Of the models that came after it (glm4_moe, Ling) only the release has been read.
     """
-    family, mesh = job.graph.architecture.family, job.mesh
+    family, mesh = job.graph.architecture.decoder, job.mesh
     version = job.scenario.framework_version
     if version == "main 2026-06-08" and family != "deepseek_v3":
         raise job.not_yet("framework_version", "main 2026-06-08 with other models than deepseek_v3")
@@ -189,8 +193,34 @@ def _check_sparse(job: Job) -> None:
                               f"does not support it (0.7.0 models/{sparse.folder}/model.py: supports_{axis} False)")
 
 
+def _check_delta(job: Job) -> None:
+    """Raises NotYet for what was not measured of Qwen 3.5: layers of another release, or that are split or packed."""
+    if job.graph.implementation != "automodel" or job.graph.architecture.decoder not in QWEN3_5:
+        return
+    mesh, name = job.mesh, job.graph.architecture.family
+    if job.scenario.framework_version not in ("auto", "0.7.0"):
+        raise job.not_yet("framework_version", f"{name} under automodel {job.scenario.framework_version}")
+    for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
+        if size > 1:
+            raise job.not_yet(f"mesh.{axis}", f"{axis} {size} of {name} under automodel, whose gated delta nets are "
+                              "measured on whole sequences and heads")
+    if job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", f"packed sequences of {name} under automodel")
+
+
+def _check_frozen(job: Job) -> None:
+    """Raises NotYet for frozen parameters of Automodel's own layers; those of a vision tower are transformers'."""
+    training, graph = job.scenario.training, job.graph
+    if graph.implementation != "automodel" or not training.frozen or training.method != "full":
+        return
+    frozen = [layer.path for layer in graph.layers if not isinstance(graph.kinds[layer.kind].block, VisionPart)
+              and any(not spec.trainable and not spec.is_buffer for spec in graph.tensors[layer.kind])]
+    if frozen:
+        raise job.not_yet("training.frozen", f"frozen parameters under automodel with its own layers ({frozen[0]})")
+
+
 def _check_tensor_parallel(job: Job) -> None:
-    mesh, unsplit = job.mesh, SPARSE.get(job.graph.architecture.family)
+    mesh, unsplit = job.mesh, SPARSE.get(job.graph.architecture.decoder)
     if mesh.tp > 1 and unsplit:
         raise job.illegal("mesh.tp", f"Tensor parallelism (tp_size={mesh.tp}) requested but {unsplit.model} has no TP "
                           "plan", f"0.7.0 models/{unsplit.folder}/model.py: supports_tp False")
@@ -234,7 +264,7 @@ def _check_tied(job: Job) -> None:
     if job.graph.has_tied_head and job.scenario.training.method == "qlora" and _adapts_head(job):
         raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head beside a packed base under "
                           "automodel")
-    apart = _UNTIED_ONLY.get(job.graph.architecture.family)
+    apart = _UNTIED_ONLY.get(job.graph.architecture.decoder)
     if job.graph.has_tied_head and apart and job.graph.implementation != "hf":
         raise job.illegal("model", f"{apart} has separate input and output embeddings and does not support "
                           "tie_word_embeddings=True", "0.7.0 models/common/tie_word_embeddings.py: "

@@ -31,6 +31,7 @@ them cut again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from simcore.frameworks.common.expert_modules import HUB
@@ -38,6 +39,7 @@ from simcore.frameworks.common.torch import offloaded_together
 from simcore.models.blocks import Attention, Moe
 from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.head import VOCAB_PARALLEL
+from simcore.operators.automodel.options import RELEASE_0_7_0
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 
@@ -103,7 +105,7 @@ def stored_by_default(job: Job) -> tuple[str, str]:
 
 def loss_by_default(job: Job) -> tuple[str, str]:
     """Returns the default loss, with its source."""
-    if job.graph.implementation == "hub":
+    if job.graph.implementation == "hub" and trains_policies(job):
         return "hf", ("assumed: a cross entropy of fp32 logits for NeMo RL 7ea279ab distributed/model_utils.py "
                       "get_next_token_logprobs_from_logits")
     if trains_policies(job) and job.mesh.tp > 1:
@@ -116,7 +118,8 @@ def hub_options(job: Draft, options: dict[str, object]) -> HfOptions:
 
     `options`: the framework options that the scenario sets; of these layers it is attn_implementation alone.
     """
-    return HUB.layer_options(job, {name: options[name] for name in HUB.options if name in options})
+    made = HUB.layer_options(job, {name: options[name] for name in HUB.options if name in options})
+    return made if trains_policies(job) else replace(made, automodel=replace(RELEASE_0_7_0, wide_logits=True))
 
 
 def offload_parts(job: Job) -> tuple[str, ...]:
@@ -148,15 +151,29 @@ def check_policies(job: Job) -> None:
         _check_offload(job)
         _check_tensor_parallel(job)
     if own == "hub":
-        if not trains_policies(job):
-            raise job.not_yet("implementation", "layers of a checkpoint's repository under automodel but for "
-                              f"framework_version: {NEMO_RL}")
-        for axis, size in (("pp", job.mesh.pp), ("cp", job.mesh.cp)):
-            if size > 1:
-                raise job.not_yet(f"mesh.{axis}", "layers of a checkpoint's repository over more than data")
-        HUB.check(job, {})
+        _check_hub(job)
     if trains_policies(job) and own == "automodel":
         _check_own(job, family)
+
+
+def _check_hub(job: Job) -> None:
+    """Raises NotYet for layers of a checkpoint's repository that are not described: under 0.7.0 all but dense ones."""
+    training, policies = job.scenario.training, trains_policies(job)
+    for axis, size in (("pp", job.mesh.pp), ("cp", job.mesh.cp), ("tp", 1 if policies else job.mesh.tp)):
+        if size > 1:
+            raise job.not_yet(f"mesh.{axis}", "layers of a checkpoint's repository over more than data")
+    if policies:
+        HUB.check(job, {})
+        return
+    for key, said, what in (
+            ("framework_version", job.scenario.framework_version not in ("auto", "0.7.0"), "of other releases"),
+            ("implementation", job.has_experts, "with experts"),
+            ("training.method", training.method == "qlora", "packed"),
+            ("training.lengths", training.lengths == "packed", "given packs"),
+            ("training.loss", training.loss not in ("auto", "masked", "masked_fp32"), f"with loss {training.loss}")):
+        if said:
+            raise job.not_yet(key, f"layers of a checkpoint's repository {what} under automodel but for "
+                              f"framework_version: {NEMO_RL}")
 
 
 def _check_own(job: Job, family: str) -> None:

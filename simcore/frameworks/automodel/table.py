@@ -56,9 +56,10 @@ from simcore.frameworks.automodel.policies import (
 from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
 from simcore.frameworks.automodel.tensor_parallel import (
     SPLITS,
+    gathers_logits,
     is_cut_late,
+    split_by_inputs,
     split_of,
-    splits_layers,
     turns_adapters_from,
 )
 from simcore.frameworks.automodel.units import is_sharded, units
@@ -190,7 +191,9 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return hub_options(job, options)
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
-        return _chosen(job, options, _LAYERS[version])
+        made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
+        return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", sdpa=options.get("attn") == "sdpa",
+                       keeps_logits=made.keeps_logits or seen)  # recipes/vlm/finetune.py has no `del out`
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
     # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
@@ -199,7 +202,8 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     pixels = "fp32" if job.graph.architecture.family == "qwen2_5_vl" else "bf16"
     wide = casts_outputs(job) and is_sharded(job)
     native = trains_policies(job) or not is_sharded(job)
-    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide, turns_adapters_from=turns_adapters_from(job))
+    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide, turns_adapters_from=turns_adapters_from(job),
+                  gathers_logits=gathers_logits(job))
     return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=is_older(job), pixels=pixels,
                    attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
                    embeddings_require_grad=native and _transformers.replayed(job))
@@ -288,7 +292,7 @@ class _Choice:
     holds_fp32: bool = True
     on_host: bool = False
     float8: bool = False
-    splits_layers: bool = False
+    by_inputs: tuple[str, ...] = ()
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -311,7 +315,7 @@ def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: b
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
         mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job),
-        splits_layers(job)))
+        split_by_inputs(job)))
 
 
 def _casts_frozen(job: Job) -> bool:
@@ -338,13 +342,13 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     if choice.splits_experts:
         rules.append(Rule(lambda t: t.component == "routed_experts", _experts(choice, choice.experts)))
         rules.append(Rule(lambda t: t.component == "expert_adapters", _experts(choice, choice.stored)))
-    if choice.splits_layers:
+    if last := choice.by_inputs:
         for chosen, cut in SPLITS.items():
             early = _policy(choice, f"split by {chosen}", (cut, *dense), (cut,), frozen, compute)
             late = replace(early, unreduced_grad=TensorLayout((("dp_shard_cp", Partial()),), compute))
-            rules += [Rule(lambda t, chosen=chosen: split_of(t) == chosen and is_cut_late(t),  # type: ignore[misc]
+            rules += [Rule(lambda t, chosen=chosen: split_of(t, last) == chosen and is_cut_late(t, last),  # type: ignore[misc]
                            late),
-                      Rule(lambda t, chosen=chosen: split_of(t) == chosen, early)]  # type: ignore[misc]
+                      Rule(lambda t, chosen=chosen: split_of(t, last) == chosen, early)]  # type: ignore[misc]
     elif choice.splits_head:  # ep = 1: only the head, over its vocabulary (0.7.0 nemotron_v3/parallelization.py)
         split: Placements = (("tp", Shard(0, even=True)),)
         rules.append(Rule(lambda t: t.component == "lm_head",
@@ -392,7 +396,5 @@ def _policy(choice: _Choice, name: str, placements: Placements, used: Placements
 
 def _communicators(job: Job) -> tuple[str, ...]:
     mesh = job.mesh
-    names = ["dp_shard_cp", "dp_replicate", "cp", "tp", "pp"]
-    if mesh.ep > 1:
-        names += ["ep", "expert_dp"]
+    names = ["dp_shard_cp", "dp_replicate", "cp", "tp", "pp", *(["ep", "expert_dp"] if mesh.ep > 1 else [])]
     return tuple(name for name in names if mesh.axis(name).size > 1)

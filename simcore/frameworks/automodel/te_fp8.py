@@ -42,7 +42,7 @@ def in_fp8(job: Draft, options: dict[str, object]) -> ModelGraph:
 
     Raises IllegalLayout for GPUs, shapes and backends without them, NotYet for layers that are not served in 8 bits.
     """
-    if job.graph.implementation != "automodel" or job.graph.architecture.family not in SPARSE:
+    if job.graph.implementation != "automodel" or job.graph.architecture.decoder not in SPARSE:
         return in_float8(job, options)
     if job.scenario.training.method != "full":
         raise job.not_yet("training.method", "adapters beside products in 8 bits under automodel")

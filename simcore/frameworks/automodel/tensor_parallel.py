@@ -20,13 +20,18 @@ from simcore.operators.automodel.head import LINEAR_LOSSES
 from simcore.placement.job import Job, topology_of
 from simcore.placement.layout import Shard
 
-__all__ = ["SPLITS", "SPLIT_BY_HF", "check_tensor_parallel", "is_cut_late", "split_of", "split_assumptions",
-           "splits_layers", "turns_adapters_from"]
+__all__ = ["SPLITS", "SPLIT_BY_HF", "check_tensor_parallel", "gathers_logits", "is_cut_late", "split_by_inputs",
+           "split_of", "split_assumptions", "splits_layers", "turns_adapters_from"]
 
 SPLITS: Final = {"output": ("tp", Shard(0, even=True)), "input": ("tp", Shard(1, even=True))}
 """Placements of split tensors, by the side of a linear layer that is split."""
 _LAST: Final = ("o_proj", "down_proj", "dense", "fc2")
-SPLIT_BY_HF: Final = ("llama", "phi", "qwen2", "qwen3")
+_OF_PHI3: Final = ("qkv_proj", "down_proj")
+"""Linears whose inputs are split; Phi-3's attention is whole on every rank (`_parallelize_phi3`)."""
+_BY_THEIR_PLAN: Final = ("mixtral", "seed_oss")
+"""Families that take transformers' own plan (0.7.0 components/distributed/parallelizer.py, get_hf_tp_shard_plan): their
+head gathers its logits, and every rank has all experts."""
+SPLIT_BY_HF: Final = ("llama", "phi", "phi3", "qwen2", "qwen3", *_BY_THEIR_PLAN)
 """Families of transformers' layers whose plan is described."""
 _BANDWIDTH: Final = int(87.7 * 2**30 / 10**6)
 """Bytes a microsecond that DTensor reckons with inside a node."""
@@ -39,20 +44,36 @@ def splits_layers(job: Job) -> bool:
     return job.mesh.tp > 1 and job.graph.architecture.family in served
 
 
-def split_of(spec: TensorSpec) -> str:
-    """Returns the side of a tensor that tp splits, "output" or "input"; "" for a tensor that every rank has whole."""
-    if spec.module == "norm" or spec.is_buffer or (len(spec.shape) == 1 and spec.path.endswith(_LAST)):
+def gathers_logits(job: Job) -> bool:
+    """True if the head that tp splits gathers its logits."""
+    return splits_layers(job) and job.graph.architecture.family in _BY_THEIR_PLAN
+
+
+def split_by_inputs(job: Job) -> tuple[str, ...]:
+    """Returns the names of the linears whose inputs tp splits; () if it splits no layers."""
+    if not splits_layers(job):
+        return ()
+    return _OF_PHI3 if job.graph.architecture.family == "phi3" else _LAST
+
+
+def split_of(spec: TensorSpec, last: tuple[str, ...]) -> str:
+    """Returns the side of a tensor that tp splits, "output" or "input"; "" for a tensor that every rank has whole.
+
+    `last`: see `split_by_inputs`.
+    """
+    if spec.module in ("norm", "grouped", "router") or spec.component == "router" or spec.is_buffer or (
+            len(spec.shape) == 1 and spec.path.endswith(last)):
         return ""
     path = spec.path.rpartition(".lora_")[0] if spec.module == "adapter" else spec.path
-    return "input" if path.endswith(_LAST) else "output"
+    return "input" if path.endswith(last) else "output"
 
 
-def is_cut_late(spec: TensorSpec) -> bool:
+def is_cut_late(spec: TensorSpec, last: tuple[str, ...]) -> bool:
     """True if backward makes a whole gradient of a split tensor, which is cut when it is reduced.
 
     Of the embedding, and of B of a layer whose inputs are split (torch 2.13 `_fsdp_param.py`, unsharded_grad_data).
     """
-    return spec.module == "embedding" or spec.name.endswith(tuple(f"{name}.lora_B.weight" for name in _LAST))
+    return spec.module == "embedding" or spec.name.endswith(tuple(f"{name}.lora_B.weight" for name in last))
 
 
 def check_tensor_parallel(job: Job) -> None:
@@ -67,6 +88,7 @@ def check_tensor_parallel(job: Job) -> None:
             ("training.loss", training.loss in LINEAR_LOSSES, f"loss {training.loss} of a weight that tp splits"),
             ("training.loss", training.loss == "values", "a head of values with tp"),
             ("training.method", training.method == "qlora", "a packed base with tp"),
+            ("training.method", job.has_experts and training.method == "full", "experts that every rank of tp trains"),
             ("training.method", policies and training.method != "full", "adapters of layers that tp splits"),
             ("mesh.dp_shard", policies and mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),
             ("training.lengths", training.lengths == "packed", "packed sequences with tp"),

@@ -119,17 +119,20 @@ class _Maker:
         self.known: dict[tuple[int, Choose | None], tuple[int, ...]] = {}
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
-        """Returns the units with ep > 1: by default none reshards; the outer model has no parameters."""
-        reshard = bool(self.asked)
+        """Returns the units with ep > 1: by default none reshards; the outer model has a frozen tower, if any."""
+        reshard, inside = bool(self.asked), ".language_model" * self.graph.architecture.has_tower
         kinds = {layer: self._kind(layer) for layer in stage}
-        blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")]
+        tower = [layer for layer in stage if isinstance(self._block_of(layer), VisionPart)]
+        blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")
+                  and layer not in tower]
         norms = [layer for layer in stage if kinds[layer] == "final_norm"]
         end = next((layer for layer in stage if kinds[layer] == "head"), blocks[-1])
-        out = [Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
+        out = [self._unit("root", tower, stage[0], end, reshard=False, is_root=True) if tower else
+               Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
         if norms:
-            out.append(self._unit("model", norms, stage[0], norms[-1], reshard=reshard))
+            out.append(self._unit(f"model{inside}", norms, stage[0], norms[-1], reshard=reshard))
         if kinds[stage[0]] == "embedding":
-            out.append(self._unit("model.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
+            out.append(self._unit(f"model{inside}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)
         out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard) for layer in stage
@@ -162,7 +165,8 @@ class _Maker:
                 blocks.append(layer)
         end = next((layer for layer in stage if self._kind(layer) == "head"), blocks[-1])
         out = [self._unit("root", rest, stage[0], self._last_use(stage, end), reshard=False, is_root=True)]
-        names = {"embedding": "model.embed_tokens", "head": "lm_head"}
+        inside = "language_model." * self.graph.architecture.has_tower
+        names = {"embedding": f"model.{inside}embed_tokens", "head": "lm_head"}
         out += [self._unit(names[self._kind(layer)], [layer], layer, layer if policy else self._last_use(stage, layer),
                            reshard=policy) for layer, policy in own]
         for layer in blocks:

@@ -4,6 +4,9 @@ transformers 5.23 Trainer with `bf16` or `fp16`, through accelerate 1.15 `accele
 forward, loss and all, under torch.autocast. fp16 scales its loss (`torch/amp/grad_scaler.py`): two numbers on the
 device, and gradients are unscaled in place. PEFT 0.21.2 `utils/other.py`, prepare_model_for_kbit_training, casts all
 16-bit parameters that are not packed to fp32: embedding, head and norms, and with the embedding what layers hand on.
+axolotl 067b021c `loaders/model.py`, _convert_embedding_modules_dtype, casts these back ("cast_back"), so that of a
+model without Mamba layers nothing is left in fp32 (but biases), of one with them their convolution, output projection
+and numbers of heads.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Mlp
+from simcore.models.blocks import Attention, Mamba2, Mlp
+from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 
-__all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of"]
+__all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of", "stays_wide"]
 
 _KBIT: Final = "prepare_model_for_kbit_training"
-AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, False), _KBIT: (True, False)}
+_CAST_BACK: Final = "cast_back"
+AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, False),
+                                                       _KBIT: (True, False, _CAST_BACK)}
 _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
 
@@ -25,11 +31,13 @@ _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 class Mixed:
     """The mixed precision of one job.
 
-    `stored`: dtype of parameters that are not packed; `autocast`: forward runs under torch.autocast.
+    `stored`: dtype of parameters that are not packed; `autocast`: forward runs under torch.autocast. `casts_back`: of
+    what PEFT casts to fp32, norms, embedding and head are cast back.
     """
 
     stored: str
     autocast: bool
+    casts_back: bool = False
 
 
 def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
@@ -42,7 +50,7 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
     given = job.scenario.training.precision.params
     if options.get(_KBIT) and job.scenario.training.method != "qlora":
         job.refuse_idle(options, _KBIT, "without qlora")
-    if options.get(_KBIT):
+    if options.get(_KBIT) is True:
         stored = job.auto("training.precision.params", given, "fp32", "PEFT 0.21.2 utils/other.py:205, all that is not "
                           "packed")
     else:
@@ -56,7 +64,17 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
     elif wide:
         raise job.illegal("framework_options.autocast", f"{stored} parameters and {job.compute} products without "
                           "autocast: expected mat1 and mat2 to have the same dtype", "torch 2.13 F.linear")
-    return Mixed(stored, autocast)
+    casts_back = options.get(_KBIT) == _CAST_BACK
+    if casts_back and not autocast:
+        raise job.illegal(f"framework_options.{_KBIT}", f"{_CAST_BACK} without autocast: expected mat1 and mat2 to "
+                          "have the same dtype", "torch 2.13 F.linear")
+    return Mixed(stored, autocast, casts_back)
+
+
+def stays_wide(spec: TensorSpec) -> bool:
+    """True for a frozen parameter, not packed, that PEFT casts to fp32 and axolotl does not cast back."""
+    return (not spec.is_buffer and not spec.trainable and spec.module not in ("norm", "embedding")
+            and spec.component not in ("embedding", "lm_head"))
 
 
 def _check(job: Job, stored: str) -> None:
@@ -67,7 +85,9 @@ def _check(job: Job, stored: str) -> None:
         raise job.illegal("training.precision.params", "Attempting to unscale FP16 gradients: parameters in fp32 are "
                           "asked for", _UNSCALED)
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
-    if not all(isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks) for block in blocks):
-        raise job.not_yet("framework_options.autocast", "autocast over experts, Mamba layers or attention sinks")
+    if not all(isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks)
+               or (isinstance(block, Mamba2) and stored == job.compute) for block in blocks):
+        raise job.not_yet("framework_options.autocast", "autocast over experts, attention sinks, or Mamba layers in "
+                          "fp32")
     if stored != job.compute:
         job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))

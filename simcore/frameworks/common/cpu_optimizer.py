@@ -74,10 +74,11 @@ def waits_for_device(layer: int, builder: Builder) -> None:
 
 
 def updated_on_host(plan: Plan, elements: int, builder: Builder) -> None:
-    """Writes the step of DeepSpeedCPUAdam over `elements` elements, after a wait for their gradients.
+    """Writes the step of DeepSpeed's states over `elements` elements, after a wait for their gradients.
 
-    It is fused and in fp32, and casts its results from 4 bytes to 2. DeepSpeed 0.19.6 `ops/adam/cpu_adam.py`,
-    `csrc/includes/cpu_adam.h`.
+    It is in fp32, and its results are cast from 4 bytes to 2. Fused: DeepSpeed 0.19.6 `ops/adam/cpu_adam.py`,
+    `csrc/includes/cpu_adam.h`, or torch's; otherwise torch's loop.
     """
     waits_for_device(plan.layers[0], builder)
-    builder.host(cpu_bytes(plan.framework.optimizer.name, "fused", elements, 4) + 6 * elements)
+    optimizer = plan.framework.optimizer
+    builder.host(cpu_bytes(optimizer.name, optimizer.implementation, elements, 4) + 6 * elements)

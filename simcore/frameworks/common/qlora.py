@@ -25,7 +25,8 @@ from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 from simcore.recording.number_formats import PackedWeights
 
-__all__ = ["OUTLIERS", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]
+__all__ = ["OUTLIERS", "SKIP_OPTION", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_head",
+           "is_packed", "packed_of", "packs_head"]
 
 STORAGE_OPTION: Final = "bnb_4bit_quant_storage"
 TUNE_OPTION: Final = "quantize_base"
@@ -33,6 +34,7 @@ THRESHOLD_OPTION: Final = "llm_int8_threshold"
 OUTLIERS: Final = ("outliers of LLM.int8()", "no column of an input has any; products take as long as in 16 bits",
                    "assumed", "bitsandbytes 0.50.2 backends/default/ops.py int8_mixed_scaled_mm: such columns are "
                    "multiplied apart, and how many there are is a matter of the data")
+SKIP_OPTION: Final = "llm_int8_skip_modules"
 _TYPES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 STORAGES: Final[tuple[Any, ...]] = (None, *_TYPES)
 _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -127,6 +129,34 @@ def is_packed(spec: TensorSpec) -> bool:
     """
     return (spec.module == "linear" and not spec.trainable and spec.component not in ("embedding", "lm_head")
             and not _is_taken_by_kernel(spec))
+
+
+def packs_head(job: Job, options: dict[str, Any]) -> bool:
+    """Returns True if the output head is packed too, as with a list of skipped modules that does not name it.
+
+    transformers 5.23 `quantizers/base.py`, get_modules_to_not_convert: the list replaces the default one. NotYet for
+    other modules than Mamba's `out_proj`, IllegalLayout where the head is the embedding.
+    """
+    skipped = options.get(SKIP_OPTION)
+    if skipped is None:
+        return False
+    at = f"framework_options.{SKIP_OPTION}"
+    if job.scenario.training.method != "qlora" or job.scenario.training.quantization.format == "int8":
+        raise InputError(Problem(job.scenario.where("framework_options", SKIP_OPTION), f"{SKIP_OPTION}: changes "
+                                 "nothing without weights in 4 bits"))
+    if unknown := [name for name in skipped if name not in ("out_proj", "lm_head")]:
+        raise job.not_yet(at, f"{unknown[0]} that is not packed (served: out_proj, lm_head)")
+    if "out_proj" not in skipped and any(_is_taken_by_kernel(spec) for specs in job.graph.tensors for spec in specs):
+        raise job.illegal(at, "Mamba's out_proj is packed: mat1 and mat2 shapes cannot be multiplied",
+                          "mamba-ssm ops/triton/ssd_combined.py: F.linear(out, outproj_weight)")
+    if "lm_head" not in skipped and job.graph.has_tied_head:
+        raise job.not_yet(at, "a tied lm_head that is packed")
+    return "lm_head" not in skipped
+
+
+def is_head(spec: TensorSpec) -> bool:
+    """True for the weight of the output head, where it is none other's."""
+    return spec.component == "lm_head" and not spec.is_buffer and not spec.trainable and len(spec.shape) == 2
 
 
 def _is_taken_by_kernel(spec: TensorSpec) -> bool:

@@ -45,6 +45,10 @@ def _no_logits(job: Job, stored: str) -> str:
     return ""
 
 
+def _none_whole(job: Draft, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
     """The settings, refusals and cuts of one trainer of a model implementation, under PyTorch's sharding.
@@ -57,6 +61,7 @@ class Trainer:
     `serves_muon`: its optimizer may be torch's Muon. `hub_files`: the source by which it writes files of Hugging Face,
     "" if it writes others. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the logits that it keeps of a
     job whose parameters are stored in a dtype, "" if it keeps none. `logged`: what its loop gathers after each step.
+    `kept_whole`: numbers of the layers that it does not recompute beside others, with layer numbers of the stages.
     """
 
     options: Options
@@ -75,6 +80,7 @@ class Trainer:
     evaluation: EvaluationLoop = OWN_LOOP
     kept_logits: Callable[[Job, str], str] = _no_logits
     logged: Logged = NOTHING_LOGGED
+    kept_whole: Callable[[Draft, tuple[tuple[int, ...], ...]], tuple[int, ...]] = _none_whole
 
 
 Trainers = Mapping[str, Trainer]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
-from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed
+from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, stays_wide
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.compiled_layers import LAYERS_ALONE
 from simcore.frameworks.common.compiled_layers import assumptions as of_compiled_layers
@@ -23,12 +23,15 @@ from simcore.frameworks.common.kernels import FUSED, torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import (
     OUTLIERS,
+    SKIP_OPTION,
     STORAGE_OPTION,
     STORAGES,
     THRESHOLD_OPTION,
     TUNE_OPTION,
+    is_head,
     is_packed,
     packed_of,
+    packs_head,
 )
 from simcore.frameworks.common.torch import (
     States,
@@ -83,6 +86,7 @@ _OF_HF: Final[dict[str, tuple[Any, ...]]] = {
     **AUTOCAST_OPTIONS,
     TUNE_OPTION: (True, False),
     THRESHOLD_OPTION: (None, float, 0),
+    SKIP_OPTION: (None, list),
     _WIDE: (True, False),
 }
 CAPABILITIES: Final = Capabilities(
@@ -112,7 +116,8 @@ def table(job: Draft) -> Framework:
         rules=_rules(stored, adapter_dtype(job, options, stored), job.compute, states_of(job, plain=True),
                      _states_of_embeddings(job, options),
                      packed_of(job, options),
-                     UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP),
+                     UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP,
+                     head=packs_head(job, options), casts_back=mixed.casts_back),
         units=(),
         strategy=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
@@ -233,17 +238,18 @@ def _states_of_embeddings(job: Job, options: dict[str, Any]) -> States:
 
 @lru_cache(maxsize=64)
 def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: States, packed: PackedWeights | None,
-           updated: UpdateTime) -> tuple[Rule, ...]:
-    """Rules of unsharded tensors; adapters may have another dtype, frozen linears may be in 4 bits."""
+           updated: UpdateTime, *, head: bool, casts_back: bool) -> tuple[Rule, ...]:
+    """Rules of unsharded tensors; adapters may have another dtype, frozen linears, and the `head`, may be in 4 bits."""
     rest = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", rest, rest, rest, rest, at_rest_category="buffer", updated=UpdateTime.NEVER)
     unsharded = _policy("whole", stored, kept, updated)
-    in_bits = () if packed is None else (Rule(is_packed, replace(
+    in_bits = () if packed is None else (Rule(lambda t: is_packed(t) or (head and is_head(t)), replace(
         unsharded, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
         in_use=TensorLayout((), compute))),)
+    wide = (Rule(stays_wide, _policy("wide", "fp32", kept, updated)),) if casts_back else ()
     factors = replace(buffer, name="factors", at_rest=TensorLayout((), stored))
     return (Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer), *in_bits,
-            Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)),
+            Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)), *wide,
             *([Rule(lambda t: t.module == "embedding", _policy("embeddings", stored, embeddings, updated))]
               if embeddings != kept else []),
             Rule(lambda t: True, unsharded))

@@ -56,6 +56,7 @@ def _buffers(plan: Plan, strategy: ZeroStrategy) -> Iterator[tuple[str, int, boo
         yield from (("optimizer states", FP32 * part, True), ("optimizer states", FP32 * moments * part, False),
                     ("gradients", FP32 * part, True), ("copies on their way", size * part, True),
                     ("copies on their way", size * _largest(plan), True))
+        yield from _of_the_update(plan, part)
         if strategy.accumulates and strategy.stage == 2:
             yield from (("gradients", size * numel, True) for numel in touched(plan, strategy))
         return
@@ -65,8 +66,19 @@ def _buffers(plan: Plan, strategy: ZeroStrategy) -> Iterator[tuple[str, int, boo
     if strategy.swap_buffers:
         yield from _beside_drives(plan, strategy, size * parts)
     elif strategy.states_on_host:
+        largest = max(sub_groups([placed.padded for placed in trained(plan)], strategy.sub_group), default=0)
         yield from (("optimizer states", FP32 * (1 + moments) * parts, False), ("gradients", size * parts, True),
                     ("gradients", FP32 * parts, True))
+        yield from _of_the_update(plan, largest)
+
+
+def _of_the_update(plan: Plan, elements: int) -> Iterator[tuple[str, int, bool]]:
+    """The square root of the second moments and its quotient, which torch's loop makes for one tensor at a time.
+
+    torch 2.13 `optim/adam.py` _single_tensor_adam; a fused step has neither.
+    """
+    if plan.framework.optimizer.implementation == "for_loop":
+        yield "temporaries of the update", 2 * FP32 * elements, False
 
 
 def _beside_drives(plan: Plan, strategy: ZeroStrategy, gradients: int) -> Iterator[tuple[str, int, bool]]:

@@ -287,7 +287,11 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
 
 
 def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
-    """Optimizer of the job; on the host it is always DeepSpeedCPUAdam (`zero_force_ds_cpu_optimizer`)."""
+    """Optimizer of the job; on the host it is DeepSpeedCPUAdam unless the scenario asks for torch's: fused, or a loop.
+
+    DeepSpeed takes torch's where its own configuration asks for it (`torch_adam`), or zero_force_ds_cpu_optimizer is
+    off.
+    """
     if not strategy.states_on_host:
         return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
                                "fused", plain=True)
@@ -296,10 +300,11 @@ def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
         raise job.illegal("training.optimizer.name", f"You are using ZeRO-Offload with a client provided optimizer "
                           f"({name}): either use DeepSpeedCPUAdam",
                           "deepspeed 0.19.6 runtime/engine.py zero_force_ds_cpu_optimizer")
-    job.one_of("training.optimizer.implementation", kind, ("auto", "cpu"))
+    served = ("auto", "cpu") if strategy.swap_buffers else ("auto", "cpu", "fused", "for_loop")
+    job.one_of("training.optimizer.implementation", kind, served)
     job.auto("training.optimizer.implementation", kind, "cpu", "transformers 5.23 integrations/deepspeed.py "
              "deepspeed_optim_sched; deepspeed 0.19.6 ops/adam/cpu_adam.py")
-    return Optimizer(name, "fused")
+    return Optimizer(name, "for_loop" if kind == "for_loop" else "fused")
 
 
 def _of_host(strategy: ZeroStrategy) -> tuple[tuple[str, str, str, str], ...]:

@@ -84,7 +84,7 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
     fixed={**PLAIN_TORCH, **ONE_STAGE})
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash", "flash_eager", "flash_entropy",
-                 "flash_entropy_eager", "values")
+                 "flash_entropy_eager", "flash_padded", "values")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}
@@ -240,7 +240,7 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
 def _check_adapter_units(job: Draft, options: dict[str, Any]) -> None:
     """Refuses what is not served where each matrix of an adapter is a unit: [Note: PEFT's units]."""
     at, lora = "framework_options.wrap", job.scenario.training.lora
-    served = {"adapters of experts": adapts_experts(job), "DoRA": lora.use_dora, "one rank": job.mesh.dp_shard == 1,
+    served = {"adapters of experts": adapts_experts(job), "DoRA": lora.use_dora,
               "backward_prefetch: BACKWARD_POST": options.get("backward_prefetch") == "BACKWARD_POST",
               "forward_prefetch": bool(options.get("forward_prefetch")),
               "another sharding_strategy than FULL_SHARD":

@@ -69,7 +69,7 @@ def table(job: Draft) -> Framework:
         strategy=strategy(job, options, given),
         optimizer=optimizer,
         compute_dtype=job.compute,
-        checkpoint=trainer.checkpoint(job),
+        checkpoint=trainer.checkpoint(job), kept_whole=trainer.kept_whole(job, stages),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
         sequence_parallel=job.mesh.tp > 1 and not (job.mesh.pp > 1 and given.whole_in_stages),
         stages=stages,

@@ -166,8 +166,36 @@ def checkpoint(job: Job) -> str:
         if recompute.modules:
             raise job.not_yet("training.recompute.modules", "another list of operators than torchtitan's own")
         return "per_op"
-    raise job.not_yet("training.recompute", "checkpointing of every n-th layer under torchtitan (served: none, full, "
-                      "mode per_op)")
+    if _layers_a_checkpoint(job):
+        return "full"
+    raise job.not_yet("training.recompute", "other checkpointing under torchtitan (served: none, full, modes every "
+                      "and per_op)")
+
+
+def _layers_a_checkpoint(job: Job) -> int:
+    """Layers of which the last is recomputed (`selective_ac_option = "2"`), 0 in another mode."""
+    recompute = job.scenario.training.recompute
+    if not isinstance(recompute, Recompute) or recompute.mode != "every":
+        return 0
+    if recompute.modules:
+        raise job.illegal("training.recompute.modules", "layers are recomputed whole in mode every",
+                          "torchtitan 0.2.2 distributed/activation_checkpoint.py _apply_layer_sac")
+    if job.scenario.framework_options.get("compile") or job.scenario.training.pipeline.virtual_stages > 1:
+        raise job.not_yet("training.recompute", "one layer in some under torchtitan with compiled blocks or several "
+                          "chunks of a rank")
+    return recompute.num_layers
+
+
+def kept_whole(job: Job, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Returns the layers, by number in the whole model, that keep what they save beside recomputed ones.
+
+    `stages`: layer numbers of each stage, whose process counts its own layers: one in `num_layers` is recomputed.
+    Empty in other modes. Source: torchtitan 0.2.2 `distributed/activation_checkpoint.py` _apply_layer_sac.
+    """
+    size = _layers_a_checkpoint(job)
+    blocks = [[layer for layer in stage if job.graph.kinds[job.graph.layers[layer].kind].block is None]
+              for stage in stages]
+    return tuple(layer for stage in blocks for count, layer in enumerate(stage, 1) if size and count % size)
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
@@ -224,6 +252,6 @@ def tp_layout(spec: TensorSpec) -> Placements:
 
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
-                         checkpoint=checkpoint, stages=weighed_stages, tp_layout=tp_layout, in_fp8=in_fp8,
-                         gathered_weights=gathered_weights, evaluation=TITAN_LOOP,
+                         checkpoint=checkpoint, kept_whole=kept_whole, stages=weighed_stages,
+                         tp_layout=tp_layout, in_fp8=in_fp8, gathered_weights=gathered_weights, evaluation=TITAN_LOOP,
                          files=("sharded", "sharded"))  # 0.2.2 train.py:148 meta device, components/checkpoint.py DCP

@@ -299,7 +299,7 @@ def _check_lora_of_single_experts(job: Job) -> None:
 
 
 def _check_mtp(job: Job) -> None:
-    """Refuses multi-token prediction with settings not modelled, such as a tied head, which has two weights there."""
+    """Refuses multi-token prediction with settings not modelled, such as a tied head on a stage of its own."""
     if not job.graph.branches:
         return
     if any(isinstance(branch.block, GatedDeltaNet) for kind in job.graph.kinds if isinstance(kind.block, Mtp)
@@ -313,9 +313,9 @@ def _check_mtp(job: Job) -> None:
         raise job.illegal("model", "multi-token prediction of a hybrid needs framework_version: main 2026-08-22",
                           "core 0.16.1 models/mamba/mamba_model.py builds no MTP block; Megatron-LM main "
                           "models/hybrid/hybrid_model.py:302")
-    tied = any(job.graph.leads(kind, job.graph.head) for kind in (Edge.TIED, Edge.COPY))
-    if tied and any(spec.trainable and "vocab" in spec.dims for specs in job.graph.tensors for spec in specs):
-        raise job.not_yet("model", "multi-token prediction with tied embeddings")
+    copied = job.graph.leads(Edge.COPY, job.graph.head) or (job.graph.has_tied_head and _predicts_hybrid(job))
+    if copied and any(spec.trainable and "vocab" in spec.dims for specs in job.graph.tensors for spec in specs):
+        raise job.not_yet("model", "multi-token prediction with tied embeddings over stages or in a hybrid")
 
 
 def _check_adapters_of_mtp(job: Job) -> None:

@@ -70,6 +70,9 @@ def _by_mode(job: Job, recompute: Recompute) -> str:
     """Granularity full: whole layers, in groups (uniform) or the first few of each chunk (block)."""
     if recompute.mode == "per_op":
         raise job.not_yet("training.recompute", "recompute per_op under megatron")
+    if recompute.mode == "every":
+        raise job.illegal("training.recompute.mode", "every: recompute_method is uniform or block",
+                          "core 0.16.1 transformer_config.py:1164")
     if recompute.modules:
         raise job.illegal("training.recompute", "modules are recomputed with granularity selective, not in mode "
                           f"{recompute.mode}", "core 0.16.1 transformer_config.py:1196")

@@ -105,7 +105,7 @@ def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: 
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     tied = config.boolean("tie_word_embeddings", default=tied)
     stem = Embedding(vocab, hidden, rotary_dim, shared=mtp > 0, window=window)
-    further = LayerKind("mtp", family, hidden, layers[-1].branches, Mtp(hidden, vocab, mtp))
+    further = LayerKind("mtp", family, hidden, layers[-1].branches, Mtp(hidden, vocab, mtp, tied=tied))
     parts = (
         ("model.embed_tokens", LayerKind("embedding", family, hidden, block=stem, scaled=scaled)),
         *((f"model.layers.{i}", layer) for i, layer in enumerate(layers)),

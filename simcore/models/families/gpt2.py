@@ -46,7 +46,7 @@ def architecture(config: Config) -> Architecture:
     tied, mtp = config.boolean("tie_word_embeddings", default=True), _further(config, positions)
     stem = LayerKind("embedding", "gpt2", hidden, block=Embedding(vocab, hidden, positions=positions, shared=mtp > 0),
                      dropout=config.fraction("embd_pdrop", 0.1) > 0)
-    further = replace(layers[-1], name="mtp", block=Mtp(hidden, vocab, mtp))
+    further = replace(layers[-1], name="mtp", block=Mtp(hidden, vocab, mtp, tied=tied))
     parts = (
         ("transformer", stem),
         *((f"transformer.h.{i}", layer) for i, layer in enumerate(layers)),

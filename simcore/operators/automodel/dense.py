@@ -26,10 +26,11 @@ from typing import Final
 from simcore.models.blocks import Attention
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import column, core_attention, linear, norm, row, te_attention
+from simcore.operators.automodel.sparse import QWEN3_5
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.rms_norm import rms_norm
+from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["DENSE", "dense_attention", "dense_norm", "qwen3_moe_attention", "rotated"]
@@ -41,11 +42,13 @@ DENSE: Final = ("llama", "qwen2", "qwen3")
 def dense_norm(env: Env, x: Tensor, path: str, family: str) -> Tensor:
     """RMSNorm of `x`, in its shape and type; `path`: name of the norm's module in the layer.
 
-    Automodel's compiled kernel, or for family qwen3 the norm of transformers, operator by operator.
+    Automodel's compiled kernel, or for Qwen3 and Qwen 3.5 the norm of transformers, operator by operator.
     """
-    if family != "qwen3":
+    if family not in ("qwen3", *QWEN3_5):
         return norm(env, x, path)
     env.tape.scope = f"{path}."
+    if family in QWEN3_5:
+        return rms_norm_from_zero(env.tape, env.param(f"{path}.weight"), x)
     return rms_norm(env.tape, env.param(f"{path}.weight"), x, weight_in_fp32=False)
 
 

@@ -50,7 +50,8 @@ def head(env: Env, x: Tensor, block: Head) -> Tensor:
     weight.
     """
     if env.run.loss not in LINEAR_LOSSES:
-        return column(env, x, "lm_head")
+        logits = column(env, x, "lm_head")
+        return _full_tensor(env, logits) if env.run.tp > 1 and env.options.gathers_logits else logits
     if env.run.loss == "cut":
         return _cut(env, x)
     return _chunked(env, x)
@@ -205,7 +206,8 @@ def _causal(env: Env, logits: Tensor) -> Tensor:
 
 def _full_tensor(env: Env, logits: Tensor) -> Tensor:
     """`DTensor.full_tensor()`: every rank gathers the whole vocabulary (`loss/masked_ce.py`)."""
-    tape, shape, dtype, whole = env.tape, logits.shape, logits.dtype, (logits.shape[0], logits.shape[1] * env.run.tp)
+    tape, shape, dtype, whole = env.tape, logits.shape, logits.dtype, (*logits.shape[:-1],
+                                                                       logits.shape[-1] * env.run.tp)
     node = tape.node((logits,), (), lambda tape, grads, saved: [
         new(tape, shape, dtype, "grad_full_logits", kernel=Kernel.COPY)])
     parts = tape.empty(whole, dtype, "gathered_logits")

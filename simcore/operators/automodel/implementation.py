@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -22,6 +23,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -31,20 +33,22 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
+from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, qwen3_moe_attention
-from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import latent_attention
 from simcore.operators.automodel.layers import attention, mlp
-from simcore.operators.automodel.mamba import mamba
 from simcore.operators.automodel.moe import moe
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions
-from simcore.operators.automodel.python import ALONE, BESIDE, around
-from simcore.operators.automodel.sparse import SPARSE
+from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
+from simcore.operators.automodel.recurrent import delta_net, mamba
+from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.automodel.tensors import tensors
+from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import own_rows, sum_everywhere
@@ -99,7 +103,10 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Embedding):
         return _embedding(env, kind, kind.block)
     if isinstance(kind.block, Loss):
+        env.run = replace(run, tp=1) if env.options.gathers_logits else run
         return _loss(env, kind.block)
+    if isinstance(kind.block, VisionPart):
+        return record_part(env.tape, kind.block, run, "sdpa", lambda last: make_tables(env, last.rotary_dim))
     if isinstance(kind.block, Mtp):
         return predictions(env, kind, kind.block, _layer)
     return _part(env, kind)
@@ -116,9 +123,12 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     tape.rename(out.storage, HIDDEN)
     out.disown()
     forward = tape.cut()
-    masks = _added_masks(env, kind)
+    masks, tables = _added_masks(env, kind), stem_tables(env, kind)
+    # A dense Qwen 3.5's output has the final hidden state, and a loop that keeps the logits keeps it.
+    held = [hidden] if isinstance(kind.block, Head) and kind.family == QWEN3_5[0] and env.options.keeps_logits else []
     hidden = None
     masks.clear()
+    tables.drop_late()
     dropped = tape.cut()
     # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
     late = run.first and (SPARSE[kind.family].holds_stem if kind.family in SPARSE else kind.family != "nemotron_h")
@@ -126,6 +136,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
     own_columns(tape, run)
+    tables.drop()
     env.cache = None
     if isinstance(kind.block, Head) and kind.block.shared:
         meet_further(tape, leaf)
@@ -133,7 +144,9 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
         leave_waiting(tape)
     _hand_back(tape, leaf)
     sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
-    return RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
+    made = RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
+    held.clear()
+    return replace(made, release=tape.cut())
 
 
 def _added_masks(env: Env, kind: LayerKind) -> list[Tensor]:
@@ -175,7 +188,8 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
         logits = finished_logits(env.tape, kind, head(env, aten.cast(env.tape, hidden, env.run.compute), kind.block))
-        return aten.cast(env.tape, logits, "fp32") if env.options.wide_inputs else logits
+        wide = env.options.wide_inputs or env.options.wide_logits
+        return aten.cast(env.tape, logits, "fp32") if wide else logits
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)
     if env.run.ep > 1 and env.options.keeps_router:
@@ -190,7 +204,7 @@ def _checkpointed(kind: LayerKind, run: LayerWorkload) -> bool:
 
 def _by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
     """Norms, attention and MLP are checkpoints of their own, see `_checkpointed`."""
-    return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "gpt_oss", "qwen3_moe")
+    return run.checkpoint == "full" and run.ep == 1 and kind.family in (*DENSE, "gpt_oss", "qwen3_moe", *QWEN3_5)
 
 
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
@@ -204,13 +218,19 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         given, env.tape.scope = hidden, f"{branch.name}."
         hidden = region(partial(_block, env, kind, branch, hidden))
         env.tape.scope = ""
-        if kind.family in SPARSE:
-            named += [hidden, *([given] if SPARSE[kind.family].holds_given and isinstance(branch.block, Moe | Mlp)
-                                else [])]
+        if kind.family in (*SPARSE, *QWEN3_5):
+            named += [hidden, *([given] if _holds_given(kind, branch) else [])]
         del given
         hidden = aten.add(env.tape, residual, hidden, "residual")
     env.held.clear()
     return hidden
+
+
+def _holds_given(kind: LayerKind, branch: Branch) -> bool:
+    """True for a block whose input the layer names until it returns (Qwen 3.5: `normed_x`)."""
+    if kind.family in QWEN3_5:
+        return isinstance(branch.block, GatedDeltaNet)
+    return SPARSE[kind.family].holds_given and isinstance(branch.block, Moe | Mlp)
 
 
 def _at_once(run: Callable[[], Tensor]) -> Tensor:
@@ -246,6 +266,10 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
         return latent_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and block.sinks:
         return oss_attention(env, x, block, branch.name)
+    if isinstance(block, GatedDeltaNet):
+        return delta_net(env, x, block, branch.name)
+    if isinstance(block, Attention) and block.gated:
+        return gated_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in SPARSE:
         return qwen3_moe_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in DENSE:
@@ -267,6 +291,8 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     out.disown()
     # Tables of angles: the layers' nodes keep them until the first layer's backward, right before this one's.
     tables = _tables(env, kind, block)
+    if kind.family in QWEN3_5 and not block.tower:
+        make_tables(env, block.rotary_dim)
     forward = tape.cut()
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
@@ -302,6 +328,8 @@ def _angles(kind: LayerKind, run: LayerWorkload, dim: int) -> list[tuple[str, tu
     (`rope_utils.py`, freqs_cis_from_position_ids), of others side by side (`gpt_oss/rope_utils.py`,
     position_ids_to_freqs_cis).
     """
+    if kind.family in QWEN3_5:
+        return []
     if kind.family in SPARSE:
         return [("freqs_cis", (run.batch, run.seq, dim), "fp32")]
     # A checkpoint keeps what attention is given by name, positions among it.
@@ -313,7 +341,7 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     tape, run = env.tape, env.run
     linear_loss = run.loss in LINEAR_LOSSES
     shape = () if linear_loss else (run.batch, run.seq, block.vocab // run.tp)
-    is_wide = linear_loss or env.options.wide_inputs
+    is_wide = linear_loss or env.options.wide_inputs or env.options.wide_logits
     given: Tensor | None = _input(env, shape, "fp32" if is_wide else run.compute)
     assert given is not None
     leaf = given.node
@@ -340,4 +368,5 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
-                                       stands_by_chunk=True, exports_experts_apart=True, predicts_last=True)
+                                       stands_by_chunk=True, exports_experts_apart=True, predicts_last=True,
+                                       builds_towers=True)

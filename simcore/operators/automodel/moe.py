@@ -65,6 +65,8 @@ def _shared_expert(env: Env, x: Tensor, block: Moe, path: str) -> Tensor:
     """Its kernels are told apart: some releases run them beside the exchanges."""
     env.tape.module = Module.SHARED_EXPERTS
     out = mlp(env, x, f"{path}.shared_experts", gated=block.gated)
+    if block.shared_gate:
+        out = aten.mul(env.tape, aten.sigmoid(env.tape, linear(env, x, f"{path}.shared_expert_gate")), out, "weighed")
     env.tape.module = Module.NONE
     return out
 

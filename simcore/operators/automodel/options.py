@@ -17,13 +17,14 @@ class AutomodelOptions(ImplementationOptions):
     """Options of NeMo Automodel's own layers in one run.
 
     `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `flex`: that is flex, of
-    GPT-OSS. `dispatcher`: exchange of tokens
-    between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save x A of their
+    GPT-OSS; `sdpa`: torch's, of Qwen 3.5. `masks_padding`: its batch has a mask of tokens. `dispatcher`: exchange of
+    tokens between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save x A of their
     adapters. `experts_unit`: the experts are a separate FSDP2 unit. `fake_balanced_gate`: experts are chosen in turn
     with equal weights. `fp8_recipe`: recipe of
     TransformerEngine's products in 8 bits, where a layer has some; `fp8_transposes`: the device's products read them
     along rows alone; `fp8_linears`, `fp8_experts`: which products they are. `rope`: with "quack", a fused rotation.
-    `turns_adapters_from`: bytes, the limit of `adapters.split.is_turned`.
+    `turns_adapters_from`: bytes, the limit of `adapters.split.is_turned`. `gathers_logits`: a head that tp splits
+    gathers what it makes, as plans of transformers' do. `wide_logits`: the model itself casts its logits to fp32.
 
     Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
     MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
@@ -34,12 +35,16 @@ class AutomodelOptions(ImplementationOptions):
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     flex: bool = False
+    sdpa: bool = False
+    masks_padding: bool = False
     dispatcher: Dispatcher = "deepep"
     linear: Literal["torch", "te"] = "torch"
     experts_unit: bool = False
     fake_balanced_gate: bool = False
     rope: Literal["torch", "quack"] = "torch"
     turns_adapters_from: int = 0
+    gathers_logits: bool = False
+    wide_logits: bool = False
     fp8_recipe: str = ""
     fp8_transposes: bool = True
     fp8_linears: bool = False

@@ -25,6 +25,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -34,12 +35,16 @@ from simcore.models.blocks import (
     Mtp,
 )
 from simcore.models.tensor import TensorSpec
-from simcore.operators.automodel.sparse import SPARSE
+from simcore.models.vision_blocks import VisionPart
+from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
+from simcore.operators.hf.vision.tensors import tower_tensors
 from simcore.operators.shared.features import refuse_megatrons
 
 __all__ = ["FAMILIES", "layer_of", "tensors"]
 
-FAMILIES: Final = tuple(sorted(("llama", "nemotron_h", "qwen2", "qwen3", *SPARSE)))
+FAMILIES: Final = tuple(sorted({"llama", "nemotron_h", "qwen2", "qwen3", *QWEN3_5, *SPARSE}))
+_TOWERS: Final = ("qwen3_5", "qwen3_5_moe")
+"""Families whose vision tower runs before Automodel's own layers: transformers' (`models/qwen3_5*/model.py`)."""
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -49,6 +54,8 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     families and parts that Automodel's own layers do not cover.
     """
     block = kind.block
+    if isinstance(block, VisionPart) and kind.family in _TOWERS:
+        return tower_tensors(block)
     if kind.family not in FAMILIES:
         raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "
                              f"{', '.join(FAMILIES)})"))
@@ -127,12 +134,29 @@ def _mamba(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     )
 
 
+def _delta_net(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
+    """`CPAwareGatedDeltaNet`: A_log and dt_bias in a module of their own, in fp32."""
+    b: Any = branch.block
+    at, hidden, heads = branch.name, (b.hidden, "hidden"), b.num_value_heads
+    parts = (("qkv", b.conv_dim), ("z", b.values), ("b", heads), ("a", heads))
+    return (
+        TensorSpec(f"{at}.conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("delta_conv", "one", "kernel"), "delta_net",
+                   "conv"),
+        TensorSpec(f"{at}.norm.weight", (b.value_dim,), ("value_dim",), "delta_net", "norm"),
+        _linear(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
+        *(_linear(f"{at}.in_proj_{part}", (size, "delta_in"), hidden, "delta_net") for part, size in parts),
+        *(TensorSpec(f"{at}._fp32_params.{name}", (heads,), ("value_heads",), "delta_net", stored="fp32")
+          for name in ("A_log", "dt_bias")),
+    )
+
+
 def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "heads")
     at = branch.name
     specs = []
-    for part, out in (("q", q), ("k", kv), ("v", kv)):
+    asked = (2 * q[0], q[1]) if b.gated else q
+    for part, out in (("q", asked), ("k", kv), ("v", kv)):
         specs.append(_linear(f"{at}.{part}_proj", out, hidden, "attention"))
         if b.bias:
             specs.append(TensorSpec(f"{at}.{part}_proj.bias", (out[0],), (out[1],), "attention", "bias"))
@@ -206,6 +230,8 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     if b.shared_ffn:
         shared = (b.shared_ffn, "shared_ffn")
         specs += _mlp_at(f"{at}.shared_experts", b.hidden, shared, "shared_experts", gated=b.gated, gate_first=False)
+    if b.shared_gate:
+        specs.append(_linear(f"{at}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts"))
     if b.latent:
         hidden, latent = (b.hidden, "hidden"), (b.latent, seen)
         specs += [_linear(f"{at}.fc1_latent_proj", latent, hidden, "latent_projections"),
@@ -214,5 +240,5 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 
 
 _BRANCH: Final[dict[type, Callable[[Branch, str], tuple[TensorSpec, ...]]]] = {
-    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
+    Mamba2: _mamba, GatedDeltaNet: _delta_net, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

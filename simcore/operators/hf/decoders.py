@@ -18,20 +18,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.blocks import Attention, Branch
+from simcore.operators.automodel.adapters.split import adapted_whole_row
 from simcore.operators.hf.autocast import is_autocast, narrowed
 from simcore.operators.hf.layers import (
     Core,
     Inputs,
+    column,
     core_of,
     linear,
+    pair_of,
     rotate,
     rotate_a_part,
     rotate_half,
+    row,
     runs_math,
 )
 from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import cut_columns, gathered_columns, sum_everywhere, whole_columns
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import Param, Tape, Tensor
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "glm_rotate", "ministral3_turn", "nemotron_norm",
            "nemotron_rotate", "new_gelu", "olmo2_attention", "olmo2_norm", "phi3_attention", "phi3_mlp", "two_linears"]
@@ -51,14 +56,25 @@ def phi3_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Input
     assert isinstance(block, Attention)
     assert inputs.cos is not None
     assert inputs.sin is not None
-    qkv = linear(tape, run, f"{name}.qkv_proj", inputs.hidden)
+    qkv = _summed_part(tape, run, f"{name}.qkv_proj", inputs.hidden) if run.tp > 1 else linear(
+        tape, run, f"{name}.qkv_proj", inputs.hidden)
     q, k, v = (aten.slice_last(tape, qkv, size) for size in (block.q_size, block.kv_size, block.kv_size))
     q, k = (aten.to_heads(tape, x, block.head_dim, copy_grad=True) for x in (q, k))
     v = aten.to_heads(tape, v, block.head_dim, copy_grad=core is not None or runs_math(run, block, inputs.mask))
     q, k = _rotated_and_joined(tape, q, k, inputs.cos, inputs.sin)
     out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
     out = out if core else aten.contiguous(tape, out, "attention")
-    return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], block.q_size))
+    out = out.view(*out.shape[:2], block.q_size)
+    if run.tp > 1:  # attention is whole on every rank
+        return whole_columns(tape, run, column(tape, run, f"{name}.o_proj", "o_proj", out), "o_proj_whole")
+    return linear(tape, run, f"{name}.o_proj", out)
+
+
+def _summed_part(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
+    """Output of the linear `name` for `x`, equal on all tp ranks, of which each multiplies its columns."""
+    label = name.rpartition(".")[2]
+    part = cut_columns(tape, run, x, f"{label}_input")
+    return sum_everywhere(tape, row(tape, run, name, label, part), f"{label}_sum")
 
 
 def _rotated_and_joined(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,9 +96,85 @@ def phi3_mlp(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
 
     Gate and up, halves of one product, both live until it returns.
     """
+    if run.tp > 1:
+        return _split_mlp(tape, run, name, x)
     gate, up = aten.chunk(tape, linear(tape, run, f"{name}.gate_up_proj", x))
     up = aten.mul(tape, up, aten.silu(tape, gate))
     return linear(tape, run, f"{name}.down_proj", up)
+
+
+def _split_mlp(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
+    """`Phi3MLP` over tp, with DTensors between its linears (Automodel 0.7.0 `_parallelize_phi3`).
+
+    Halves of a product that is cut by outputs are gathered first, gate and product are whole; backward is of this
+    rank's columns.
+    """
+    local = column(tape, run, f"{name}.gate_up_proj", "gate_up_proj", x)
+    gate, up = _gathered_halves(tape, run, local)
+    act = _on_whole(tape, run, "silu", gate)
+    if tape.frame is None and act.node is not None:  # views of a DTensor refer to it
+        act.node.saved.append(local.detach())
+    out = _on_whole(tape, run, "mul", up, act)
+    del up, act  # gate, a view of what was gathered, lives until the MLP returns
+    return sum_everywhere(tape, _down(tape, run, f"{name}.down_proj", out), "down_proj_sum")
+
+
+def _gathered_halves(tape: Tape, run: LayerWorkload, local: Tensor) -> tuple[Tensor, Tensor]:
+    """Halves of the gathered columns of `local`; their gradients, cut, are gathered, joined and cut again."""
+    tp, shape, dtype = run.tp, local.shape, local.dtype
+    whole, half = (*shape[:-1], shape[-1] * tp), (*shape[:-1], shape[-1] * tp // 2)
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        parts = [gathered_columns(tape, tp, half, dtype, "grad_half") for _ in grads]
+        joined = aten.new(tape, whole, dtype, "grad_halves", kernel=Kernel.COPY)
+        parts.clear()
+        grads.clear()
+        out = aten.new(tape, shape, dtype, "grad_gate_up", kernel=Kernel.COPY)
+        del joined
+        return [out]
+
+    node = tape.node((local,), (), backward)
+    made = gathered_columns(tape, tp, whole, dtype, "gate_up")
+    return Tensor(made.storage, half, dtype, node), Tensor(made.storage, half, dtype, node, 1)
+
+
+def _on_whole(tape: Tape, run: LayerWorkload, name: str, *inputs: Tensor) -> Tensor:
+    """Pointwise operator of whole tensors, whose gradients are of this rank's columns, cut out of what was kept."""
+    shape, dtype = inputs[0].shape, inputs[0].dtype
+    part, count = (*shape[:-1], shape[-1] // run.tp), len(inputs)
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        made: list[Tensor | None] = []
+        for _ in range(count):
+            _cut = aten.new(tape, part, dtype, f"{name}_part", kernel=Kernel.COPY)
+            made.append(aten.new(tape, part, dtype, f"grad_{name}"))
+            del _cut
+        return made
+
+    node = tape.node(inputs, inputs, backward)
+    out = aten.new(tape, shape, dtype, name, sum(x.nbytes for x in inputs))
+    out.node = node
+    return out
+
+
+def _down(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
+    """Partial sums of the linear `name` for whole rows `x`; the gradient of its weight is whole, of x it is cut."""
+    weight = run.params[f"{name}.weight"]
+    (n, own), dtype, x_shape, rows = weight.shape, x.dtype, x.shape, x.numel // x.shape[-1]
+    flops, w_needs, moved = 2 * rows * weight.numel, weight.trainable, x.nbytes
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        to_weight = aten.new(tape, (n, own * run.tp), dtype, "grad_weight", moved, Kernel.GEMM,
+                             flops * run.tp) if w_needs else None
+        return [aten.new(tape, (*x_shape[:-1], own), dtype, "grad_down_proj", moved, Kernel.GEMM, flops), to_weight]
+
+    node = tape.node((x, weight), (*[x] * w_needs, weight), backward)
+    cut = aten.new(tape, (*x_shape[:-1], own), dtype, "down_proj_input", kernel=Kernel.COPY)
+    out = aten.new(tape, (*x_shape[:-1], n), dtype, "down_proj", cut.nbytes, Kernel.GEMM, flops)
+    del cut
+    out.node = node
+    pair = pair_of(run, name)
+    return out if pair is None else adapted_whole_row(tape, run, x, pair, out, "down_proj")
 
 
 # ---- OLMo 2 ----------------------------------------------------------------------------------------------------------

@@ -85,9 +85,11 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     out = aten.embedding(tape, weight, run.batch, run.seq, grad_rows=(run.tp > 1) * weight.shape[0] * run.tp)
     if run.tp > 1:  # by rows of the vocabulary (RowwiseParallel)
         out = sum_everywhere(tape, out, "embedding_sum")
+    family = of_family(kind.family)
+    if family.scales_behind and out.node is None and run.options.embeddings_require_grad:
+        out.node = _leaf(tape, out)
     if kind.scaled:
         out = aten.mul_scalar(tape, out)
-    family = of_family(kind.family)
     positions = _positions(tape, run, family) if family.has_positions and not block.tower else None
     if kind.dropout:
         out = _dropped(tape, family, out)
@@ -98,10 +100,17 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     forward = tape.cut()
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks has one owner
     if out.node is None and run.options.embeddings_require_grad:
-        out.node = tape.node((Tensor(None, (), "fp32", Node()),), (), lambda tape, grads, saved: [None])
+        out.node = _leaf(tape)
     finish = meet if weight.tied else partial(own_rows, run=run)
     back = run_backward(tape, out, None, finish, above=block.tower or AFTER)
     return RecordedLayer(forward, back, grads=tape.release_grads())
+
+
+def _leaf(tape: Tape, *held: Tensor) -> Node:
+    """Node of a tensor that requires a gradient by itself; `held`: the tensor, which the graph then keeps."""
+    node = tape.node((Tensor(None, (), "fp32", Node()),), held, lambda tape, grads, saved: [None])
+    assert node is not None
+    return node
 
 
 def _dropped(tape: Tape, family: Family, given: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ A function for a branch of a layer returns the block's output, and what the laye
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -199,7 +199,8 @@ class Family:
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
     number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
     window. `wide_tables`: rotary tables stay in fp32. `holds_embeddings`: what dropout is given of the embedding lives
-    until the model returns.
+    until the model returns. `scales_behind`: the model multiplies what comes out of its embedding, whose own output
+    lives as long as the graph where it is asked for a gradient (enable_input_require_grads hooks the embedding).
     """
 
     norm: Norm = _norm
@@ -216,6 +217,7 @@ class Family:
     keeps_grids: bool = False
     wide_tables: bool = False
     holds_embeddings: bool = False
+    scales_behind: bool = False
 
 
 _LLAMA: Final = Family()
@@ -223,7 +225,8 @@ FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
     "cohere2": Family(norm=decoders.cohere2_norm, attention=_turning_by(decoders.cohere2_rotate), masks=2),
     "ernie4_5": Family(attention=_turning_by(decoders.ernie_rotate), wide_tables=True),
-    "falcon_h1": Family(attention=_attention_with_factors, mlp=_mlp_with_factors, mamba=_mamba_with_factors),
+    "falcon_h1": Family(attention=_attention_with_factors, mlp=_mlp_with_factors, mamba=_mamba_with_factors,
+                        scales_behind=True),
     "gemma": Family(norm=rms_norm_from_zero),
     "gemma2": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
     "gemma3_text": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
@@ -231,7 +234,8 @@ FAMILIES: Final = {
     "glm4": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
     "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
-    "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),
+    "granite": Family(scales_behind=True),
+    "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False, scales_behind=True),
     "hunyuan_v1_dense": Family(attention=_attention_of_hunyuan),
     "mamba2": Family(has_positions=False),
     "ministral3": Family(attention=_turning_by(decoders.ministral3_turn)),
@@ -288,8 +292,8 @@ def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: 
         return functions.attention(tape, run, branch, inputs)
     if isinstance(branch.block, Mlp):
         return functions.mlp(tape, run, branch, inputs)
-    if isinstance(branch.block, Moe):
-        return functions.moe(tape, run, branch, inputs)
+    if isinstance(branch.block, Moe):  # every rank of tp has all experts
+        return functions.moe(tape, replace(run, tp=1) if run.tp > 1 else run, branch, inputs)
     if isinstance(branch.block, GatedDeltaNet):
         return delta_net(tape, run, branch, inputs.hidden), None
     return functions.mamba(tape, run, branch, inputs)

@@ -25,8 +25,9 @@ from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["Inputs", "attention", "core_of", "gated_attention", "has_eager_attention", "has_flash_attention",
-           "is_of_hub", "linear", "mlp", "rotate", "rotate_a_part", "rotate_half", "runs_math", "swiglu"]
+__all__ = ["Inputs", "attention", "column", "core_of", "gated_attention", "has_eager_attention", "has_flash_attention",
+           "is_of_hub", "linear", "mlp", "pair_of", "rotate", "rotate_a_part", "rotate_half", "row", "runs_math",
+           "swiglu"]
 
 
 class Inputs(NamedTuple):
@@ -89,22 +90,30 @@ def _split_linear(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tens
 
     `label`: name of the output's storage.
     """
-    pair = _pair(run, name)
     if not name.endswith(_ROWS):
-        x = same_everywhere(tape, x, f"{label}_input")
-        base = product(tape, run, x, run.params[f"{name}.weight"], label, run.params.get(f"{name}.bias"))
-        return base if pair is None else adapted_column(tape, run, x, pair, base, label)
-    return sum_everywhere(tape, _row(tape, run, name, label, x, pair), f"{label}_sum")
+        return column(tape, run, name, label, x)
+    return sum_everywhere(tape, row(tape, run, name, label, x), f"{label}_sum")
 
 
-def _pair(run: LayerWorkload, name: str) -> tuple[Param, Param] | None:
+def column(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor) -> Tensor:
+    """This rank's columns of the output of `name` for `x`, equal on all tp ranks; `label`: the output's name."""
+    pair, x = pair_of(run, name), same_everywhere(tape, x, f"{label}_input")
+    base = product(tape, run, x, run.params[f"{name}.weight"], label, run.params.get(f"{name}.bias"))
+    return base if pair is None else adapted_column(tape, run, x, pair, base, label)
+
+
+def pair_of(run: LayerWorkload, name: str) -> tuple[Param, Param] | None:
+    """Automodel's adapter (A, B) of the linear `name`; None without."""
     a = run.params.get(f"{name}.lora_A.weight")
     return None if a is None else (a, run.params[f"{name}.lora_B.weight"])
 
 
-def _row(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor, pair: tuple[Param, Param] | None) -> Tensor:
-    """A partial sum. A bias, whole on every rank, is divided by their number first, so that it is one too."""
-    trainer, other = HfOptions.of(run.options).automodel, x
+def row(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor) -> Tensor:
+    """A partial sum of `name` for this rank's columns `x`.
+
+    A bias, whole on every rank, is divided by their number first, so that it is one too.
+    """
+    pair, trainer, other = pair_of(run, name), HfOptions.of(run.options).automodel, x
     if pair is not None and trainer is not None and is_turned(run, x, pair[0], trainer.turns_adapters_from):
         x, other = apart(tape, run, x, label)
     weight, bias = run.params[f"{name}.weight"], run.params.get(f"{name}.bias")

@@ -19,12 +19,14 @@ from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
-__all__ = ["EAGER", "cut_loss", "liger_loss", "loss_of"]
+__all__ = ["EAGER", "PADDED", "cut_loss", "liger_loss", "loss_of"]
 
+PADDED: Final = "flash_padded"
+"""Loss of verl's actor over padded rows."""
 _FLASH: Final = ("flash", "flash_eager", "flash_entropy", "flash_entropy_eager")
 _ENTROPY: Final = ("flash_entropy", "flash_entropy_eager")
 EAGER: Final = ("flash_eager", "flash_entropy_eager")
-"""Losses of verl's actor: all; with an entropy in the loss; whose entropy is not compiled."""
+"""Losses over rows without padding: all; with an entropy in the loss; whose entropy is not compiled."""
 _WIDE_GRADS: Final = 3
 _NARROW_GRADS: Final = 2
 """Gradients of one number a token in backward of the loss of values: in fp32, and in the compute dtype."""
@@ -121,7 +123,8 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     leaf = logits.node
     if block.upcast and not cut:
         logits = aten.cast(tape, logits, "fp32")
-    loss = (aten.mul_scalar(tape, logits) if cut else _flash_loss(tape, run.loss, logits) if run.loss in _FLASH else
+    loss = (aten.mul_scalar(tape, logits) if cut else _padded_loss(tape, logits) if run.loss == PADDED else
+            _flash_loss(tape, run.loss, logits) if run.loss in _FLASH else
             top_k_loss(tape, logits) if run.loss == TOP_K else _causal_loss(tape, run, logits))
     forward = tape.cut()
     outputs = [logits] if run.loss == "hf_keep_logits" else []
@@ -170,6 +173,38 @@ def _flash_loss(tape: Tape, name: str, logits: Tensor) -> Tensor:
     tape.save(node, lse)
     if name in _ENTROPY:
         _entropy(tape, node, shape, logits_bytes, is_eager=name in EAGER)
+    out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
+
+
+def _padded_loss(tape: Tape, logits: Tensor) -> Tensor:
+    """Loss, a scalar in fp32, of padded rows of logits [b, s, vocab], whose answers are scored in place.
+
+    verl b178a3cd `workers/actor/dp_actor.py` _forward_micro_batch without `use_remove_padding`: logits are divided in
+    place, and the answers' part of several rows is copied for the cross entropy, whose gradient takes the copy's place.
+    Backward makes a gradient of all rows of it, then divides it. All tokens of a row are counted as its answer; the
+    highest moments are the same.
+    """
+    shape, dtype, size, rows = logits.shape, logits.dtype, logits.nbytes, logits.numel // logits.shape[-1]
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        whole = aten.new(tape, shape, dtype, "grad_of_rows", 2 * size)
+        saved.clear()
+        made = aten.new(tape, shape, dtype, "grad_divided", 2 * size)
+        del whole
+        return [made]
+
+    tape.compute(Kernel.ELEMENTWISE, logits.numel, 2 * size)
+    copied = shape[0] > 1
+    node = tape.node((logits,), () if copied else (logits,), backward)
+    if copied:
+        answers = aten.new(tape, shape, dtype, "answers", size)
+        tape.save(node, answers)
+        del answers
+    lse = aten.new(tape, (rows,), "fp32", "log_sum_exp")
+    losses = aten.new(tape, (rows,), "fp32", "losses", size, Kernel.LOSS)
+    tape.save(node, lse)
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
     out.node = node
     return out

@@ -122,8 +122,8 @@ def _words(c: Context, block: Embedding, *, whole: bool, is_last: bool) -> Tenso
 
 
 def _leave_waiting(c: Context, weight: Param) -> None:
-    """In the name of the head, which is the next layer; a module that runs again adds to what waits."""
-    if TIED_GRAD in c.held:
+    """In the name of the head, which is the next layer; a module adds to what waits already, as a tied head's."""
+    if TIED_GRAD in c.held or (isinstance(c.kind.block, Mtp) and c.kind.block.tied):
         c.elementwise(c.tape.empty(weight.shape, weight.dtype, f"{weight.name}.grad"), 3)
         return
     c.held[TIED_GRAD] = Tensor(None, weight.shape, weight.dtype)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simcore.models.blocks import Embedding, Head, Mtp
-from simcore.operators.megatron.head import Backward, embedding, head, loss
+from simcore.operators.megatron.head import TIED_GRAD, Backward, embedding, head, loss
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import copied_gradient
 from simcore.operators.megatron.ops.linear import column
@@ -191,6 +191,12 @@ def _scaled(c: Context, x: Tensor, losses: Tensor) -> Tensor:
     return out
 
 
+def _leave(c: Context, total: Tensor) -> None:
+    """The sum waits for the lookups of a tied table, which are added to it in place."""
+    c.tape.rename(total.storage, c.tape.slot(TIED_GRAD, "backward_temp"))
+    total.disown()
+
+
 def _add_up(c: Context, nodes: list[Node | None]) -> None:
     """Gradients of the output layer's weight, in the order of backward: the model's own logits come first.
 
@@ -209,6 +215,7 @@ def _add_up(c: Context, nodes: list[Node | None]) -> None:
             c.elementwise(total[0], 5)
             waiting.clear()
             if place == len(nodes) - 1:
+                _leave(c, total[0]) if weight.tied else None
                 total.clear()
             del own
             return [grad, None]

@@ -56,15 +56,18 @@ def gated_norm(tape: Tape, weight: Param, x: Tensor, gate: Tensor) -> Tensor:
 
 # ---- the rule -------------------------------------------------------------------------------------------------------
 def rule(tape: Tape, block: GatedDeltaNet, parts: Sequence[Tensor], g: Tensor, beta: Tensor, *,
-         prepared: bool = False) -> Tensor:
+         prepared: bool = False, copied: tuple[str, ...] | None = None) -> Tensor:
     """Output [b, s, values] of the rule, [Note: what the rule keeps].
 
     `parts`: query, key and value [b, s, heads of each]; `g`: decay [b, s, heads] in fp32; `beta`: learning rate.
-    `prepared`: query and key are normalised and all three contiguous, so that they are kept themselves.
+    `prepared`: query and key are normalised and all three contiguous, so that they are kept themselves. `copied`: the
+    names of those that are not contiguous, by default all.
     """
+    views = ("query", "key", "value") if copied is None else copied
     node = tape.node((*parts, g, beta), (), partial(_rule_backward, block, prepared=prepared))
     copies = list(parts) if prepared else [
-        aten.new(tape, part.shape, part.dtype, "contiguous", part.nbytes, Kernel.COPY) for part in parts]
+        aten.new(tape, part.shape, part.dtype, "contiguous", part.nbytes, Kernel.COPY) if name in views else part
+        for name, part in zip(("query", "key", "value"), parts, strict=True)]
     query_kept, key_kept = ((part, part) if prepared else _normed(tape, block, part) for part in copies[:2])
     value = copies.pop()
     total = aten.new(tape, g.shape, "fp32", "decay_in_chunk", g.nbytes)

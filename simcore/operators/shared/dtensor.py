@@ -12,9 +12,9 @@ from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["cut_sequence", "gather_columns", "gather_last", "gather_sequence", "gathered_columns", "own_rows",
-           "own_sequence", "same_everywhere", "scatter_columns", "scatter_sequence", "sum_everywhere", "sum_norms",
-           "summed", "whole_gradient"]
+__all__ = ["cut_columns", "cut_sequence", "gather_columns", "gather_last", "gather_sequence", "gathered_columns",
+           "own_rows", "own_sequence", "same_everywhere", "scatter_columns", "scatter_sequence", "sum_everywhere",
+           "sum_norms", "summed", "whole_columns", "whole_gradient"]
 
 Grads = list[Tensor | None]
 
@@ -145,6 +145,31 @@ def gathered_columns(tape: Tape, tp: int, shape: tuple[int, ...], dtype: str, na
     parts = tape.empty(shape, dtype, f"{name}_gathered")
     tape.collective("all_gather", "tp", parts.nbytes, dtype)
     return aten.new(tape, shape, dtype, name, parts.nbytes, Kernel.COPY)
+
+
+def cut_columns(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
+    """Copies this rank's [..., k / tp] out of `x` [..., k], equal on all tp ranks.
+
+    Backward all-gathers the gradient.
+    """
+    tp, shape, dtype = run.tp, x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [gathered_columns(tape, tp, shape, dtype, f"grad_{name}")])
+    out = aten.new(tape, (*shape[:-1], shape[-1] // tp), dtype, name, kernel=Kernel.COPY)
+    out.node = node
+    return out
+
+
+def whole_columns(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
+    """All-gathers the last dimension over tp: `x` [..., k] becomes [..., k * tp], named `name`, on every rank.
+
+    Backward copies this rank's columns out of the gradient, which is equal on all ranks.
+    """
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [
+        aten.new(tape, shape, dtype, f"grad_{name}_part", kernel=Kernel.COPY)])
+    out = gathered_columns(tape, run.tp, (*shape[:-1], shape[-1] * run.tp), dtype, name)
+    out.node = node
+    return out
 
 
 def scatter_columns(tape: Tape, tp: int, x: Tensor, name: str) -> Tensor:

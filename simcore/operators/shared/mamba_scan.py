@@ -154,11 +154,21 @@ def _forward(scan: _Scan, tail: tuple[Param, Param] | None) -> tuple[Tensor, lis
     assert tail is not None
     normed = scan.inner("gated_norm", 3 * y.nbytes, Kernel.NORM, 10 * y.numel)
     rstd = tape.empty((tokens, scan.block.num_groups), "fp32", "gated_norm_rstd")
-    weight = tail[1]
+    weight, narrow = tail[1], _narrow(scan, tail[1])
     out = scan.product((scan.batch, scan.seq, weight.shape[0]), weight, "out_proj", normed.nbytes + weight.nbytes)
     del normed
     del conv, decay, dt, states, final
-    return out, [y, rstd]
+    return out, [y, rstd, *narrow]
+
+
+def _narrow(scan: _Scan, weight: Param) -> list[Tensor]:
+    """The output projection's weight in the type of the products, a copy that is kept, where it has another.
+
+    The function casts it under autocast; without, its product takes no two types.
+    """
+    if weight.dtype == scan.dtype:
+        return []
+    return [new(scan.tape, weight.shape, scan.dtype, "out_proj_weight", weight.nbytes)]
 
 
 def _states(scan: _Scan, dtype: str) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from simcore.recipes.alone.deepspeed import write_batches
+from simcore.recipes.alone.deepspeed import write_batches, write_kept_optimizer
 from simcore.recipes.alone.open_keys import ask_for_format, ask_for_script
 from simcore.recipes.alone.written import OF_ACCELERATE
 from simcore.recipes.answers import Answers
@@ -14,8 +14,8 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_launch, read_processes
 from simcore.recipes.huggingface.companions import companions_of, is_of_accelerate, with_options
-from simcore.recipes.huggingface.deepspeed import Zero
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.zero import Zero
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
@@ -40,6 +40,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         _write_formats(draft, launch)
         zero = launch.zero or Zero(launch.shards, steps=launch.steps)
         write_batches(draft, zero)
+        write_kept_optimizer(draft, zero)
         draft.use(*zero.autos.values(), why="the training script's, which is asked for")
         if any(one.value for one in launch.checkpoints):
             draft.infer("training.recompute", "full", "FSDP checkpoints each layer", *launch.checkpoints)

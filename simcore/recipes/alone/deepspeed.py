@@ -12,14 +12,15 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.companions import companions_of, is_of_deepspeed
-from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.zero import Zero
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
 
-__all__ = ["FORMAT", "write_batches"]
+__all__ = ["FORMAT", "write_batches", "write_kept_optimizer"]
 
 _STEP: Final = "deepspeed 0.19.6 runtime/config.py: train_batch_size is the product of the others"
 
@@ -34,11 +35,19 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft, whole=zero.is_whole)
         write_batches(draft, zero)
+        write_kept_optimizer(draft, zero)
         draft.use(*zero.formats, *zero.autos.values(), why="the training script's, which is asked for")
         if not zero.compute:
             ask_for_format(draft)
     companions_of(files[1:], draft, takes=())
     return draft.imported([reader], loose=loose)
+
+
+def write_kept_optimizer(draft: Draft, zero: Zero) -> None:
+    """Writes that states on the host have the script's optimizer: torch's fused one, as transformers' Trainer has."""
+    if zero.keeps_optimizer:
+        draft.default("training.optimizer.implementation", "fused", "transformers 5.23.0",
+                      "training_args.py: adamw_torch_fused")
 
 
 def write_batches(draft: Draft, zero: Zero) -> None:

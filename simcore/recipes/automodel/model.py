@@ -19,7 +19,8 @@ __all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "REST_ROWS", "read_mod
 
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config",
                     "NeMoAutoModelForImageTextToText.from_pretrained")
-BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3", "gpt_oss")
+_QWEN3_5: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
+BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3", "gpt_oss", *_QWEN3_5)
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
                             {name: name for name in ("te", "sdpa", "flex")}, what="attention by")
@@ -81,7 +82,9 @@ def read_model(reader: Reader, draft: Draft) -> str:
     if own:
         draft.idle(forced, "the default")
     else:
-        draft.put("implementation", forced, "hf")
+        of_hub = family == "nemotron_h" and reader.look("model.trust_remote_code") is True
+        draft.put("implementation", forced, "hub" if of_hub else "hf", source="the repository's own code, which "
+                  "trust_remote_code loads" if of_hub else "")
     _read_attention(reader, draft, by_backend=own and family in BY_BACKEND)
     if own and family == "gpt_oss" and reader.is_mapping("model.backend") and reader.take(ATTENTION_ROW.key) is None:
         draft.default("framework_options.attn", "te", "0.7.0", "models/common/utils.py BackendConfig; without a "
@@ -129,7 +132,8 @@ def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
     read_format(reader, draft, own=not stock)
     fields = changed_fields(reader, draft, found[0].value, beside_alone=dropped)
     predicts = family == "nemotron_h" and not stock and own
-    further = read_predictions(reader, draft, found[0]) if predicts else refuse_predictions(reader, draft)
+    further = read_predictions(reader, draft, found[0]) if predicts else refuse_predictions(
+        reader, draft, found[0] if own and not stock and family in _QWEN3_5 else None)
     _write_named(draft, found[0], fields, further)
     return family
 

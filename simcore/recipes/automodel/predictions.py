@@ -84,14 +84,27 @@ def write_predictions(draft: Draft, found: Predictions) -> None:
         draft.idle(repeats, "the default")
 
 
-def refuse_predictions(reader: Reader, draft: Draft) -> Predictions:
+def refuse_predictions(reader: Reader, draft: Draft, trains: Taken[str] | None = None) -> Predictions:
     """Leaves aside a number of further tokens that layers without such modules are given, and refuses any but 0.
 
-    Returns (), as `read_predictions` does without any.
+    `trains`: the name of a model whose own layers train the modules of its configuration where no number is given, as
+    Qwen 3.5's do (0.7.0 models/qwen3_5/model.py, _resolve_mtp_num_layers). Returns (), as `read_predictions` does
+    without any.
     """
     depth, repeats = reader.integer(DEPTH), reader.flag(REPEATS)
     if depth is not None and depth.value:
         draft.refuse(depth, "multi-token prediction under automodel of other layers than its own Nemotron-H")
     draft.idle(depth, "no layers of multi-token prediction")
     draft.idle(repeats, "no layers of multi-token prediction")
+    if depth is None and trains is not None and _predicts(trains.value):
+        draft.refused.append(Problem(trains.where, f"not yet: {DEPTH}: multi-token prediction under automodel, of "
+                                     f"which {trains.value} has a module (0 trains without it)"))
     return ()
+
+
+def _predicts(reference: str) -> bool:
+    try:
+        fields = model_config(reference, None, "")
+    except InputError:
+        return False
+    return bool(fields.get("text_config", fields).get("mtp_num_hidden_layers"))

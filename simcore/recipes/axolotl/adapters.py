@@ -128,6 +128,8 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
 
     `bnb_config_kwargs` goes before that, for 4 bits alone.
     """
+    if family_of(draft.values.get("model")) == "falcon_h1":
+        _read_falcon(reader, draft, on, shards)
     if any(one.key == "load_in_8bit" for one in on):
         draft.infer("training.quantization.format", "int8", "load_in_8bit", source="LLM.int8() of bitsandbytes")
         draft.idle(reader.matching("bnb_config_kwargs.*"), f"read with load_in_4bit alone ({_QUANTIZED})")
@@ -139,6 +141,23 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
         read_rows(reader, draft, [*BASE_ROWS, *_OF_FOUR])
     else:
         draft.idle(reader.matching("bnb_config_kwargs.*"), "no base is packed")
+
+
+def _read_falcon(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
+    """Writes what is not packed of Falcon-H1: Mamba's output projection alone, so that the head is.
+
+    And that of what PEFT casts to fp32 norms and embedding are cast back, which leaves other parameters of Mamba.
+    """
+    if not on:
+        return
+    if shards is not Shards.NONE or any(one.key == "load_in_8bit" for one in on):
+        what = "beside shards" if shards is not Shards.NONE else "in 8 bits"
+        draft.fail(reader.document.path, f"not yet: Falcon-H1 whose output head is packed {what} ({_QUANTIZED}: "
+                                         "llm_int8_skip_modules is out_proj alone)")
+        return
+    draft.infer("framework_options.llm_int8_skip_modules", ["out_proj"], "Falcon-H1 in 4 bits", *on, source=_QUANTIZED)
+    draft.infer("framework_options.prepare_model_for_kbit_training", "cast_back", "a base in 4 bits", *on,
+                source="loaders/model.py _prepare_model_for_quantization, _convert_embedding_modules_dtype")
 
 
 def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import Zero, check_numbers
+from simcore.recipes.huggingface.zero import Zero, check_numbers
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["read_batches", "read_lengths"]

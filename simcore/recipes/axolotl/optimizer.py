@@ -27,7 +27,7 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     if zero is not None and zero.has_optimizer:
         draft.idle(named, "DeepSpeed's configuration names an optimizer")
     elif zero is not None and (named is None or named.value in OPTIMIZERS):
-        write_optimizer(draft, named, "axolotl 067b021c", "utils/schemas/training.py optimizer")
+        write_optimizer(draft, zero, named, "axolotl 067b021c", "utils/schemas/training.py optimizer")
     elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "axolotl 067b021c",
                       "utils/schemas/training.py optimizer: adamw_torch_fused")

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.trainer import ACCELERATOR
+from simcore.recipes.huggingface.zero import Zero
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, read_rows
 from simcore.recipes.world import share_out

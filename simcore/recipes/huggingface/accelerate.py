@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.deepspeed import Zero, check_named, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import CLIP
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.zero import Zero
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out

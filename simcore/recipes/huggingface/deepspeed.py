@@ -7,8 +7,6 @@ trainer (trainer_config_process); numbers beside them must agree with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,14 +21,14 @@ from simcore.recipes.huggingface.deepspeed_keys import (
 )
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.zero import AUTO, Zero, number_or_auto, read_whole
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, On, Row, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["Zero", "check_named", "check_numbers", "holds_states_on_host", "read_deepspeed", "shard_over_ranks",
+__all__ = ["check_named", "holds_states_on_host", "read_deepspeed", "shard_over_ranks",
            "write_optimizer"]
 
-_AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
 _SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
                       "stage3_max_reuse_distance", "sub_group_size")
@@ -46,26 +44,6 @@ _FORMATS: Final = "transformers 5.23.0 integrations/deepspeed.py trainer_config_
 _ENGINE: Final = "runtime/engine.py _configure_basic_optimizer"
 _OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw"}
 """DeepSpeed's Adam decouples weight decay unless `adam_w_mode` is off (`ops/adam/fused_adam.py`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Zero:
-    """Values of a configuration that its caller goes on with.
-
-    `shards`: ZERO, or NONE if the stage was refused. `compute`: format of products that it fixes, "" if the trainer's
-    decides; `formats`: the keys that leave it to the trainer. `micro`, `steps`, `whole`: batch keys that are no `auto`,
-    the last where it is not the product of the others. `has_optimizer`: it names its own. `is_whole`: of stage 0.
-    """
-
-    shards: Shards
-    compute: str = ""
-    formats: tuple[Taken[Any], ...] = ()
-    micro: Taken[int] | None = None
-    steps: Taken[int] | None = None
-    whole: Taken[int] | None = None
-    has_optimizer: bool = False
-    is_whole: bool = False
-    autos: Mapping[str, Taken[Any]] = field(default_factory=dict)
 
 
 _OFF_BY_NULL: Final = ("bf16", "aio", "zero_optimization.offload_param", "zero_optimization.offload_optimizer")
@@ -94,19 +72,19 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     if "nvme" in draft.values.get("training", {}).get("offload", {}).values():
         draft.unmodelled(reader.matching(f"{at}aio.*"), "how drives are read: their rate is the machine's")
     _read_scaling(reader, draft, at, number)
-    if holds_states_on_host(draft):
-        read_rows(reader, draft, [On(f"{at}zero_force_ds_cpu_optimizer", "another optimizer than DeepSpeed's own Adam "
-                                     "for states on the host")])
+    forced = reader.flag(f"{at}zero_force_ds_cpu_optimizer") if holds_states_on_host(draft) else None
+    draft.use(forced, why="whether the trainer's optimizer stays where states are on the host")
     read_rows(reader, draft, [*switches(at, zero, number), *without_effect(at, zero)])
     refuse_blocks(reader, draft, at, zero)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.", whole=number == 0)
     read_clipping(reader, draft, f"{at}gradient_clipping")
+    keeps = forced is not None and not forced.value and not has_optimizer
     compute, formats = _read_formats(reader, draft, at)
     autos: dict[str, Taken[Any]] = {}
-    micro = _number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
-    steps = _number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
-    whole = _read_whole(reader, draft, at, micro, steps)
-    return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, number == 0, autos)
+    micro = number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
+    steps = number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
+    whole = read_whole(reader, draft, at, micro, steps)
+    return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, number == 0, keeps, autos)
 
 
 def _write_stage(draft: Draft, stage: Taken[int] | None) -> int:
@@ -138,22 +116,13 @@ def check_named(draft: Draft, named: Taken[str] | None, file: Reader) -> None:
         draft.fail(named.where, f"{named.key} names {named.value}, and {path} stands beside the recipe")
 
 
-def _number_or_auto(reader: Reader, key: str, autos: dict[str, Taken[Any]]) -> Taken[int] | None:
-    """A whole number; None for `auto`, which is put into `autos`, and for a key that is missing."""
-    if reader.look(key) == _AUTO:
-        if (found := reader.take(key)) is not None:
-            autos[key] = found
-        return None
-    return reader.integer(key)
-
-
 def _read_sizes(reader: Reader, draft: Draft, zero: str, stage: int) -> None:
     for name in (*_SIZES, *(_SIZES_OF_3 if stage == 3 else ())):
         key = _spelling(reader, zero, name)
-        if reader.look(key) != _AUTO:
+        if reader.look(key) != AUTO:
             draft.put(f"framework_options.{name}", reader.integer(key))
         elif name in _FILLED and key.endswith(name):
-            draft.put(f"framework_options.{name}", reader.take(key), _AUTO, _FORMATS.replace("process", "finalize"))
+            draft.put(f"framework_options.{name}", reader.take(key), AUTO, _FORMATS.replace("process", "finalize"))
         elif (said := reader.take(key)) is not None:
             draft.use(said)
             draft.fail(said.where, f"{key}: transformers fills in no auto for it (served: {', '.join(_FILLED)})")
@@ -258,10 +227,7 @@ def _read_kernel(draft: Draft, torchs: Taken[bool] | None) -> None:
     """
     key, on_host = "training.optimizer.implementation", ("training", "offload", "optimizer") in draft.origins
     if torchs is not None and torchs.value:
-        if on_host:
-            draft.refuse(torchs, "torch's Adam for states on the host")
-        else:
-            draft.put(key, torchs, "foreach", _ENGINE)
+        draft.put(key, torchs, "for_loop" if on_host else "foreach", _ENGINE)  # torch's own default on a CPU, on a GPU
         return
     draft.idle(torchs, "the default")
     if not on_host:
@@ -285,7 +251,7 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
         if str(switch.value).lower() in ("true", "1", "yes", "on"):
             names.append(_SHORT.get(name, name))
             draft.infer("training.precision.compute", names[-1], f"{switch.key} is on", switch)
-        elif switch.value == _AUTO:
+        elif switch.value == AUTO:
             found.append(switch)
         else:
             draft.idle(switch, "off")
@@ -320,45 +286,29 @@ def _of_format(at: str) -> list[Row]:
         Idle((f"{at}*",), "how the loss is scaled")]
 
 
-def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None,
-                steps: Taken[int] | None) -> Taken[int] | None:
-    """The step's batch where another number follows from it; else it is compared with them (`runtime/config.py`)."""
-    key, ranks = f"{at}train_batch_size", draft.answers.gpus
-    if reader.look(key) == _AUTO:
-        draft.idle(reader.take(key), "microbatch x steps x ranks")
-        return None
-    whole = reader.integer(key)
-    if whole is None or micro is None or steps is None:
-        return whole
-    if ranks is not None and micro.value * steps.value * ranks.value != whole.value:
-        draft.fail(whole.where, f"{key} {whole.value} is not {micro.value} x {steps.value} x {ranks.value} ranks")
-    draft.idle(whole, "microbatch x steps x ranks")
-    return None
-
-
-def _check_whole(draft: Draft, whole: Taken[int] | None, of_rank: int) -> None:
-    """Compares a step's batch with the trainer's, of which each rank has `of_rank` sequences."""
-    ranks = draft.answers.gpus
-    draft.use(whole, why="must be the trainer's microbatch x steps x ranks")
-    if whole is not None and ranks is not None and whole.value != of_rank * ranks.value:
-        draft.fail(whole.where, f"{whole.key} is {whole.value}, and the trainer's {of_rank} x {ranks.value} ranks "
-                                "(transformers 5.23.0 integrations/deepspeed.py: they must be equal, or auto)")
-
-
-def write_optimizer(draft: Draft, named: Taken[str] | None, release: str, source: str) -> None:
+def write_optimizer(draft: Draft, zero: Zero | None, named: Taken[str] | None, release: str, source: str) -> None:
     """Writes the optimizer that the trainer hands to ZeRO; with states on the host it is DeepSpeed's Adam for CPUs.
+
+    Unless `zero`, the configuration, says that the trainer's is kept: torch's, fused or a loop.
 
     Rule: accelerate 1.15.0 `accelerator.py` _prepare_deepspeed, `utils/deepspeed.py` map_pytorch_optim_to_deepspeed: it
     takes the place of any optimizer but Adagrad and Lion. `named`: one of `OPTIMIZERS`, None where the recipe has none;
     `release`, `source`: of the default.
     """
-    on_host = holds_states_on_host(draft)
-    if named is None:
+    kept = zero is not None and zero.keeps_optimizer
+    on_host = holds_states_on_host(draft) and not kept
+    if named is None and kept:
+        draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, release, source)
+    elif named is None:
         if not on_host:
             draft.release_default("optim", "adamw_torch_fused", release, source)
     elif on_host:
         draft.infer("training.optimizer.name", "adamw", "states on the host have DeepSpeed's own Adam, whatever the "
                     "trainer's optimizer is", named, source="accelerate 1.15.0 utils/deepspeed.py")
+    elif kept:
+        said = {**OPTIMIZERS[named.value]}
+        loop = {"implementation": "for_loop"} if said.get("implementation") == "foreach" else {}  # on a CPU
+        draft.put("training.optimizer", named, said | loop, SOURCE)
     elif named.value == "adamw_torch_fused":
         draft.put("training.optimizer.name", named, "adamw")
     else:
@@ -377,24 +327,3 @@ def shard_over_ranks(draft: Draft, *, whole: bool = False) -> None:
         draft.ask(axis, "--gpus N", "number of GPUs")
     else:
         share_out(draft, draft.answers.gpus, {}, axis, rule, "DeepSpeed's ZeRO")
-
-
-def check_numbers(draft: Draft, zero: Zero | None, micro: Taken[int] | None, steps: Taken[int] | None, *,
-                  micro_default: int = 1) -> None:
-    """Compares DeepSpeed's microbatch and steps with the trainer's: they must be equal, or `auto`.
-
-    Rule: transformers 5.23.0 `integrations/deepspeed.py` fill_match. `micro`, `steps`: the trainer's keys, None where
-    it takes `micro_default` and one step.
-    """
-    if zero is None:
-        return
-    draft.idle(list(zero.autos.values()), "the trainer's")
-    _check_whole(draft, zero.whole, (micro.value if micro else micro_default) * (steps.value if steps else 1))
-    for other, said, default in ((zero.micro, micro, micro_default), (zero.steps, steps, 1)):
-        trainers = said.value if said else default
-        if other is not None and other.value != trainers:
-            draft.use(other)
-            draft.fail(other.where, f"{other.key} is {other.value}, and the trainer's {trainers} (transformers 5.23.0 "
-                                    "integrations/deepspeed.py: they must be equal, or auto)")
-        else:
-            draft.idle(other, "the trainer's")

@@ -12,7 +12,6 @@ from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_l
 from simcore.recipes.huggingface.companions import Companions
 from simcore.recipes.huggingface.deepspeed import (
     check_named,
-    check_numbers,
     holds_states_on_host,
     read_deepspeed,
     shard_over_ranks,
@@ -22,6 +21,7 @@ from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE, read_clipping, write_wide_states
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.without_effect import ALIKE
+from simcore.recipes.huggingface.zero import check_numbers
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 
@@ -159,7 +159,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
     elif named is not None and named.value not in OPTIMIZERS:
         draft.refuse(named, f"the optimizer {named.value}")
     elif launch.shards is Shards.ZERO:
-        write_optimizer(draft, named, _TRAINER, "training_args.py")
+        write_optimizer(draft, launch.zero, named, _TRAINER, "training_args.py")
     elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
                       "training_args.py: adamw_torch_fused")

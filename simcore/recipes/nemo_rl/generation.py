@@ -6,9 +6,10 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.environment import read_variables
+from simcore.recipes.nemo_rl.sglang import read_sglang
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, key_of, read_rows
 
 __all__ = ["read_generation"]
 
@@ -78,14 +79,19 @@ _FP8: Final = "models/generation/vllm/quantization/fp8.py"
 def read_generation(reader: Reader, draft: Draft) -> int:
     """Writes the engine, and returns the GPUs that only generate: 0 where it shares those that train."""
     backend = reader.text(f"{_AT}.backend")
-    if backend is not None and backend.value != "vllm":
+    is_sglang = backend is not None and backend.value == "sglang"
+    if backend is not None and backend.value not in ("vllm", "sglang"):
         draft.refuse(backend, f"generation by {backend.value}")
-    else:
+    elif not is_sglang:
         draft.idle(backend, "the default")
     for key in ("quant_cfg", "real_quant", "real_quant_ignore"):
         draft.refuse(reader.take(f"{_AT}.{key}"), "an engine with weights that ModelOpt quantises")
     draft.refuse(reader.take(f"{_AT}.refit_transport"), "weights that are sent in another way than NeMo RL's default")
     draft.refuse(reader.take("policy.refit_buffer_size_gb"), "a buffer of a stated size for the weights that are sent")
+    if is_sglang:
+        read_sglang(reader, draft)
+        read_rows(reader, draft, [row for row in _ROWS if not key_of(row).startswith((_VLLM, _KWARGS))])
+        return _read_resources(reader, draft)
     for taken in reader.matching(f"{_KWARGS}.speculative_config.*"):
         draft.refuse(taken, "speculative decoding")
     for taken in reader.matching(f"{_KWARGS}.compilation_config.*"):

@@ -152,15 +152,13 @@ def _read_selective(draft: Draft, mode: Taken[str] | None, option: Taken[str] | 
     elif word in ("0", "1"):
         draft.infer("training.recompute", "full", "selective, every layer", option, mode,
                     source="distributed/activation_checkpoint.py _apply_layer_sac")
+    elif word.isdigit():
+        source = f"distributed/activation_checkpoint.py _apply_layer_sac{'' if option else '; 2 is the default'}"
+        draft.infer("training.recompute", {"mode": "every", "num_layers": int(word)}, "selective, one layer in so many",
+                    option, mode, source=source)
     else:
-        what = f"checkpointing of one layer in {word}" if word.isdigit() else f"selective checkpointing {word}"
-        taken = option or mode
-        draft.use(*([mode] if option else []))
-        if taken is not None:
-            draft.refuse(taken, what if option else f"{what}, the default of selective_ac_option")
-        else:
-            draft.refused.append(Problem(draft.path, "not yet: activation_checkpoint.mode: selective with "
-                                                     f"selective_ac_option 2, the default: {what}"))
+        draft.use(mode)
+        draft.refuse(option, f"selective checkpointing {word}")
 
 
 # ---- compilation ----------------------------------------------------------------------------------------------------

@@ -147,6 +147,9 @@ def _write_checkpoints(outline: Outline) -> None:
     if mode == "per_op":
         outline.put("activation_checkpoint.mode", "selective", "training.recompute")
         outline.put("activation_checkpoint.selective_ac_option", "op", "training.recompute")
+    elif mode == "every":
+        outline.put("activation_checkpoint.mode", "selective", "training.recompute")
+        outline.put("activation_checkpoint.selective_ac_option", str(asked.get("num_layers", 1)), "training.recompute")
     elif mode in ("none", "full"):
         outline.put("activation_checkpoint.mode", mode, "training.recompute")
     else:

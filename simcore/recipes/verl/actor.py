@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.errors import Problem
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.modules import LINEARS, family_of
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.formats import FORMATS
 
 __all__ = ["ACTOR", "MODEL", "RELEASE", "ROWS", "WORKERS", "read_actor", "refuse_said", "said"]
@@ -36,10 +38,7 @@ ROWS: Final = (
          what="passes over a step's sequences:"),
     Says(f"{ACTOR}.ulysses_sequence_parallel_size", "", idle={1: "the default"}, words={None: None},
          what="sequences that are split over ranks (Ulysses):"),
-    Says(f"{MODEL}.lora_rank", "", idle={0: "no adapters"}, words={None: None}, what="adapters of rank"),
-    Idle((f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules", f"{MODEL}.lora.*"),
-         "of adapters, which the rank decides"),
-    On(f"{MODEL}.use_remove_padding", "padded rows, whose entropy is not compiled"),
+    Idle((f"{MODEL}.lora.*",), "adapters of workers over Megatron"),
     Off(f"{MODEL}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
     Off(f"{ACTOR}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
     Idle((f"{MODEL}.fused_kernel_options.*",), "read with use_fused_kernels alone"),
@@ -111,6 +110,7 @@ def read_actor(reader: Reader, draft: Draft) -> None:
     _read_attention(reader, draft)
     _read_strategy(reader, draft)
     refuse_said(reader, draft, f"{MODEL}.lora_adapter_path", "adapters that are read from files")
+    _read_adapters(reader, draft)
     read_rows(reader, draft, ROWS)
 
 
@@ -121,17 +121,51 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
     entropy, and the cross entropy keeps its logits.
     """
     coefficient, compiled = reader.number(f"{ACTOR}.entropy_coeff"), reader.flag(f"{ACTOR}.use_torch_compile")
+    packed = reader.flag(f"{MODEL}.use_remove_padding")
     has, is_eager = bool(coefficient and coefficient.value), bool(compiled and not compiled.value)
-    draft.infer("training.loss", f"flash{'_entropy' * has}{'_eager' * is_eager}", "log-probabilities by flash-attn's "
-                "cross entropy, in place; an entropy that has a coefficient is in the loss", coefficient, compiled,
+    is_padded = bool(packed and not packed.value)
+    if is_padded and has:
+        draft.refuse(coefficient, "an entropy in the loss of padded rows")
+        coefficient = None
+    loss = "flash_padded" if is_padded else f"flash{'_entropy' * has}{'_eager' * is_eager}"
+    draft.infer("training.loss", loss, "log-probabilities by flash-attn's cross entropy, in place; an entropy that has "
+                "a coefficient is in the loss", coefficient, compiled, packed,
                 source="verl b178a3cd workers/actor/dp_actor.py _forward_micro_batch")
     for name, what in (("entropy_checkpointing", "an entropy that is made again in backward"),
                        ("entropy_from_logits_with_chunking", "an entropy in chunks")):
         switch = reader.flag(f"{ACTOR}.{name}")
-        if switch is not None and switch.value and (has or (is_eager and "chunking" in name)):
+        if switch is not None and switch.value and (has or ((is_eager or is_padded) and "chunking" in name)):
             draft.refuse(switch, what)
         else:
             draft.idle(switch, "the entropy is compiled and without gradients" if switch and switch.value else "off")
+
+
+def _read_adapters(reader: Reader, draft: Draft) -> None:
+    """LoRA of PEFT, in fp32: each matrix is a unit (verl b178a3cd `utils/fsdp_utils.py:100` lambda_policy_fn)."""
+    rank, alpha = reader.integer(f"{MODEL}.lora_rank"), reader.number(f"{MODEL}.lora_alpha")
+    named, excluded = reader.words(f"{MODEL}.target_modules"), reader.take(f"{MODEL}.exclude_modules")
+    if rank is None or rank.value < 1:
+        draft.idle([one for one in (rank, alpha, named, excluded) if one], "no adapters: the rank is 0")
+        return
+    draft.infer("training.method", "lora", "lora_rank is above 0", rank)
+    draft.put("training.lora.rank", rank)
+    said(draft, "training.lora.alpha", alpha, alpha.value if alpha else 16)
+    family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
+    if named is not None and named.value != ["all-linear"]:
+        draft.put("training.lora.target_modules", named)
+    elif family in LINEARS:
+        draft.infer("training.lora.target_modules", list(LINEARS[family]), "all linear layers but the head", named,
+                    source="PEFT tuners/tuners_utils.py _maybe_include_all_linear_layers")
+    else:
+        draft.use(named)
+        draft.refused.append(Problem(rank.where, f"not yet: {MODEL}.target_modules: all linear layers of the family "
+                                                 f"{family or 'that is not known'}"))
+    if excluded is not None and excluded.value is not None:
+        draft.refuse(excluded, "modules without adapters by a pattern")
+    else:
+        draft.idle(excluded, "the default")
+    draft.default("training.lora.dtype", "fp32", RELEASE, f"{WORKERS}: PEFT's get_peft_model, autocast_adapter_dtype")
+    draft.default("framework_options.wrap", "layers_adapters", RELEASE, "utils/fsdp_utils.py get_fsdp_wrap_policy")
 
 
 def _read_attention(reader: Reader, draft: Draft) -> None:

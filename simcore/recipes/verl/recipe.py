@@ -32,6 +32,9 @@ _MODELS: Final = {"actor_rollout_ref.model.path": "model", "model.partial_pretra
 """Keys that name a model, with those of the scenario."""
 _PACKAGED: Final = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "_self_")
 """Parents whose values are verl's own defaults."""
+_STRATEGY: Final = ("actor_rollout_ref", "actor", "strategy")
+_BY_PARENT: Final = {"ppo_megatron_trainer": "megatron"}
+"""Strategies of the actor by verl's own files that set one, as fsdp is elsewhere."""
 
 
 def _recognises(file: RecipeFile) -> bool:
@@ -54,7 +57,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     draft = Draft("verl", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     command = None if file.mapping() else command_of(file.text, file.path, draft.answers.variables, file.sources)
-    document, problems = resolved(_document(files, command, draft), {}, lambda path: path[0] in _IDLE)
+    whole = _with_strategy(_document(files, command, draft), command.config if command else "")
+    document, problems = resolved(whole, {}, lambda path: path[0] in _IDLE)
     reader = Reader(document)
     trainer = reader.look("hydra.trainer") or (
         _ENGINE if _has_engine(document) else SFT if reader.is_mapping("model") else MAIN)
@@ -93,6 +97,16 @@ def _document(files: Sequence[RecipeFile], command: Command | None, draft: Draft
             document = merged(below, document)
     if command.config and command.config not in _PACKAGED and len(files) == 1 and command.trainer in (SFT, MAIN):
         draft.fail(file.path, f"names {command.config}.yaml, which is no file of verl: name it behind the script")
+    return document
+
+
+def _with_strategy(document: Document, config: str) -> Document:
+    """Document with the strategy that verl's own file sets, by its name in the command or among the parents."""
+    parents = document.data.get(DEFAULTS)
+    for name in (config, *(parents if isinstance(parents, list) else ())):
+        if isinstance(name, str) and name in _BY_PARENT:
+            below = Document(document.path, {}).with_value(_STRATEGY, _BY_PARENT[name], document.where(()))
+            return merged(below, document)
     return document
 
 

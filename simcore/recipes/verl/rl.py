@@ -153,8 +153,10 @@ def _read_reference(reader: Reader, draft: Draft) -> None:
     switches: list[Taken[bool]] = [one for key in ("algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss")
                                    if (one := reader.flag(key)) is not None]
     has = any(one.value for one in switches)
-    draft.infer("rl.reference", "host" if has else "none", "a penalty asks for a reference policy" if has else
-                "no penalty", *switches, source=f"{RELEASE} {_UTILS} need_reference_policy")
+    is_actor = draft.values["training"].get("method") == "lora"
+    draft.infer("rl.reference", ("device" if is_actor else "host") if has else "none", "a penalty asks for a reference "
+                "policy" if has else "no penalty", *switches, source=f"{RELEASE} {_UTILS} need_reference_policy")
+    has = has and not is_actor  # with adapters the actor is its own, and reads no settings of another
     draft.refuse(reader.take("actor_rollout_ref.ref.model.path"), "another model as reference policy")
     stored = reader.text("actor_rollout_ref.ref.fsdp_config.model_dtype")
     own, actors = FORMATS.get(stored.value, stored.value) if stored else "fp32", draft.values["training"]["precision"]

@@ -20,6 +20,8 @@ _SGLANG_SERVER: Final = "workers/rollout/sglang_rollout/async_sglang_server.py"
 _UTILS: Final = "workers/rollout/vllm_rollout/utils.py"
 _UNSENT: Final = f"a switch that is off never reaches vLLM ({_UTILS} build_cli_args_from_config)"
 _ONE: Final = {1: "one"}
+_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for (0.12.0 `config/lora.py` MaxLoRARanks)."""
 _DEFAULTS: Final = (("tensor_model_parallel_size", "generation.tp", 2),
                     ("max_num_seqs", "generation.max_num_seqs", 256))
 """Whole numbers with their defaults (`trainer/config/_generated_ppo_trainer.yaml`)."""
@@ -47,7 +49,6 @@ _ROWS: Final = (
     Idle((f"{ROLLOUT}.temperature", f"{ROLLOUT}.top_k", f"{ROLLOUT}.top_p", f"{ROLLOUT}.do_sample",
           f"{ROLLOUT}.ignore_eos", f"{ROLLOUT}.seed", f"{ROLLOUT}.repetition_penalty", f"{ROLLOUT}.val_kwargs.*"),
          "which tokens are drawn; every sequence is decoded to its longest"),
-    Idle((f"{ROLLOUT}.layered_summon",), "how adapters are gathered, and there are none"),
     Idle((f"{ROLLOUT}.load_format",), "weights come from the actor before the first step"),
     Idle((f"{ROLLOUT}.calculate_log_probs", f"{ROLLOUT}.logprobs_mode"), "a number for each token"),
     Idle((f"{ROLLOUT}.multi_turn.*", f"{ROLLOUT}.agent.*", f"{ROLLOUT}.trace.*", f"{ROLLOUT}.prometheus.*",
@@ -75,6 +76,7 @@ def read_rollout(reader: Reader, draft: Draft) -> None:
         draft.put("generation.sleep_level", frees, level)
     else:
         draft.default("generation.sleep_level", level, RELEASE, f"{_SERVER} sleep")
+    _read_adapters(reader, draft)
     for name in ("quantization", "quantization_config_file"):
         refuse_said(reader, draft, f"{ROLLOUT}.{name}", "an engine in few bits")
     read_rows(reader, draft, _ROWS)
@@ -101,6 +103,24 @@ def _read_vllm(reader: Reader, draft: Draft) -> None:
     read_rows(reader, draft, _OF_VLLM)
     for taken in reader.matching(f"{_VLLM}.*"):
         draft.refuse(taken, "a setting of vLLM that is not described")
+
+
+def _read_adapters(reader: Reader, draft: Draft) -> None:
+    """Writes buffers for the actor's adapter (vllm_async_server.py:350), and how it is gathered."""
+    layered, training = reader.flag(f"{ROLLOUT}.layered_summon"), draft.values["training"]
+    if training.get("method") != "lora":
+        draft.idle(layered, "how adapters are gathered, and there are none")
+        return
+    said(draft, "rl.layered_summon", layered, bool(layered and layered.value))
+    rank = training["lora"]["rank"]
+    room = next((most for most in _RANKS if most >= rank), None)
+    if room is None:
+        draft.fail(draft.path, f"lora_rank must be less than or equal to {_RANKS[-1]}, but got {rank} ({RELEASE} "
+                   f"{_UTILS}:77)")
+        return
+    draft.infer("generation.max_loras", 1, "the actor's adapter", source=f"{RELEASE} {_SERVER}:353")
+    draft.infer("generation.max_lora_rank", room, f"the least rank of vLLM's for {rank}",
+                source=f"{RELEASE} {_UTILS} get_vllm_max_lora_rank")
 
 
 # ---- SGLang ----------------------------------------------------------------------------------------------------------

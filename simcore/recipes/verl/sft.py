@@ -205,9 +205,7 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
         draft.idle([one for one in (rank, alpha, named) if one], "no adapters: the rank is 0")
         return
     if _is_first(draft):
-        draft.refuse(rank, "adapters under FSDP 1, each a unit of its own")
-        draft.idle([one for one in (alpha, named) if one], "of adapters that are refused")
-        return
+        draft.default("framework_options.wrap", "layers_adapters", _RELEASE, "verl/utils/fsdp_utils.py:100")
     draft.infer("training.method", "lora", "lora_rank is above 0", rank)
     draft.put("training.lora.rank", rank)
     _said(draft, "training.lora.alpha", alpha, alpha.value if alpha else 16)

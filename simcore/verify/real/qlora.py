@@ -54,15 +54,18 @@ class Ops:
         gemm_4bit = Fallback()
 
 
-def packed(plain: Any, double_quant: bool, device: str = "cpu") -> Any:
-    """The model as transformers loads it in 4 bits; a weight on meta is random, and made when it is packed."""
+def packed(plain: Any, double_quant: bool, device: str = "cpu", skipped: list[str] | None = None) -> Any:
+    """The model as transformers loads it in 4 bits; a weight on meta is random, and made when it is packed.
+
+    `skipped`: modules that are not packed, in place of the default ones.
+    """
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import get_keys_to_not_convert
 
     weights = {name: p.data for name, p in plain.named_parameters()}
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double_quant,
                                 bnb_4bit_compute_dtype=torch.bfloat16)
-    model = replace_with_bnb_linear(plain, get_keys_to_not_convert(plain), config)
+    model = replace_with_bnb_linear(plain, get_keys_to_not_convert(plain) if skipped is None else skipped, config)
     for name, part in model.named_modules():
         if isinstance(part, bnb.nn.Linear4bit):
             old, weight = part.weight, weights.pop(f"{name}.weight")

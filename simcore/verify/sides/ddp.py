@@ -36,6 +36,7 @@ def _case(settings: Settings, rank: int) -> dict[str, Any]:
     settings.expect("training.optimizer.name", settings["training.optimizer.name"], ("adamw",))
     kernel = settings["training.optimizer.implementation"]
     settings.expect("training.optimizer.implementation", kernel, ("foreach", "fused"))
+    settings.expect(f"framework_options.{_KBIT}", settings.option(_KBIT), (None, True, False))
     kbit, autocast = bool(settings.option(_KBIT)), settings.option("autocast")
     settings.expect("training.precision.params", settings["training.precision.params"], ("fp32" if kbit else "bf16",))
     if training.lora.target_modules == "auto":

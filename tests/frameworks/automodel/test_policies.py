@@ -66,8 +66,19 @@ def test_only_layers_of_mamba_and_mlp_are_replayed() -> None:
     assert any(isinstance(b, Mamba2) for number, blocks in enumerate(kinds) if number not in kept for b in blocks)
 
 
+def test_a_dense_hybrid_of_its_repository_has_wide_logits_and_automodel_s_own_loss() -> None:
+    """0.7.0 with force_hf and trust_remote_code: its file ends in `lm_head(hidden).float()`."""
+    model = {"config": "nemotron-nano-9b-v2", "overrides": {"num_hidden_layers": 8}}
+    asked: dict[str, Any] = {"model": model, "implementation": "hub"}
+    for loss in ("masked", "masked_fp32"):
+        program = small.program_of("automodel", {"dp_shard": 2}, loss=loss, seq_len=512, **asked)
+        found = [amount for _, _, amount in small.postings(program, "hidden_states")]
+        assert max(found) == 4 * 512 * 131072
+
+
 @pytest.mark.parametrize(("mesh", "given", "told"), [
-    ({"dp_shard": 2}, {"implementation": "hub"}, "not yet: layers of a checkpoint's repository under automodel"),
+    ({"dp_shard": 2}, {"implementation": "hub"}, "not yet: layers of a checkpoint's repository with experts under"),
+    ({"dp_shard": 2}, {"implementation": "hub", "model": "nemotron-nano-9b-v2", "loss": "cut"}, "with loss cut"),
     ({"dp_shard": 2}, {"version": NEMO_RL}, "has no attribute backbone"),
     ({"dp_shard": 2}, {"version": NEMO_RL, "model": "llama-tiny"}, "does not implement convert_single_tensor_to_hf"),
     ({"dp_shard": 2}, {"version": NEMO_RL, "model": "qwen3-8b"}, "there are no layers of Qwen3ForCausalLM"),

@@ -52,6 +52,17 @@ def test_pinned_blocks_are_powers_of_two() -> None:
     assert beside_tensors(loose, rounded=True) == beside_tensors(loose, rounded=False)
 
 
+def test_torchs_loop_makes_a_root_and_a_quotient_of_what_it_updates_at_once() -> None:
+    """As torch's own loop was seen to do: 8 bytes an element of one tensor, beside its states."""
+    for stage, options, groups in (("zero2", {}, 1), ("zero3", {}, 1), ("zero3", {"sub_group_size": 300_000}, 2)):
+        plans = {kind: plan_of(stage, 4, **AWAY, options=options, optimizer={"implementation": kind})
+                 for kind in ("cpu", "fused", "for_loop")}
+        held = {kind: beside_tensors(plan, rounded=False)["temporaries of the update"] for kind, plan in plans.items()}
+        whole = 8 * small.plan_of(stage, {"dp_shard": 4}, model="llama-tiny").graph.count() // 4
+        assert held["cpu"] == held["fused"] == 0
+        assert whole <= held["for_loop"] < whole + 1024 if groups == 1 else 0 < held["for_loop"] < whole
+
+
 def test_zero3_pins_parameters_and_gradients() -> None:
     plan = plan_of("zero3", 4, **BOTH)
     more = beside_tensors(plan, rounded=True) - beside_tensors(plan, rounded=False)

@@ -38,7 +38,8 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2}, {"model": "deepseek-v2-lite", "precision": {"compute": "fp32"}}, "experts in fp32: torchtitan"),
     ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp2"),
     ({"dp_shard": 2}, {"method": "lora", "lora": {"target_modules": ["wq"]}}, "not yet: lora with torchtitan's layers"),
-    ({"dp_shard": 2}, {"recompute": {"mode": "uniform", "num_layers": 2}}, "every n-th layer under torchtitan"),
+    ({"dp_shard": 2}, {"recompute": {"mode": "uniform", "num_layers": 2}}, "other checkpointing under torchtitan"),
+    ({"dp_shard": 2}, {"recompute": {"mode": "every", "modules": ["mm"]}}, "layers are recomputed whole"),
     ({"dp_shard": 2}, {"recompute": {"mode": "per_op", "modules": ["mm"]}}, "another list of operators")])
 def test_what_torchtitan_refuses(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
     report = _titan(mesh, **given)
@@ -102,3 +103,13 @@ def test_every_microbatch_reduces_its_gradients() -> None:
     one, two = (_titan({"dp_shard": 4}, global_batch_size=4 * count) for count in (1, 2))
     sent = [sum(t.calls for t in report.ranks[0].traffic if t.collective == "reduce_scatter") for report in (one, two)]
     assert sent[1] == 2 * sent[0] > 0
+
+
+def test_each_stage_counts_its_own_layers() -> None:
+    """Four layers a stage, the third of each is recomputed; embedding and head are no layers."""
+    given: dict[str, Any] = {"recompute": {"mode": "every", "num_layers": 3}, "implementation": "torchtitan",
+                             "model": {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}}
+    table = small.prepared("fsdp2", {"dp_shard": 2, "pp": 2}, microbatches=2, **given)[1]
+    blocks = [[layer for layer in stage if 0 < layer < 9] for stage in table.stages]
+    assert table.kept_whole == tuple(layer for stage in blocks for layer in (*stage[:2], *stage[3:5]))
+    assert sum(map(len, blocks)) - len(table.kept_whole) == 2

@@ -12,7 +12,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
-from simcore.operators.automodel.python import ALONE, BESIDE
+from simcore.operators.automodel.env import ALONE, BESIDE
 from simcore.placement.mesh import IntArray
 from simcore.program.outline import Phase
 from simcore.recording.host_operators import Operators

@@ -47,3 +47,15 @@ def test_an_entropy_in_the_loss_has_the_events_of_verls_actor() -> None:
             assert theirs[1][:6] == ["++", "++", "++", "--", "+", "--"]
             theirs[1][:6] = ["++", "++", "+", "--"]
         assert sizes == theirs, how
+
+
+def test_padded_rows_have_the_events_of_verls_actor() -> None:
+    """Several rows are copied for their answers, which are all tokens here, and all but one there."""
+    for batch in (1, 2):
+        model = Model(CASE | {"loss": "flash_padded", "batch": batch})
+        head, loss = model.tapes[-2:]
+        logits = max(row[3] for row in head.forward.rows if row[0] == Op.ALLOC)
+        theirs = TRUTH["padded"][str(batch)]
+        assert [*signs(logits, head.forward), *signs(logits, loss.forward), *signs(logits, loss.after)] == (
+            theirs["forward"])
+        assert [*signs(logits, loss.backward), *signs(logits, head.backward)] == theirs["backward"]

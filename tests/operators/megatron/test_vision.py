@@ -119,6 +119,31 @@ def test_a_model_without_features_predicts_further_tokens(predicting: dict[str, 
     expect_balance(predicting, given, {}, {"tp": 2}, {"pp": 2})
     tied = {**predicting, "overrides": {"mtp_num_layers": 1, "tie_word_embeddings": True}}
     expect_balance(tied, {"method": "lora", "lora": {"rank": 8}}, {}, {"tp": 2}, {"pp": 2})
+    if "frozen" not in given:  # the tied head is no module of its own
+        expect_balance(tied, given, {}, {"tp": 2})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small Qwen 2.5 VL, whose tower is transformers' own."""
+    text = {"model_type": "qwen2_5_vl_text", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 128,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1024}
+    vision = {"model_type": "qwen2_5_vl", "depth": 3, "hidden_size": 96, "intermediate_size": 160, "num_heads": 4,
+              "out_hidden_size": 256, "window_size": 56, "fullatt_block_indexes": [1]}
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps({"model_type": "qwen2_5_vl", "tie_word_embeddings": False, "text_config": text,
+                                "vision_config": vision}), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("given", [
+    {}, {"micro_batch_size": 2}, {"recompute": "full"}, {"frozen": ["model.visual"]}, {"frozen": LANGUAGE},
+    {"frozen": [*LANGUAGE, "model.visual.blocks", "model.visual.patch_embed"]},
+    {"method": "lora", "lora": {"rank": 8}}], ids=str)
+def test_a_tower_of_transformers_modules_ends_with_what_it_began_with(whole: str, given: dict[str, Any]) -> None:
+    sized = {"image_height": 112} | given
+    frozen = "lora" in given or given.get("frozen") == ["model.visual"]
+    expect_balance(whole, sized, {}, {"pp": 2}, *([{"tp": 2}] if frozen else []))
 
 
 @pytest.mark.parametrize("given", [

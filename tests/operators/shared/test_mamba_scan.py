@@ -24,14 +24,18 @@ def recorded(case: dict[str, Any]) -> tuple[list[int], list[int]]:
     block = Mamba2(**{name: case[name] for name in ("hidden", "state", "chunk")}, num_heads=case["heads"],
                    head_dim=case["head_dim"], num_groups=case["groups"], conv_kernel=4)
 
-    def param(name: str, *shape: int, dtype: str = "bf16") -> Param:
-        return Param(name, shape, dtype, trainable=True)
+    wide = case.get("wide", False)
+
+    def param(name: str, *shape: int, dtype: str = "fp32" if wide else "bf16") -> Param:
+        return Param(name, shape, dtype, trainable=not wide)
 
     small = (param("conv1d.weight", block.conv_dim, 4), param("conv1d.bias", block.conv_dim),
              param("dt_bias", block.num_heads), param("A", block.num_heads, dtype="fp32"), param("D", block.num_heads))
-    tail = (param("norm.weight", block.inner), param("out_proj.weight", block.hidden, block.inner))
+    tail = (param("norm.weight", block.inner, dtype="bf16"), param("out_proj.weight", block.hidden, block.inner))
     tape = Tape({}, {})
     given = tape.empty((case["batch"], case["seq"], block.in_proj), "bf16", "in_proj")
+    if wide:  # nothing else is trained
+        given.node = tape.node((Param("x", (1,), "bf16", trainable=True),), (), lambda tape, grads, saved: [None])
     tape.cut()
     out = split_conv_scan(tape, given, block, small, tail if case["tail"] else None)
     forward = changes(tape.cut())

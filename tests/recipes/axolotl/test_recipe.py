@@ -400,6 +400,20 @@ def test_what_axolotl_does_not_take_is_told(tmp_path: Path, keys: dict[str, Any]
         imported(tmp_path, changed(RECIPE, **keys)).expect_complete()
 
 
+def test_falcon_h1_has_its_head_packed_and_mambas_own_parameters_in_fp32(tmp_path: Path) -> None:
+    """`loaders/model.py` _set_quantization_config, _convert_embedding_modules_dtype."""
+    keys = {"base_model": "tiiuae/Falcon-H1-3B-Base", "sample_packing": False, "lora_target_linear": False,
+            "lora_target_modules": ["q_proj", "in_proj"]}
+    options = scenario(tmp_path, changed(QLORA, **keys)).framework_options
+    assert options["llm_int8_skip_modules"] == ["out_proj"]
+    assert options["prepare_model_for_kbit_training"] == "cast_back"
+    assert "llm_int8_skip_modules" not in scenario(tmp_path, QLORA).framework_options
+    for more, told in (({"fsdp_version": 2, "fsdp_config": {"offload_params": True}}, "packed beside shards"),
+                       ({"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True}, "packed in 8 bits")):
+        with pytest.raises(RankscopeError, match=told):
+            imported(tmp_path, changed(QLORA, **keys, **more)).expect_complete()
+
+
 def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:
     """`loaders/model.py` _set_quantization_config asks for qlora with load_in_4bit, and for lora with load_in_8bit."""
     found = imported(tmp_path, changed(RECIPE, adapter="lora", lora_r=8, load_in_4bit=True))

@@ -57,6 +57,8 @@ def test_what_converters_and_providers_add(tmp_path: Path) -> None:
     found = imported(tmp_path, "qwen35_vl_9b_pretrain_4gpu_h100_bf16_mock_config")
     assert value(found, "model.overrides.mtp_num_layers") == 1
     assert value(found, "training.frozen") == [*LANGUAGE[:1], "mtp.layers", *LANGUAGE[1:], *TOWER]
+    tied = imported(tmp_path, "qwen35_vl_2b_sft_1gpu_h100_bf16_config model.freeze_language_model=true")
+    assert value(tied, "training.frozen") == [LANGUAGE[0], "mtp.layers"]
     split = imported(tmp_path, "qwen3_vl_235b_a22b_sft_32gpu_h100_bf16_config")
     assert value(split, "training.sequence_parallel") is True
 

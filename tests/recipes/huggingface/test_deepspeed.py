@@ -70,11 +70,14 @@ def test_the_kernel_of_adam_is_deepspeeds_own_unless_torchs_is_asked_for(given: 
     assert check(parse_scenario(found.document())).problems == ()
 
 
-def test_torchs_adam_on_the_host_is_refused() -> None:
-    found = imported({**zero(offload_optimizer={"device": "cpu"}),
-                      "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}})
-    assert [one.message for one in found.refused] == [
-        "not yet: optimizer.params.torch_adam: torch's Adam for states on the host"]
+def test_torchs_adam_on_the_host_is_a_loop_and_a_trainers_own_stays_where_it_is_not_changed() -> None:
+    for keys, kernel in (({"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}, "for_loop"),
+                         ({"zero_force_ds_cpu_optimizer": False}, "fused"),
+                         ({"zero_force_ds_cpu_optimizer": True}, None),
+                         ({"zero_force_ds_cpu_optimizer": False, "optimizer": {"type": "AdamW"}}, None)):
+        found = imported({**zero(offload_optimizer={"device": "cpu"}), **keys})
+        assert found.values["training"].get("optimizer", {}).get("implementation") == kernel, keys
+        assert check(parse_scenario(found.document())).problems == ()
 
 
 def test_what_stands_in_the_training_script_is_asked() -> None:

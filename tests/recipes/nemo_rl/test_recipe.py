@@ -464,7 +464,7 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
 
 
 @pytest.mark.parametrize(("base", "text", "told"), [
-    (GRPO, "policy: {generation: {backend: sglang}}", "generation by sglang"),
+    (GRPO, "policy: {generation: {backend: trtllm}}", "generation by trtllm"),
     (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
     (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
     (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: align}}}", "Mamba's states for prefixes: align"),

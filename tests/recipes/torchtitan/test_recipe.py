@@ -15,6 +15,7 @@ from samples_of_recipes import SAMPLES
 from simcore.errors import RankscopeError
 from simcore.inputs.document import Document, parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.inputs.training import Recompute
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
@@ -288,11 +289,12 @@ def test_what_a_recipe_leaves_out_is_the_releases_default() -> None:
     assert training.recompute == "none"
 
 
-def test_checkpointing_of_every_second_layer_is_the_default_and_refused() -> None:
+def test_checkpointing_of_every_second_layer_is_the_default() -> None:
     text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nsteps = 3\n'
-    assert "activation_checkpoint.mode: selective with selective_ac_option 2" in refusal(text)
-    assert "mine.toml:7: not yet: activation_checkpoint.mode: checkpointing of one layer in 2" in refusal(
-        text + '[activation_checkpoint]\nmode = "selective"\n')
+    for more, size in (("", 2), ('[activation_checkpoint]\nmode = "selective"\n', 2),
+                       ('[activation_checkpoint]\nselective_ac_option = "3"\n', 3)):
+        assert scenario(imported(text + more)).training.recompute == Recompute(mode="every", num_layers=size)
+    assert "selective checkpointing most" in refusal(text + '[activation_checkpoint]\nselective_ac_option = "most"\n')
 
 
 def test_every_layer_is_the_same_as_full() -> None:

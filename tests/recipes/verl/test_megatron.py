@@ -134,3 +134,13 @@ def test_microbatches_by_tokens_of_cut_sequences_are_refused(tmp_path: Path) -> 
 def test_gpus_that_the_degrees_do_not_divide_are_a_problem(tmp_path: Path) -> None:
     text = SCRIPT.replace("trainer.n_gpus_per_node=8", "trainer.n_gpus_per_node=6")
     assert any("6 GPUs are no multiple of" in problem.message for problem in imported(tmp_path, text).wrong)
+
+
+def test_the_trainers_own_file_sets_the_strategy(tmp_path: Path) -> None:
+    first, *others = SCRIPT.splitlines()
+    command = "\n".join((first, *(line for line in others if ".megatron." not in line)))
+    parent = ("defaults: [ppo_megatron_trainer, _self_]\nalgorithm: {adv_estimator: grpo}\n"
+              "actor_rollout_ref: {model: {path: Qwen/Qwen3-0.6B}}\n")
+    for text in (command, parent):
+        assert imported(tmp_path, text).values["framework"] == "megatron"
+        assert imported(tmp_path, text.replace("ppo_megatron_trainer", "ppo_trainer")).values["framework"] == "fsdp1"

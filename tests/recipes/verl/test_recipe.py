@@ -138,7 +138,6 @@ def test_keys_that_the_defaults_lack_are_not_set(tmp_path: Path, argument: str, 
 @pytest.mark.parametrize(("change", "told"), [
     ("ulysses_sequence_parallel_size=2", "sequences that are split over ranks (Ulysses)"),
     ("model.fsdp_config.cpu_offload=True", "offload of verl's supervised trainer"),
-    ("model.lora_rank=8", "adapters under FSDP 1"),
     ("model.strategy=ddp", "the strategy ddp"),
     ("optim.optimizer_impl=bitsandbytes.optim", "an optimizer of bitsandbytes.optim"),
 ])

@@ -161,8 +161,9 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("+actor_rollout_ref.model.override_config.attention_dropout=0.1", "dropout of attention"),
     ("data.train_batch_size=40", "a last batch of a step that is smaller"),
     ("actor_rollout_ref.actor.calculate_entropy=True", "an entropy that is kept and not in the loss"),
-    ("actor_rollout_ref.model.lora_rank=32", "adapters of rank 32"),
-    ("actor_rollout_ref.model.use_remove_padding=False", "padded rows"),
+    ("actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.exclude_modules=x", "modules without adapters by"),
+    ("actor_rollout_ref.model.lora_adapter_path=x", "adapters that are read from files"),
+    ("actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.actor.entropy_coeff=0.1", "of padded rows"),
     ("actor_rollout_ref.model.use_fused_kernels=True", "logits in chunks"),
     ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "split over ranks (Ulysses): 2"),
     ("actor_rollout_ref.actor.ppo_epochs=2", "passes over a step's sequences: 2"),
@@ -210,7 +211,8 @@ def test_a_switch_that_is_off_does_not_reach_the_engine(tmp_path: Path) -> None:
 def test_an_entropy_with_a_coefficient_is_in_the_loss_compiled_or_not(tmp_path: Path) -> None:
     for more, loss in ((("use_torch_compile=False",), "flash_eager"), (("use_torch_compile=True",), "flash"),
                        (("entropy_coeff=0.001",), "flash_entropy"),
-                       (("entropy_coeff=0.001", "use_torch_compile=False"), "flash_entropy_eager")):
+                       (("entropy_coeff=0.001", "use_torch_compile=False"), "flash_entropy_eager"),
+                       (("use_torch_compile=False actor_rollout_ref.model.use_remove_padding=False",), "flash_padded")):
         arguments = "".join(f"    actor_rollout_ref.actor.{one} \\\n" for one in more)
         found = imported(tmp_path, SCRIPT.replace("    actor_rollout_ref.actor.entropy_coeff=0 \\\n", arguments))
         assert parse_scenario(found.document()).training.loss == loss
@@ -218,3 +220,20 @@ def test_an_entropy_with_a_coefficient_is_in_the_loss_compiled_or_not(tmp_path: 
         text = SCRIPT.replace("entropy_coeff=0", f"entropy_coeff=0.1 actor_rollout_ref.actor.{argument}")
         assert imported(tmp_path, text).refused
         assert not imported(tmp_path, text.replace("entropy_coeff=0.1", "entropy_coeff=0")).refused
+
+
+def test_adapters_are_units_and_the_actor_its_own_reference(tmp_path: Path) -> None:
+    text = SCRIPT.replace(_ANY, "    actor_rollout_ref.model.lora_rank=20 actor_rollout_ref.model.lora_alpha=32 \\\n"
+                          "    actor_rollout_ref.model.target_modules=all-linear \\\n"
+                          f"    actor_rollout_ref.rollout.layered_summon=True \\\n{_ANY}")
+    found = imported(tmp_path, text)
+    found.expect_complete()
+    read = parse_scenario(found.document())
+    assert read.rl is not None
+    assert read.generation is not None
+    assert (read.training.method, read.training.lora.rank, read.training.lora.alpha) == ("lora", 20, 32)
+    assert len(read.training.lora.target_modules) == 7
+    assert (read.rl.reference, read.rl.layered_summon) == ("device", True)
+    assert (read.generation.max_loras, read.generation.max_lora_rank) == (1, 32)
+    assert not check(read).problems
+    assert imported(tmp_path, text.replace("lora_rank=20", "lora_rank=1000")).wrong

@@ -23,9 +23,9 @@ from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["adapted_column", "adapted_row", "apart", "is_turned", "own_columns"]
+__all__ = ["adapted_column", "adapted_row", "adapted_whole_row", "apart", "is_turned", "own_columns"]
 
-_SECOND = ".lora_B.weight"
+_FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
 _Pair = tuple[Param, Param]
 
 
@@ -44,6 +44,15 @@ def adapted_row(tape: Tape, run: LayerWorkload, x: Tensor, pair: _Pair, base: Te
     `x`: the second of `apart` where `is_turned`.
     """
     part = _second(tape, run, _first(tape, run, x, pair[0], name), pair[1], name)
+    return aten.add(tape, base, part, name)
+
+
+def adapted_whole_row(tape: Tape, run: LayerWorkload, x: Tensor, pair: _Pair, base: Tensor, name: str) -> Tensor:
+    """`adapted_row` of whole rows `x` [..., k], equal on all ranks, which each cuts first; backward keeps all of them.
+
+    A's gradient is cut along the rank.
+    """
+    part = _second(tape, run, _first_of_whole(tape, run, x, pair[0], name), pair[1], name)
     return aten.add(tape, base, part, name)
 
 
@@ -99,6 +108,26 @@ def _first(tape: Tape, run: LayerWorkload, x: Tensor, a: Param, name: str) -> Te
     return out
 
 
+def _first_of_whole(tape: Tape, run: LayerWorkload, x: Tensor, a: Param, name: str) -> Tensor:
+    """Partial low-rank rows [rows, rank] of this rank's columns of `x`; their gradient comes as this rank's columns."""
+    (rank, inner), rows, dtype, lead, moved = a.shape, x.numel // x.shape[-1], x.dtype, x.shape[:-1], x.nbytes
+    x_needs, flops, tp = needs_grad(x), 2 * rows * a.numel, run.tp
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_a = new(tape, (rank // tp, inner * tp), dtype, "grad_weight", moved, Kernel.GEMM, flops)
+        if not x_needs:
+            return [None, to_a]
+        both = gathered_columns(tape, tp, (rows, rank), dtype, f"grad_{name}.lora_low")
+        return [new(tape, (*lead, inner), dtype, f"grad_{name}_lora", both.nbytes, Kernel.GEMM, flops), to_a]
+
+    node = tape.node((x, a), (x, *[a] * x_needs), backward)
+    cut = new(tape, (*lead, inner), dtype, f"{name}.lora_input", kernel=Kernel.COPY)
+    out = new(tape, (*lead, rank), dtype, f"{name}.lora_a", cut.nbytes, Kernel.GEMM, flops)
+    del cut
+    out.node = node
+    return out
+
+
 def _all_to_all(tape: Tape, a: Param, name: str) -> Tensor:
     """A, cut along the rank: all columns of this rank's part, copied before and behind the exchange."""
     parts = new(tape, a.shape, a.dtype, f"{name}.lora_a_parts", a.nbytes, Kernel.COPY)
@@ -140,12 +169,21 @@ def _second(tape: Tape, run: LayerWorkload, low: Tensor, b: Param, name: str) ->
 
 
 def own_columns(tape: Tape, run: LayerWorkload) -> None:
-    """Puts this rank's columns in the place of whole, partial gradients of B, as FSDP2's post-backward does.
+    """Puts this rank's columns in the place of gradients that are laid out otherwise, as FSDP2's post-backward does.
 
+    Whole, partial gradients of B are scattered, those of A that are cut along the rank exchanged, others copied.
     Nothing is recorded if tp is 1.
     """
     for place, (param, grad) in enumerate(tape.grads):
-        if run.tp > 1 and param.name.endswith(_SECOND) and grad.shape != param.shape:
-            made = scatter_columns(tape, run.tp, grad, "grad_columns")
+        if run.tp > 1 and grad.shape != param.shape:
+            made = _laid_out(tape, run, param, grad)
             tape.rename(made.storage, tape.slot(f"{param.name}.grad", param.grad_category))
             tape.grads[place] = (param, made)
+
+
+def _laid_out(tape: Tape, run: LayerWorkload, param: Param, grad: Tensor) -> Tensor:
+    if param.name.endswith(_SECOND):
+        return scatter_columns(tape, run.tp, grad, "grad_columns")
+    if param.name.endswith(_FIRST):
+        return _all_to_all(tape, param, "grad")
+    return new(tape, param.shape, grad.dtype, "grad_columns", kernel=Kernel.COPY)

@@ -9,17 +9,20 @@ whose outputs, query, key and value all live until the module returns. Rotation 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simcore.models.vision_blocks import GridLayer, GridPatches
 from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.layer_borders import BEFORE, hand_on
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
-__all__ = ["attention_of_parts", "biased_linear", "grid_layer", "grid_patches", "kept_by_tower", "normed",
-           "tables_of_patches"]
+__all__ = ["attention_of_parts", "biased_linear", "grid_layer", "grid_patches", "in_order", "kept_by_tower",
+           "normed", "tables_of_patches"]
 
 _FLASH = "flash_attention_2"
 _TABLES = ("patches.cos", "patches.sin")
@@ -59,7 +62,26 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
 
 
 def _in_windows(tape: Tape, x: Tensor) -> Tensor:
-    return aten.new(tape, x.shape, x.dtype, "by_windows", x.nbytes, Kernel.PERMUTE, 0)
+    return in_order(tape, x, "by_windows", x.nbytes)
+
+
+def in_order(tape: Tape, x: Tensor, name: str, moved: int) -> Tensor:
+    """Rows of `x` by their numbers, in a new tensor `name`; their gradient is put into zeros.
+
+    `moved`: bytes that are read. torch 2.13 `derivatives.yaml`, index.
+    """
+    shape, dtype = x.shape, x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        zeros = aten.new(tape, shape, dtype, "zeros")
+        put = aten.new(tape, shape, dtype, f"grad_{name}", 2 * zeros.nbytes, Kernel.PERMUTE)
+        del zeros
+        return [put]
+
+    node = tape.node((x,), (), backward)
+    out = aten.new(tape, shape, dtype, name, moved, Kernel.PERMUTE, 0)
+    out.node = node
+    return out
 
 
 def tables_of_patches(tape: Tape, rows: int, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,6 +107,8 @@ def grid_layer(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str)
     """
     hidden: Tensor | None = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
     assert hidden is not None
+    leaf = Node() if run.input_requires_grad else None
+    hidden.node = leaf
     made = attention_of_parts(tape, block.parts, block.num_heads, run, attention, normed(tape, run, "norm1", hidden))
     residual = aten.add(tape, hidden, made, "residual")
     del made
@@ -94,7 +118,8 @@ def grid_layer(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str)
     hand_on(tape, out)
     forward = tape.cut()
     hidden = None
-    return RecordedLayer(forward, Section(()), tape.cut())
+    after = tape.cut()
+    return RecordedLayer(forward, run_backward(tape, out, leaf, nothing), after, grads=tape.release_grads())
 
 
 def normed(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
@@ -121,11 +146,39 @@ def attention_of_parts(tape: Tape, parts: tuple[int, ...], num_heads: int, run: 
     tape.scope = "attn."
     qkv = biased_linear(tape, run, "attn.qkv", x)
     heads = (*x.shape[:2], num_heads, x.shape[2] // num_heads)
-    q, k, v = (Tensor(qkv.storage, heads, qkv.dtype) for _ in range(3))
+    q, k, v = _views(tape, qkv, [heads] * 3, "grad_qkv")
     q, k = _rotated(tape, q, k)
     outs = _attended(tape, parts * run.images, attention, (q, k, v))
-    out = outs[0] if attention == _FLASH else aten.new(tape, x.shape, x.dtype, "attention.cat", x.nbytes)
+    out = outs[0] if attention == _FLASH else _joined_parts(tape, outs, x.shape)
     return biased_linear(tape, run, "attn.proj", out.view(*x.shape))
+
+
+def _views(tape: Tape, x: Tensor, shapes: Sequence[tuple[int, ...]], name: str) -> list[Tensor]:
+    """Parts of `x`, views of the given shapes; their gradients are put side by side in a new tensor, and copied."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        stacked = aten.new(tape, shape, dtype, f"{name}.stacked", sum(grad.nbytes for grad in grads if grad))
+        grads.clear()
+        return [aten.new(tape, shape, dtype, name, stacked.nbytes, Kernel.COPY)]
+
+    node = tape.node((x,), (), backward)
+    return [Tensor(x.storage, one, dtype, node, number) for number, one in enumerate(shapes)]
+
+
+def _joined_parts(tape: Tape, parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """`torch.cat` of the parts of a sequence, of whose gradient they get views."""
+    shapes, dtype = [part.shape for part in parts], parts[0].dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        whole = grads[0]
+        assert whole is not None
+        return [Tensor(whole.storage, one, dtype) for one in shapes]
+
+    node = tape.node(tuple(parts), (), backward)
+    out = aten.new(tape, shape, dtype, "attention.cat", sum(part.nbytes for part in parts))
+    out.node = node
+    return out
 
 
 def _rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,8 +196,9 @@ def _attended(tape: Tape, parts: tuple[int, ...], attention: str,
     if attention == _FLASH:
         return [aten.flash_attention(tape, *given, 2 * sum(part * part for part in parts), len(parts))]
     outs = []
-    for part in parts:
-        q, k, v = (Tensor(x.storage, (1, part, *x.shape[2:]), x.dtype) for x in given)
+    split = [_views(tape, x, [(1, part, *x.shape[2:]) for part in parts], "grad_split") for x in given]
+    for q, k, v in zip(*split, strict=True):
+        part = q.shape[1]
         outs.append(eager_core(tape, None, [], by_heads=False)(q, k, v) if attention == "eager" else
                     aten.scaled_dot_product_attention(tape, q, k, v, 2 * part * part))
     return outs

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.vision_blocks import Merger
-from simcore.operators.hf.vision.grid import biased_linear, kept_by_tower, normed
+from simcore.operators.hf.vision.grid import biased_linear, in_order, kept_by_tower, normed
 from simcore.operators.hf.vision.projector import merged
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
 
-__all__ = ["merger"]
+__all__ = ["merger", "tokens_of"]
 
 
 def merger(tape: Tape, block: Merger, run: LayerWorkload, make_tables: Callable[[], None]) -> RecordedLayer:
@@ -31,7 +31,7 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, make_tables: Callable[
     specs = kept_by_tower(run, rows, block.patch_rotary_dim, block.merged, run.images * block.pixels)
     of_tower = {name: tape.external(*spec, tape.slot(name, "activation"), 1 - block.below)
                 for name, spec in specs.items()}
-    tokens = [_tokens(tape, block, run, patches)]
+    tokens = [tokens_of(tape, block, run, patches)]
     of_tower.clear()
     tokens.append(aten.new(tape, tokens[0].shape, run.compute, "image_embeds", tokens[0].nbytes, Kernel.COPY))
     masks = [aten.new(tape, (run.batch, run.seq), "uint8", name, 8 * run.tokens)
@@ -48,8 +48,8 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, make_tables: Callable[
     return RecordedLayer(forward, backward, late=late)
 
 
-def _tokens(tape: Tape, block: Merger, run: LayerWorkload, x: Tensor) -> Tensor:
-    """`Qwen2_5_VLPatchMerger`, then tokens in the order of the image: [tokens of all images, hidden]."""
+def tokens_of(tape: Tape, block: Merger, run: LayerWorkload, x: Tensor) -> Tensor:
+    """`Qwen2_5_VLPatchMerger` of patches `x`, then tokens in the order of the image: [tokens of all images, hidden]."""
     count = run.images * block.tokens
     values = aten.new(tape, (count,), "int64", "window_index.sorted", 8 * count, Kernel.PERMUTE)
     order = tape.empty((count,), "int64", "window_index.order")
@@ -59,4 +59,4 @@ def _tokens(tape: Tape, block: Merger, run: LayerWorkload, x: Tensor) -> Tensor:
     made = biased_linear(tape, run, "mlp.2", aten.gelu(tape, biased_linear(tape, run, "mlp.0", squares)))
     del squares
     tape.scope = ""
-    return aten.new(tape, (count, block.hidden), run.compute, "in_order", made.nbytes + order.nbytes, Kernel.PERMUTE, 0)
+    return in_order(tape, made.view(count, block.hidden), "in_order", made.nbytes + order.nbytes)

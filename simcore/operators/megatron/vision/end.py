@@ -20,7 +20,7 @@ from simcore.operators.megatron.ops.parts import all_gather
 from simcore.operators.megatron.vision.tower import squares, tower_context
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["with_image_tokens"]
+__all__ = ["cut", "with_image_tokens"]
 
 
 def with_image_tokens(c: Context, block: PlacedMerger, x: Tensor, embedded: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def with_image_tokens(c: Context, block: PlacedMerger, x: Tensor, embedded: Tens
     out = put if c.run.batch == 1 else reordered(c, put, "combined_embeddings", "grad_combined_embeddings")
     del put
     out = _of_this_rank(c, out)
-    return _cut(c, out)
+    return cut(c, out)
 
 
 def _put(c: Context, whole: Tensor, tokens: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _of_this_rank(c: Context, x: Tensor) -> Tensor:
     return out
 
 
-def _cut(c: Context, x: Tensor) -> Tensor:
+def cut(c: Context, x: Tensor) -> Tensor:
     """`scatter_to_sequence_parallel_region`: a part [local tokens, hidden] that is a view, so that the whole stays."""
     if c.local == c.tokens:
         return x

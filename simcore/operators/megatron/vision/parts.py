@@ -8,11 +8,12 @@ by, and down to the merger of features from its layer of the decoder.
 from __future__ import annotations
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.models.vision_blocks import VisionPart
+from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, VisionPart
 from simcore.operators.megatron.ops.context import Context
-from simcore.operators.megatron.vision.end import with_image_tokens
+from simcore.operators.megatron.vision.end import cut, with_image_tokens
 from simcore.operators.megatron.vision.features import FEATURES, GRAD_FEATURES
 from simcore.operators.megatron.vision.tower import Attend, layer, patches, squares, tower_context
+from simcore.operators.megatron.vision.whole import patches_of_grid, record_grid_layer, tokens_of_grid
 from simcore.recording.layer import RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Tape, Tensor
 
@@ -37,8 +38,12 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
             return _recorded(c, layer(inner, block, x[0], attend), x, caught)
         case DeepMerger():
             return _deep_merger(c, block)
-        case PlacedMerger():
+        case PlacedMerger() | Merger():
             return _end(c, block)
+        case GridPatches():
+            return patches_of_grid(c, block)
+        case GridLayer():
+            return record_grid_layer(c, block)
     raise AssertionError(f"{block} is refused when its tensors are asked for")
 
 
@@ -115,22 +120,26 @@ def _deep_merger(c: Context, block: DeepMerger) -> RecordedLayer:
     return RecordedLayer(forward, tape.cut(), grads=grads)
 
 
-def _end(c: Context, block: PlacedMerger) -> RecordedLayer:
+def _end(c: Context, block: PlacedMerger | Merger) -> RecordedLayer:
     """The last merger, whose output is the embedded sequence with image tokens: the first layer's input."""
     tape, inner, caught, passed = c.tape, tower_context(c, block.patches), _Grads(), _Grads()
-    x = _input(inner, block.down, block.width, caught)
+    x = _input(inner, block.down if isinstance(block, PlacedMerger) else 1, block.width, caught)
     embedded = [tape.external((c.tokens * c.run.cp, block.hidden), c.dtype, HIDDEN, -block.below)]
     if c.run.embedding_trains:
         _catch(c, embedded[0], passed)
-    out = with_image_tokens(c, block, x.pop(), embedded.pop())
-    deep = [tape.external((c.run.images * block.tokens, block.hidden), c.dtype, tape.slot(FEATURES, "activation"),
-                          -down) for down in block.deep]
+    if isinstance(block, PlacedMerger):
+        out = with_image_tokens(c, block, x.pop(), embedded.pop())
+        held = [tape.external((c.run.images * block.tokens, block.hidden), c.dtype,
+                              tape.slot(FEATURES, "activation"), -down) for down in block.deep]
+    else:
+        out, held = tokens_of_grid(c, block, x.pop(), embedded.pop())
+        out = cut(c, out)
     _hand_over(tape, out, HIDDEN)
     forward = tape.cut()
-    if c.run.checkpoint != "full" or c.run.no_grad:  # else they are inputs of every replayed layer
-        deep.clear()
+    if c.run.checkpoint != "full" or c.run.no_grad or isinstance(block, Merger):
+        held.clear()  # else features are inputs of every replayed layer
     late = tape.cut()
-    deep.clear()
+    held.clear()
     _backward(c, out, GRAD_HIDDEN, 1)
     _give_back(tape, caught, GRAD_HIDDEN)
     _give_back(tape, passed, tape.slot(GRAD_EMBEDDED, "backward_temp"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import Head, LayerKind, Loss
 from simcore.models.graph import architecture_of
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
 from simcore.models.vision_blocks import TowerEnd, VisionPart
@@ -56,9 +56,10 @@ def _values(fields: Mapping[str, Any], flags: Sequence[Taken[bool] | None]) -> t
 
 
 def _language(fields: Mapping[str, Any]) -> list[str]:
-    """Outermost modules of all parts but the tower's."""
-    paths = [path for path, kind in architecture_of(fields).parts
-             if not isinstance(kind.block, VisionPart) and kind.name != "loss"]
+    """Outermost modules of all parts but the tower's; a tied head is the embedding."""
+    found = architecture_of(fields)
+    paths = [path for path, kind in found.parts
+             if not isinstance(kind.block, VisionPart | Loss) and not (found.tied and isinstance(kind.block, Head))]
     return list(dict.fromkeys(".".join(path.split(".")[:2]) for path in paths))
 
 

@@ -83,17 +83,18 @@ class FusedMamba(torch.autograd.Function):
         del scores
         normed = torch.empty_like(scanned)
         rstd = wide(z, sizes.groups, sizes.batch * sizes.seq)
-        out = fn.linear(normed, weights[-1])
+        out_w = weights[-1].to(z.dtype)  # under autocast, where it has another type
+        out = fn.linear(normed, out_w)
         del normed
-        ctx.save_for_backward(z, *weights, scanned, rstd)
+        ctx.save_for_backward(z, *weights[:-1], scanned, rstd, out_w)
         ctx.sizes = sizes
         del conv, decay, dt, states, final
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        z, *weights, scanned, _rstd = ctx.saved_tensors
-        sizes, (conv_w, conv_b, dt_bias, a, d, norm_w, out_w) = ctx.sizes, weights
+        z, *weights, scanned, _rstd, out_w = ctx.saved_tensors
+        sizes, (conv_w, conv_b, dt_bias, a, d, norm_w) = ctx.sizes, weights
         again = torch.empty_like(scanned)
         conv = z.new_empty(sizes.batch, sizes.seq, sizes.convolved)
         dz = torch.empty_like(z)

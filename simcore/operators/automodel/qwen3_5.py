@@ -1,0 +1,117 @@
+"""Attention of NeMo Automodel's Qwen 3.5 (nemo-automodel 0.7.0, `components/models/qwen3_next/layers.py`), its tables.
+
+[Note: attention with a gate]
+`Qwen3NextAttention.forward`: the query's projection has a gate in the second half of each head, which is copied; norms
+of query and key are plain operators, their rotation is Qwen3-MoE's. Query, key and value are copied to lie by heads for
+SDPA, not for TE; the output is multiplied by a sigmoid of the gate.
+
+[Note: tables of Qwen 3.5]
+`components/models/qwen3_5*/model.py`: cosines and sines of each token in the type of the stream, of which half stands
+side by side in `freqs_cis`, and position ids, which images make [3, batch, sequence] of (`get_rope_index`). Layers keep
+`freqs_cis`, checkpoints the positions too; the rest lives until the model returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simcore.models.blocks import Attention, LayerKind
+from simcore.operators.automodel.dense import rotated
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.layers import core_attention, linear, te_attention
+from simcore.operators.automodel.sparse import QWEN3_5
+from simcore.operators.shared import aten
+from simcore.operators.shared.layer_borders import BEFORE
+from simcore.operators.shared.rms_norm import rms_norm_from_zero
+from simcore.recording.tape import Tensor
+
+__all__ = ["StemTables", "gated_attention", "make_tables", "stem_tables"]
+
+_Spec = tuple[tuple[int, ...], str]
+
+
+def gated_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
+    """[Note: attention with a gate]: output for `x` [batch, sequence, hidden], in x's shape.
+
+    `path`: its module's name in the layer.
+    """
+    tape, dim, by_te = env.tape, block.head_dim, not env.options.sdpa
+    both, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
+    q, gate = aten.chunk(tape, aten.to_heads(tape, both, 2 * dim))
+    del both
+    gate = aten.contiguous(tape, gate, "gate").view(*x.shape[:2], block.q_size)
+    q = rms_norm_from_zero(tape, env.param(f"{path}.q_norm.weight"), q)
+    k = aten.to_heads(tape, k, dim)
+    k = rms_norm_from_zero(tape, env.param(f"{path}.k_norm.weight"), k)
+    v = aten.to_heads(tape, v, dim)
+    q, k = rotated(tape, q, k)
+    if by_te:
+        out = te_attention(env, q, k, v)
+    else:
+        copies = [aten.contiguous(tape, part, f"{name}_by_head") for part, name in ((q, "q"), (k, "k"), (v, "v"))]
+        if env.options.masks_padding:
+            _has_padding(env)
+        q, k, v = copies
+        copies.clear()
+        out = aten.contiguous(tape, core_attention(env, q, k, v), "attention")
+    out = aten.mul(tape, out.view(*x.shape[:2], block.q_size), aten.sigmoid(tape, gate), "gated")
+    return linear(env, out, f"{path}.o_proj")
+
+
+def _has_padding(env: Env) -> None:
+    """Asks the batch's mask whether any token is padding (`attention/utils.py`, preprocess_args_and_kwargs_for_attn).
+
+    No token is here: attention is causal without a mask.
+    """
+    _seen = env.tape.empty((env.run.batch, env.run.seq), "uint8", "is_token")
+    env.tape.empty((1,), "uint8", "are_all")
+
+
+@dataclass(slots=True)
+class StemTables:
+    """Tables whose deaths the first layer records: `late` when the model returns, `kept` at the end of backward."""
+
+    late: list[Tensor]
+    kept: list[Tensor]
+
+    def drop_late(self) -> None:
+        """Records the deaths of what the model's variables alone hold."""
+        self.late.clear()
+
+    def drop(self) -> None:
+        """Records the deaths of what the layers' nodes hold."""
+        self.kept.clear()
+
+
+def _specs(env: Env, dim: int) -> dict[str, _Spec]:
+    """(shape, dtype) by name, in the order in which they are made; `dim`: rotated dimensions of a head."""
+    run, seen = env.run, env.options.masks_padding
+    table: _Spec = ((run.batch, run.seq, dim), run.compute)
+    positions = (3, run.batch, run.seq) if seen else (run.seq,)
+    masks: dict[str, _Spec] = {"padding_mask": ((run.batch, run.seq), "uint8")} if seen else {}
+    return {"position_ids": (positions, "int64"), **masks, "rotary.cos": table, "rotary.sin": table,
+            "freqs_cis": table}
+
+
+def make_tables(env: Env, dim: int) -> None:
+    """Records the tables of a model whose heads have `dim` rotated dimensions; its first layer frees them."""
+    for name, (shape, dtype) in _specs(env, dim).items():
+        made = env.tape.empty(shape, dtype, name)
+        env.tape.rename(made.storage, env.tape.slot(name, "activation"))
+        made.disown()
+
+
+def stem_tables(env: Env, kind: LayerKind) -> StemTables:
+    """The tables that this layer frees: all of them if it is the first of a Qwen 3.5, which takes in their maker's."""
+    if kind.family not in QWEN3_5 or not env.run.first:
+        return StemTables([], [])
+    found = {name: env.tape.external(*spec, env.tape.slot(name, "activation"), BEFORE)
+             for name, spec in _specs(env, kind.tables or _rotated(kind)).items()}
+    names = () if env.run.no_grad else ("freqs_cis", *("position_ids",) * (env.run.checkpoint == "full"))
+    kept = [found.pop(name) for name in names]
+    return StemTables(list(found.values()), kept)
+
+
+def _rotated(kind: LayerKind) -> int:
+    block = kind.branches[0].block
+    return block.rotated if isinstance(block, Attention) else 0

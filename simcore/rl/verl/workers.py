@@ -1,0 +1,210 @@
+"""verl's workers over FSDP 1 and over Megatron: what they refuse, what they assume, and how weights are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.inputs.generation import Rl
+from simcore.inputs.scenario import Scenario
+from simcore.placement.plan import Plan
+from simcore.results.report import Assumption
+from simcore.rl.step.phases import GrpoStep
+from simcore.rl.step.policy import MODULES, Critic, Policy
+from simcore.rl.step.refit import Gathered, gathered, gathering_ns
+from simcore.rl.step.trainer import FLAT, Step, Trainer, check_reference
+from simcore.rl.verl.adapters import Adapted, adapted, are_units, check_adapters, sent_adapters
+from simcore.rl.verl.mbridge import exported
+from simcore.rl.verl.megatron import Moves, beside_engine, megatron_step
+from simcore.rl.verl.step import Offloads, summoned, verl_step
+from simcore.rl.verl.streams import EXPORTS, STREAMS, WHOLE
+from simcore.simulation.simulation import Simulation
+from simcore.timing.routes import Routes
+from simcore.vllm.protocol import InferenceEngine
+
+__all__ = ["VERL", "made_of_logits"]
+
+_SERVED: Final = "fsdp1, over transformers' layers, and megatron"
+_MIB: Final = 2**20
+_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3}
+"""Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
+_PADDED: Final = "flash_padded"
+_COPIED: Final = 0.5
+"""A copy of logits in 16 bits, in tensors of fp32."""
+
+
+def made_of_logits(scenario: Scenario, *, own: bool) -> float:
+    """Tensors in fp32 of the logits' size that a pass makes of logits in place; 0 for what is compiled.
+
+    `own`: of the policy's passes, which have an entropy; a reference policy's have none. Of padded rows the answers'
+    part alone is scored, and copied in the compute dtype where there are several.
+    """
+    loss, length, rl = scenario.training.loss, scenario.training.seq_len, scenario.rl
+    if loss != _PADDED or rl is None:
+        return _LOSSES.get(loss, 0) if own else 0
+    made = _LOSSES[loss] if own else _COPIED if rl.logprob_batch_size > 1 else 0
+    return made * (length - rl.prompt_tokens) / length
+
+
+# ---- over FSDP 1 -----------------------------------------------------------------------------------------------------
+def _verl_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    stream = STREAMS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, plan)
+    offloads = Offloads(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
+                        passing.job.scenario.num_microbatches, _adapted(scenario, plan))
+    return partial(verl_step, topology=passing.topology, settings=(offloads, summoned(plan)))
+
+
+def _adapted(scenario: Scenario, plan: Plan) -> Adapted | None:
+    """Sizes of an actor with adapters; None without."""
+    assert scenario.rl is not None
+    return None if scenario.training.method == "full" else adapted(plan, layered=scenario.rl.layered_summon)
+
+
+def _beside_verl(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    """Bytes of actor and critic when the engine starts, after `init_model` (ray_trainer.py init_workers): no states."""
+    models = [(policy, rl.param_offload), *([(critic.model, critic.offloads_params)] if critic is not None else [])]
+    return sum(sum(model.outside.values()) + (0 if away else sum(model.params.values())) for model, away in models)
+
+
+def _sent_by_verl(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
+    """The state dict gathers each unit, then every tensor is gathered."""
+    assert scenario.rl is not None
+    is_adapted = scenario.training.method != "full"
+    weights = (sent_adapters(plans[0], routes, layered=scenario.rl.layered_summon) if is_adapted else
+               gathered(plans, routes))
+    _check_bucket(scenario, weights.largest)
+    calls = () if is_adapted else summoned(plans[0]).calls
+    return replace(weights, calls=(*calls, *weights.calls), ns=weights.ns + gathering_ns(calls, routes))
+
+
+def _check_bucket(scenario: Scenario, largest: int) -> None:
+    """IllegalLayout for a weight of `largest` bytes that the engine's bucket does not hold."""
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    if scenario.generation.engine in WHOLE and largest > scenario.rl.refit_bucket * _MIB:
+        raise IllegalLayout(Problem(scenario.where("rl", "refit_bucket"), f"refit_bucket: a weight of "
+                                    f"{largest / _MIB:,.0f} MiB is too large to fit in the bucket", "verl "
+                                    "b178a3cd workers/rollout/vllm_rollout/vllm_rollout.py update_weights"))
+
+
+def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
+    """Assumptions about verl's workers."""
+    source = "verl b178a3cd workers/fsdp_workers.py"
+    adapters = engine.generation.max_loras > 0
+    refit = ("all parameters are summoned twice, whole" if adapters and not rl.layered_summon else "layers are summoned"
+             if adapters else "the state dict is gathered, then every tensor once more")
+    yield Assumption(what="refit", value=refit, kind="derived", source=f"{source} rollout_mode; torch 2.13 "
+                     "fsdp/_state_dict_utils.py")
+    if adapters and rl.layered_summon and engine.generation.sleep_level:
+        yield Assumption(what="rl.layered_summon", value="the engine's base is not sent again after its sleep at level "
+                         "2, as upstream does", kind="derived", source="verl b178a3cd workers/rollout/vllm_rollout/"
+                         "vllm_async_server.py:569, fsdp_workers.py rollout_mode")
+    if rl.reference == "host":
+        yield Assumption(what="reference policy", value="copies from the host hide behind its passes", kind="assumed",
+                         source=f"{source} _build_model_optimizer: CPUOffload; torch 2.13 fsdp/_runtime_utils.py: a "
+                         "stream for itself")
+    if rl.critic is not None:
+        yield Assumption(what="rl.critic", value="every token of a sequence has a value in the loss; the MFU counts "
+                         "the policy's training alone", kind="assumed", source="verl b178a3cd workers/critic/"
+                         "dp_critic.py: answers alone have one")
+
+
+def _check_verl(scenario: Scenario, worker: str) -> None:
+    if scenario.training.method == "full":
+        check_reference(scenario, "the reference policy lies on the host", "verl b178a3cd workers/fsdp_workers.py "
+                         "_build_model_optimizer: CPUOffload(offload_params=True) for another role than the actor's")
+    _check_engine(scenario)
+    training = scenario.training
+    for name, wrong, message in (
+            ("method", training.method == "qlora", "a base in few bits of verl"),
+            ("lora", training.method == "lora" and not are_units(scenario),
+             "adapters of verl that are no units of their own"),
+            ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl"),
+            ("loss", training.loss not in _LOSSES, f"verl's step with another loss than {', '.join(_LOSSES)}")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
+    check_adapters(scenario)
+
+
+def _check_engine(scenario: Scenario) -> None:
+    """Refuses engines that verl does not start, or that are not described beside its workers."""
+    generation = scenario.generation
+    assert generation is not None
+    if generation.engine not in WHOLE and scenario.rl is not None and scenario.rl.reward is not None:
+        raise NotYet(Problem(scenario.where("rl", "reward"), f"not yet: reward: a model beside {generation.engine}, "
+                             "whose pool it would take from"))
+    for name, wrong, message in (
+            ("colocated", not generation.colocated, "verl's engine on GPUs of its own"),
+            ("kv_dtype", generation.kv_dtype == "fp8", "a cache of verl's engine in fp8"),
+            ("quantization", generation.quantization != "auto", "an engine of verl in few bits"),
+            ("engines", generation.engines > 1, "verl's engines on GPUs of their own")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("generation", name), f"not yet: {message}"))
+    if generation.sleep_level == 1:
+        raise IllegalLayout(Problem(scenario.where("generation", "sleep_level"), "sleep_level: 1: expected 2, or 0 "
+                                    "(rollout.free_cache_engine: false)", "verl b178a3cd "
+                                    "workers/rollout/vllm_rollout/vllm_async_server.py sleep"))
+
+
+# ---- over Megatron ---------------------------------------------------------------------------------------------------
+def _stages(simulation: Simulation) -> list[Plan]:
+    """Plan of one class of ranks of each pipeline stage."""
+    return list({plan.stage: plan for plan in reversed(simulation.plans)}.values())[::-1]
+
+
+def _megatron_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
+    assert scenario.rl is not None
+    assert scenario.generation is not None
+    stream = EXPORTS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, _stages(passing))
+    moves = Moves(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
+                  refers_on_device=scenario.rl.reference == "device")
+    return partial(megatron_step, topology=passing.topology, moves=moves)
+
+
+def _beside_megatron(rl: Rl, policy: Policy, critic: Critic | None) -> int:
+    return beside_engine(policy, params=rl.param_offload, optimizer=rl.optimizer_offload,
+                         refers_on_device=rl.reference == "device")
+
+
+def _sent_by_megatron(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
+    weights = exported(plans, routes)
+    _check_bucket(scenario, weights.largest)
+    return weights
+
+
+def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[Assumption]:
+    """Assumptions about verl's workers over Megatron."""
+    source = "verl b178a3cd workers/megatron_workers.py"
+    yield Assumption(what="refit", value="parameters are exported by mbridge, one after the other", kind="derived",
+                     source=f"{source} rollout_mode; mbridge 0.15.1 core/bridge.py:297")
+    if rl.reference != "none":
+        yield Assumption(what="reference policy", value="its passes take the memory of the policy's, which makes "
+                         "entropies too", kind="assumed", source=f"{source} compute_ref_log_prob")
+
+
+def _check_megatron(scenario: Scenario, worker: str) -> None:
+    _check_engine(scenario)
+    training = scenario.training
+    for name, wrong, message in (
+            ("method", training.method != "full", "adapters of verl's workers over Megatron"),
+            ("logprob_chunk_size", training.logprob_chunk_size is not None, "log-probabilities in chunks of verl")):
+        if wrong:
+            raise NotYet(Problem(scenario.where("training", name), f"not yet: {message}"))
+    check_adapters(scenario)
+
+
+VERL: Final = (
+    Trainer(_SERVED, lambda worker: worker == FLAT,
+            ("param_offload", "optimizer_offload", "refit_bucket", "critic", "reward", "layered_summon"),
+            _check_verl, _verl_step, _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False,
+            use="server", engines=tuple(STREAMS), occupied=_beside_verl),
+    Trainer(_SERVED, lambda worker: bool(worker) and worker not in MODULES,
+            ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step,
+            _sent_by_megatron, _told_of_megatron, in_place=False, critic_apart=False, use="server",
+            engines=tuple(EXPORTS), occupied=_beside_megatron))
+"""A record for each kind of verl's workers."""
