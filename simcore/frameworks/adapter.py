@@ -139,8 +139,8 @@ class FrameworkAdapter:
     `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters too.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
-    `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), so that a
-    search need not try it.
+    `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), unless its
+    table communicates over it for what the job asks, so that a search need not try it.
     `dispatchers`: ways to send tokens to experts on other ranks, by a name that is equal where another framework does
     the same, each with the framework options that choose it.
     `needs`: framework options without which a training method is refused, by its name; a search that comes from another
@@ -187,7 +187,7 @@ class FrameworkAdapter:
         draft = Draft(job)
         framework = self.write_table(draft)
         for axis in set(ALL_AXES).difference(self.axes(job.graph)):
-            if getattr(job.mesh, axis) > 1:
+            if getattr(job.mesh, axis) > 1 and axis not in framework.communicators:
                 raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis} {getattr(job.mesh, axis)}")
         if job.scenario.training.method != "full" and (dropout := self.lora_dropout(draft)):
             framework = replace(framework, options=replace(framework.options, lora_dropout=dropout))

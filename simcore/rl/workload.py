@@ -231,8 +231,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
                     chunks=rl.chunks, offloads_states=rl.optimizer_offload, scorer=scorer_of(scenario, sequences),
                     buffers=ENGINES[engine.generation.engine].buffers)
-    stepped = _stepped(scenario, simulation, policies, teachers, critics)
-    journals = stepped(step)
+    journals = (stepped := _stepped(scenario, simulation, policies, teachers, critics))(step)
     if rl.asynchronous:
         step = replace(step, generate_ns=max(0, step.generate_ns - _busy_ns(journals)), asynchronous=True)
         journals = stepped(step)

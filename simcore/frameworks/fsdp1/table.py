@@ -31,6 +31,7 @@ from simcore.frameworks.common.torch import (
 )
 from simcore.frameworks.common.trainer import Trainers
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
+from simcore.frameworks.fsdp2.ulysses import check_split, shard_axis
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
 from simcore.operators.hf.options import HfOptions
@@ -83,6 +84,7 @@ _FROZEN: Final = ("accelerate 1.15 accelerator.py prepare_model: flat parameters
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
     fixed={**PLAIN_TORCH, **ONE_STAGE})
+SPLIT: Final = replace(CAPABILITIES, axes=("dp_replicate", "dp_shard", "cp"))
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash", "flash_eager", "flash_entropy",
                  "flash_entropy_eager", "flash_padded", "values")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
@@ -119,7 +121,7 @@ def table(job: Draft) -> Framework:
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=_layer_options(job, options),
-        communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
+        communicators=tuple(axis for axis in (shard_axis(job), "dp_replicate", "cp") if job.mesh.axis(axis).size > 1),
         files=fsdp1_files(job),
         afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
                                        writes=trainer.hub_files),
@@ -152,7 +154,9 @@ def in_fp8(job: Draft) -> ModelGraph:
 
 
 def _check(job: Draft, options: dict[str, Any]) -> None:
-    CAPABILITIES.check(job)
+    (SPLIT if job.mesh.cp > 1 else CAPABILITIES).check(job)
+    if job.mesh.cp > 1:
+        check_split(job, options)
     TRAINERS[job.graph.implementation].check(job, options)
 
 
@@ -185,7 +189,7 @@ def _strategy(job: Draft, options: dict[str, Any], reduce: str) -> Fsdp1Strategy
     job.flag(options, "limit_all_gathers", f"{RULE}: limit_all_gathers=True", default=True)
     sync = job.auto("framework_options.sync_gradients", options.get("sync_gradients") or "auto", "every",
                     f"{RULE}: gradients are reduced after every backward outside no_sync()")
-    return Fsdp1Strategy(strategy, "dp_shard", "dp_replicate" if mesh.dp_replicate > 1 else "", reduce,
+    return Fsdp1Strategy(strategy, shard_axis(job), "dp_replicate" if mesh.dp_replicate > 1 else "", reduce,
                          PREFETCH[prefetch],
                    job.flag(options, "forward_prefetch", f"{RULE}: forward_prefetch=False", default=False), aligned,
                    sync, job.scenario.training.offload.part("params")[1] > 0)
@@ -193,22 +197,22 @@ def _strategy(job: Draft, options: dict[str, Any], reduce: str) -> Fsdp1Strategy
 
 def _sharding_strategy(job: Draft, options: dict[str, Any]) -> ShardingStrategy:
     """Strategy among the ranks of dp_shard, as asked or by default; a second axis makes it a hybrid one."""
-    mesh, at = job.mesh, "framework_options.sharding_strategy"
-    hybrid = mesh.dp_shard > 1 and mesh.dp_replicate > 1
-    default = "HYBRID_SHARD" if hybrid else "NO_SHARD" if mesh.dp_shard == 1 else "FULL_SHARD"
+    mesh, at, shards = job.mesh, "framework_options.sharding_strategy", job.mesh.axis(shard_axis(job)).size
+    hybrid = shards > 1 and mesh.dp_replicate > 1
+    default = "HYBRID_SHARD" if hybrid else "NO_SHARD" if shards == 1 else "FULL_SHARD"
     name = job.auto(at, options.get("sharding_strategy") or "auto", default,
                     f"{RULE}: sharding_strategy=FULL_SHARD; a second axis makes it HYBRID_SHARD, and {INIT}: NO_SHARD "
                     "for one rank")
-    if name == "NO_SHARD" and mesh.dp_shard > 1:
-        raise job.illegal(at, f"NO_SHARD cuts nothing: its ranks are dp_replicate, and dp_shard is {mesh.dp_shard}",
+    if name == "NO_SHARD" and shards > 1:
+        raise job.illegal(at, f"NO_SHARD cuts nothing: its ranks are dp_replicate, and {shard_axis(job)} is {shards}",
                           f"{RULE} ShardingStrategy.NO_SHARD")
-    if "HYBRID" in name and mesh.dp_shard == 1:
+    if "HYBRID" in name and shards == 1:
         raise job.illegal(at, f"{name} cuts within dp_shard, which is 1",
                           f"{INIT} _init_process_group_state_for_hybrid_shard")
-    if mesh.dp_replicate > 1 and mesh.dp_shard > 1 and "HYBRID" not in name:
+    if mesh.dp_replicate > 1 and shards > 1 and "HYBRID" not in name:
         raise job.illegal(at, f"{name} has one group of ranks: dp_replicate must be 1", f"{INIT} "
                           "_init_process_group_state")
-    return "NO_SHARD" if mesh.dp_shard == 1 else WITHIN[name]
+    return "NO_SHARD" if shards == 1 else WITHIN[name]
 
 
 def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> None:
@@ -302,7 +306,7 @@ def _units(job: Draft, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]
                         checkpointed=False, compute=job.compute, reduce=reduce)
     asked = ASKED[job.graph.implementation]
     wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", *asked["wrap"])
-    wrapped = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))
+    wrapped = tuple(replace(unit, shard_axis=shard_axis(job)) for unit in units(job.graph, stages, wrapping))
     if wrap == "separate_embedding":
         return _with_embedding(job, wrapped)
     if wrap == "layers_root":

@@ -10,6 +10,7 @@ from typing import Any
 from simcore.frameworks.common.pipeline import check_schedule
 from simcore.frameworks.common.torch import check_named_adapters, offloaded_together
 from simcore.frameworks.fsdp2.trainers import TRAINERS
+from simcore.frameworks.fsdp2.ulysses import check_split
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Moe
 from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
@@ -54,6 +55,9 @@ def check(job: Draft) -> None:
     mesh, training = job.mesh, job.scenario.training
     axes = TRAINERS[job.graph.implementation].defaults.axes
     waits = ("activations",) if job.graph.implementation == "hf" else ()
+    if mesh.cp > 1 and job.graph.implementation == "hf":
+        check_split(job, job.scenario.framework_options)
+        axes = (*axes, "cp")
     Capabilities(axes=(*_AXES, "tp", *axes),
                  offload=("params", "gradients", "optimizer", *waits), fixed=PLAIN_TORCH,
                  virtual_stages=mesh.pp > 1 and "virtual_stages" in axes).check(job)

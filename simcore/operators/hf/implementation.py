@@ -77,7 +77,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     """
     refuse(kind, SERVED, "hf")
     _refuse_others(kind, run)
-    assert run.cp == run.etp == 1, "context parallelism of transformers' layers is not modelled"
+    assert run.etp == 1
     tape = Tape(slots, comms, no_grad=run.no_grad)
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)

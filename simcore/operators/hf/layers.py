@@ -22,6 +22,7 @@ from simcore.operators.shared.dtensor import same_everywhere, sum_everywhere
 from simcore.operators.shared.float8_linear import float8_linear
 from simcore.operators.shared.math_attention import math_attention
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
+from simcore.operators.shared.ulysses import over_ranks
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -251,6 +252,9 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
     if block.sinks:
         return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
     value, key, query = (narrowed(tape, run, part) for part in reversed(parts))
+    if run.cp > 1:  # a rank has all tokens of a part of the heads: as many pairs for each as all ranks together
+        return over_ranks(tape, run.cp, (query, key, value), lambda q, k, v: aten.flash_attention(
+            tape, q, k, v, run.cp * pairs, run.sequences))
     if has_flash_attention(run):
         return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
     if mask is not None:

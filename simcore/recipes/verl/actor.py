@@ -36,8 +36,6 @@ ROWS: Final = (
          what="an optimizer of"),
     Says(f"{ACTOR}.ppo_epochs", "", idle={1: "one pass over a step's sequences"}, words={None: None},
          what="passes over a step's sequences:"),
-    Says(f"{ACTOR}.ulysses_sequence_parallel_size", "", idle={1: "the default"}, words={None: None},
-         what="sequences that are split over ranks (Ulysses):"),
     Idle((f"{MODEL}.lora.*",), "adapters of workers over Megatron"),
     Off(f"{MODEL}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
     Off(f"{ACTOR}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
@@ -124,6 +122,9 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
     packed = reader.flag(f"{MODEL}.use_remove_padding")
     has, is_eager = bool(coefficient and coefficient.value), bool(compiled and not compiled.value)
     is_padded = bool(packed and not packed.value)
+    if is_padded and packed is not None and (reader.look(f"{ACTOR}.ulysses_sequence_parallel_size") or 1) > 1:
+        draft.fail(packed.where, "When using sequence parallelism for actor/ref policy, you must enable "
+                   f"`use_remove_padding` ({RELEASE} workers/config/actor.py)")
     if is_padded and has:
         draft.refuse(coefficient, "an entropy in the loss of padded rows")
         coefficient = None

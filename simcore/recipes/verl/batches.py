@@ -19,7 +19,7 @@ from simcore.recipes.rows import Idle, Says, read_rows
 from simcore.recipes.verl.actor import ACTOR, RELEASE, said
 from simcore.recipes.verl.rollout import ROLLOUT
 
-__all__ = ["read_batches", "read_size", "sizes"]
+__all__ = ["read_batches", "read_size", "sizes", "split_of"]
 
 _REF: Final = "actor_rollout_ref.ref"
 _TOKENS: Final = 16384
@@ -51,13 +51,14 @@ def read_batches(reader: Reader, draft: Draft, gpus: int) -> None:
     is_dynamic = dynamic is not None and dynamic.value
     draft.use(dynamic, why="how microbatches are cut")
     most = reader.integer(f"{ACTOR}.ppo_max_token_len_per_gpu")
+    most_tokens = (most.value if most else _TOKENS) * split_of(reader)
     read_size(draft, "training.micro_batch_size", sizes(reader, ACTOR, "ppo_micro_batch_size"), most, whole // gpus,
-               (is_dynamic, length, gpus, most.value if most else _TOKENS))
+               (is_dynamic, length, gpus, most_tokens))
     draft.idle(most if not is_dynamic else None, "read with use_dynamic_bsz alone")
-    policy = _scoring(reader, draft, ROLLOUT, (is_dynamic, most.value if most else _TOKENS))
+    policy = _scoring(reader, draft, ROLLOUT, (is_dynamic, most_tokens))
     read_size(draft, "rl.logprob_batch_size", sizes(reader, ROLLOUT, "log_prob_micro_batch_size"), policy[2],
                step * each // gpus, (policy[0], length, gpus, policy[1]))
-    _read_reference(reader, draft, (is_dynamic, most.value if most else _TOKENS), length, gpus)
+    _read_reference(reader, draft, (is_dynamic, most_tokens), length, gpus)
 
 
 def _read_length(reader: Reader, draft: Draft) -> int:
@@ -84,6 +85,12 @@ def _read_length(reader: Reader, draft: Draft) -> int:
     return length
 
 
+def split_of(reader: Reader) -> int:
+    """Ranks that share a sequence (Ulysses): they have one batch, and a microbatch has as many times the tokens."""
+    asked = reader.look(f"{ACTOR}.ulysses_sequence_parallel_size")
+    return asked if isinstance(asked, int) and asked > 1 else 1
+
+
 def sizes(reader: Reader, block: str, name: str) -> list[Taken[int]]:
     """Keys that say the sequences of a microbatch: of a rank, and of all ranks together, as far as there are such."""
     found = (reader.integer(f"{block}.{key}") for key in (f"{name}_per_gpu", name))
@@ -99,7 +106,7 @@ def _scoring(reader: Reader, draft: Draft, block: str, actor: tuple[bool, int]) 
     if not is_varying:
         draft.idle(tokens, "read with log_prob_use_dynamic_bsz alone")
         return False, 0, None
-    return True, tokens.value if tokens else actor[1], tokens
+    return True, tokens.value * split_of(reader) if tokens else actor[1], tokens
 
 
 def read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[int] | None, sequences: int,

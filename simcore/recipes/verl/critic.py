@@ -16,7 +16,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, MODEL, RELEASE, said
-from simcore.recipes.verl.batches import read_size, sizes
+from simcore.recipes.verl.batches import read_size, sizes, split_of
 from simcore.recipes.verl.formats import FORMATS
 
 __all__ = ["has_critic", "read_critic"]
@@ -40,8 +40,6 @@ _ROWS: Final = (
     Idle((f"{_FSDP}.dtype", f"{_FSDP}.seed", f"{_FSDP}.full_determinism", f"{_FSDP}.use_torch_compile",
           f"{_FSDP}.ulysses_sequence_parallel_size", f"{_FSDP}.entropy_*", f"{_FSDP}.strategy",
           f"{_FSDP}.forward_only"), "of verl's newer workers, or values"),
-    Says("critic.ulysses_sequence_parallel_size", "", idle={1: "the default"}, words={None: None},
-         what="sequences that are split over ranks (Ulysses):"),
     Says("critic.optim.optimizer_impl", "", "text", idle={"torch.optim": "the default"}, words={None: None},
          what="an optimizer of"),
     Unmodelled(("critic.optim.override_optimizer_config", "critic.optim.override_optimizer_config.*"),
@@ -126,6 +124,8 @@ def _read_as_actors(reader: Reader, draft: Draft) -> None:
         taken, actors = reader.take(f"{_FSDP}.{name}"), reader.look(f"{ACTOR}.fsdp_config.{name}")
         _as_actors(draft, taken, default if taken is None else taken.value, default if actors is None else actors,
                    f"{_FSDP}.{name}")
+    split = reader.integer("critic.ulysses_sequence_parallel_size")
+    _as_actors(draft, split, split.value if split else 1, split_of(reader), "critic.ulysses_sequence_parallel_size")
     optimizer, actors = reader.text("critic.optim.optimizer"), reader.look(f"{ACTOR}.optim.optimizer")
     _as_actors(draft, optimizer, optimizer.value if optimizer else "AdamW", actors or "AdamW", "critic.optim.optimizer")
     options = draft.values["framework_options"]
@@ -155,12 +155,12 @@ def _read_sizes(reader: Reader, draft: Draft, gpus: int) -> None:
     draft.use(dynamic, why="how the critic's microbatches are cut")
     varies = bool(reader.look(f"{ACTOR}.use_dynamic_bsz") if dynamic is None else dynamic.value)
     most, passed = (reader.integer(f"critic.{name}_max_token_len_per_gpu") for name in ("ppo", "forward"))
-    tokens = most.value if most else _TOKENS
+    tokens = (most.value if most else _TOKENS) * split_of(reader)
     stated = sizes(reader, _CRITIC, "ppo_micro_batch_size")
     read_size(draft, "rl.critic.micro_batch_size", stated, most, batch // gpus, (varies, length, gpus, tokens))
     own = sizes(reader, _CRITIC, "forward_micro_batch_size")
     read_size(draft, "rl.critic.values_batch_size", own or (stated[:1] if not varies else []), passed or most,
-              whole // gpus, (varies, length, gpus, passed.value if passed else tokens))
+              whole // gpus, (varies, length, gpus, passed.value * split_of(reader) if passed else tokens))
     draft.idle([one for one in (most, passed) if one and not varies], "read with use_dynamic_bsz alone")
     read_rows(reader, draft, (Says("critic.ppo_epochs", "", idle={1: "one pass over a step's sequences"},
                                    words={None: None}, what="passes over a step's sequences:"),))

@@ -19,7 +19,7 @@ from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, RELEASE, read_actor, refuse_said
-from simcore.recipes.verl.batches import read_batches
+from simcore.recipes.verl.batches import read_batches, split_of
 from simcore.recipes.verl.critic import has_critic, read_critic
 from simcore.recipes.verl.formats import FORMATS
 from simcore.recipes.verl.megatron import read_megatron_actor
@@ -114,7 +114,7 @@ def _read_fsdp(reader: Reader, draft: Draft) -> int:
     read_actor(reader, draft)
     gpus = _read_gpus(reader, draft)
     _read_reference(reader, draft)
-    return gpus
+    return gpus // split_of(reader)
 
 
 def _read_megatron(reader: Reader, draft: Draft) -> int:
@@ -139,13 +139,28 @@ def _read_gpus(reader: Reader, draft: Draft) -> int:
     if gpus % size:
         draft.fail(part.where if part else draft.path, f"fsdp_size {size}: {gpus} GPUs are no multiple of it")
         size = gpus
+    split = _read_split(reader, draft, size)
     where = answer.where if answer else ""
     rule = "all GPUs" if size == gpus else "fsdp_size"
-    draft.infer("mesh.dp_shard", size, rule, part, each, nodes, source=f"{RELEASE} workers/fsdp_workers.py "
+    draft.infer("mesh.dp_shard", size // split, rule, part, each, nodes, source=f"{RELEASE} workers/fsdp_workers.py "
                 "create_device_mesh", where=where)
     if size < gpus:
         draft.infer("mesh.dp_replicate", gpus // size, "all GPUs over fsdp_size", part, where=where)
     return gpus
+
+
+def _read_split(reader: Reader, draft: Draft, size: int) -> int:
+    """Writes the ranks that share a sequence (Ulysses), of the `size` that share a model; returns their number."""
+    taken = reader.integer(f"{ACTOR}.ulysses_sequence_parallel_size")
+    if taken is None or taken.value <= 1:
+        draft.idle(taken, "the default")
+        return 1
+    if size % taken.value:
+        draft.use(taken)
+        draft.fail(taken.where, f"ulysses_sequence_parallel_size {taken.value}: {size} ranks are no multiple of it")
+        return 1
+    draft.put("mesh.cp", taken)
+    return taken.value
 
 
 def _read_reference(reader: Reader, draft: Draft) -> None:

@@ -62,7 +62,6 @@ _ROWS: Final = (
                "transformers' layers run", (None,)),
     Idle(("model.fsdp_config.offload_params",), "read beside cpu_offload alone (fsdp_sft_trainer.py)"),
     Idle(("use_remove_padding",), "without Ulysses the trainer pads in any case"),
-    Idle(("ulysses_sequence_parallel_size",), "1"),
 )
 
 
@@ -119,15 +118,23 @@ def _said(draft: Draft, key: str, taken: Taken[Any] | None, value: Any) -> None:
 
 
 def _read_ranks(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
-    ulysses = reader.integer("ulysses_sequence_parallel_size")
-    if ulysses is not None and ulysses.value != 1:
-        draft.refuse(ulysses, "sequences that are split over ranks (Ulysses)")
+    split = reader.integer("ulysses_sequence_parallel_size")
+    packed = reader.flag("use_remove_padding") if split is not None and split.value > 1 else None
+    if split is None or split.value <= 1:
+        draft.idle(split, "the default")
+        split = None
+    elif packed is None or not packed.value:
+        draft.use(packed)
+        draft.fail(split.where, "Sequence parallel is only supported when remove_padding is enabled "
+                                f"({_RELEASE} {_TRAINER}:232)")
     else:
-        draft.idle(ulysses, "the default")
+        draft.use(packed, why="ranks may share sequences")
+    draft.put("mesh.cp", split)
     if gpus is None:
         draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs (torchrun --nproc_per_node)")
     else:
-        share_out(draft, gpus, {}, "mesh.dp_shard", "all processes of the launcher", f"{_TRAINER} run_sft")
+        share_out(draft, gpus, {split.key: split} if split else {}, "mesh.dp_shard", "all processes of the launcher",
+                  f"{_TRAINER} run_sft")
 
 
 def _read_batches(reader: Reader, draft: Draft) -> None:

@@ -156,7 +156,7 @@ def _simulated(scenario: Scenario, asked: generation.Critic, sequences: int, req
 
 
 def _in_the_policys_process(model: Policy, scenario: Scenario) -> Policy:
-    has_groups = scenario.mesh.dp_replicate > 1 and scenario.mesh.dp_shard > 1
+    has_groups = scenario.mesh.dp_replicate > 1 and scenario.mesh.dp_shard * scenario.mesh.cp > 1
     return replace(model, fixed={}, outside={name: size for name, size in model.outside.items()
                                              if has_groups and name not in _SHARED})
 

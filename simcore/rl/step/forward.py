@@ -154,7 +154,8 @@ def _above(program: Program, rest: dict[str, int], simulation: Simulation, chunk
         inside[_GATHERED] = _whole_bytes(plan)
     training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)
     if beside is not None:
-        numel = training.micro_batch_size * training.seq_len * simulation.job.graph.architecture.vocab
+        tokens = training.micro_batch_size * training.seq_len // simulation.job.mesh.cp
+        numel = tokens * simulation.job.graph.architecture.vocab
         after["activation"] = after.get("activation", 0) + round(beside * _FP32 * numel)
         return max(inside, after, key=lambda sizes: sum(sizes.values()))
     cut = simulation.job.mesh.cp * (1 if _is_whole(simulation) else simulation.job.mesh.tp)

@@ -71,13 +71,14 @@ def adapted(plan: Plan, *, layered: bool) -> Adapted:
     """Sizes of an adapted actor's parameters on a rank, see [Note: verl's adapters]."""
     units = [(unit, [plan.of_layer(layer)[number] for layer, numbers in unit.members for number in numbers])
              for unit in plan.framework.units]
-    ranks = plan.mesh.axis("dp_shard").size
+    axis = next(unit.shard_axis for unit in plan.framework.units)
+    ranks = plan.mesh.axis(axis).size
     full = [(unit, sum(map(_bytes, placed)), placed) for unit, placed in units if placed]
     of_layers: dict[int, int] = {}
     for unit, size, _ in full:
         if not unit.is_root:
             of_layers[unit.first] = of_layers.get(unit.first, 0) + size
-    calls = tuple(Gather("dp_shard", placed[0].policy.at_rest.dtype, size, 1) for unit, size, placed in full
+    calls = tuple(Gather(axis, placed[0].policy.at_rest.dtype, size, 1) for unit, size, placed in full
                   if ranks > 1 and not (layered and unit.is_root))
     sent = [(placed.spec.module == "adapter", placed.spec.numel * placed.spec.copies * _SENT)
             for _, _, found in full for placed in found]

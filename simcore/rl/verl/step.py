@@ -53,7 +53,7 @@ from simcore.rl.verl.reward import add_scorer, score_sequences
 from simcore.rl.verl.streams import Stream
 from simcore.units import dtype_bytes
 
-__all__ = ["Offloads", "Summoned", "summoned", "verl_step"]
+__all__ = ["Offloads", "Summoned", "shards_over", "summoned", "verl_step"]
 
 _COPY: Final = f"{POLICY}, state dict"
 
@@ -91,7 +91,8 @@ def summoned(plan: Plan) -> Summoned:
     """Sizes in bytes of the actor's state dict on a rank, see [Note: state dict]."""
     units = [(unit, [_placed(plan, layer, number) for layer, numbers in unit.members for number in numbers])
              for unit in plan.framework.units]
-    ranks = plan.mesh.axis("dp_shard").size
+    axis = shards_over(plan)
+    ranks = plan.mesh.axis(axis).size
     full = {unit.name: sum(map(_bytes, placed)) for unit, placed in units}
     stored = next(one.policy.at_rest.dtype for _, placed in units for one in placed)
     widths = dtype_bytes(stored), dtype_bytes(plan.framework.compute_dtype)
@@ -103,9 +104,14 @@ def summoned(plan: Plan) -> Summoned:
     layers = max((full[unit.name] + max(map(_bytes, placed), default=0) for unit, placed in units if not unit.is_root),
                  default=0)
     kept = sum(_rows(one, ranks) for _, placed in units for one in placed)
-    calls = tuple(Gather("dp_shard", placed[0].policy.at_rest.dtype, full[unit.name], 1)
+    calls = tuple(Gather(axis, placed[0].policy.at_rest.dtype, full[unit.name], 1)
                   for unit, placed in units if placed)
     return Summoned(kept, root + max(largest, layers), calls, part)
+
+
+def shards_over(plan: Plan) -> str:
+    """Axis whose ranks share the actor's parameters, those that split sequences too."""
+    return next(unit.shard_axis for unit in plan.framework.units)
 
 
 def _placed(plan: Plan, layer: int, number: int) -> Placed:

@@ -70,7 +70,7 @@ def test_what_another_critic_would_need_is_refused_by_its_key(tmp_path: Path) ->
     for argument, told in (
             ("critic.strategy=fsdp2", "a critic over fsdp2"),
             ("critic.model.lora_rank=8", "adapters of rank 8"),
-            ("critic.ulysses_sequence_parallel_size=2", "split over ranks (Ulysses): 2"),
+            ("critic.ulysses_sequence_parallel_size=2", "another value than the actor's 1"),
             ("critic.model.fsdp_config.use_orig_params=True", "another value than the actor's False"),
             ("critic.optim.optimizer=Adam", "another value than the actor's AdamW"),
             ("critic.ppo_epochs=2", "passes over a step's sequences: 2"),

@@ -136,7 +136,6 @@ def test_keys_that_the_defaults_lack_are_not_set(tmp_path: Path, argument: str, 
 
 
 @pytest.mark.parametrize(("change", "told"), [
-    ("ulysses_sequence_parallel_size=2", "sequences that are split over ranks (Ulysses)"),
     ("model.fsdp_config.cpu_offload=True", "offload of verl's supervised trainer"),
     ("model.strategy=ddp", "the strategy ddp"),
     ("optim.optimizer_impl=bitsandbytes.optim", "an optimizer of bitsandbytes.optim"),
@@ -235,3 +234,14 @@ def test_the_newer_trainers_file_is_refused_by_its_name(tmp_path: Path) -> None:
     text = "defaults:\n  - model@model: hf_model\n  - engine@engine: fsdp\n  - _self_\ndata: {train_batch_size: 256}\n"
     found = imported(tmp_path, text, 8, "engine.yaml")
     assert "the trainer verl.trainer.sft_trainer (read: verl.trainer.fsdp_sft_trainer, " in str(found.refused[0])
+
+
+def test_ranks_of_the_supervised_trainer_share_sequences(tmp_path: Path) -> None:
+    text = FLAT.replace("data.max_length", "ulysses_sequence_parallel_size=2 use_remove_padding=true data.max_length")
+    found = imported(tmp_path, text, 8)
+    found.expect_complete()
+    read = parse_scenario(found.document())
+    assert (read.mesh.dp_shard, read.mesh.cp) == (4, 2)
+    imported(tmp_path, text.replace("parallel_size=2", "parallel_size=1"), 8).expect_complete()
+    assert any("only supported when remove_padding" in str(one) for one in imported(
+        tmp_path, text.replace("use_remove_padding=true ", ""), 8).wrong)

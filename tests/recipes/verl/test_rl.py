@@ -165,7 +165,6 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("actor_rollout_ref.model.lora_adapter_path=x", "adapters that are read from files"),
     ("actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.actor.entropy_coeff=0.1", "of padded rows"),
     ("actor_rollout_ref.model.use_fused_kernels=True", "logits in chunks"),
-    ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2", "split over ranks (Ulysses): 2"),
     ("actor_rollout_ref.actor.ppo_epochs=2", "passes over a step's sequences: 2"),
     ("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", "with more sequences than the policy's 4"),
     ("actor_rollout_ref.rollout.quantization=fp8", "an engine in few bits"),
@@ -237,3 +236,19 @@ def test_adapters_are_units_and_the_actor_its_own_reference(tmp_path: Path) -> N
     assert (read.generation.max_loras, read.generation.max_lora_rank) == (1, 32)
     assert not check(read).problems
     assert imported(tmp_path, text.replace("lora_rank=20", "lora_rank=1000")).wrong
+
+
+def test_ranks_that_share_sequences_have_one_batch(tmp_path: Path) -> None:
+    """80 sequences over 4 pairs of ranks, whose microbatches hold twice the tokens."""
+    text = SCRIPT.replace(_ANY, f"    actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 \\\n{_ANY}")
+    found = imported(tmp_path, text)
+    found.expect_complete()
+    read = parse_scenario(found.document())
+    assert (read.mesh.dp_shard, read.mesh.cp, read.num_microbatches) == (4, 2, 10)
+    assert not check(read).problems
+    dynamic = text.replace("actor.ppo_micro_batch_size_per_gpu=2", "actor.use_dynamic_bsz=True \\\n"
+                           "    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4608")
+    assert parse_scenario(imported(tmp_path, dynamic).document()).training.micro_batch_size == 5
+    padded = text.replace("entropy_coeff=0", "entropy_coeff=0 actor_rollout_ref.model.use_remove_padding=False")
+    assert any("you must enable `use_remove_padding`" in str(one) for one in imported(tmp_path, padded).wrong)
+    assert imported(tmp_path, text.replace("parallel_size=2 ", "parallel_size=3 ")).wrong
