@@ -22,6 +22,8 @@ WORKERS: Final = "workers/fsdp_workers.py"
 _YAML: Final = "trainer/config/_generated_ppo_trainer.yaml"
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 _FSDP: Final = f"{ACTOR}.fsdp_config"
+_LEARNED: Final = ("gpt2", "mpt")
+"""Families with a table of learned positions."""
 _OVERRIDE: Final = f"{MODEL}.override_config"
 ROWS: Final = (
     Says(f"{_FSDP}.param_offload", "rl.param_offload", "flag"),
@@ -173,9 +175,13 @@ def _read_attention(reader: Reader, draft: Draft) -> None:
     named = reader.text(f"{_OVERRIDE}.attn_implementation")
     said(draft, "framework_options.attn_implementation", named, named.value if named else "flash_attention_2")
     names = reader.names(_OVERRIDE)
-    for name in names:
-        if name not in ("attn_implementation", "attention_dropout"):
-            draft.refuse(reader.take(f"{_OVERRIDE}.{name}"), "a field of the model's configuration")
+    rotates = family_of(draft.answers.settings.get("model") or draft.values.get("model")) not in _LEARNED
+    for name in (name for name in names if name not in ("attn_implementation", "attention_dropout")):
+        taken = reader.take(f"{_OVERRIDE}.{name}")
+        if name == "max_position_embeddings" and rotates:
+            draft.idle(taken, "positions are rotated: no tensor is as long")
+        else:
+            draft.refuse(taken, "a field of the model's configuration")
     dropout = reader.number(f"{_OVERRIDE}.attention_dropout")
     if dropout is not None and dropout.value:
         draft.refuse(dropout, "dropout of attention")

@@ -263,3 +263,11 @@ def test_ranks_that_share_sequences_have_one_batch(tmp_path: Path) -> None:
     padded = text.replace("entropy_coeff=0", "entropy_coeff=0 actor_rollout_ref.model.use_remove_padding=False")
     assert any("you must enable `use_remove_padding`" in str(one) for one in imported(tmp_path, padded).wrong)
     assert imported(tmp_path, text.replace("parallel_size=2 ", "parallel_size=3 ")).wrong
+
+
+def test_a_longer_limit_of_rotated_positions_changes_no_tensor(tmp_path: Path) -> None:
+    for model, refused in (("Qwen/Qwen2.5-0.5B-Instruct", False), ("gpt2", True)):
+        text = SCRIPT.replace("Qwen/Qwen2.5-0.5B-Instruct", model).replace(
+            _ANY, "    +actor_rollout_ref.model.override_config.max_position_embeddings=32768 \\\n" + _ANY)
+        told = [str(one) for one in imported(tmp_path, text).refused]
+        assert any("a field of the model's configuration" in one for one in told) is refused
