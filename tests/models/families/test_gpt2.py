@@ -136,7 +136,7 @@ DELTA: dict[str, Any] = {"linear_attention_freq": 3, "linear_num_key_heads": 4, 
 
 def test_one_layer_of_so_many_has_attention_beside_delta_nets() -> None:
     """As Megatron-LM d98e8a64's case gpt3_mcore_te_tp2_pp1_gdn."""
-    rope = {"position_embedding_type": "rope", "add_bias_linear": False}
+    rope: dict[str, Any] = {"position_embedding_type": "rope", "add_bias_linear": False}
     found = graph(**rope, **DELTA, attention_output_gate=True)
     kinds = [found.kinds[layer.kind] for layer in found.layers][1:-3]
     assert [kind.name for kind in kinds] == ["delta_net", "delta_net", "decoder"] * 4
