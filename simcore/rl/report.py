@@ -276,4 +276,4 @@ def _host_phase(moment: Moment, host: Host, laid: Laid) -> HostPhase:
     return HostPhase.model_validate({
         "phase": moment.phase, "host_bytes": size, "device_bytes": device, "host_verdict": verdict,
         "device_verdict": laid.verdict(moment), "by_owner": owners,
-        "source": "NeMo RL 7ea279ab, see simcore/rl/phases.py"})
+        "source": "NeMo RL 7ea279ab, see simcore/rl/step/phases.py"})
