@@ -162,10 +162,13 @@ def turning_passes(*, is_backward: bool, interleaved: bool = False) -> tuple[int
 
 
 def _moved(c: Context, x: Tensor, name: str, block: Attention) -> Tensor:
-    """A copy (or rotation: angles are constants) of a part of qkv; keeps nothing.
+    """A copy, or rotation, of a part of qkv. A copy keeps nothing, nor does TE's fused rotation.
 
-    TE's fused rotation knows no factor of YaRN's (core 0.16.1 `rope_utils.py`, apply_rotary_pos_emb: mscale), which
-    GPT-OSS has (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`, yarn_rotary_scaling_factor).
+    Operator by operator cosines and sines of the positions [local sequence, rotated] are made for each of query and
+    key, in the compute dtype, and kept by the products with them (core 0.16.1 `rope_utils.py`,
+    _apply_rotary_pos_emb_bshd). TE's fused rotation knows no factor of YaRN's (core 0.16.1 `rope_utils.py`,
+    apply_rotary_pos_emb: mscale), which GPT-OSS has (Bridge 0.3.1
+    `models/gpt_oss/gpt_oss_provider.py`, yarn_rotary_scaling_factor).
     """
     if block.rotary and c.options.reads_images:
         return turned_by_token(c, x, name, block.rotated or block.head_dim, block.head_dim)
@@ -180,9 +183,11 @@ def _moved(c: Context, x: Tensor, name: str, block: Attention) -> Tensor:
 
     rotary, share = name == "key" or block.rotary, (block.rotated or block.head_dim) / block.head_dim
     fused = not rotary or (c.kind.family != "gpt_oss" and c.options.apply_rope_fusion is not False)
+    tables = [] if fused else [c.new(c.tokens // c.run.batch, block.rotated or block.head_dim, f"{name}.{part}")
+                               for part in ("cos", "sin")]
     out = c.new(rows, columns, name)
     _turned(c, out, share, fused=fused, is_backward=False)
-    c.node(out, (x,), (), back)
+    c.node(out, (x,), tables, back)
     return out
 
 

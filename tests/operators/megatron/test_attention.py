@@ -160,6 +160,16 @@ def test_gpt_oss_rotates_without_fusion() -> None:
     assert moved_by(OSS, passes) == moved_by(OSS, passes, options=options)
 
 
+def test_rotation_operator_by_operator_keeps_cosines_and_sines_of_query_and_key() -> None:
+    """The products with them keep them (core 0.16.1 `rope_utils.py`): of positions, whatever the batch and the tp."""
+    for kind, rotated in ((LLAMA, 128), (replace(GATED, branches=(replace(GATED.branches[0], block=Attention(
+            2048, 16, 2, 256, rotary=True, rotated=64)),)), 64)):
+        for tp, batch in ((1, 1), (2, 1), (1, 2)):
+            fused, apart = (kept_in(kind, replace(run_of(kind, tp=tp, options=MegatronOptions(apply_rope_fusion=on)),
+                                                  batch=batch)) for on in (True, False))
+            assert apart - fused == 2 * 2 * 2 * rotated * T, (rotated, tp, batch)
+
+
 def test_packed_sequences_see_themselves_alone() -> None:
     rows = record(V3, run_of(V3, sequences=4, attended=T // 8), {}, {}).forward.rows
     assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ATTENTION) == T * T // 8 * 128 * (192 + 128)
