@@ -10,6 +10,7 @@ import pytest
 import small
 from simcore.frameworks.registry import known_frameworks
 from simcore.results.report import Report
+from simcore.search.judge import Sized, judged
 from simcore.simulate import simulate
 
 PARTS = ("params", "gradients", "optimizer", "activations")
@@ -69,3 +70,17 @@ def test_every_offload_is_offered_somewhere() -> None:
     for name in ("ddp", "fsdp1", "fsdp2", "megatron", "zero1", "zero2", "zero3"):
         assert any(simulated(case, offload).status == "ok" for case in CASES if case[0] == name and case[3] == DENSE
                    for offload in OFFLOADS), name
+
+
+def test_a_job_whose_states_a_host_has_no_room_for_is_out_of_memory_for_a_search_too() -> None:
+    base = small.scenario("zero3", {"dp_shard": 1}, model="qwen2.5-7b", seq_len=4096, recompute="full",
+                          topology="rtx-4090", offload=dict.fromkeys(PARTS[:3], "host"))
+    report = simulate(base, timed=False)
+    assert (report.verdict, report.job_verdict) == ("fits", "oom")
+    assert report.host is not None
+    assert [phase.host_verdict for phase in report.host.phases if phase.phase == "first_step"] == ["oom"]
+    assert [one.verdict for one in judged(base, [{}]) if isinstance(one, Sized)] == ["oom"]
+    roomy = small.scenario("zero3", {"dp_shard": 1}, model="qwen2.5-7b", seq_len=4096, recompute="full",
+                           topology="dgx-h100", offload=dict.fromkeys(PARTS[:3], "host"))
+    assert simulate(roomy, timed=False).job_verdict == "fits"
+    assert [one.verdict for one in judged(roomy, [{}]) if isinstance(one, Sized)] == ["fits"]

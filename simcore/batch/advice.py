@@ -162,7 +162,7 @@ def _of_engine(scenario: Scenario) -> Iterator[Advice]:
     ways: list[Sequence[Mapping[str, Any]]] = [*([keys] for keys in _ENGINES), shorter, more]
     for way in ways:
         tried = ((keys, simulate(changed(scenario, keys))) for keys in way)
-        starts = next(((keys, report) for keys, report in tried if report.verdict == "fits"), None)
+        starts = next(((keys, report) for keys, report in tried if report.job_verdict == "fits"), None)
         if starts is not None and (peak := _peak(starts[1])):
             yield Advice(changes=dict(starts[0]), verdict="fits", peak_bytes=peak[0], headroom_bytes=peak[1])
 
@@ -239,7 +239,7 @@ def _tried(scenario: Scenario, change: Change) -> _Tried | None:
     if any(a.what in change.keys and a.kind == "assumed" for a in report.assumptions):
         return None
     peak = _peak(report)
-    return peak and report.verdict and _Tried(change, report.verdict, *peak)
+    return peak and report.job_verdict and _Tried(change, report.job_verdict, *peak)
 
 
 def _peak(report: Report) -> tuple[int, int] | None:

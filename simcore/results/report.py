@@ -21,6 +21,7 @@ from simcore.units import format_bytes, format_seconds
 __all__ = [
     "ASKED_PHASES",
     "BESIDE_STEPS",
+    "HOSTED_PHASES",
     "NO_STEP",
     "REPORTS",
     "SCHEMA_VERSION",
@@ -175,6 +176,8 @@ class HostPhase(_Frozen):
 
 ASKED_PHASES = ("evaluation", "generate", "merge", "export")
 """Phases that a job has only if its scenario asks for them."""
+HOSTED_PHASES = ("first_step", *ASKED_PHASES)
+"""Phases in which a job runs out of memory on a host as well as on a GPU."""
 NO_STEP = "no step"
 """Name of the assumption of a report that is placed only: its value says why its step is not simulated."""
 BESIDE_STEPS = ("load", "save", *ASKED_PHASES)
@@ -306,13 +309,13 @@ class Report(_Frozen):
     def job_verdict(self) -> Verdict | None:
         """Worst verdict of the step and of all phases beside it, on the device; None without peaks.
 
-        Of hosts only the phases count that the scenario asks for.
+        Of hosts the step counts, and the phases that the scenario asks for: how a model is read and written varies.
         """
         if self.verdict is None or self.host is None:
             return self.verdict
         phases = [phase for phase in self.host.phases if phase.phase in BESIDE_STEPS]
-        asked: list[Verdict] = [phase.host_verdict for phase in phases if phase.phase in ASKED_PHASES]
-        return max((self.verdict, *(phase.device_verdict for phase in phases), *asked), key=lambda one: SEVERITY[one])
+        hosts: list[Verdict] = [phase.host_verdict for phase in self.host.phases if phase.phase in HOSTED_PHASES]
+        return max((self.verdict, *(phase.device_verdict for phase in phases), *hosts), key=lambda one: SEVERITY[one])
 
     @property
     def band_bytes(self) -> tuple[int, int] | None:

@@ -60,13 +60,36 @@ class OnDevice:
     first_step: int = 0
 
 
-def verdict_beside(simulation: Simulation, ranks: Sequence[OnDevice]) -> Verdict:
-    """Worse verdict, on the device, of reading the model and of writing it, as `hosted` has them.
+def verdict_beside(simulation: Simulation, ranks: Sequence[OnDevice], pages: Sequence[int]) -> Verdict:
+    """Worst verdict of reading the model and of writing it, on the device, and of a step on the host.
 
-    `ranks`: one entry for each class of ranks.
+    As `hosted` has them. `ranks`, `pages`: one entry for each class of ranks; bytes of optimizer states that are on the
+    host because the device has no room.
     """
     verdicts = (_on_device(simulation, ranks, phase)[0] for phase in ("load", "save"))
-    return max(verdicts, key=lambda verdict: SEVERITY[verdict])
+    step: Verdict = "oom" if _overflows(simulation, tuple(pages)) else "fits"
+    return max((*verdicts, step), key=lambda verdict: SEVERITY[verdict])
+
+
+def _overflows(simulation: Simulation, pages: tuple[int, ...]) -> bool:
+    """True if what a step keeps on the fullest host is more than the host has."""
+    offload = simulation.job.scenario.training.offload
+    parts = (offload.params, offload.gradients, offload.optimizer, offload.activations)
+    if not any(pages) and all(part == "none" for part in parts):
+        return False  # the rest is small, and a search asks about many layouts
+    _, room, each = _held(simulation, pages)
+    return sum(size for _, size in each[_PHASES.index("first_step")]) > room
+
+
+def _held(simulation: Simulation, pages: tuple[int, ...]) -> tuple[int, int, tuple[tuple[tuple[str, int], ...], ...]]:
+    """(ranks of a host, its bytes, owners and bytes on the fullest one in each phase)."""
+    topology, plans = simulation.topology, simulation.plans
+    per_host = min(topology.gpus_per_host, simulation.job.mesh.size)
+    programs = [simulation.programs.get(plan.rank) for plan in plans]
+    waiting = [most_on_host(program, rounded=True) if program else 0 for program in programs]
+    each = _fullest(plans, simulation.classes, simulation.framework.files, per_host, simulation.comm_setup().tokens,
+                    tuple(zip(pages, waiting, strict=True)))
+    return per_host, int(topology.node.host_memory), each
 
 
 def hosted(simulation: Simulation, report: Report) -> Report:
@@ -77,15 +100,12 @@ def hosted(simulation: Simulation, report: Report) -> Report:
     mesh, topology = simulation.job.mesh, simulation.topology
     if sum(c.num_ranks for c in simulation.classes) != mesh.size:
         return report
-    per_host = min(topology.gpus_per_host, mesh.size)
-    pages = tuple(away(plan, rank) for plan, rank in zip(simulation.plans, report.ranks, strict=True))
-    programs = [simulation.programs.get(plan.rank) for plan in simulation.plans]
-    waiting = [most_on_host(program, rounded=True) if program else 0 for program in programs]
-    each = _fullest(simulation.plans, simulation.classes, simulation.framework.files, per_host,
-                    simulation.comm_setup().tokens, tuple(zip(pages, waiting, strict=True)))
+    per_host, room, each = _held(simulation, tuple(
+        away(plan, rank.peak.outside) if rank.peak else 0 for plan, rank in zip(simulation.plans, report.ranks,
+                                                                              strict=True)))
     ranks = [_of_report(rank) for rank in report.ranks]
     phases = (_phase(simulation, ranks, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
-    host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
+    host = Host(capacity_bytes=room, ranks_per_host=per_host, phases=tuple(phases))
     memory = topology.node.host_memory
     kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
     told = Assumption(what="host_memory", value=format_bytes(host.capacity_bytes), kind=kind, source=memory.source)

@@ -20,11 +20,12 @@ device share one memory nothing moves, and nothing makes room.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from simcore.placement.plan import Plan
-from simcore.results.report import Assumption, RankReport
+from simcore.results.report import Assumption
 from simcore.simulation.simulation import Simulation
 from simcore.timing.breakdown import Sent
 from simcore.timing.step import StepTiming
@@ -40,9 +41,12 @@ def paged_bytes(plan: Plan) -> int:
     return plan.elsewhere().get("managed", 0)
 
 
-def away(plan: Plan, rank: RankReport) -> int:
-    """Bytes of paged states that have no room on the device at the peak, and are on the host."""
-    return paged_bytes(plan) - rank.peak.outside.get("paged_states", 0) if rank.peak else 0
+def away(plan: Plan, outside: Mapping[str, int]) -> int:
+    """Bytes of paged states that have no room on the device at the peak, and are on the host.
+
+    `outside`: bytes outside the allocator there, by category.
+    """
+    return paged_bytes(plan) - outside.get("paged_states", 0)
 
 
 def resident(simulation: Simulation, paged: int, needed: int) -> int:

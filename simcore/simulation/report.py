@@ -66,8 +66,8 @@ def report(simulation: Simulation, *, series: bool) -> Report:
         headroom_bytes=limit - max(peak.device_bytes for peak in peaks) if peaks else None,
         evidence=evidence_of(simulation.job, simulation.framework),
         assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made]),
-                     *max((of_paging(paged_bytes(plan), away(plan, rank)) for plan, rank
-                           in zip(simulation.plans, ranks, strict=True)), key=len, default=())),
+                     *max((of_paging(paged_bytes(plan), away(plan, rank.peak.outside) if rank.peak else 0)
+                           for plan, rank in zip(simulation.plans, ranks, strict=True)), key=len, default=())),
         communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
                             for axis in simulation.framework.communicators),
         adapters=_adapters(simulation), ranks=ranks, time=_time(simulation, ranks))
@@ -89,7 +89,7 @@ def _time(simulation: Simulation, ranks: Sequence[RankReport]) -> StepTime | Non
         return None
     last = ranks[timing.worst]
     reasons = with_reasons(timing, simulation.programs[simulation.classes[timing.worst].representative])
-    told = with_paging(simulation, reasons, away(simulation.plans[timing.worst], last))
+    told = with_paging(simulation, reasons, away(simulation.plans[timing.worst], last.peak.outside) if last.peak else 0)
     return step_time(simulation.job, simulation.framework, simulation.routes, told, last.ranks, last.traffic)
 
 

@@ -19,6 +19,7 @@ from simcore.placement.plan import Plan
 from simcore.results.verdict import SEVERITY, Verdict, verdict_of
 from simcore.simulation.device_memory import DeviceMemory, device_memory
 from simcore.simulation.hosts import OnDevice, verdict_beside
+from simcore.simulation.paging import away
 from simcore.simulation.random_lengths import is_drawn
 from simcore.simulation.report import grads_persist
 from simcore.simulation.simulation import Simulation
@@ -51,7 +52,8 @@ def step_memory(simulation: Simulation) -> StepMemory:
     found = list(_ranks(simulation))
     limit = simulation.limit_bytes()
     step = verdict_of((memory.band for memory, _ in found), limit)
-    beside = verdict_beside(simulation, [on_device for _, on_device in found])
+    pages = [away(plan, memory.outside) for plan, (memory, _) in zip(simulation.plans, found, strict=True)]
+    beside = verdict_beside(simulation, [on_device for _, on_device in found], pages)
     highest = max(memory.device for memory, _ in found)
     return StepMemory(max(step, beside, key=lambda one: SEVERITY[one]), highest, limit - highest)
 

@@ -17,7 +17,7 @@ from simcore.placement.job import topology_of
 from simcore.results.report import Advice, Report
 from simcore.simulate import simulate
 
-__all__ = ["faster", "further", "on_whole_hosts", "plainer", "tried"]
+__all__ = ["faster", "further", "on_more", "on_whole_hosts", "plainer", "tried"]
 
 _MOST: Final = 5
 _LENGTH: Final = "training.seq_len"
@@ -104,6 +104,15 @@ def on_whole_hosts(scenario: Scenario, advice: Advice) -> Advice:
     return advice
 
 
+def on_more(scenario: Scenario, known: Sequence[Advice]) -> tuple[Advice, ...]:
+    """The same job on twice or four times the GPUs, the first number that surely fits, where nothing `known` does."""
+    if scenario.workload != "train" or any(one.verdict == "fits" for one in known):
+        return ()
+    changes = (Change("GPUs", 1, keys_of(scenario, "gpus", factor * scenario.world_size)) for factor in (2, 4))
+    answer = next(filter(None, (tried(scenario, change) for change in changes)), None)
+    return (answer[1],) if answer else ()
+
+
 def _plainer(scenario: Scenario) -> Iterator[dict[str, Any]]:
     """Keys of layouts of as many GPUs, with data parallelism in place of what another degree gives up."""
     mesh, training = scenario.mesh, scenario.training
@@ -132,7 +141,7 @@ def tried(scenario: Scenario, change: Change) -> tuple[float, Advice] | None:
     if any(one.what in change.keys and one.kind == "assumed" for one in report.assumptions):
         return None
     peak, left = report.highest_bytes, report.headroom_bytes
-    if report.verdict != "fits" or report.time is None or peak is None or left is None:
+    if report.job_verdict != "fits" or report.time is None or peak is None or left is None:
         return None
     return report.time.tokens_per_s_per_gpu, Advice(
         changes=dict(change.keys), verdict="fits", peak_bytes=peak, headroom_bytes=left, step_s=report.time.step_s,

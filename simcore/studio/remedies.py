@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Iterator
 from typing import Any, Final, cast, get_args
 
-from simcore.batch.advice import advise
+from simcore.batch.advice import advise, may_be_tried
 from simcore.batch.measured import beside_scenario
 from simcore.batch.solve import keys_of, limit_of
 from simcore.errors import InputError, Problem
@@ -16,16 +16,18 @@ from simcore.inputs.scenario import Scenario
 from simcore.results.limit import QUANTITIES, Quantity
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from simcore.studio.faster import faster, further, on_whole_hosts, plainer
+from simcore.studio.faster import faster, further, on_more, on_whole_hosts, plainer
 from simcore.studio.others import sharding
 from simcore.studio.question import Question, price_of
 from simcore.studio.views import priced
 from simcore.units import format_bytes, format_seconds
 from simcore.validation.side_by_side import Beside, SideBySide
+from viz.markup import element
 from viz.pages import studio
 
 __all__ = ["advice", "beside", "compared", "limit", "quicker"]
 
+_TOO_LARGE: Final = "This job is too large to try every change on it: more GPUs and plainer layouts were tried."
 _MOST: Final = 5
 """Jobs side by side: four pins and the job in view."""
 _MOST_MARKS: Final = 3
@@ -44,9 +46,12 @@ def advice(question: Question) -> dict[str, Any]:
     scenario = question.scenario()
     found = [on_whole_hosts(scenario, one) for one in advise(scenario)]
     known = [one.changes for one in found]
-    further_ones = (*further(scenario, found), *plainer(scenario), *sharding(scenario, found))
+    others = further(scenario, found)
+    further_ones = (*others, *on_more(scenario, (*found, *others)), *plainer(scenario), *sharding(scenario, found))
     more = [one for one in further_ones if one.changes not in known]
-    return {"parts": {"advice": str(studio.advice_part((*found, *more)) or "")}}
+    told = studio.advice_part((*found, *more))
+    few = "" if may_be_tried(scenario) else str(element("p", _TOO_LARGE, class_="note"))
+    return {"parts": {"advice": f"{told or ''}{few}"}}
 
 
 def quicker(question: Question) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def _rows(scenario: Scenario, longest: int) -> Iterator[dict[str, Any]]:
             report = simulate(changed(scenario, keys), timed=False) if samples and length else None
         except InputError:
             continue
-        if report and report.verdict == "fits" and report.highest_bytes is not None:
+        if report and report.job_verdict == "fits" and report.highest_bytes is not None:
             yield {"samples": samples, "length": length, "keys": keys, "peak": format_bytes(report.highest_bytes)}
 
 

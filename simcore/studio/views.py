@@ -24,7 +24,7 @@ def view(report: Report, marks: Sequence[Mark] = ()) -> dict[str, Any]:
     """Parts that a page shows at once: verdict, bars of the classes, traffic, facts, problems, and the numbers."""
     parts = {**studio.first_parts(report, marks), "mostly": _mostly(report)}
     return {"parts": parts, "problems": [row.model_dump() for row in report.problems], "status": report.status,
-            "verdict": report.verdict, "numbers": _numbers(report)}
+            "verdict": report.job_verdict, "numbers": _numbers(report)}
 
 
 def _mostly(report: Report) -> str:

@@ -121,7 +121,7 @@ CANARY = "canary"
     (RECIPE + "a: &a [x, x, x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip(
         "abcdefg", "bcdefgh", strict=True)), "at most 20,000 values"),
     (RECIPE + "loop: &loop [*loop]\n", "the value would be endless"),
-    (RECIPE + "<<: {recipe: other}\n", "merge keys"),
+    (RECIPE + "<<: 3\n", "<<: expected a mapping, or a list of them, got 3"),
     (RECIPE.replace("seq_len: 128", "seq_len: 1e400"), "expected a whole number"),
     (RECIPE.replace("seq_len: 128", "seq_len: -1"), "training.seq_len: expected at least 1, got -1"),
 ])

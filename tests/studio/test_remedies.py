@@ -81,6 +81,26 @@ def test_a_job_of_copies_that_nothing_makes_fit_is_told_of_frameworks_that_shard
     assert "fsdp1" not in asked("advice", values=fitting)["parts"]["advice"]
 
 
+def test_a_job_too_large_for_dozens_of_tries_is_offered_more_gpus(asked: Asked) -> None:
+    job = {**JOB, "framework": "automodel", "model": "mixtral-8x7b", "mesh": {"pp": 8}, "framework_options": {
+        "local_batch_size": 8}, "training": {"seq_len": 2048, "global_batch_size": 64, "micro_batch_size": 1,
+        "lengths": "packed", "loss": "masked_fp32", "pipeline": {"schedule": "1f1b", "virtual_stages": 2}}}
+    part = asked("advice", values=job)["parts"]["advice"]
+    changes = [json.loads(html.unescape(one)) for one in re.findall(r'data-changes="([^"]*)"', part)]
+    (cure,) = [one for one in changes if one.get("mesh.dp_shard", 1) > 1]
+    assert simulate(changed(Question.of({"values": job}).scenario(), cure), timed=False).verdict == "fits"
+    assert "too large to try every change" in part
+
+
+def test_states_that_a_host_has_no_room_for_are_told_in_the_verdict(asked: Asked) -> None:
+    job = {**JOB, "model": "qwen2.5-7b", "framework": "zero3", "topology": "rtx-4090", "mesh": {"dp_shard": 1},
+           "training": {"seq_len": 4096, "global_batch_size": 64, "method": "full", "recompute": "full",
+                        "offload": {"params": "host", "gradients": "host", "optimizer": "host"}}}
+    view = asked("view", values=job)
+    assert view["verdict"] == "oom"
+    assert "But a host of 1 rank needs 149.11 GiB of its 119.21 GiB in a step" in view["parts"]["verdict"]
+
+
 @pytest.mark.parametrize("price", [-1, "2", True, 1e9])
 def test_what_is_no_price_is_refused(asked: Asked, price: object) -> None:
     assert asked("view", 422, values=JOB, price=price)["problems"][0]["where"] == "price"

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from simcore.results.report import HostPhase, ProblemRow, Report, StepTime
+from simcore.batch.decides import decides
+from simcore.results.report import HOSTED_PHASES, HostPhase, ProblemRow, Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.charts.legend import legend
 from viz.charts.placement import component_entries, peers, placement
@@ -74,12 +75,24 @@ def sentence(report: Report) -> Markup | None:
     more = f" and {len(rank.ranks) - 8:,} more ranges" if len(rank.ranks) > 8 else ""
     words = f"Needs {format_bytes(used)} at the highest moment, {used / capacity:.0%} of the {format_bytes(capacity)} "
     where = f"usable on each GPU, on rank{'' if _is_one(rank.ranks) else 's'} "
-    return join((words, where, ranks, f"{more}.{_unsure(report)}"))
+    return join((words, where, ranks, f"{more}.{_unsure(report)}{_elsewhere(report)}"))
 
 
 def _is_one(ranges: Sequence[str]) -> bool:
     """True for a single rank, such as `["0"]`."""
     return len(ranges) == 1 and ranges[0].isdigit()
+
+
+def _elsewhere(report: Report) -> str:
+    """Returns why a job whose step has room on its GPUs does not fit, or may not; "" where the step decides."""
+    if report.job_verdict == report.verdict or report.host is None:
+        return ""
+    room = format_bytes(report.host.capacity_bytes)
+    ranks = f"{report.host.ranks_per_host} rank{'s' * (report.host.ranks_per_host > 1)}"
+    told = [f" But a host of {ranks} needs {format_bytes(phase.host_bytes)} of its {room} in "
+            f"{'a step' if phase.phase == 'first_step' else phase.phase}." for phase in report.host.phases
+            if phase.host_verdict == "oom" and phase.phase in HOSTED_PHASES]
+    return "".join(told) or f" But: {decides(report)}."
 
 
 def _unsure(report: Report) -> str:

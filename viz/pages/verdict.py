@@ -22,7 +22,7 @@ _VERDICTS: Final = {
 
 def verdict_key(report: Report) -> str:
     """Returns one word for a report: `fits`, `unsure`, `oom`, `illegal`, `error`; `none` without a verdict."""
-    return report.status if report.status != "ok" else report.verdict or "none"
+    return report.status if report.status != "ok" else report.job_verdict or "none"
 
 
 def verdict(report: Report) -> Markup:

@@ -16,11 +16,12 @@ from rich.console import RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from simcore.batch.decides import worse_phases
 from simcore.cli.sheets.columns import named
 from simcore.cli.sheets.grid import GAP, Grid
 from simcore.cli.sheets.summary import STYLE, Tally, columns_by_heading, evidence_line, unsure_line, verdict
 from simcore.cli.sheets.tables import fitted, plain, setting
-from simcore.results.report import ASKED_PHASES, BESIDE_STEPS, Report
+from simcore.results.report import Report
 from simcore.results.settings import DISPATCHER, chosen_dispatcher
 from simcore.units import format_bytes, format_seconds
 
@@ -77,19 +78,12 @@ def _headline(report: Report, style: Style) -> Text:
         return text
     text.append(f", {format_bytes(used)} of {format_bytes(capacity)} ({used / capacity:.0%})")
     if report.job_verdict != report.verdict:
-        text.append(f" in a step, but {report.job_verdict} in {' and '.join(_worse_phases(report))}", style)
+        phases = " and ".join(dict.fromkeys(worse_phases(report)))
+        text.append(f" in a step, but {report.job_verdict} in {phases}", style)
     if report.verdict == "unsure" and report.band_bytes:
         low, high = report.band_bytes
         text.append(f", by measured runs {format_bytes(low)} to {format_bytes(high)}")
     return text
-
-
-def _worse_phases(report: Report) -> Iterator[str]:
-    """Phases beside the steps with a worse verdict than the step's."""
-    for phase in report.host.phases if report.host else ():
-        verdicts = (phase.device_verdict, *([phase.host_verdict] if phase.phase in ASKED_PHASES else []))
-        if phase.phase in BESIDE_STEPS and report.job_verdict in verdicts:
-            yield phase.phase
 
 
 def _table(reports: Sequence[Report], styles: Sequence[Style], width: int, *, is_named: bool) -> tuple[Grid, str]:

@@ -6,7 +6,7 @@ import { Form, said } from "./form.js";
 import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
-import { decoded, encoded, value_of, with_value } from "./state.js";
+import { decoded, encoded, leaves, value_of, with_value } from "./state.js";
 import { tree } from "./steps.js";
 import { Versus } from "./versus.js";
 
