@@ -21,7 +21,7 @@ USED_FROM_OUTSIDE: Final[dict[str, frozenset[str]]] = {
         "balanced_rows", "cache_budget_bytes", "executed_tflops_per_gpu", "in_fit", "num_equal", "num_repeated",
         "num_simulated", "price_source", "records", "schema_version"}),
     "keys of input files, read by computed names": frozenset({
-        "activations", "reduce_scatter", "send_recv", "tf32"}),
+        "reduce_scatter", "send_recv", "tf32"}),
     "read by the scripts that fit constants": frozenset({"kept_out"}),
     "fields read as a whole or by computed names": frozenset({
         "BACKWARD_END", "Weights", "inode", "written_ns"}),

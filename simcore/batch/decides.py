@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from simcore.results.report import BESIDE_STEPS, HOSTED_PHASES, Report
+from simcore.results.report import Report
 from simcore.units import format_bytes
 
-__all__ = ["decides", "is_likely", "is_sure", "worse_phases"]
+__all__ = ["decides", "is_likely", "is_sure"]
 
 
 def decides(report: Report) -> str:
@@ -19,21 +17,12 @@ def decides(report: Report) -> str:
     if report.problems:
         return f"refused: {report.problems[0].message}"
     if report.job_verdict != report.verdict and report.host is not None:
-        return f"in {' and '.join(dict.fromkeys(worse_phases(report)))}"
+        return f"in {' and '.join(report.worse_phases)}"
     peak = report.peak_rank.peak if report.peak_rank else None
     if peak is None or not peak.by_category:
         return ""
     name, size = max(peak.by_category.items(), key=lambda item: item[1])
     return f"in {peak.phase}, {name} {format_bytes(size)}"
-
-
-def worse_phases(report: Report) -> Iterator[str]:
-    """Phases with a worse verdict than the step's on the device, in words: the step itself is one on the host."""
-    for phase in report.host.phases if report.host else ():
-        if phase.phase in BESIDE_STEPS and report.job_verdict == phase.device_verdict:
-            yield phase.phase
-        elif phase.phase in HOSTED_PHASES and report.job_verdict == phase.host_verdict:
-            yield "a step on the host" if phase.phase == "first_step" else phase.phase
 
 
 def is_sure(report: Report) -> bool:

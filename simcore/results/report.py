@@ -318,6 +318,17 @@ class Report(_Frozen):
         return max((self.verdict, *(phase.device_verdict for phase in phases), *hosts), key=lambda one: SEVERITY[one])
 
     @property
+    def worse_phases(self) -> tuple[str, ...]:
+        """Phases with a worse verdict than the step's on the device, in words: the step itself is one on the host."""
+        found: dict[str, None] = {}
+        for phase in self.host.phases if self.host and self.job_verdict != self.verdict else ():
+            if phase.phase in BESIDE_STEPS and self.job_verdict == phase.device_verdict:
+                found[phase.phase] = None
+            elif phase.phase in HOSTED_PHASES and self.job_verdict == phase.host_verdict:
+                found["a step on the host" if phase.phase == "first_step" else phase.phase] = None
+        return tuple(found)
+
+    @property
     def band_bytes(self) -> tuple[int, int] | None:
         """Range of device memory that decides the verdict, by measured runs of such layouts; None without peaks."""
         if self.drawn:

@@ -104,7 +104,7 @@ def test_a_framework_that_refuses_the_job_says_why_and_not_what_a_last_layout_br
 def test_a_framework_that_needs_options_for_adapters_is_answered_with_them() -> None:
     job = {**JOB, "framework": "ddp", "mesh": {"dp_replicate": 2}, "training": {**JOB["training"], "method": "qlora"}}
     row = rows(said(job, gpus=[2], frameworks=["fsdp1"]))["fsdp1"][-1]
-    assert row["value"] == 2
+    assert row["value"] == 1
     assert set(row["layout"]["keys"]["framework_options"]) == {"wrap", "bnb_4bit_quant_storage"}
     assert simulate(changed(Question.of({"values": job}).scenario(), row["layout"]["keys"])).verdict == "fits"
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from simcore.batch.decides import decides
 from simcore.results.report import HOSTED_PHASES, HostPhase, ProblemRow, Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.charts.legend import legend
@@ -92,7 +91,7 @@ def _elsewhere(report: Report) -> str:
     told = [f" But a host of {ranks} needs {format_bytes(phase.host_bytes)} of its {room} in "
             f"{'a step' if phase.phase == 'first_step' else phase.phase}." for phase in report.host.phases
             if phase.host_verdict == "oom" and phase.phase in HOSTED_PHASES]
-    return "".join(told) or f" But: {decides(report)}."
+    return "".join(told) or f" But {report.job_verdict} in {' and '.join(report.worse_phases)}."
 
 
 def _unsure(report: Report) -> str:

@@ -16,7 +16,6 @@ from rich.console import RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from simcore.batch.decides import worse_phases
 from simcore.cli.sheets.columns import named
 from simcore.cli.sheets.grid import GAP, Grid
 from simcore.cli.sheets.summary import STYLE, Tally, columns_by_heading, evidence_line, unsure_line, verdict
@@ -78,8 +77,7 @@ def _headline(report: Report, style: Style) -> Text:
         return text
     text.append(f", {format_bytes(used)} of {format_bytes(capacity)} ({used / capacity:.0%})")
     if report.job_verdict != report.verdict:
-        phases = " and ".join(dict.fromkeys(worse_phases(report)))
-        text.append(f" in a step, but {report.job_verdict} in {phases}", style)
+        text.append(f" in a step, but {report.job_verdict} in {' and '.join(report.worse_phases)}", style)
     if report.verdict == "unsure" and report.band_bytes:
         low, high = report.band_bytes
         text.append(f", by measured runs {format_bytes(low)} to {format_bytes(high)}")
