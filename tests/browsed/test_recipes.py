@@ -141,8 +141,12 @@ def test_a_layout_that_is_not_modelled_has_a_way_on(page: Page) -> None:
     refused = page.text("[data-axis=cp] .why summary").removeprefix("why not").split(", ")
     assert "1" not in [one.strip() for one in refused], "it has one of them"
     page.picture("not-yet")
+    page.run("""void new MutationObserver(() => {
+        if (!document.body.classList.contains('unanswered')) window.seen ??= !document.getElementById('plain').hidden;
+      }).observe(document.body, { attributeFilter: ['class'] })""")
     page.click("#plain button")
     page.settled()
+    assert page.run("window.seen") is False, "what the refused job was offered is gone with its answer"
     page.until("document.querySelector('[data-part=bars] svg')")
 
 

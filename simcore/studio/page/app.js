@@ -106,6 +106,7 @@ const shown = (answer, number) => {
   if (HELPS[answer.verdict]) remedies.querySelector("h3").textContent = HELPS[answer.verdict].title;
   document.getElementById("looking").hidden = false;
   document.querySelector("[data-part=advice]").replaceChildren(); /* also words that no answer brought */
+  if (answer.status === "ok") document.getElementById("plain").hidden = true; /* offers of the refused job before */
   if (answer.status !== "ok") {
     clear(...LATER);
     if (state.pins.length) document.querySelector("[data-part=versus]").replaceChildren(make("p", { className: "note", textContent: "The job in view has no answer: there is nothing to compare until it has one." }));
