@@ -21,7 +21,7 @@ from simcore.validation.logs.lines import plain_text
 from simcore.validation.logs.reading import Log
 from simcore.validation.logs.registry import FORMATS, read_log
 from simcore.validation.memory_snapshot import Dump, read_dump
-from simcore.validation.other_job import OTHER, differences
+from simcore.validation.other_job import OTHER, differences, other_program
 from simcore.validation.out_of_memory.message import OutOfMemory, read_messages
 from simcore.validation.out_of_memory.other_texts import Told, read_others
 from simcore.validation.plain_pickle import is_pickle
@@ -50,7 +50,7 @@ def beside_scenario(content: bytes, where: str, scenario: Callable[[], Scenario]
     text = _text(content, where)
     log, messages, others = _texts(text, where)
     asked = scenario()
-    differs = differences(job_told(plain_text(text)), asked)
+    differs = (*(other_program(log.trainer, asked) if log else ()), *differences(job_told(plain_text(text)), asked))
     try:
         found = [*_of_log(where, log, asked, rank), *_of_failure(where, messages, others, asked, rank)]
     except InputError as error:

@@ -10,13 +10,20 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.validation.logs.job_told import BATCH, TRAINABLE
 
-__all__ = ["OTHER", "differences"]
+__all__ = ["OTHER", "differences", "other_program"]
 
 OTHER: Final = "another run than this job:"
 """First words of what is told about a run of another job."""
 _NEAR: Final = 0.02
 """Share by which numbers of parameters may differ: a vocabulary that was rounded up is still the same model."""
 _PARAMETERS: Final = (TRAINABLE, "parameters")
+_ELSEWHERE: Final = {
+    "automodel": ("Megatron-", "torchtitan", "verl", "axolotl", "TRL", "the Hugging Face Trainer", "DeepSpeed"),
+    "megatron": ("Automodel", "torchtitan", "axolotl", "TRL", "DeepSpeed"),
+    "megatron_fsdp": ("torchtitan", "verl", "axolotl", "TRL", "DeepSpeed"),
+    **dict.fromkeys(("zero0", "zero1", "zero2", "zero3"), ("Automodel", "Megatron-", "torchtitan")),
+}
+"""First words of programs that never run a framework. Any program may wrap its model by DDP or FSDP of PyTorch."""
 
 
 def differences(told: Mapping[str, int], scenario: Scenario) -> tuple[str, ...]:
@@ -28,6 +35,16 @@ def differences(told: Mapping[str, int], scenario: Scenario) -> tuple[str, ...]:
         return ()
     return tuple(f"{name} {_count(value)}, the job has {_count(ours)}" for name, value, ours in _pairs(told, scenario)
                  if not _is_same(name, value, ours, scenario.world_size))
+
+
+def other_program(trainer: str, scenario: Scenario) -> tuple[str, ...]:
+    """Text that a log is of a program which never runs the scenario's framework; () where it may.
+
+    `trainer`: name of the program, as `Log.trainer` has it.
+    """
+    if trainer.startswith(_ELSEWHERE.get(scenario.framework, ())):
+        return (f"a log of {trainer}, the job has framework {scenario.framework}",)
+    return ()
 
 
 def _pairs(told: Mapping[str, int], scenario: Scenario) -> Iterator[tuple[str, int, int]]:

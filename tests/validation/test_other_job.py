@@ -8,7 +8,7 @@ import small
 from simcore.batch.measured import beside_scenario
 from simcore.errors import InputError
 from simcore.frameworks.setup import prepare
-from simcore.validation.other_job import OTHER, differences
+from simcore.validation.other_job import OTHER, differences, other_program
 
 SCENARIO = small.scenario("fsdp2", {"dp_shard": 4}, microbatches=2)
 STEP = "[Rank 0] (after 2 iterations) memory (MB) | allocated: 10.0 | max allocated: 20.0 | max reserved: 30.0\n"
@@ -32,6 +32,19 @@ def test_a_log_of_another_run_says_so_first() -> None:
     assert found.differs == ("GPUs 16, the job has 4",)
     (same,) = beside_scenario(text.replace(b" 16", b" 4"), "run.log", lambda: SCENARIO)
     assert same.differs == ()
+
+
+def test_a_log_of_a_program_that_never_runs_the_framework_is_told() -> None:
+    axolotl = b"{'loss': 1.0, 'memory/max_allocated (GiB)': 1.5, 'epoch': 0.1}\n"
+    job = small.scenario("automodel", {"dp_shard": 4}, microbatches=2)
+    (found,) = beside_scenario(axolotl, "run.log", lambda: job)
+    assert found.differs == ("a log of axolotl, the job has framework automodel",)
+    (same,) = beside_scenario(axolotl, "run.log", lambda: SCENARIO)
+    assert same.differs == ()
+    zero = small.scenario("zero3", {"dp_shard": 4}, microbatches=2)
+    assert other_program("TRL, DeepSpeed", zero) == () == other_program("Automodel's benchmark", job)
+    assert other_program("Megatron-LM", zero)
+    assert all(other_program(name, job) for name in ("the Hugging Face Trainer", "DeepSpeed", "TRL, DeepSpeed"))
 
 
 def test_a_rank_that_the_job_lacks_is_told_with_the_reason() -> None:
