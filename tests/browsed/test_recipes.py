@@ -64,6 +64,25 @@ def test_a_file_that_a_recipe_names_completes_it(page: Page) -> None:
     assert "no list price" in page.text("[data-part=time]")
 
 
+def test_an_answer_that_the_recipe_refuses_is_corrected_where_it_was_given(page: Page) -> None:
+    page.open()
+    staged = UNSERVED.replace("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "Qwen/Qwen2.5-7B-Instruct")
+    page.drop("recipe.yaml", staged.replace("tp_size: 1", "tp_size: 1, pp_size: 4").encode())
+    page.until("!!document.querySelector('#recipe .asked')")
+    for field, value in (("topology", "dgx-h100"), ("gpus", "6"), ("seq_len", "2048")):
+        page.choose(f"#asked-{field}", value)
+    page.click("#recipe [type=submit]")
+    page.until("(document.querySelector('#recipe .wrong') || {innerText: ''}).innerText.includes('pp_size 4')")
+    page.picture("recipe-corrected")
+    assert "number of GPUs 6: 6 GPUs are no multiple of pp_size 4" in page.text("#recipe .wrong")
+    assert page.run("document.getElementById('asked-topology').value") == "dgx-h100"
+    page.choose("#asked-gpus", "8")
+    page.click("#recipe [type=submit]")
+    page.until(IS_SEEN)
+    page.settled()
+    assert page.run("document.getElementById('waiting').hidden")
+
+
 def test_a_part_of_a_recipe_says_what_it_lacks(page: Page) -> None:
     page.open()
     page.drop("ds_z3_config.json", ZERO3.encode())

@@ -94,14 +94,14 @@ export class Files {
     const { waiting } = this;
     if (waiting) {
       const both = { ...waiting.texts, ...texts };
-      const found = await this.of(both).catch((error) => { if (error instanceof Problems) return error; throw error; });
+      const found = await this.of(both, waiting.answers).catch((error) => { if (error instanceof Problems) return error; throw error; });
       const lacks = (found.problems || []).map((one) => one.message).find((words) => words.includes(WITH));
       if (found instanceof Problems && lacks && lacks !== waiting.words) { /* it takes a further file */
-        this.waiting = { texts: both, words: lacks };
+        this.waiting = { ...waiting, texts: both, words: lacks };
         throw found;
       }
       if (found.kind === "recipe" && !found.problems.length) {
-        this.recipe(found, both, {});
+        this.recipe(found, both, waiting.answers);
         return;
       }
     }
@@ -113,7 +113,7 @@ export class Files {
     let found;
     try { found = await this.of(files, answers); } catch (error) {
       const lacks = error instanceof Problems && error.problems.find((one) => one.message.includes(WITH));
-      if (lacks) this.waiting = { texts: files, words: lacks.message };
+      if (lacks) this.waiting = { texts: files, words: lacks.message, answers };
       throw error;
     }
     this.waiting = null;
@@ -137,12 +137,13 @@ export class Files {
     away.addEventListener("click", () => { this.box.hidden = true; wait(""); });
     this.box.hidden = false;
     const lacks = found.problems.find((one) => one.message.includes(WITH));
-    this.waiting = lacks ? { texts: files, words: lacks.message } : null;
+    this.waiting = lacks ? { texts: files, words: lacks.message, answers } : null;
+    const answered = !asks && Object.keys(answers).length ? this.box.querySelector("form.asked") : null; /* to be corrected there */
     this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
-      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where}: ${one.message} ` }, ...this.guessed(one.message, files, answers))),
+      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where.replace("--gpus", "number of GPUs")}: ${one.message} ` }, ...this.guessed(one.message, files, answers))),
       ...(found.values.training && found.values.training.packed_length && found.values.training.seq_len !== found.values.training.packed_length ? [make("p", { className: "note", textContent: packed_words(found) })] : []),
       ...(found.early || []).map((why) => make("p", { className: "wrong", textContent: `Whatever you answer below, rankscope does not model this yet: ${why}. The page then offers the nearest jobs that it can answer.` })),
-      ...(asks ? [this.asks(found.questions, files, answers)] : []),
+      ...(asks ? [this.asks(found.questions, files, answers)] : answered ? [answered] : []),
       ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
       ...keys_of(found.unsaid.map(left_of), (n) => `${counted(n, "default", "defaults")} of the tool, which the recipe does not say`, false),
       ...keys_of(Object.entries(found.origins), (n) => `${counted(n, "key", "keys")}, and where each comes from`, false),
