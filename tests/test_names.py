@@ -38,8 +38,6 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "placement/strategy.py": (frozenset({"megatron"}), "a kind of NeMo RL's workers"),
     "recording/layer.py": (frozenset({"hf"}), "the default loss"),
     "rl/step/policy.py": (frozenset({"use_precision_aware_optimizer"}), "what NeMo RL's worker moves depends on it"),
-    "validation/other_job.py": (frozenset({"automodel", "megatron", "megatron_fsdp", "torchtitan", "zero0", "zero1",
-                                           "zero2", "zero3"}), "programs whose logs are never of a framework"),
     "validation/step_times.py": (frozenset({"fp8_recipe"}), "measured rows are told apart by it"),
     "validation/tolerance.py": (frozenset({"automodel", "fsdp2", "megatron", "megatron_fsdp"}),
                                 "tolerances of measured rows, by framework"),

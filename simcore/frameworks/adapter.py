@@ -145,6 +145,7 @@ class FrameworkAdapter:
     the same, each with the framework options that choose it.
     `needs`: framework options without which a training method is refused, by its name; a search that comes from another
     framework sets them.
+    `foreign`: first words of the names of programs that never run it, as logs have them; a wrapper of PyTorch has none.
     """
 
     write_table: Callable[[Draft], Framework]
@@ -173,6 +174,7 @@ class FrameworkAdapter:
     dispatchers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
     host_buffers: _HostBuffers = _no_buffers
     needs: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False)
+    foreign: tuple[str, ...] = ()
 
     def has_option(self, name: str) -> bool:
         """True if the framework has an option of this name around the layers of one of its implementations."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from simcore.errors import RankscopeError
+from simcore.frameworks.registry import framework_adapter
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.validation.logs.job_told import BATCH, TRAINABLE
@@ -17,13 +18,6 @@ OTHER: Final = "another run than this job:"
 _NEAR: Final = 0.02
 """Share by which numbers of parameters may differ: a vocabulary that was rounded up is still the same model."""
 _PARAMETERS: Final = (TRAINABLE, "parameters")
-_ELSEWHERE: Final = {
-    "automodel": ("Megatron-", "torchtitan", "verl", "axolotl", "TRL", "the Hugging Face Trainer", "DeepSpeed"),
-    "megatron": ("Automodel", "torchtitan", "axolotl", "TRL", "DeepSpeed"),
-    "megatron_fsdp": ("torchtitan", "verl", "axolotl", "TRL", "DeepSpeed"),
-    **dict.fromkeys(("zero0", "zero1", "zero2", "zero3"), ("Automodel", "Megatron-", "torchtitan")),
-}
-"""First words of programs that never run a framework. Any program may wrap its model by DDP or FSDP of PyTorch."""
 
 
 def differences(told: Mapping[str, int], scenario: Scenario) -> tuple[str, ...]:
@@ -42,7 +36,7 @@ def other_program(trainer: str, scenario: Scenario) -> tuple[str, ...]:
 
     `trainer`: name of the program, as `Log.trainer` has it.
     """
-    if trainer.startswith(_ELSEWHERE.get(scenario.framework, ())):
+    if trainer.startswith(framework_adapter(scenario.framework).foreign):
         return (f"a log of {trainer}, the job has framework {scenario.framework}",)
     return ()
 

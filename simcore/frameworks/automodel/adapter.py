@@ -20,6 +20,7 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     quantize=lambda job: in_fp8(job, job.options(OPTIONS)), serves_qlora=True,
     freezes=("hf", "automodel"), reads_images=True,
     of_stages=("local_batch_size",),
+    foreign=("Megatron-", "torchtitan", "verl", "axolotl", "TRL", "the Hugging Face Trainer", "DeepSpeed"),
     axes=lambda graph: ALL_AXES if graph.architecture.decoder in SPARSE_CLASSES else open_axes(graph),
     dispatchers={name: {"dispatcher": name} for name in OPTIONS["dispatcher"]},
     memory_options=(

@@ -19,13 +19,14 @@ from simcore.frameworks.deepspeed.zero12_hooks import Zero12Hooks
 
 __all__ = ["ADAPTERS"]
 
+_FOREIGN = ("Automodel", "Megatron-", "torchtitan")
 _ZERO3 = FrameworkAdapter(
     write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
     versions=VERSIONS,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
-    serves_qlora=True, host_buffers=beside_tensors,
+    serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN,
     axes=lambda graph: ("dp_shard",),  # copies of shards are refused under each stage: `table.py`
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
@@ -33,7 +34,7 @@ ADAPTERS = {
     "zero0": FrameworkAdapter(
         write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
         versions=VERSIONS, implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
-        options=options_around, serves_qlora=True, axes=lambda graph: ("dp_replicate",)),
+        options=options_around, serves_qlora=True, foreign=_FOREIGN, axes=lambda graph: ("dp_replicate",)),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
                      options=partial(options_of_stage, 1)),
     "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,

@@ -23,6 +23,7 @@ ADAPTERS = {"megatron": FrameworkAdapter(
     dispatchers=DISPATCHERS, chunks_loss=True, implied=IMPLIED,
     freezes=("megatron",), reads_images=True, trains_towers=True,
     copies_tied_head=True,  # the last stage's copy of the embedding: core 0.16.1 language_module.py:167
+    foreign=("Automodel", "torchtitan", "axolotl", "TRL", "DeepSpeed"),
     memory_options=(
         MemoryOption("formats", {PRECISE: True}),
         MemoryOption("formats", {PRECISE: True, "training.optimizer.moments": "bf16"})),

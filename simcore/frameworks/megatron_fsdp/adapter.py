@@ -20,6 +20,6 @@ ADAPTERS = {"megatron_fsdp": FrameworkAdapter(
     options=lambda implementation: OPTIONS,
     at_rest=AtRest(exact=exact_in_buckets, padding=bucket_padding_bytes, pools=registered_pool),
     quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
-    dispatchers={"alltoall": {}}, implied=IMPLIED,
+    dispatchers={"alltoall": {}}, implied=IMPLIED, foreign=("torchtitan", "verl", "axolotl", "TRL", "DeepSpeed"),
     axes=lambda graph: open_axes(graph, tuple(axis for axis in ALL_AXES if axis != "pp")),
 )}

@@ -6,6 +6,7 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.environment import read_variables
+from simcore.recipes.nemo_rl.lengths import read_lengths
 from simcore.recipes.nemo_rl.sglang import read_sglang
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
@@ -96,7 +97,7 @@ def read_generation(reader: Reader, draft: Draft) -> int:
         draft.refuse(taken, "speculative decoding")
     for taken in reader.matching(f"{_KWARGS}.compilation_config.*"):
         draft.unmodelled(taken, "graphs of the engine are those of its defaults")
-    _read_answers(reader, draft)
+    read_lengths(reader, draft, _AT, f"{_VLLM}.max_model_len", f"NeMo RL 7ea279ab {_ENGINE}:71")
     _read_precision(reader, draft)
     _read_cache(reader, draft)
     read_switches(reader, draft, {f"{_VLLM}.use_deep_gemm": "kernels of the engine are not told apart"})
@@ -133,26 +134,6 @@ def _read_cache(reader: Reader, draft: Draft) -> None:
     size = reader.integer(f"{_KWARGS}.kv_cache_memory_bytes")
     if size is not None:
         draft.put("generation.kv_cache_memory", size, f"{size.value} B")
-
-
-def _read_answers(reader: Reader, draft: Draft) -> None:
-    """Writes the longest sequence, and the tokens of it that are a prompt where answers end before it is full.
-
-    Sequences are counted at full length ([Note: full length] in `policy.py`), of which an answer is no more than
-    max_new_tokens.
-    """
-    longest, most = reader.integer(f"{_VLLM}.max_model_len"), reader.integer(f"{_AT}.max_new_tokens")
-    answer = draft.answers.seq_len
-    if answer is not None:
-        draft.idle(longest, f"{answer.where} says how long sequences are")
-    else:
-        draft.put("generation.max_model_len", longest)
-    whole = answer.value if answer is not None else longest.value if longest is not None else 0
-    if most is None or not 0 < most.value < whole:
-        draft.idle(most, "every sequence is decoded to max_model_len")
-        return
-    draft.infer("rl.prompt_tokens", whole - most.value, "sequences of full length, of which max_new_tokens are decoded",
-                most, source=f"NeMo RL 7ea279ab {_ENGINE}:71")
 
 
 def _read_resources(reader: Reader, draft: Draft) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.nemo_rl.lengths import read_lengths
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, On, Row, Says, read_rows
 
@@ -39,7 +40,7 @@ _ROWS: Final[tuple[Row, ...]] = (
 def read_sglang(reader: Reader, draft: Draft) -> None:
     """Writes what the recipe says of SGLang."""
     draft.put("generation.engine", reader.text(f"{_AT}.backend"), "sglang")
-    _read_lengths(reader, draft)
+    read_lengths(reader, draft, _AT, f"{_CFG}.context_length")
     _read_release(reader, draft)
     running = reader.integer(f"{_CFG}.max_running_requests")
     draft.put("generation.max_num_seqs", running)
@@ -57,22 +58,6 @@ def read_sglang(reader: Reader, draft: Draft) -> None:
     draft.idle(reader.matching(f"{_CFG}.*"), "SGLang is not told it")
     draft.idle(reader.matching(f"{_AT}.vllm_cfg.*", f"{_AT}.vllm_kwargs", f"{_AT}.vllm_kwargs.*"),
                "settings of another engine")
-
-
-def _read_lengths(reader: Reader, draft: Draft) -> None:
-    """Writes the longest sequence, and the tokens of it that are a prompt where answers end before it is full."""
-    longest, most = reader.integer(f"{_CFG}.context_length"), reader.integer(f"{_AT}.max_new_tokens")
-    answer = draft.answers.seq_len
-    if answer is not None:
-        draft.idle(longest, f"{answer.where} says how long sequences are")
-    else:
-        draft.put("generation.max_model_len", longest)
-    whole = answer.value if answer is not None else longest.value if longest is not None else 0
-    if most is None or not 0 < most.value < whole:
-        draft.idle(most, "every sequence is decoded to context_length")
-    else:
-        draft.infer("rl.prompt_tokens", whole - most.value, "sequences of full length, of which max_new_tokens are "
-                    "decoded", most)
 
 
 def _read_release(reader: Reader, draft: Draft) -> None:

@@ -15,7 +15,8 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.formats import FORMATS
 
-__all__ = ["ACTOR", "MODEL", "RELEASE", "ROWS", "WORKERS", "read_actor", "refuse_said", "said"]
+__all__ = ["ACTOR", "MODEL", "RELEASE", "ROWS", "WORKERS", "read_actor", "read_recompute", "read_stored", "refuse_said",
+           "said"]
 
 RELEASE: Final = "verl b178a3cd"
 WORKERS: Final = "workers/fsdp_workers.py"
@@ -89,6 +90,23 @@ def refuse_said(reader: Reader, draft: Draft, key: str, what: str) -> None:
         draft.idle(taken, "the default")
 
 
+def read_stored(reader: Reader, draft: Draft, block: str, key: str) -> None:
+    """Writes the format in which parameters rest to `key`; `block`: settings of FSDP of an actor or a critic."""
+    stored = reader.text(f"{block}.model_dtype")
+    if stored is not None and stored.value not in FORMATS:
+        draft.refuse(stored, f"parameters in {stored.value}")
+    else:
+        said(draft, key, stored, FORMATS[stored.value] if stored else "fp32")
+    for one in reader.matching(f"{block}.mixed_precision.*"):
+        draft.refuse(one, "formats of gathered parameters and of reductions by themselves")
+
+
+def read_recompute(reader: Reader, draft: Draft, block: str, key: str) -> None:
+    """Writes to `key` whether layers are recomputed, which is the default; `block`: of an actor's or critic's model."""
+    checkpoints = reader.flag(f"{block}.enable_gradient_checkpointing")
+    said(draft, key, checkpoints, "none" if checkpoints and not checkpoints.value else "full")
+
+
 def read_actor(reader: Reader, draft: Draft) -> None:
     """Writes what the actor is: everything of it but the sizes of batches."""
     read_named_model(reader, draft, f"{MODEL}.path")
@@ -97,15 +115,8 @@ def read_actor(reader: Reader, draft: Draft) -> None:
     draft.default("implementation", "hf", RELEASE, f"{WORKERS}: AutoModelForCausalLM")
     draft.default("framework_options.sync_gradients", "every", RELEASE, f"{WORKERS}: nothing sets gradients to wait")
     draft.default("training.precision.grad_reduce", "fp32", RELEASE, f"{WORKERS} _build_model_optimizer")
-    stored = reader.text(f"{_FSDP}.model_dtype")
-    if stored is not None and stored.value not in FORMATS:
-        draft.refuse(stored, f"parameters in {stored.value}")
-    else:
-        said(draft, "training.precision.params", stored, FORMATS[stored.value] if stored else "fp32")
-    for one in reader.matching(f"{_FSDP}.mixed_precision.*"):
-        draft.refuse(one, "formats of gathered parameters and of reductions by themselves")
-    checkpoints = reader.flag(f"{MODEL}.enable_gradient_checkpointing")
-    said(draft, "training.recompute", checkpoints, "none" if checkpoints and not checkpoints.value else "full")
+    read_stored(reader, draft, _FSDP, "training.precision.params")
+    read_recompute(reader, draft, MODEL, "training.recompute")
     _read_loss(reader, draft)
     _read_attention(reader, draft)
     _read_strategy(reader, draft)

@@ -15,9 +15,8 @@ from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
-from simcore.recipes.verl.actor import ACTOR, MODEL, RELEASE, said
+from simcore.recipes.verl.actor import ACTOR, MODEL, RELEASE, read_recompute, read_stored
 from simcore.recipes.verl.batches import read_size, sizes, split_of
-from simcore.recipes.verl.formats import FORMATS
 
 __all__ = ["has_critic", "read_critic"]
 
@@ -98,15 +97,8 @@ def _read_model(reader: Reader, draft: Draft) -> None:
         draft.idle(path, "the actor's")
     else:
         draft.put("rl.critic.model", path)
-    stored = reader.text(f"{_FSDP}.model_dtype")
-    if stored is not None and stored.value not in FORMATS:
-        draft.refuse(stored, f"parameters in {stored.value}")
-    else:
-        said(draft, "rl.critic.params", stored, FORMATS[stored.value] if stored else "fp32")
-    for one in reader.matching(f"{_FSDP}.mixed_precision.*"):
-        draft.refuse(one, "formats of gathered parameters and of reductions by themselves")
-    checkpoints = reader.flag(f"{_MODEL}.enable_gradient_checkpointing")
-    said(draft, "rl.critic.recompute", checkpoints, "none" if checkpoints and not checkpoints.value else "full")
+    read_stored(reader, draft, _FSDP, "rl.critic.params")
+    read_recompute(reader, draft, _MODEL, "rl.critic.recompute")
     names = reader.names(f"{_MODEL}.override_config")
     for name in (name for name in names if name != "attn_implementation"):
         draft.refuse(reader.take(f"{_MODEL}.override_config.{name}"), "a field of the model's configuration")
