@@ -85,7 +85,7 @@ class Projector:
     text: str
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Merger:
     patch_rotary_dim: int
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
 
     @property
     def tokens(self) -> int:
@@ -213,7 +213,7 @@ class RowProjector:
     patch_rotary_dim: int
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
 
     @property
     def patches(self) -> int:

@@ -209,7 +209,7 @@ def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: froz
     """Parameters of a kind; `there`: indices of those that already have a gradient. An adapter is its module's own."""
     return _Params(tuple(_param(p, optimizer, there=number in there, tied=(
         tied and p.spec.module != "adapter") or p.spec.name in twice)
-                         for number, p in enumerate(kind) if not p.spec.is_buffer))
+                         for number, p in enumerate(kind) if not p.spec.is_buffer or p.spec.module == "factors"))
 
 
 def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:

@@ -61,7 +61,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "norms over all heads of query and key", "norms behind blocks", "scores below a cap",
                            "logits below a cap", "LayerNorm", "LayerNorm without a bias", "dropout",
                            "biases of the MLP", "a bias of the head", "attention and MLP beside each other",
-                           "a vision tower", "a mixer beside attention"})
+                           "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
+                           "a scaled output of layers"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -241,8 +242,10 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
     if rotary:
         rotary //= 1 + family.halves_rotary
         dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), run.batch if family.grids else 1
-        shared += [tape.external((rows, run.seq, 1, rotary), dtype, tape.slot(name, "activation"), down)
-                   for name in TABLES[:4 if kind.tables and _turns(kind) else 2]]
+        passing = kind.tables if _turns(kind) else 0
+        sizes = zip(_names_of_tables(rotary, passing), (rotary, rotary, passing, passing), strict=True)
+        shared += [tape.external((rows, run.seq, 1, size), dtype, tape.slot(name, "activation"), down)
+                   for name, size in sizes if size]
     mask = mask_of(tape, run, kind.family, window_of(kind))
     are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
@@ -252,6 +255,11 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
         mask.disown()
     positions, cos, sin = [*shared, None, None, None][:3]
     return Inputs(hidden, cos, sin, positions, mask), shared[3:]
+
+
+def _names_of_tables(own: int, passing: int) -> tuple[str, ...]:
+    """Storages of a layer's own tables, of `own` columns, then of others; the embedding makes the wider pair last."""
+    return TABLES if not passing or own <= passing else (*TABLES[2:], *TABLES[:2])
 
 
 def _cast(tape: Tape, run: LayerWorkload, inputs: Inputs) -> Inputs:
@@ -324,6 +332,8 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
             x = norm(tape, run, f"{branch.behind}.", x, kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
+    if kind.scales_output:
+        aten.mul_(tape, x, run.params["layer_scalar"])
     return x
 
 

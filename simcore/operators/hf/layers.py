@@ -227,7 +227,8 @@ def _has_unfused_attention(run: LayerWorkload, block: Attention, mask: Tensor | 
 
 def runs_math(run: LayerWorkload, block: Attention, mask: Tensor | None) -> bool:
     """True if torch's SDPA has no kernel: [Note: attention without a kernel]."""
-    return HfOptions.of(run.options).math_attention and mask is None and block.num_kv_heads < block.num_heads
+    return (HfOptions.of(run.options).math_attention and mask is None and block.num_kv_heads < block.num_heads
+            and block.head_dim <= aten.WIDEST)
 
 
 def has_flash_attention(run: LayerWorkload) -> bool:
@@ -259,6 +260,8 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
         return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
     if mask is not None:
         return aten.masked_attention(tape, query, key, value)
+    if block.head_dim > aten.WIDEST:
+        return aten.wide_attention(tape, query, key, value)
     if runs_math(run, block, mask):
         return math_attention(tape, query, key, value)
     return aten.scaled_dot_product_attention(tape, query, key, value)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from simcore.operators.shared.aten.kernels import Grads, Saved, new
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["flash_attention", "flash_attention_with_sinks", "masked_attention", "repeat_heads", "rotate",
-           "scaled_dot_product_attention", "to_heads"]
+           "scaled_dot_product_attention", "to_heads", "wide_attention", "WIDEST"]
+
+WIDEST: Final = 256
+"""Elements of a head of which flash attention has a kernel (torch 2.13 `transformers/cuda/sdp_utils.cpp`,
+check_head_dim_size_flash); cuDNN's have no wider ones."""
 
 
 def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> Tensor:
@@ -71,9 +76,28 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     the whole square.
     """
     k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+    batch, seq, heads, dim = q.shape
+    return _efficient(tape, q, k, v, 4 * batch * seq * seq * heads * dim,
+                      lambda: new(tape, (batch, seq, seq), q.dtype, "attention_bias", seq * seq))
+
+
+def wide_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of `q` [batch, sequence, heads, d] without a mask where heads are wider than `WIDEST`.
+
+    Returns q's shape. Keys and values are repeated for every head before (transformers 5.23
+    `integrations/sdpa_attention.py`, use_gqa_in_sdpa), then the memory-efficient kernel runs, the only one that takes
+    such heads.
+    """
+    k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+    batch, seq, heads, dim = q.shape
+    return _efficient(tape, q, k, v, 2 * batch * seq * seq * heads * dim, None)
+
+
+def _efficient(tape: Tape, q: Tensor, k: Tensor, v: Tensor, flops: int,
+               bias_of: Callable[[], Tensor] | None) -> Tensor:
+    """The memory-efficient kernel of as many heads of each; `bias_of`: makes the mask as it is added, None without."""
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
-    flops = 4 * batch * seq * seq * heads * dim
     moved = q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -83,9 +107,9 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                      shape_of_heads(dim, dim, batch * seq * heads, backward=True))
         return made
 
-    bias = new(tape, (batch, seq, seq), dtype, "attention_bias", seq * seq)
-    node = tape.node((q, k, v), (q, k, v, bias), backward)
-    moved += bias.nbytes
+    bias = [bias_of()] if bias_of else []
+    node = tape.node((q, k, v), (q, k, v, *bias), backward)
+    moved += sum(one.nbytes for one in bias)
     del bias
     out, lse = tape.outputs("attention", lambda: (
         new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
