@@ -44,7 +44,7 @@ _ROWS: Final = (
     Idle((f"{_VLLM}.load_format",), "weights come from the policy before the first step"),
     Idle((f"{_VLLM}.logprobs_mode", f"{_VLLM}.cap_max_tokens_to_context"),
          "every sequence is decoded to max_model_len, and has a number for each token"),
-    Idle((f"{_VLLM}.enforce_monotonicity", f"{_VLLM}.enable_return_routed_experts"),
+    Idle((f"{_VLLM}.enforce_monotonicity", f"{_VLLM}.enable_return_routed_experts", f"{_VLLM}.max_num_seqs"),
          "no line of the release reads it here"),
     Idle((f"{_VLLM}.env_vars",), "no variable is set"),
     Idle((f"{_AT}.model_name", f"{_AT}._pad_token_id", f"{_AT}._mtp_weights_from_refit"), "the run sets it itself"),

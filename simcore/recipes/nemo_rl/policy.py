@@ -12,6 +12,7 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.modules import family_of
+from simcore.recipes.huggingface.named_model import ask_for_model
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, read_rows
 
@@ -59,10 +60,9 @@ def read_model(reader: Reader, draft: Draft) -> None:
     if (given := draft.answers.settings.get("model")) is not None:
         draft.idle(name, f"--set model={given} says which model it is")
         draft.idle(reader.matching(f"{_OVERRIDES}.*"), "--set model says which model it is")
-    elif name is None:
-        draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({_NAME})")
+    elif ask_for_model(draft, name, _NAME):
         draft.idle(reader.matching(f"{_OVERRIDES}.*"), "the model is asked for")
-    else:
+    elif name is not None:
         longest = _stretched(reader)
         draft.put("model.config" if fields or longest else "model", name)
         for field in fields:

@@ -450,6 +450,16 @@ def test_a_recipe_without_degrees_asks_for_what_is_missing(tmp_path: Path) -> No
     assert {one.key for one in found.questions} == {"model", "topology", "mesh.dp_shard", "training.seq_len"}
 
 
+def test_a_placeholder_of_a_model_is_asked_for_and_the_likely_one_named(tmp_path: Path) -> None:
+    words = GRPO.replace("Qwen/Qwen2.5-1.5B", "Follow instructions in https://x.org/docs/guides/deepseek.md")
+    open_ = imported(tmp_path, words, "grpo: {max_num_steps: 1}\n")
+    assert [(one.key, one.option.partition("such as ")[2]) for one in open_.questions] == [("model", "deepseek-v3")]
+    assert "stands for one" in open_.questions[0].text
+    text = "grpo: {max_num_steps: 1}\nsif_dir: /path\n"
+    found = imported(tmp_path, words.replace("vllm_cfg: {", "vllm_cfg: {max_num_seqs: 2, "), text, model="qwen2.5-1.5b")
+    assert scenario(found).model_name == "qwen2.5-1.5b"
+
+
 def test_without_a_penalty_there_is_no_reference_policy(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "loss_fn: {reference_policy_kl_penalty: 0}\n")
     read_ = scenario(found)
