@@ -170,6 +170,10 @@ class Generation(Block):
     ssm_dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Format of Mamba's recurrent state; auto: the engine's own, by version"
     )
+    mamba_cache_mode: Literal["auto", "align", "all"] = Field(
+        default="auto", description="Mamba's states that prefix caching keeps: of the last two blocks (align) or of "
+        "all; auto: the engine's own, by model"
+    )
     prefix_caching: bool | None = Field(
         default=None, description="Blocks are kept for prompts that begin alike; left out: as trainer or engine do"
     )

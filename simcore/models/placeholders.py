@@ -20,6 +20,7 @@ _LEAST: Final = 7
 """Letters and digits from which on a name in a text is no chance."""
 _SHORT: Final = {"dsv3": "deepseek-v3", "docs/guides/deepseek.md": "deepseek-v3", "nanov3": "nemotron-3-nano-30b-a3b",
                  "nemotron-3-super": "nemotron-3-super-120b-a12b",
+                 "nemotron-3-ultra": "nemotron-3-ultra-550b-a55b",
                  "qwen3-30ba3b-thinking": "Qwen/Qwen3-30B-A3B-Thinking-2507"}
 """Words of recipes for models: NeMo RL 7ea279ab docs/guides/deepseek.md, README.md; verl's dsv3."""
 _OTHER: Final = ("omni", "v32")

@@ -129,17 +129,19 @@ class Cache:
         return self.num_blocks / self.pages.blocks_of(tokens)
 
 
-def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False) -> Pages:
+def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False,
+          mode: str = "auto") -> Pages:
     """Layout of the KV cache of a model on one of `tp` ranks; the model needs attention layers, all of equal widths.
 
-    `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching.
+    `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching, whose states of Mamba are
+    those of `mode` (`Release.states`).
     """
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention | LatentAttention)]
     mamba = [block for block in blocks if isinstance(block, Mamba2)]
     token = _elements(attention[0], tp) * dtype_bytes(formats.kv)
     state = _state(mamba[0], tp, formats) if mamba else 0
-    states = release.states(architecture.family, cached=cached)
+    states = release.states(architecture.family, mode, cached=cached)
     step = math.lcm(_ALIGNED, mamba[0].chunk) if mamba and states == "every" else _ALIGNED
     block_size = step * max(1, -(-state // (step * token)))
     size = _group_size([len(layers) for layers in (attention, mamba) if layers], release.padded_below)

@@ -154,7 +154,8 @@ class Engine:
     @cached_property
     def pages(self) -> Pages:
         """Layout of the KV cache on a rank: sizes of pages and blocks."""
-        return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes)
+        return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes,
+                     mode=self.generation.mamba_cache_mode)
 
     @cached_property
     def profile(self) -> Profile:

@@ -158,8 +158,10 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
         use == "library" and topology.device.architecture >= _CACHING)
     _check_latent(scenario, architecture, given, topology)
     recipe = recipe_of(scenario, given, (architecture, fields), topology, (release.name, use))
-    return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches,
-                  given.gpu_memory_utilization or _UTILIZATION[use], recipe)
+    engine = Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields),
+                    caches, given.gpu_memory_utilization or _UTILIZATION[use], recipe)
+    _check_states(scenario, engine)
+    return engine
 
 
 def _check_model(scenario: Scenario, architecture: Architecture, tp: int, version: str) -> None:
@@ -185,6 +187,19 @@ def _check_latent(scenario: Scenario, architecture: Architecture, given: Generat
                              "compute capability 9"))
     if given.kv_dtype == "fp8":
         raise NotYet(Problem(scenario.where("generation", "kv_dtype"), "not yet: latent attention with a cache in fp8"))
+
+
+def _check_states(scenario: Scenario, engine: Engine) -> None:
+    """Refuses modes of Mamba's states that a version has not, and blocks larger than a pass where states end blocks."""
+    at, mode = scenario.where("generation", "mamba_cache_mode"), engine.generation.mamba_cache_mode
+    if mode != "auto" and not engine.release.else_last:
+        raise IllegalLayout(Problem(at, f"mamba_cache_mode: {mode}: vLLM {engine.version} has no such setting",
+                                    f"vLLM {engine.version} config/cache.py CacheConfig"))
+    block = engine.pages.block_size
+    if engine.pages.mamba_layers and engine.pages.states == "last" and block > engine.limits.tokens:
+        raise IllegalLayout(Problem(at, f"In Mamba cache align mode, block_size ({block}) must be <= "
+                                    f"max_num_batched_tokens ({engine.limits.tokens})",
+                                    "vLLM 0.25.1 config/vllm.py:2186"))
 
 
 def _divisors(architecture: Architecture) -> list[int]:
@@ -311,6 +326,9 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
         yield Assumption(what="generation.prefix_caching", value=str(engine.caches_prefixes).lower(), kind="default",
                          source="vLLM 0.12.0 and 0.25.1 config/model.py is_prefix_caching_supported: not for hybrids; "
                          "NeMo RL 7ea279ab vllm_worker.py:84 asks for it")
+    if generation.mamba_cache_mode != "auto" and not (engine.pages.mamba_layers and engine.caches_prefixes):
+        yield Assumption(what="generation.mamba_cache_mode", value="changes nothing without Mamba layers, or without "
+                         "prefix caching", kind="derived", source="vLLM 0.25.1 model_executor/models/config.py:597")
     if engine.pages.mamba_layers and generation.ssm_dtype == "auto":
         yield Assumption(what="generation.ssm_dtype", value=engine.formats.ssm, kind="default",
                          source=f"vLLM {version} model_executor/models/config.py: 0.25.1 has fp32 for Nemotron-H, "

@@ -19,15 +19,15 @@ DTYPES = {"auto": "bf16", "fp8": "fp8", "float32": "fp32"}
 
 
 def pages_of(model: str, tp: int, kv: str = "bf16", ssm: str = "bf16", version: str = "0.12.0", *,
-             cached: bool = False) -> Pages:
+             cached: bool = False, mode: str = "auto") -> Pages:
     architecture = architecture_of(model_config(model, None, ""))
-    return pages(architecture, tp, Formats(kv, "bf16", ssm), RELEASES[version], cached=cached)
+    return pages(architecture, tp, Formats(kv, "bf16", ssm), RELEASES[version], cached=cached, mode=mode)
 
 
 @pytest.mark.parametrize(("version", "row"), ROWS, ids=[f"{version}-{row['name']}" for version, row in ROWS])
 def test_blocks_are_the_engines_own(version: str, row: dict[str, Any]) -> None:
     cache_pages = pages_of(row["model"], row["tp"], DTYPES[row["kv"]], DTYPES[row["ssm"]], version,
-                           cached=row["cached"])
+                           cached=row["cached"], mode=row.get("mode", "auto"))
     cache = cache_pages.fill(row["bytes"])
     assert (cache_pages.block_size, cache_pages.page_bytes) == (row["block_size"], row["page_bytes"])
     assert cache_pages.attention_groups + cache_pages.mamba_groups == row["groups"]

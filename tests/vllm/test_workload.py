@@ -53,6 +53,19 @@ def test_an_fp8_cache_holds_nearly_twice_the_sequences_of_full_length() -> None:
     assert 1.9 < narrow.concurrency / wide.concurrency < 2
 
 
+def test_states_of_mamba_that_prefixes_keep() -> None:
+    """By `Release.states`: of all blocks, as the engine chooses for Nemotron-H, or of the last two."""
+    given = {"tp": 4, "max_model_len": 262144, "version": "0.25.1", "prefix_caching": True}
+    every, last = (found(served(generation=given | more)) for more in ({}, {"mamba_cache_mode": "align"}))
+    assert every.concurrency < last.concurrency
+    idle = served(generation=given | {"mamba_cache_mode": "align", "prefix_caching": False})
+    assert "generation.mamba_cache_mode" in [one.what for one in idle.assumptions]
+    for more, told in (({"version": "0.12.0"}, "vLLM 0.12.0 has no such setting"),
+                       ({"max_num_batched_tokens": 512}, "In Mamba cache align mode, block_size")):
+        report = served(generation=given | {"mamba_cache_mode": "align"} | more)
+        assert (report.status, told in report.problems[0].message) == ("illegal", True)
+
+
 def test_an_engine_that_does_not_start_does_not_fit() -> None:
     report = served(generation={"tp": 4, "max_model_len": 262144, "gpu_memory_utilization": 0.2})
     assert report.verdict == "oom"

@@ -47,7 +47,7 @@ def ask_for_model(draft: Draft, named: Taken[str] | None, key: str, model: str =
     if named is not None and not is_placeholder(named.value):
         return False
     words = named.value if named else ""
-    near = meant(words, "/".join(PurePath(draft.path).parts[-2:]))
+    near = meant(words, "/".join(PurePath(draft.path).parts[-3:]))
     draft.ask(model, f"--set {model}=NAME or PATH of its config.json" + (f", such as {near}" if near else ""),
               f"model ({key}: {shorten(words)} stands for one)" if named else f"model ({key})", named)
     return True

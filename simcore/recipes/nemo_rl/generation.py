@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.nemo_rl.environment import read_variables
-from simcore.recipes.nemo_rl.lengths import read_lengths
+from simcore.recipes.nemo_rl.keys.environment import read_variables
+from simcore.recipes.nemo_rl.keys.lengths import read_lengths
+from simcore.recipes.nemo_rl.keys.switches import read_switches
 from simcore.recipes.nemo_rl.sglang import read_sglang
-from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, key_of, read_rows
 
@@ -56,8 +56,8 @@ _ROWS: Final = (
     Says(f"{_KWARGS}.max_num_seqs", "generation.max_num_seqs"),
     Says(f"{_KWARGS}.max_num_batched_tokens", "generation.max_num_batched_tokens"),
     Says(f"{_KWARGS}.mamba_ssm_cache_dtype", "generation.ssm_dtype", "text", _DTYPES, what="Mamba's state in"),
-    Says(f"{_KWARGS}.mamba_cache_mode", "", "text", idle={"none": "the default (vllm/config/cache.py CacheConfig)"},
-         words={None: None}, what="Mamba's states for prefixes:"),
+    Says(f"{_KWARGS}.mamba_cache_mode", "generation.mamba_cache_mode", "text", {"align": "align", "all": "all"},
+         {"none": "the default (vllm/config/cache.py CacheConfig)"}, "Mamba's states for prefixes:"),
     Idle((f"{_KWARGS}.tokenizer",), "which tokens a text becomes"),
     Idle((f"{_KWARGS}.mm_processor_cache_gb", f"{_KWARGS}.skip_mm_profiling",
           f"{_KWARGS}.allowed_local_media_path", f"{_KWARGS}.language_model_only", f"{_KWARGS}.limit_mm_per_prompt.*",

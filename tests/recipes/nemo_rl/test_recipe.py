@@ -467,6 +467,32 @@ def test_without_a_penalty_there_is_no_reference_policy(tmp_path: Path) -> None:
     assert read_.rl.reference == "none"
 
 
+PREDICTING: Final = """\
+policy:
+  dtensor_cfg: {enabled: false}
+  megatron_cfg: {enabled: true, mtp_num_layers: 5, mtp_use_repeated_layer: true, mtp_detach_heads: true}
+  generation: {vllm_kwargs: {mamba_cache_mode: align}}
+"""
+
+
+def test_modules_of_further_tokens_are_those_of_whichever_model(tmp_path: Path) -> None:
+    base = GRPO.replace("Qwen/Qwen2.5-1.5B", "/path/to/model")
+    changed = {"mtp_num_layers": 5, "mtp_use_repeated_layer": True}
+    found = imported(tmp_path, base, PREDICTING, model="nemotron-3-super-120b-a12b")
+    assert found.values["model"] == {"config": "nemotron-3-super-120b-a12b", "overrides": changed}
+    assert found.values["framework_options"]["mtp_detach_heads"] is True
+    assert found.values["generation"]["mamba_cache_mode"] == "align"
+    lightning = "  model_name: nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16\n"
+    found = imported(tmp_path, GRPO, PREDICTING + lightning)
+    assert found.values["model"]["overrides"] == {"mtp_num_layers": 5, "mtp_hybrid_override_pattern": "*E",
+                                                  "mtp_use_repeated_layer": True}
+    scenario(found)
+    found = imported(tmp_path, GRPO, PREDICTING.replace("5", "0"))
+    assert found.values["model"] == "Qwen/Qwen2.5-1.5B"
+    found = imported(tmp_path, GRPO, PREDICTING)
+    assert "one layer of multi-token prediction for all depths" in str(found.refused)
+
+
 def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "policy: {dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true, peft: "
                                      "{enabled: true}}}\n")
@@ -477,7 +503,7 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
     (GRPO, "policy: {generation: {backend: trtllm}}", "generation by trtllm"),
     (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
     (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
-    (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: align}}}", "Mamba's states for prefixes: align"),
+    (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: some}}}", "Mamba's states for prefixes: some"),
     (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
     (GRPO, "data: {default: {env_name: reward_model}}", "rewards by a model that takes GPUs of the cluster"),
     (SFT, "policy: {dtensor_cfg: {custom_parallel_plan: true}}", "a plan of tensor parallelism of one's own"),
