@@ -177,6 +177,12 @@ class Generation(Block):
     prefix_caching: bool | None = Field(
         default=None, description="Blocks are kept for prompts that begin alike; left out: as trainer or engine do"
     )
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0, description="Tokens that the model's own module of multi-token prediction drafts in each pass"
+    )
+    accepted_tokens: Annotated[float, Field(ge=0, le=64)] = Field(
+        default=0, description="Drafted tokens of a pass that are accepted, as the mean"
+    )
     enforce_eager: bool = Field(default=False, description="Without CUDA graphs")
     max_loras: Annotated[int, Field(ge=0, le=2**16)] = Field(
         default=0, description="LoRA adapters that lie in buffers at once; 0: the engine serves none"

@@ -23,6 +23,7 @@ from simcore.models.config import Architecture
 from simcore.units import GIB, dtype_bytes, format_bytes, parse_quantity
 from simcore.vllm.adapters import adapter_elements
 from simcore.vllm.cache import Cache, Formats, Pages, pages
+from simcore.vllm.drafter import Drafter
 from simcore.vllm.profile import Profile, profile
 from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.loading import loading_bytes
@@ -75,7 +76,8 @@ class Engine:
 
     `max_model_len`: tokens of the longest sequence; `release`: vLLM's version. `buffers`: bytes of the model's rotary
     table. `caches_prefixes`: blocks are kept for prompts with a common prefix. `utilization`: share of the memory that
-    the driver reports which the engine requests. `recipe`: quantisation of weights, None for 16 bits.
+    the driver reports which the engine requests. `recipe`: quantisation of weights, None for 16 bits. `drafter`: that
+    of speculative decoding, None without.
     """
 
     architecture: Architecture
@@ -88,6 +90,7 @@ class Engine:
     caches_prefixes: bool = False
     utilization: float = 0.9
     recipe: Recipe | None = None
+    drafter: Drafter | None = None
 
     @property
     def version(self) -> str:
@@ -116,7 +119,7 @@ class Engine:
     def by_component(self) -> dict[str, int]:
         """Bytes of weights on a rank by component (attention, mlp, ...), without empty ones."""
         sizes: Counter[str] = Counter()
-        for weight in self.weights:
+        for weight in (*self.weights, *(self.drafter.weights if self.drafter else ())):
             sizes[weight.component] += self.bytes_of(weight)
         return {name: size for name, size in sizes.items() if size}
 
@@ -155,14 +158,15 @@ class Engine:
     def pages(self) -> Pages:
         """Layout of the KV cache on a rank: sizes of pages and blocks."""
         return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes,
-                     mode=self.generation.mamba_cache_mode)
+                     mode=self.generation.mamba_cache_mode, drafter=self.drafter)
 
     @cached_property
     def profile(self) -> Profile:
         """Bytes besides weights at the highest moments of vLLM's profile run on a rank (`Profile`)."""
         unpacked = {} if self.recipe is None else self.recipe.unpacked_bytes(self._blocks(), self.limits.tokens)
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
-                       self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0])
+                       self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0],
+                       drafts=self.drafter is not None)
 
     @property
     def _context(self) -> tuple[int, int]:
@@ -261,7 +265,9 @@ class Engine:
     @property
     def stays(self) -> dict[str, int]:
         """Bytes by category of what stays while the engine sleeps."""
-        return {"graph_pool": self.graph_bytes, "workspace": self.workspace_bytes}
+        buffers = self.drafter.buffer_bytes(self.limits.tokens) if self.drafter else 0
+        beside = {"input": buffers} if buffers else {}
+        return {"graph_pool": self.graph_bytes, "workspace": self.workspace_bytes, **beside}
 
     @property
     def cached(self) -> dict[str, int]:

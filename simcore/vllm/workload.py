@@ -27,6 +27,7 @@ from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.quantization import assumptions_of, recipe_of
 from simcore.vllm.quantized.linears import kv_heads
 from simcore.vllm.release import RELEASES
+from simcore.vllm.speculation import asked_drafter, drafter_assumptions
 from simcore.vllm.weights import refusals, unserved
 
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
@@ -158,8 +159,9 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
         use == "library" and topology.device.architecture >= _CACHING)
     _check_latent(scenario, architecture, given, topology)
     recipe = recipe_of(scenario, given, (architecture, fields), topology, (release.name, use))
+    drafter = asked_drafter(scenario, given, (architecture, fields), release, topology, quantised=recipe is not None)
     engine = Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields),
-                    caches, given.gpu_memory_utilization or _UTILIZATION[use], recipe)
+                    caches, given.gpu_memory_utilization or _UTILIZATION[use], recipe, drafter)
     _check_states(scenario, engine)
     return engine
 
@@ -322,6 +324,8 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
     if generation.gpu_memory_utilization is None:
         yield Assumption(what="generation.gpu_memory_utilization", value=f"{engine.utilization:g}", kind="default",
                          source="vLLM 0.12.0 config/cache.py: 0.9; NeMo RL 7ea279ab grpo_math_1B.yaml: 0.6")
+    if engine.drafter is not None:
+        yield from drafter_assumptions(engine.drafter)
     if engine.pages.mamba_layers and generation.prefix_caching is None:
         yield Assumption(what="generation.prefix_caching", value=str(engine.caches_prefixes).lower(), kind="default",
                          source="vLLM 0.12.0 and 0.25.1 config/model.py is_prefix_caching_supported: not for hybrids; "
@@ -344,3 +348,4 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
         yield Assumption(what=name, value=format_bytes(size), kind="assumed", source=source)
     yield Assumption(what="serving.decode", value="bytes read over the bandwidth that products reach", kind="assumed",
                      source="a bound, see simcore/vllm/decode.py: no arithmetic, collectives, sampling or host")
+

@@ -65,7 +65,7 @@ FULL: dict[str, Any] = {
                    "gpu_memory_utilization": 0.7, "max_model_len": 2048, "max_num_seqs": 256,
                    "max_num_batched_tokens": 8192, "kv_cache_memory": "20 GiB", "quantization": "auto",
                    "unquantized": [], "kv_dtype": "auto", "ssm_dtype": "fp32", "mamba_cache_mode": "auto",
-                   "prefix_caching": False, "enforce_eager": True,
+                   "prefix_caching": False, "num_speculative_tokens": 0, "accepted_tokens": 0, "enforce_eager": True,
                    "max_loras": 1, "max_lora_rank": 32, "sleep_level": 1},
     "framework_options": {"reshard_after_forward": None, "wrap": "layers_root"},
     "checkpoint": {"load": "rank0", "save": "sharded", "merge": "host", "export": "job"},

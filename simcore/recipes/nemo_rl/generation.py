@@ -18,6 +18,8 @@ _AT: Final = "policy.generation"
 _VLLM: Final = f"{_AT}.vllm_cfg"
 _KWARGS: Final = f"{_AT}.vllm_kwargs"
 _DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DRAFTS: Final = f"{_KWARGS}.speculative_config"
+_MODULES: Final = ("mtp", "deepseek_mtp")
 _ONE: Final = {1: "one"}
 _FILTERED: Final = "the policy's logits are sorted and masked as well (algorithms/logits_sampling_utils.py:254): " \
                    "neither memory nor time of it is counted"
@@ -93,8 +95,7 @@ def read_generation(reader: Reader, draft: Draft) -> int:
         read_sglang(reader, draft)
         read_rows(reader, draft, [row for row in _ROWS if not key_of(row).startswith((_VLLM, _KWARGS))])
         return _read_resources(reader, draft)
-    for taken in reader.matching(f"{_KWARGS}.speculative_config.*"):
-        draft.refuse(taken, "speculative decoding")
+    _read_speculation(reader, draft)
     for taken in reader.matching(f"{_KWARGS}.compilation_config.*"):
         draft.unmodelled(taken, "graphs of the engine are those of its defaults")
     read_lengths(reader, draft, _AT, f"{_VLLM}.max_model_len", f"NeMo RL 7ea279ab {_ENGINE}:71")
@@ -106,6 +107,19 @@ def read_generation(reader: Reader, draft: Draft) -> int:
     for taken in reader.matching(f"{_KWARGS}.*"):
         draft.refuse(taken, "a setting of vLLM that is not described")
     return _read_resources(reader, draft)
+
+
+def _read_speculation(reader: Reader, draft: Draft) -> None:
+    """Writes the tokens that the model's own module drafts; another drafter is refused."""
+    method, count = (reader.take(f"{_DRAFTS}.{name}") for name in ("method", "num_speculative_tokens"))
+    if method is not None and method.value in _MODULES and count is not None:
+        draft.use(method, why="the model's own module of multi-token prediction drafts")
+        draft.put("generation.num_speculative_tokens", count)
+    else:
+        for taken in (method, count):
+            draft.refuse(taken, "speculative decoding by another drafter than the model's own module")
+    for taken in reader.matching(f"{_DRAFTS}.*"):
+        draft.refuse(taken, "speculative decoding of this kind")
 
 
 def _read_precision(reader: Reader, draft: Draft) -> None:

@@ -475,6 +475,13 @@ policy:
 """
 
 
+def test_the_models_own_module_drafts(tmp_path: Path) -> None:
+    for method in ("mtp", "deepseek_mtp"):
+        found = imported(tmp_path, GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: "
+                                         f"{method}, num_speculative_tokens: 2}}}}}}}}\n")
+        assert (found.values["generation"]["num_speculative_tokens"], found.refused) == (2, ())
+
+
 def test_modules_of_further_tokens_are_those_of_whichever_model(tmp_path: Path) -> None:
     base = GRPO.replace("Qwen/Qwen2.5-1.5B", "/path/to/model")
     changed = {"mtp_num_layers": 5, "mtp_use_repeated_layer": True}
@@ -502,7 +509,7 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
 @pytest.mark.parametrize(("base", "text", "told"), [
     (GRPO, "policy: {generation: {backend: trtllm}}", "generation by trtllm"),
     (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
-    (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
+    (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: eagle3}}}}", "by another drafter"),
     (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: some}}}", "Mamba's states for prefixes: some"),
     (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
     (GRPO, "data: {default: {env_name: reward_model}}", "rewards by a model that takes GPUs of the cluster"),
