@@ -143,6 +143,9 @@ class Generation(Block):
     colocated: bool = Field(default=True, description="On the GPUs that train")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")
     engines: _Degree = Field(default=1, description="Engines beside each other, where they have GPUs of their own")
+    expert_parallel: bool = Field(
+        default=False, description="vLLM: experts lie whole on its ranks, and are not cut by tp"
+    )
     gpu_memory_utilization: Fraction | None = Field(
         default=None, description="Fraction of device memory that the engine takes; left out: 0.9, under NeMo RL 0.6"
     )
@@ -155,6 +158,7 @@ class Generation(Block):
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=TOKENS)] | None = Field(
         default=None, description="Most tokens of one forward pass; left out: the engine's own, by device"
     )
+    chunked_prefill: bool = Field(default=True, description="vLLM: prompts are read in parts where passes are full")
     kv_cache_memory: BytesOrAuto = Field(
         default="auto", description="KV cache of a rank, such as 20 GiB; auto: what gpu_memory_utilization leaves"
     )

@@ -37,6 +37,8 @@ _UNSERVED: Final = (
     ("max_lora_rank", "adapters in SGLang"), ("ssm_dtype", "Mamba's states in SGLang"),
     ("mamba_cache_mode", "Mamba's states in SGLang"), ("num_speculative_tokens", "speculative decoding in SGLang"),
     ("accepted_tokens", "speculative decoding in SGLang"),
+    ("expert_parallel", "experts of SGLang on ranks of their own"),
+    ("chunked_prefill", "prefills of another size than SGLang's own"),
     ("max_num_batched_tokens", "prefills of another size than SGLang's own"))
 
 

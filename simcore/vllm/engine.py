@@ -57,16 +57,17 @@ class Limits:
     seqs: int
 
 
-def default_limits(topology: Topology, use: Literal["server", "library"], longest: int) -> Limits:
+def default_limits(topology: Topology, use: Literal["server", "library"], longest: int, *, chunked: bool = True
+                   ) -> Limits:
     """Default limits of vLLM: larger ones for GPUs with 70 GiB and more (without A100) than for others.
 
     `engine/arg_utils.py` get_batch_defaults. `use`: `vllm serve`, or the class LLM, as NeMo RL calls it. `longest`:
-    tokens of the longest sequence.
+    tokens of the longest sequence; not `chunked`: a pass takes all of it.
     """
     large = topology.device.usable_bytes >= _LARGE and "A100" not in topology.device.name
     seqs = 1024 if large else 256
     tokens = {"server": 8192, "library": 16384} if large else {"server": 2048, "library": 8192}
-    most = min(tokens[use], seqs * longest)
+    most = min(tokens[use] if chunked else max(tokens[use], longest), seqs * longest)
     return Limits(most, min(seqs, most))
 
 
@@ -166,7 +167,7 @@ class Engine:
         unpacked = {} if self.recipe is None else self.recipe.unpacked_bytes(self._blocks(), self.limits.tokens)
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
                        self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0],
-                       drafts=self.drafter is not None)
+                       drafts=self.drafter is not None, whole_experts=self.generation.expert_parallel)
 
     @property
     def _context(self) -> tuple[int, int]:

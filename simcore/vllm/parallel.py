@@ -78,9 +78,12 @@ def _passes(engine: InferenceEngine, sequences: int, prompt: int) -> Iterator[_P
     first = max(prompt, 1)  # a sequence without a prompt begins with a token
     if engine.max_model_len <= first:
         return  # there is no token to generate
-    full, last = divmod(sequences * first - 1, engine.limits.tokens)
+    most = engine.limits.tokens
+    if not engine.generation.chunked_prefill:
+        most = max(1, most // first) * first  # whole prompts
+    full, last = divmod(sequences * first - 1, most)
     # logits are made once for a prompt, in the pass that ends it: all are counted in the last pass of the prompts
-    yield _Pass(engine.limits.tokens, 0, full)
+    yield _Pass(most, 0, full)
     yield _Pass(last + 1, sequences, 1)
     drafter, steps = engine.drafter, engine.max_model_len - first - 1
     if drafter is None:
@@ -88,7 +91,7 @@ def _passes(engine: InferenceEngine, sequences: int, prompt: int) -> Iterator[_P
         return
     times, rows = math.ceil(steps / (1 + drafter.accepted)), sequences * (1 + drafter.tokens)
     yield _Pass(rows, rows, times)
-    yield _Pass(engine.limits.tokens, 0, full, drafts=True)
+    yield _Pass(most, 0, full, drafts=True)
     yield _Pass(last + 1, sequences, 1, drafts=True)
     yield _Pass(rows, sequences, times, drafts=True)
     yield _Pass(sequences, sequences, times * (drafter.tokens - 1), drafts=True)

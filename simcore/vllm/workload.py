@@ -21,6 +21,7 @@ from simcore.results.engine import Decode, Serving
 from simcore.results.report import Assumption, AtRest, Communicator, Owner, Peak, RankReport, Report
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.units import format_bytes, parse_quantity
+from simcore.vllm.checks import check_asked, check_states, switch_assumptions
 from simcore.vllm.decode import bytes_read, seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of
 from simcore.vllm.protocol import InferenceEngine
@@ -150,7 +151,8 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     _check_model(scenario, architecture, given.tp, release.name)
     longest = given.max_model_len or scenario.training.seq_len
     _check_length(scenario, fields, longest)
-    usual = default_limits(topology, use, longest)
+    check_asked(scenario, given, architecture, release.name, longest)
+    usual = default_limits(topology, use, longest, chunked=given.chunked_prefill)
     tokens = given.max_num_batched_tokens or usual.tokens
     limits = Limits(tokens, given.max_num_seqs or min(usual.seqs, tokens))
     # by default NeMo RL caches prefixes on compute capability 8 and later (7ea279ab vllm_worker.py:84), vLLM does
@@ -162,7 +164,7 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     drafter = asked_drafter(scenario, given, (architecture, fields), release, topology, quantised=recipe is not None)
     engine = Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields),
                     caches, given.gpu_memory_utilization or _UTILIZATION[use], recipe, drafter)
-    _check_states(scenario, engine)
+    check_states(scenario, engine)
     return engine
 
 
@@ -189,19 +191,6 @@ def _check_latent(scenario: Scenario, architecture: Architecture, given: Generat
                              "compute capability 9"))
     if given.kv_dtype == "fp8":
         raise NotYet(Problem(scenario.where("generation", "kv_dtype"), "not yet: latent attention with a cache in fp8"))
-
-
-def _check_states(scenario: Scenario, engine: Engine) -> None:
-    """Refuses modes of Mamba's states that a version has not, and blocks larger than a pass where states end blocks."""
-    at, mode = scenario.where("generation", "mamba_cache_mode"), engine.generation.mamba_cache_mode
-    if mode != "auto" and not engine.release.else_last:
-        raise IllegalLayout(Problem(at, f"mamba_cache_mode: {mode}: vLLM {engine.version} has no such setting",
-                                    f"vLLM {engine.version} config/cache.py CacheConfig"))
-    block = engine.pages.block_size
-    if engine.pages.mamba_layers and engine.pages.states == "last" and block > engine.limits.tokens:
-        raise IllegalLayout(Problem(at, f"In Mamba cache align mode, block_size ({block}) must be <= "
-                                    f"max_num_batched_tokens ({engine.limits.tokens})",
-                                    "vLLM 0.25.1 config/vllm.py:2186"))
 
 
 def _divisors(architecture: Architecture) -> list[int]:
@@ -324,6 +313,7 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
     if generation.gpu_memory_utilization is None:
         yield Assumption(what="generation.gpu_memory_utilization", value=f"{engine.utilization:g}", kind="default",
                          source="vLLM 0.12.0 config/cache.py: 0.9; NeMo RL 7ea279ab grpo_math_1B.yaml: 0.6")
+    yield from switch_assumptions(engine)
     if engine.drafter is not None:
         yield from drafter_assumptions(engine.drafter)
     if engine.pages.mamba_layers and generation.prefix_caching is None:

@@ -14,7 +14,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.modules import family_of
 from simcore.recipes.huggingface.named_model import ask_for_model
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["family_in", "read_batches", "read_model"]
 
@@ -38,7 +38,8 @@ _ROWS: Final = (
     Says("policy.precision", "training.precision.compute", "text", _PRECISIONS, what="products in"),
     Off("policy.reward_model_cfg.enabled", "training of a reward model"),
     Off("policy.draft.enabled", "a draft model that is trained beside the policy"),
-    Off("policy.router_replay.enabled", "replay of the router's choices"),
+    Unmodelled(("policy.router_replay.enabled",), "numbers of each token's experts lie on the devices of engine and "
+               "policy, 4 bytes for each layer and choice: left out", (False, None)),
     Off("policy.activation_checkpointing_enabled", "checkpointing by a key that nothing reads"),
     Off("policy.is_vlm", "a tower beside text"),
 )

@@ -475,6 +475,17 @@ policy:
 """
 
 
+def test_experts_of_the_engine_and_their_replay(tmp_path: Path) -> None:
+    text = "policy: {router_replay: {enabled: true}, generation: {vllm_cfg: {expert_parallel_size: SIZE, " \
+           "tensor_parallel_size: 4}, vllm_kwargs: {enable_chunked_prefill: false}}}\n"
+    found = imported(tmp_path, GRPO, text.replace("SIZE", "4"))
+    assert found.values["generation"]["expert_parallel"] is True
+    assert (found.values["generation"]["chunked_prefill"], found.refused) == (False, ())
+    assert [one.kind for one in found.left if one.key == "policy.router_replay.enabled"] == ["not modelled"]
+    found = imported(tmp_path, GRPO, text.replace("SIZE", "6"))
+    assert "EP must be a multiple of TP" in found.wrong[0].message
+
+
 def test_the_models_own_module_drafts(tmp_path: Path) -> None:
     for method in ("mtp", "deepseek_mtp"):
         found = imported(tmp_path, GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: "
@@ -508,7 +519,7 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
 
 @pytest.mark.parametrize(("base", "text", "told"), [
     (GRPO, "policy: {generation: {backend: trtllm}}", "generation by trtllm"),
-    (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
+    (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8, of copies"),
     (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: eagle3}}}}", "by another drafter"),
     (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: some}}}", "Mamba's states for prefixes: some"),
     (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
