@@ -143,6 +143,9 @@ class Generation(Block):
     colocated: bool = Field(default=True, description="On the GPUs that train")
     tp: _Degree = Field(default=1, description="Tensor-parallel degree of the engine")
     engines: _Degree = Field(default=1, description="Engines beside each other, where they have GPUs of their own")
+    expert_parallel: bool = Field(
+        default=False, description="vLLM: experts lie whole on its ranks, and are not cut by tp"
+    )
     gpu_memory_utilization: Fraction | None = Field(
         default=None, description="Fraction of device memory that the engine takes; left out: 0.9, under NeMo RL 0.6"
     )
@@ -155,6 +158,7 @@ class Generation(Block):
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=TOKENS)] | None = Field(
         default=None, description="Most tokens of one forward pass; left out: the engine's own, by device"
     )
+    chunked_prefill: bool = Field(default=True, description="vLLM: prompts are read in parts where passes are full")
     kv_cache_memory: BytesOrAuto = Field(
         default="auto", description="KV cache of a rank, such as 20 GiB; auto: what gpu_memory_utilization leaves"
     )
@@ -170,8 +174,18 @@ class Generation(Block):
     ssm_dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Format of Mamba's recurrent state; auto: the engine's own, by version"
     )
+    mamba_cache_mode: Literal["auto", "align", "all"] = Field(
+        default="auto", description="Mamba's states that prefix caching keeps: of the last two blocks (align) or of "
+        "all; auto: the engine's own, by model"
+    )
     prefix_caching: bool | None = Field(
         default=None, description="Blocks are kept for prompts that begin alike; left out: as trainer or engine do"
+    )
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0, description="Tokens that the model's own module of multi-token prediction drafts in each pass"
+    )
+    accepted_tokens: Annotated[float, Field(ge=0, le=64)] = Field(
+        default=0, description="Drafted tokens of a pass that are accepted, as the mean"
     )
     enforce_eager: bool = Field(default=False, description="Without CUDA graphs")
     max_loras: Annotated[int, Field(ge=0, le=2**16)] = Field(

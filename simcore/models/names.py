@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from simcore.inputs.block import shorten
 
-__all__ = ["Named", "find", "how_to_go_on", "ids_of", "names_of", "of_preset"]
+__all__ = ["Named", "find", "how_to_go_on", "ids_of", "names_of", "of_preset", "presets"]
 
 _FOLDER: Final = "presets"
 _NEAR: Final = 0.6
@@ -58,6 +58,11 @@ def find(reference: str) -> Named | None:
 def ids_of(preset: str) -> tuple[str, ...]:
     """Ids of repositories whose configuration a preset has, its own first; () for a preset that is made up."""
     return tuple(_table().get(preset, {}).get("ids", ()))
+
+
+def presets() -> tuple[str, ...]:
+    """Names of all presets that the table has."""
+    return tuple(_table())
 
 
 def names_of(preset: str) -> tuple[str, ...]:

@@ -126,6 +126,9 @@ class Imported:
         found, document = self, Document(self.path, dict(self.values))
         for key, value in settings.items():
             path, place = split_key(key), f"--set {key}"
+            model = found.values.get("model")
+            if path == ("model",) and isinstance(model, Mapping) and "config" not in model:
+                path = ("model", "config")  # fields that the recipe changes, of whichever model
             found = overruled(found, path, f"{place} goes before it")
             document = document.with_value(path, value, place)
             found = replace(found, origins={**found.origins, path: Origin("asked", place, "")})

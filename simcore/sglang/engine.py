@@ -32,6 +32,7 @@ from simcore.models.config import Architecture
 from simcore.sglang.settings import RELEASES, Release, Settings
 from simcore.units import dtype_bytes, format_bytes
 from simcore.vllm.cache import Cache, Formats, Pages
+from simcore.vllm.drafter import Drafter
 from simcore.vllm.engine import Limits, nccl_bytes, workspace_bytes
 from simcore.vllm.profile import Profile, profile
 from simcore.vllm.quantized.linears import kv_heads
@@ -90,6 +91,11 @@ class Engine:
     @property
     def recipe(self) -> Recipe | None:
         """Quantisation of weights: none."""
+        return None
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Drafter of speculative decoding: none, it is not modelled."""
         return None
 
     @property

@@ -35,6 +35,10 @@ _UNSERVED: Final = (
     ("kv_cache_memory", "a pool of a given size"), ("quantization", "weights of SGLang in few bits"),
     ("unquantized", "weights of SGLang in few bits"), ("max_loras", "adapters in SGLang"),
     ("max_lora_rank", "adapters in SGLang"), ("ssm_dtype", "Mamba's states in SGLang"),
+    ("mamba_cache_mode", "Mamba's states in SGLang"), ("num_speculative_tokens", "speculative decoding in SGLang"),
+    ("accepted_tokens", "speculative decoding in SGLang"),
+    ("expert_parallel", "experts of SGLang on ranks of their own"),
+    ("chunked_prefill", "prefills of another size than SGLang's own"),
     ("max_num_batched_tokens", "prefills of another size than SGLang's own"))
 
 

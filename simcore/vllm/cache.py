@@ -21,6 +21,7 @@ from typing import Final
 from simcore.models.blocks import Attention, LatentAttention, Mamba2
 from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
+from simcore.vllm.drafter import Drafter
 from simcore.vllm.quantized.linears import kv_heads
 from simcore.vllm.release import Release, States
 from simcore.vllm.weights import layers_of
@@ -49,7 +50,7 @@ class Pages:
     of a block; `page_bytes`: bytes of one layer's page; `group_size`: layers that a block has a page for. In each of
     `attention_groups` a sequence takes a block for every `block_size` tokens; in each of `mamba_groups` 1 ("one"), 2
     ("last") or as many as of attention ("every"), as `states` says. `by_group`: True if vLLM counts the need of a
-    sequence in blocks, False if in pages of layers.
+    sequence in blocks, False if in pages of layers. `drafted`: tokens of speculative decoding, each with a state more.
     """
 
     token_bytes: int
@@ -63,6 +64,7 @@ class Pages:
     mamba_groups: int
     states: States = "one"
     by_group: bool = False
+    drafted: int = 0
 
     @property
     def block_bytes(self) -> int:
@@ -76,7 +78,9 @@ class Pages:
 
     def _pages(self, attention: int, mamba: int) -> tuple[int, int]:
         """(pages for each block of tokens, pages for each sequence) of these numbers of layers or groups."""
-        return {"one": (attention, mamba), "last": (attention, 2 * mamba), "every": (attention + mamba, 0)}[self.states]
+        more = self.drafted * mamba
+        return {"one": (attention, mamba + more), "last": (attention, 2 * mamba + more),
+                "every": (attention + mamba, more)}[self.states]
 
     def _counted(self) -> tuple[int, int]:
         """(pages for each block of tokens, pages for each sequence), as the engine counts them."""
@@ -129,22 +133,26 @@ class Cache:
         return self.num_blocks / self.pages.blocks_of(tokens)
 
 
-def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False) -> Pages:
+def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False,
+          mode: str = "auto", drafter: Drafter | None = None) -> Pages:
     """Layout of the KV cache of a model on one of `tp` ranks; the model needs attention layers, all of equal widths.
 
-    `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching.
+    `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching, whose states of Mamba are
+    those of `mode` (`Release.states`). `drafter`: that of speculative decoding, whose layers are like the model's.
     """
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention | LatentAttention)]
     mamba = [block for block in blocks if isinstance(block, Mamba2)]
     token = _elements(attention[0], tp) * dtype_bytes(formats.kv)
-    state = _state(mamba[0], tp, formats) if mamba else 0
-    states = release.states(architecture.family, cached=cached)
+    drafted, layers = (drafter.tokens, drafter.attention_layers) if drafter else (0, 0)
+    state = _state(mamba[0], tp, formats, drafted) if mamba else 0
+    states = release.states(architecture.family, mode, cached=cached)
     step = math.lcm(_ALIGNED, mamba[0].chunk) if mamba and states == "every" else _ALIGNED
     block_size = step * max(1, -(-state // (step * token)))
-    size = _group_size([len(layers) for layers in (attention, mamba) if layers], release.padded_below)
-    return Pages(token, state, len(attention), len(mamba), block_size, block_size * token, size,
-                 -(-len(attention) // size), -(-len(mamba) // size), states, release.by_group)
+    attending = len(attention) + layers
+    size = _group_size([count for count in (attending, len(mamba)) if count], release.padded_below)
+    return Pages(token, state, attending, len(mamba), block_size, block_size * token, size,
+                 -(-attending // size), -(-len(mamba) // size), states, release.by_group, drafted)
 
 
 def _elements(block: Attention | LatentAttention, tp: int) -> int:
@@ -157,13 +165,14 @@ def _elements(block: Attention | LatentAttention, tp: int) -> int:
     return 2 * kv_heads(block, tp) * block.head_dim
 
 
-def _state(block: Mamba2, tp: int, formats: Formats) -> int:
+def _state(block: Mamba2, tp: int, formats: Formats, drafted: int) -> int:
     """Bytes of one sequence in one Mamba layer: the last inputs of the convolution, and a matrix a head.
 
-    `mamba/mamba_utils.py` mamba2_state_shape; a single group is replicated on every rank.
+    `drafted`: tokens of speculative decoding, as many inputs more. `mamba/mamba_utils.py` mamba2_state_shape; a single
+    group is replicated on every rank.
     """
     groups = block.num_groups if block.num_groups % tp == 0 else tp
-    conv = (block.conv_kernel - 1) * (block.inner + 2 * groups * block.state) // tp
+    conv = (block.conv_kernel - 1 + drafted) * (block.inner + 2 * groups * block.state) // tp
     recurrent = block.num_heads // tp * block.head_dim * block.state
     return conv * dtype_bytes(formats.conv) + recurrent * dtype_bytes(formats.ssm)
 

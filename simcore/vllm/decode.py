@@ -3,12 +3,15 @@
 An assumed model: every weight that a token of the batch uses is read once, keys and values of every sequence are read
 once, states are read and written. Experts: if each of B tokens draws k of E experts uniformly and independently,
 E (1 - (1 - k/E)^B) of them are used. Arithmetic, collectives of tensor parallelism, sampling and the host take no
-time, so a small batch takes longer in reality.
+time, so a small batch takes longer in reality. Speculative decoding: a pass is over one token and those that were
+drafted, for each of which the drafter's weights and the head are read once; a sequence goes on by one token and those
+that are accepted.
 """
 
 from __future__ import annotations
 
 from simcore.models.blocks import Moe
+from simcore.vllm.drafter import Drafter
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import Weight
 
@@ -21,12 +24,30 @@ def bytes_read(engine: InferenceEngine, sequences: int, context: int) -> int:
     `context`: tokens before it in each sequence. Weights (of experts those expected to be used), keys and values are
     read once; Mamba states are read and written.
     """
+    drafter = engine.drafter
+    if drafter is None:
+        return _of_pass(engine, sequences, context)
+    drafted = drafter.tokens * _of_draft(engine, drafter, sequences, context)
+    whole = _of_pass(engine, sequences, context, 1 + drafter.tokens) + drafted
+    return round(whole / (1 + drafter.accepted))
+
+
+def _of_draft(engine: InferenceEngine, drafter: Drafter, sequences: int, context: int) -> int:
+    """Bytes of one pass of the drafter, with the head that it shares, over one token of each sequence."""
     share = _visited(engine, sequences)
+    weights = sum(_of_weight(weight, engine.bytes_of(weight), sequences, share) for weight in drafter.weights)
+    head = sum(engine.bytes_of(weight) for weight in engine.weights if weight.component == "lm_head")
+    return weights + head + sequences * engine.pages.token_bytes * drafter.attention_layers * context
+
+
+def _of_pass(engine: InferenceEngine, sequences: int, context: int, tokens: int = 1) -> int:
+    """Bytes of one pass of the model over `tokens` tokens of each sequence."""
+    share = _visited(engine, sequences * tokens)
     weights = sum(_of_weight(weight, engine.bytes_of(weight), sequences, share) for weight in engine.weights
                   if weight.component != "embedding" or engine.architecture.tied)
-    pages = engine.pages
-    kv = pages.token_bytes * pages.attention_layers * context
-    return weights + sequences * (kv + 2 * pages.state_bytes * pages.mamba_layers)
+    pages, drafter = engine.pages, engine.drafter
+    kv = pages.token_bytes * (pages.attention_layers - (drafter.attention_layers if drafter else 0)) * context
+    return weights + sequences * (kv + (1 + tokens) * pages.state_bytes * pages.mamba_layers)
 
 
 def _of_weight(weight: Weight, held: int, sequences: int, share: float) -> int:

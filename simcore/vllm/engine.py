@@ -23,6 +23,7 @@ from simcore.models.config import Architecture
 from simcore.units import GIB, dtype_bytes, format_bytes, parse_quantity
 from simcore.vllm.adapters import adapter_elements
 from simcore.vllm.cache import Cache, Formats, Pages, pages
+from simcore.vllm.drafter import Drafter
 from simcore.vllm.profile import Profile, profile
 from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.loading import loading_bytes
@@ -56,16 +57,17 @@ class Limits:
     seqs: int
 
 
-def default_limits(topology: Topology, use: Literal["server", "library"], longest: int) -> Limits:
+def default_limits(topology: Topology, use: Literal["server", "library"], longest: int, *, chunked: bool = True
+                   ) -> Limits:
     """Default limits of vLLM: larger ones for GPUs with 70 GiB and more (without A100) than for others.
 
     `engine/arg_utils.py` get_batch_defaults. `use`: `vllm serve`, or the class LLM, as NeMo RL calls it. `longest`:
-    tokens of the longest sequence.
+    tokens of the longest sequence; not `chunked`: a pass takes all of it.
     """
     large = topology.device.usable_bytes >= _LARGE and "A100" not in topology.device.name
     seqs = 1024 if large else 256
     tokens = {"server": 8192, "library": 16384} if large else {"server": 2048, "library": 8192}
-    most = min(tokens[use], seqs * longest)
+    most = min(tokens[use] if chunked else max(tokens[use], longest), seqs * longest)
     return Limits(most, min(seqs, most))
 
 
@@ -75,7 +77,8 @@ class Engine:
 
     `max_model_len`: tokens of the longest sequence; `release`: vLLM's version. `buffers`: bytes of the model's rotary
     table. `caches_prefixes`: blocks are kept for prompts with a common prefix. `utilization`: share of the memory that
-    the driver reports which the engine requests. `recipe`: quantisation of weights, None for 16 bits.
+    the driver reports which the engine requests. `recipe`: quantisation of weights, None for 16 bits. `drafter`: that
+    of speculative decoding, None without.
     """
 
     architecture: Architecture
@@ -88,6 +91,7 @@ class Engine:
     caches_prefixes: bool = False
     utilization: float = 0.9
     recipe: Recipe | None = None
+    drafter: Drafter | None = None
 
     @property
     def version(self) -> str:
@@ -116,7 +120,7 @@ class Engine:
     def by_component(self) -> dict[str, int]:
         """Bytes of weights on a rank by component (attention, mlp, ...), without empty ones."""
         sizes: Counter[str] = Counter()
-        for weight in self.weights:
+        for weight in (*self.weights, *(self.drafter.weights if self.drafter else ())):
             sizes[weight.component] += self.bytes_of(weight)
         return {name: size for name, size in sizes.items() if size}
 
@@ -154,14 +158,16 @@ class Engine:
     @cached_property
     def pages(self) -> Pages:
         """Layout of the KV cache on a rank: sizes of pages and blocks."""
-        return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes)
+        return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes,
+                     mode=self.generation.mamba_cache_mode, drafter=self.drafter)
 
     @cached_property
     def profile(self) -> Profile:
         """Bytes besides weights at the highest moments of vLLM's profile run on a rank (`Profile`)."""
         unpacked = {} if self.recipe is None else self.recipe.unpacked_bytes(self._blocks(), self.limits.tokens)
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
-                       self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0])
+                       self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0],
+                       drafts=self.drafter is not None, whole_experts=self.generation.expert_parallel)
 
     @property
     def _context(self) -> tuple[int, int]:
@@ -260,7 +266,9 @@ class Engine:
     @property
     def stays(self) -> dict[str, int]:
         """Bytes by category of what stays while the engine sleeps."""
-        return {"graph_pool": self.graph_bytes, "workspace": self.workspace_bytes}
+        buffers = self.drafter.buffer_bytes(self.limits.tokens) if self.drafter else 0
+        beside = {"input": buffers} if buffers else {}
+        return {"graph_pool": self.graph_bytes, "workspace": self.workspace_bytes, **beside}
 
     @property
     def cached(self) -> dict[str, int]:

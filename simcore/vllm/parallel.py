@@ -9,16 +9,20 @@ of the sums of squares in fp32.
 all). Every token but the last passes the model once: prompts in passes of at most `max_num_batched_tokens`, each later
 token in a pass with those of the other sequences. Prompts that the prefix cache has are not taken off. Payloads are
 counted as rings send them; vLLM's custom all-reduce for small tensors in one node reads a part of them more often
-(`distributed/device_communicators/custom_all_reduce.py`).
+(`distributed/device_communicators/custom_all_reduce.py`). Speculative decoding: passes are over the drafted tokens too,
+as many fewer as tokens are accepted; the drafter embeds, runs its layers and makes logits for each drafted token, and
+reads prompts once; Nemotron-H's gathers its projection (`models/nemotron_h_mtp.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simcore.models.blocks import Embedding, Mamba2
 from simcore.units import dtype_bytes
+from simcore.vllm.drafter import Drafter
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.weights import MODEL_DTYPE, layers_of, padded_rows
 
@@ -37,11 +41,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Equal forward passes: tokens of one, sequences whose logits it makes, how often it runs."""
+    """Equal forward passes: tokens of one, rows of logits that it makes, how often it runs, of the drafter or not."""
 
     tokens: int
     sequences: int
     times: int
+    drafts: bool = False
 
 
 def calls(engine: InferenceEngine, rounds: list[int], prompt: int) -> list[Call]:
@@ -73,14 +78,44 @@ def _passes(engine: InferenceEngine, sequences: int, prompt: int) -> Iterator[_P
     first = max(prompt, 1)  # a sequence without a prompt begins with a token
     if engine.max_model_len <= first:
         return  # there is no token to generate
-    full, last = divmod(sequences * first - 1, engine.limits.tokens)
+    most = engine.limits.tokens
+    if not engine.generation.chunked_prefill:
+        most = max(1, most // first) * first  # whole prompts
+    full, last = divmod(sequences * first - 1, most)
     # logits are made once for a prompt, in the pass that ends it: all are counted in the last pass of the prompts
-    yield _Pass(engine.limits.tokens, 0, full)
+    yield _Pass(most, 0, full)
     yield _Pass(last + 1, sequences, 1)
-    yield _Pass(sequences, sequences, engine.max_model_len - first - 1)
+    drafter, steps = engine.drafter, engine.max_model_len - first - 1
+    if drafter is None:
+        yield _Pass(sequences, sequences, steps)
+        return
+    times, rows = math.ceil(steps / (1 + drafter.accepted)), sequences * (1 + drafter.tokens)
+    yield _Pass(rows, rows, times)
+    yield _Pass(most, 0, full, drafts=True)
+    yield _Pass(last + 1, sequences, 1, drafts=True)
+    yield _Pass(rows, sequences, times, drafts=True)
+    yield _Pass(sequences, sequences, times * (drafter.tokens - 1), drafts=True)
+
+
+def _of_drafter(engine: InferenceEngine, drafter: Drafter, one: _Pass) -> Iterator[Call]:
+    hidden, width = drafter.kind.hidden, dtype_bytes(MODEL_DTYPE)
+    yield Call("all_reduce", MODEL_DTYPE, one.tokens * hidden * width, one.times * (1 + len(drafter.branches)))
+    if drafter.splits:
+        yield Call("all_gather", MODEL_DTYPE, one.tokens * hidden * width, one.times)
+    if one.sequences:
+        yield _gathered_logits(engine, one)
+
+
+def _gathered_logits(engine: InferenceEngine, one: _Pass) -> Call:
+    rows = padded_rows(engine.architecture.vocab)
+    return Call("all_gather", MODEL_DTYPE, one.sequences * rows * dtype_bytes(MODEL_DTYPE), one.times)
 
 
 def _of_pass(engine: InferenceEngine, one: _Pass) -> Iterator[Call]:
+    if one.drafts:
+        assert engine.drafter is not None
+        yield from _of_drafter(engine, engine.drafter, one)
+        return
     width = dtype_bytes(MODEL_DTYPE)
     for _, kind in layers_of(engine.architecture):
         if isinstance(kind.block, Embedding):
@@ -90,5 +125,4 @@ def _of_pass(engine: InferenceEngine, one: _Pass) -> Iterator[Call]:
             if isinstance(branch.block, Mamba2) and branch.block.num_groups == 1:
                 yield Call("all_reduce", "fp32", one.tokens * dtype_bytes("fp32"), one.times)
     if one.sequences:
-        rows = padded_rows(engine.architecture.vocab)
-        yield Call("all_gather", MODEL_DTYPE, one.sequences * rows * width, one.times)
+        yield _gathered_logits(engine, one)

@@ -8,8 +8,9 @@ the residual stream and the norm's output; of the largest layer the inputs and o
 `cache13` and `cache2` of `fused_moe.py` fused_experts_impl (each token `top_k` times, 16,384 tokens a chunk) and the
 router's logits: in the model's dtype (`models/qwen3_moe.py`, `models/mixtral.py`), of Nemotron-H in fp32, for which
 0.12.0, and 0.25.1 where no kernel multiplies into fp32 (`fused_moe/router/gate_linear.py`), copy its inputs to fp32 too
-(`models/nemotron_h.py`). The sampler: gathered logits in the model's dtype, and the copies of
-them that a version makes (`Release.sampled`).
+(`models/nemotron_h.py`). The sampler: gathered logits in the model's dtype, and the copies of them that a version makes
+(`Release.sampled`). A drafter (`drafter.py`): its layers are no larger than the model's, and rejection is tried on
+logits of twice as many rows (_dummy_sampler_run).
 """
 
 from __future__ import annotations
@@ -47,19 +48,22 @@ _NOTHING: Final[Mapping[Branch, int]] = {}
 
 
 def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int,
-            unpacked: Mapping[Branch, int] = _NOTHING, *, narrow_router: bool = False, context: int = 0) -> Profile:
+            unpacked: Mapping[Branch, int] = _NOTHING, *, narrow_router: bool = False, context: int = 0,
+            drafts: bool = False, whole_experts: bool = False) -> Profile:
     """Highest bytes, besides weights, of vLLM's profile run on a rank: `tokens` tokens, then sampling of `seqs`.
 
     `seqs`: sequences, at most `tokens` count. `width`: bytes of an element of the model's dtype; `sampled`: bytes of
     each logit in the sampler, in addition to `width`; `unpacked`: bytes that a block's kernels add to unpack weights.
     `narrow_router`: Nemotron-H's router takes inputs in the model's dtype (`Release.narrow_router`). `context`: tokens
-    of prompts whose keys and values latent attention makes at once.
+    of prompts whose keys and values latent attention makes at once. `drafts`: a drafter runs after the model, whose
+    hidden state waits; logits for one drafted token of each sequence, and for the next, are tried besides.
+    `whole_experts`: they are not cut by tp.
     """
-    stream = 2 * tokens * architecture.hidden * width
-    largest = max(_of_block(branch, tp, tokens, width, context) + unpacked.get(branch, 0) +
+    stream = (2 + drafts) * tokens * architecture.hidden * width
+    largest = max(_of_block(branch, tp, tokens, width, context, whole=whole_experts) + unpacked.get(branch, 0) +
                   tokens * _of_router(branch.block, kind.family, width, narrow=narrow_router)
                   for _, kind in layers_of(architecture) for branch in kind.branches)
-    logits = min(seqs, tokens) * architecture.vocab * (width + sampled)
+    logits = min(seqs, tokens) * architecture.vocab * (width + sampled + 2 * width * drafts)
     return Profile(stream + largest, tokens * architecture.hidden * width + logits)
 
 
@@ -72,7 +76,7 @@ def _of_latent_attention(branch: Branch, block: LatentAttention, tp: int, tokens
     return tokens * made + context * block.kv_size // tp
 
 
-def _of_block(branch: Branch, tp: int, tokens: int, width: int, context: int) -> int:
+def _of_block(branch: Branch, tp: int, tokens: int, width: int, context: int, *, whole: bool) -> int:
     block = branch.block
     if isinstance(block, LatentAttention):
         return _of_latent_attention(branch, block, tp, tokens, context) * width
@@ -81,7 +85,7 @@ def _of_block(branch: Branch, tp: int, tokens: int, width: int, context: int) ->
     if not isinstance(block, Moe):
         return flat
     rows = min(tokens, _CHUNK) * block.top_k
-    first = next(linear.outputs for linear in linears(branch, tp) if linear.name == "w13")
+    first = next(linear.outputs for linear in linears(branch, 1 if whole else tp) if linear.name == "w13")
     experts = rows * (max(first, block.expert_hidden) + first // 2) * width
     return flat + experts + tokens * block.expert_hidden * width
 

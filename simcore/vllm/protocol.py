@@ -11,6 +11,7 @@ from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.models.config import Architecture
 from simcore.vllm.cache import Cache, Formats, Pages
+from simcore.vllm.drafter import Drafter
 from simcore.vllm.engine import Limits
 from simcore.vllm.profile import Profile
 from simcore.vllm.quantized.recipe import Recipe
@@ -45,6 +46,10 @@ class InferenceEngine(Protocol):
     @property
     def recipe(self) -> Recipe | None:
         """Quantisation of weights, None for 16 bits."""
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Drafter of speculative decoding, None without."""
 
     @property
     def buffers(self) -> int:

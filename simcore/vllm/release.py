@@ -44,13 +44,16 @@ class Release:
     else_last: bool
     narrow_routers: bool = False
 
-    def states(self, family: str, *, cached: bool) -> States:
+    def states(self, family: str, mode: str = "auto", *, cached: bool) -> States:
         """Mamba states that a sequence keeps in each layer: "one", those of the "last" two blocks, or of "every" block.
 
-        `family`: of the model (`Architecture.family`); `cached`: with prefix caching, else always "one".
+        `family`: of the model (`Architecture.family`); `cached`: with prefix caching, else always "one". `mode`: asked
+        for, "align" or "all"; "auto", and "all" of a family that has it not, are the version's own.
         """
         if not cached:
             return "one"
+        if mode == "align" and self.else_last:
+            return "last"
         return "every" if family in self.caches_states else "last" if self.else_last else "one"
 
     def narrow_router(self, capability: str) -> bool:

@@ -8,6 +8,7 @@ vLLM 0.12.0: `model_executor/layers/linear.py` (column and row parallel, QKVPara
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,7 +33,8 @@ from simcore.vllm.quantized.linears import Linear, conv_rows, kv_heads, linears
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.quantized.tensor import Tensor, num_bytes
 
-__all__ = ["MODEL_DTYPE", "Weight", "blocks", "layers_of", "modules", "padded_rows", "refusals", "unserved", "weights"]
+__all__ = ["MODEL_DTYPE", "Weight", "blocks", "layers_of", "modules", "padded_rows", "refusals", "unserved", "weights",
+           "weights_of_kind"]
 
 MODEL_DTYPE: Final = "bf16"
 """`dtype: auto` is the checkpoint's; all presets are published in bf16."""
@@ -184,6 +186,12 @@ def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None, *
                                                  recipe)]
         found += known[kind, taken]
     return found
+
+
+def weights_of_kind(kind: LayerKind, architecture: Architecture, tp: int, *, narrow: bool) -> list[Weight]:
+    """Weights in 16 bits of one layer on a rank; `narrow`: Nemotron-H's routers are in the model's dtype."""
+    methods: Iterator[Recipe | None] = itertools.repeat(None)
+    return list(_of_kind(kind, architecture, tp, methods, narrow=narrow))
 
 
 def modules(path: str, kind: LayerKind, tp: int) -> Iterator[tuple[str, Linear]]:

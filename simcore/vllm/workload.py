@@ -21,12 +21,14 @@ from simcore.results.engine import Decode, Serving
 from simcore.results.report import Assumption, AtRest, Communicator, Owner, Peak, RankReport, Report
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.units import format_bytes, parse_quantity
+from simcore.vllm.checks import check_asked, check_states, switch_assumptions
 from simcore.vllm.decode import bytes_read, seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of
 from simcore.vllm.protocol import InferenceEngine
 from simcore.vllm.quantization import assumptions_of, recipe_of
 from simcore.vllm.quantized.linears import kv_heads
 from simcore.vllm.release import RELEASES
+from simcore.vllm.speculation import asked_drafter, drafter_assumptions
 from simcore.vllm.weights import refusals, unserved
 
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
@@ -149,7 +151,8 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     _check_model(scenario, architecture, given.tp, release.name)
     longest = given.max_model_len or scenario.training.seq_len
     _check_length(scenario, fields, longest)
-    usual = default_limits(topology, use, longest)
+    check_asked(scenario, given, architecture, release.name, longest)
+    usual = default_limits(topology, use, longest, chunked=given.chunked_prefill)
     tokens = given.max_num_batched_tokens or usual.tokens
     limits = Limits(tokens, given.max_num_seqs or min(usual.seqs, tokens))
     # by default NeMo RL caches prefixes on compute capability 8 and later (7ea279ab vllm_worker.py:84), vLLM does
@@ -158,8 +161,11 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
         use == "library" and topology.device.architecture >= _CACHING)
     _check_latent(scenario, architecture, given, topology)
     recipe = recipe_of(scenario, given, (architecture, fields), topology, (release.name, use))
-    return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches,
-                  given.gpu_memory_utilization or _UTILIZATION[use], recipe)
+    drafter = asked_drafter(scenario, given, (architecture, fields), release, topology, quantised=recipe is not None)
+    engine = Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields),
+                    caches, given.gpu_memory_utilization or _UTILIZATION[use], recipe, drafter)
+    check_states(scenario, engine)
+    return engine
 
 
 def _check_model(scenario: Scenario, architecture: Architecture, tp: int, version: str) -> None:
@@ -307,10 +313,16 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
     if generation.gpu_memory_utilization is None:
         yield Assumption(what="generation.gpu_memory_utilization", value=f"{engine.utilization:g}", kind="default",
                          source="vLLM 0.12.0 config/cache.py: 0.9; NeMo RL 7ea279ab grpo_math_1B.yaml: 0.6")
+    yield from switch_assumptions(engine)
+    if engine.drafter is not None:
+        yield from drafter_assumptions(engine.drafter)
     if engine.pages.mamba_layers and generation.prefix_caching is None:
         yield Assumption(what="generation.prefix_caching", value=str(engine.caches_prefixes).lower(), kind="default",
                          source="vLLM 0.12.0 and 0.25.1 config/model.py is_prefix_caching_supported: not for hybrids; "
                          "NeMo RL 7ea279ab vllm_worker.py:84 asks for it")
+    if generation.mamba_cache_mode != "auto" and not (engine.pages.mamba_layers and engine.caches_prefixes):
+        yield Assumption(what="generation.mamba_cache_mode", value="changes nothing without Mamba layers, or without "
+                         "prefix caching", kind="derived", source="vLLM 0.25.1 model_executor/models/config.py:597")
     if engine.pages.mamba_layers and generation.ssm_dtype == "auto":
         yield Assumption(what="generation.ssm_dtype", value=engine.formats.ssm, kind="default",
                          source=f"vLLM {version} model_executor/models/config.py: 0.25.1 has fp32 for Nemotron-H, "
@@ -326,3 +338,4 @@ def assumptions(engine: Engine) -> Iterator[Assumption]:
         yield Assumption(what=name, value=format_bytes(size), kind="assumed", source=source)
     yield Assumption(what="serving.decode", value="bytes read over the bandwidth that products reach", kind="assumed",
                      source="a bound, see simcore/vllm/decode.py: no arithmetic, collectives, sampling or host")
+

@@ -55,12 +55,14 @@ TOO_OLD: Final = "device compute capability"
 def answers_to(imported: Imported, gpus: int, machine: str = MACHINES[0]) -> Answers:
     """Answers to the questions of a recipe, and to no other."""
     asked = {question.key for question in imported.questions}
+    meant = {question.key: question.option.partition("such as ")[2] for question in imported.questions
+             if question.key.endswith("model") and "such as " in question.option}
     name = str(imported.values.get("name", ""))
     machine = next((stands for word, stands in NEWER.items() if f"gpu_{word}" in name), machine)
     return Answers.of_options(gpus if any(key.startswith("mesh") for key in asked) else None,
                               4096 if "training.seq_len" in asked else None,
                               machine if "topology" in asked else "",
-                              {key: value for key, value in OF_SCRIPTS.items() if key in asked})
+                              {**{key: value for key, value in OF_SCRIPTS.items() if key in asked}, **meant})
 
 
 def outcome(path: Path, gpus: int, *, loose: bool = False) -> tuple[str, str, list[str]]:

@@ -31,7 +31,8 @@ ALL_STATES = {"0.12.0": ("bamba", "granitemoehybrid", "nemotron_h"), "0.25.1": (
 """Families that are SupportsMambaPrefixCaching, read from `model_executor/models/`."""
 CASES = [
     {"name": name, "model": model, "tp": tp, "kv": kv, "ssm": ssm, "len": length, "bytes": size,
-     "cached": "cached" in name}
+     "cached": "cached" in name} | ({"mode": "align"} if "align" in name else {}) | (
+        {"drafted": int(name[-1])} if "drafts" in name else {})
     for name, model, tp, kv, ssm, length, size in (
         ("nano-tp4", "nemotron-3-nano-30b-a3b", 4, "auto", "auto", 262144, 50 * 2**30),
         ("nano-tp4-fp8", "nemotron-3-nano-30b-a3b", 4, "fp8", "auto", 262144, 50 * 2**30),
@@ -40,6 +41,11 @@ CASES = [
         ("nano-tp8", "nemotron-3-nano-30b-a3b", 8, "auto", "float32", 131072, 60 * 2**30),
         ("nano-tp4-cached", "nemotron-3-nano-30b-a3b", 4, "auto", "float32", 2048, 30 * 2**30),
         ("nano-tp1-cached", "nemotron-3-nano-30b-a3b", 1, "fp8", "auto", 65536, 20 * 2**30),
+        ("nano-tp4-cached-align", "nemotron-3-nano-30b-a3b", 4, "auto", "float32", 2048, 30 * 2**30),
+        ("super-tp8-cached-align", "nemotron-3-super-120b-a12b", 8, "auto", "float32", 131072, 40 * 2**30),
+        ("super-tp8-drafts-5", "nemotron-3-super-120b-a12b", 8, "auto", "auto", 32768, 40 * 2**30),
+        ("super-tp4-cached-align-drafts-3", "nemotron-3-super-120b-a12b", 4, "auto", "float32", 65536, 40 * 2**30),
+        ("super-tp8-cached-drafts-2", "nemotron-3-super-120b-a12b", 8, "fp8", "float32", 32768, 40 * 2**30),
         ("bamba-tp2-cached", "bamba-9b", 2, "auto", "auto", 8192, 30 * 2**30),
         ("granite-tp1-cached", "granite-4.0-h-tiny", 1, "auto", "auto", 16384, 30 * 2**30),
         ("nano-4b-tp1", "nemotron-3-nano-4b", 1, "auto", "auto", 65536, 20 * 2**30),
@@ -135,15 +141,18 @@ def measure(case) -> dict[str, object]:
                 get_mamba_chunk_size=lambda: fields.get("mamba_chunk_size") or fields.get("chunk_size"))
     cache = Bag(cache_dtype=case["kv"], mamba_cache_dtype="auto", mamba_ssm_cache_dtype=case["ssm"], block_size=None,
                 mamba_block_size=None, mamba_page_size_padded=None, enable_prefix_caching=case["cached"],
-                num_gpu_blocks_override=None, mamba_cache_mode="none", user_specified_mamba_block_size=False)
+                num_gpu_blocks_override=None, mamba_cache_mode=case.get("mode", "none"),
+                user_specified_mamba_block_size=False)
     parallel = Bag(tensor_parallel_size=tp, decode_context_parallel_size=1, prefill_context_parallel_size=1)
     vllm = Bag(model_config=model, cache_config=cache, parallel_config=parallel, kv_transfer_config=None,
                scheduler_config=Bag(disable_hybrid_kv_cache_manager=False, enable_chunked_prefill=True),
                compilation_config=MagicMock())
     attention, mamba = layers_of(fields)
+    attention += "drafted" in case  # the module's own, of the pattern *E
     specs = {}
     if mamba:
-        shapes = states.MambaStateShapeCalculator.mamba2_state_shape(tp_world_size=tp, **mamba_of(fields))
+        drafted = {"num_spec": case["drafted"]} if "drafted" in case else {}
+        shapes = states.MambaStateShapeCalculator.mamba2_state_shape(tp_world_size=tp, **mamba_of(fields), **drafted)
         dtypes = states.MambaStateDtypeCalculator.mamba2_state_dtype(model.dtype, "auto", case["ssm"])
         made = Bag(get_mamba_state_shape_from_config=lambda _: shapes,
                    get_mamba_state_dtype_from_config=lambda _: dtypes)
@@ -153,7 +162,8 @@ def measure(case) -> dict[str, object]:
         models_config.current_platform = Bag(is_device_capability=lambda _: False)
         hybrid_blocks(vllm, fields["model_type"])
         state = interface.MambaSpec(shapes=shapes, dtypes=dtypes, block_size=cache.mamba_block_size,
-                                    page_size_padded=cache.mamba_page_size_padded)
+                                    page_size_padded=cache.mamba_page_size_padded,
+                                    num_speculative_blocks=case.get("drafted", 0))
         specs |= {f"mamba.{i}": state for i in range(mamba)}
     block = cache.block_size or 16
     dtype = torch.uint8 if case["kv"] == "fp8" else torch.bfloat16
@@ -172,7 +182,8 @@ def measure(case) -> dict[str, object]:
 
 def main() -> None:
     sys.meta_path.insert(0, StandIns(Path(sys.argv[1])))
-    rows = [measure(case) for case in CASES]
+    newer = importlib.util.find_spec(REAL[-1]) is not None
+    rows = [measure(case) for case in CASES if newer or not {"mode", "drafted"} & case.keys()]
     print(listed(rows))
 
 

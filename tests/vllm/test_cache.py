@@ -10,6 +10,7 @@ import pytest
 from checkout import ROOT
 from simcore.models.graph import architecture_of, model_config
 from simcore.vllm.cache import Formats, Pages, pages
+from simcore.vllm.drafter import drafter_of
 from simcore.vllm.release import RELEASES
 
 TRUTH = ROOT / "tests/truth/vllm"
@@ -19,15 +20,18 @@ DTYPES = {"auto": "bf16", "fp8": "fp8", "float32": "fp32"}
 
 
 def pages_of(model: str, tp: int, kv: str = "bf16", ssm: str = "bf16", version: str = "0.12.0", *,
-             cached: bool = False) -> Pages:
-    architecture = architecture_of(model_config(model, None, ""))
-    return pages(architecture, tp, Formats(kv, "bf16", ssm), RELEASES[version], cached=cached)
+             cached: bool = False, mode: str = "auto", drafted: int = 0) -> Pages:
+    fields = model_config(model, None, "")
+    architecture = architecture_of(fields)
+    drafter = drafter_of(fields, architecture, tp, drafted, 0, narrow_router=True) if drafted else None
+    return pages(architecture, tp, Formats(kv, "bf16", ssm), RELEASES[version], cached=cached, mode=mode,
+                 drafter=drafter)
 
 
 @pytest.mark.parametrize(("version", "row"), ROWS, ids=[f"{version}-{row['name']}" for version, row in ROWS])
 def test_blocks_are_the_engines_own(version: str, row: dict[str, Any]) -> None:
     cache_pages = pages_of(row["model"], row["tp"], DTYPES[row["kv"]], DTYPES[row["ssm"]], version,
-                           cached=row["cached"])
+                           cached=row["cached"], mode=row.get("mode", "auto"), drafted=row.get("drafted", 0))
     cache = cache_pages.fill(row["bytes"])
     assert (cache_pages.block_size, cache_pages.page_bytes) == (row["block_size"], row["page_bytes"])
     assert cache_pages.attention_groups + cache_pages.mamba_groups == row["groups"]

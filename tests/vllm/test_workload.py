@@ -53,6 +53,49 @@ def test_an_fp8_cache_holds_nearly_twice_the_sequences_of_full_length() -> None:
     assert 1.9 < narrow.concurrency / wide.concurrency < 2
 
 
+def test_states_of_mamba_that_prefixes_keep() -> None:
+    """By `Release.states`: of all blocks, as the engine chooses for Nemotron-H, or of the last two."""
+    given = {"tp": 4, "max_model_len": 262144, "version": "0.25.1", "prefix_caching": True}
+    every, last = (found(served(generation=given | more)) for more in ({}, {"mamba_cache_mode": "align"}))
+    assert every.concurrency < last.concurrency
+    idle = served(generation=given | {"mamba_cache_mode": "align", "prefix_caching": False})
+    assert "generation.mamba_cache_mode" in [one.what for one in idle.assumptions]
+    for more, told in (({"version": "0.12.0"}, "vLLM 0.12.0 has no such setting"),
+                       ({"max_num_batched_tokens": 512}, "In Mamba cache align mode, block_size")):
+        report = served(generation=given | {"mamba_cache_mode": "align"} | more)
+        assert (report.status, told in report.problems[0].message) == ("illegal", True)
+
+
+MOE = {"model": "qwen3-30b-a3b"}
+EXPERTS = {"tp": 4, "max_model_len": 8192, "max_num_seqs": 64, "version": "0.25.1"}
+
+
+def test_experts_that_are_not_cut_weigh_the_same_and_work_wider() -> None:
+    """A quarter of 128 experts, or a quarter of each: of top_k rows a token, both halves are whole."""
+    cut, whole = (served(**MOE, generation=EXPERTS | {"expert_parallel": on}) for on in (False, True))
+    assert found(cut).weight_bytes == found(whole).weight_bytes
+    wider = max(2 * 768, 2048) + 768 - max(2 * 192, 2048) - 192
+    assert found(whole).activation_bytes - found(cut).activation_bytes == 8 * wider * 2 * 8192
+    assert "generation.expert_parallel" in [one.what for one in whole.assumptions]
+    odd = {"model": {"config": "qwen3-30b-a3b", "overrides": {"num_experts": 126}}}
+    for model, more, told in (({"model": "llama-3.1-8b"}, {}, "Number of experts in the model must be greater than 0"),
+                              (odd, {}, "not yet: 126 experts of which some ranks of 4 have one more"),
+                              (MOE, {"max_loras": 1}, "not yet: experts that are not cut, with adapters")):
+        given = EXPERTS | {"expert_parallel": True} | more
+        assert told in served(**model, generation=given).problems[0].message
+
+
+def test_prompts_that_are_read_whole_make_passes_as_long_as_the_longest() -> None:
+    """By vLLM 0.25.1 `engine/arg_utils.py`:2633, and what `config/scheduler.py` refuses."""
+    given = {"tp": 4, "version": "0.25.1", "chunked_prefill": False}
+    for longest, tokens in ((4096, 8192), (32768, 32768)):
+        assert found(served(**MOE, generation=given | {"max_model_len": longest})).max_num_batched_tokens == tokens
+    for more, told in (({"version": "0.12.0"}, "not yet: prompts that are read whole with vLLM 0.12.0"),
+                       ({"max_num_batched_tokens": 64}, "max_num_batched_tokens (64) is smaller than max_model_len")):
+        report = served(**MOE, generation=given | {"max_model_len": 4096} | more)
+        assert told in report.problems[0].message
+
+
 def test_an_engine_that_does_not_start_does_not_fit() -> None:
     report = served(generation={"tp": 4, "max_model_len": 262144, "gpu_memory_utilization": 0.2})
     assert report.verdict == "oom"

@@ -374,8 +374,6 @@ def check_chunked_loss(job: Job, options: dict[str, object]) -> None:
                               CHUNKED)
     if training.lengths != "fixed":
         raise job.not_yet(key, "log-probabilities in chunks of packs or drawn lengths")
-    if job.graph.branches:
-        raise job.not_yet(key, "log-probabilities in chunks with multi-token prediction")
     if options.get("defer_embedding_wgrad_compute"):
         raise job.not_yet(key, "log-probabilities in chunks with defer_embedding_wgrad_compute")
 

@@ -21,7 +21,7 @@ from simcore.operators.megatron.ops.options import (
 from simcore.placement.job import Draft, Job
 from simcore.units import dtype_bytes
 
-__all__ = ["DISPATCHERS", "IMPLIED", "OPTIONS", "VERSIONS", "bucket_elements", "fuses_experts",
+__all__ = ["DISPATCHERS", "IMPLIED", "OPTIONS", "TE_LOSS", "VERSIONS", "bucket_elements", "fuses_experts",
            "implementation_options", "version_of"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
@@ -65,6 +65,7 @@ OPTIONS = {
     "tp_comm_overlap": (True, False),
     "moe_shared_expert_overlap": (True, False),
     "use_layer_wise_param_layout": (True, False),
+    "mtp_detach_heads": (True, False),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
     **STASH_OPTIONS,
     **GRAPH_OPTIONS,
@@ -81,6 +82,8 @@ DISPATCHERS = {
 }
 """Core 0.16.1 transformer_config.py:675 and :682: the type, and the library that flex calls."""
 SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
+TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
+"""Families whose recipes say cross_entropy_fusion_impl: te (Bridge 0.3.1 recipes/{deepseek,moonlight,qwen})."""
 
 
 def fuses_experts(job: Job, options: dict[str, object]) -> bool:
@@ -211,6 +214,7 @@ def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:
     if options.get("activation_func_fp8_input_store"):
         made["activation_func_fp8_input_store"] = _stores_in_8_bits(job, fused=made.get("bias_activation_fusion", True))
     made["apply_rope_fusion"] = _rotation(job, options)
+    made |= _of_further_tokens(job, options)
     if family in SOFTMAX_ROUTED:
         given = options.get("moe_router_dtype")
         made["moe_router_dtype"] = job.auto(
@@ -219,6 +223,28 @@ def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:
     elif options.get("moe_router_dtype", "fp32") != "fp32":
         raise job.not_yet("framework_options.moe_router_dtype", f"a router of {family} in {job.compute}")
     return made
+
+
+def _of_further_tokens(job: Draft, options: dict[str, object]) -> dict[str, Any]:
+    """Fields of multi-token prediction; raises IllegalLayout or NotYet for modules that cannot be detached.
+
+    Labels of further tokens come from the inputs where a policy has none (Megatron-LM main
+    transformer/multi_token_prediction.py process_mtp_loss): their loss is the cross entropy of the configuration.
+    """
+    key, training, made = "framework_options.mtp_detach_heads", job.scenario.training, dict[str, Any]()
+    if job.graph.branches and (training.logprob_chunk_size is not None or training.loss == "top_k"):
+        made["mtp_loss"] = "te" if job.graph.architecture.family in TE_LOSS else "megatron"
+    if not options.get("mtp_detach_heads"):
+        return made
+    if not version_of(job).startswith("main"):
+        raise job.illegal(key, "core 0.16.1 has no such field", "core 0.16.1 transformer/transformer_config.py; use "
+                          "framework_version: main 2026-08-22")
+    if not job.graph.branches:
+        raise job.illegal(key, "it is of multi-token prediction, and the model has no such modules (mtp_num_layers)",
+                          "Megatron-LM main transformer/transformer_config.py:85")
+    if job.mesh.pp > 1 or job.graph.has_tied_head:
+        raise job.not_yet(key, "detached modules beside several stages or a tied table")
+    return made | {"mtp_detach_heads": True}
 
 
 def _stores_in_8_bits(job: Draft, *, fused: bool) -> bool:

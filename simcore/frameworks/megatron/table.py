@@ -31,7 +31,7 @@ from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import dealt
 from simcore.frameworks.megatron.libraries import check_user_buffers, host_notes, layer_assumptions, libraries_of
-from simcore.frameworks.megatron.options import OPTIONS, bucket_elements, implementation_options, version_of
+from simcore.frameworks.megatron.options import OPTIONS, TE_LOSS, bucket_elements, implementation_options, version_of
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import assumptions as recompute_assumptions
 from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept_whole, together
@@ -56,8 +56,6 @@ QLORA_REFUSAL = (
     "cut over tp; nothing in core or bridge packs those",
     "bridge 0.3.1 peft/lora_layers.py:701 (quant_state of a nn.Linear alone), core 0.16.1 tensor_parallel/layers.py")
 """Why no qlora: the message, and the rule."""
-TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
-"""Families whose recipes say cross_entropy_fusion_impl: te (Bridge 0.3.1 recipes/{deepseek,moonlight,qwen})."""
 
 
 def default_etp(degrees: Degrees) -> int:

@@ -100,7 +100,7 @@ def _words(c: Context, block: Embedding, *, whole: bool, is_last: bool) -> Tenso
         c.tape.compute(Kernel.EMBEDDING, 0, 2 * total.nbytes + weight.nbytes)
         if weight.tied and isinstance(c.kind.block, Mtp):
             _leave_waiting(c, weight)
-        elif weight.tied and (block.shared or not fuses_wgrad(c.run)):
+        elif weight.tied and (block.shared or not fuses_wgrad(c.run)) and not c.options.mtp_detach_heads:
             _meet_waiting(c, weight)
         elif isinstance(c.kind.block, Mtp):
             _add_lookup(c, weight, is_last=is_last)

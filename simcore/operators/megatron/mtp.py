@@ -15,6 +15,11 @@ with it, the module's first. The model's own loss is a separate layer, the modul
    what keeps the layer's input keeps all of it.
  * Of two uses of a weight in one backward the first gradient waits for the second, and autograd adds both into a new
    tensor: the output layer's, TE's idle one too (`tensor_parallel/layers.py`), and on one stage the embedding's.
+ * Detached (main, mtp_detach_heads) modules begin at a leaf, embeddings they look up ask for no gradient, and the
+   output layer runs with its weight frozen. The leaf's gradient stays until the graph goes: left out, as large as one
+   hidden state.
+ * Where the model's own loss is made of log-probabilities (NeMo RL, without labels) or of a teacher's choice, that of
+   further tokens is the cross entropy of its configuration all the same, over labels moved from the inputs.
 """
 
 from __future__ import annotations
@@ -44,15 +49,28 @@ def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Te
     `block.depths`) times the rows, is the input of the output layer. `layer` runs a module's transformer layer.
     """
     c.tape.scope = "mtp."
-    made = [x]
+    last = Tensor(x.storage, x.shape, x.dtype) if c.options.mtp_detach_heads else x
+    made = [_left(c, x) if c.options.mtp_detach_heads else x]
     for depth in range(block.depths):
-        made.append(_run(c, block, made[-1], layer, depth))
+        last = _run(c, block, last, layer, depth)
+        made.append(last)
     return _joined(c, made)
+
+
+def _left(c: Context, x: Tensor) -> Tensor:
+    """The decoder's output, whose gradient is a view of that of all outputs; from here on it counts as a tensor."""
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        return [c.new(x.shape[0], x.shape[1], "grad_hidden")]
+
+    out = Tensor(x.storage, x.shape, x.dtype)
+    c.node(out, (x,), (), back)
+    return out
 
 
 def _run(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor], depth: int) -> Tensor:
     """One further token: its embedding beside `x`, projected, through the module's layer and norm."""
-    found = embedding(c, Embedding(block.vocab, block.hidden, tower=int(c.options.reads_images)), is_last=depth == 0)
+    table = Embedding(block.vocab, block.hidden, tower=int(c.options.reads_images))
+    found = embedding(_of_detached(c), table, is_last=depth == 0)
     found = _cut(c, found) if c.options.reads_images else found
 
     def project_and_run() -> Tensor:
@@ -70,19 +88,34 @@ def heads(c: Context, block: Head, x: Tensor) -> Tensor:
     """
     c.tape.scope = "mtp."
     own, *further = _parts(c, x, 1 + block.shared)
-    nodes = []
+    nodes, apart = [], _of_further(c)
     while further:
-        logits = head(c, block, further.pop(0))
+        logits = head(apart, block, further.pop(0))
         nodes.append(logits.node)
-        own = _scaled(c, own, loss(c, logits))
+        own = _scaled(c, own, loss(apart, logits))
     if c.kind.family != "nemotron_h":
         c.locals.append(logits)
     del logits
     c.tape.scope = ""
     out = head(c, block, own)
-    if c.param("output_layer.weight").trainable:
+    if c.param("output_layer.weight").trainable and not c.options.mtp_detach_heads:
         _add_up(c, [out.node, *reversed(nodes)])
     return out
+
+
+def _of_further(c: Context) -> Context:
+    """The same tape for logits of further tokens, which have labels: their loss is a cross entropy of all at once."""
+    options = replace(c.options, logprob_chunk_size=0)
+    run = replace(c.run, options=options, loss=c.options.mtp_loss or c.run.loss)
+    return _of_detached(replace(c, run=run))
+
+
+def _of_detached(c: Context) -> Context:
+    """The same tape with all parameters frozen where they are detached, else the same."""
+    if not c.options.mtp_detach_heads:
+        return c
+    params = {name: replace(param, trainable=False) for name, param in c.run.params.items()}
+    return replace(c, run=replace(c.run, params=params))
 
 
 def _inner(c: Context) -> Context:

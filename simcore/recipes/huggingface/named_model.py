@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Final
 
+from simcore.inputs.block import shorten
+from simcore.models.placeholders import is_placeholder, meant
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.config_fields import is_listed
 from simcore.recipes.huggingface.modules import family_of
-from simcore.recipes.reader import Reader
+from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["read_named_model", "read_remote_code"]
+__all__ = ["ask_for_model", "read_named_model", "read_remote_code"]
 
 _WITH_CODE: Final = ("deepseek_v2", "deepseek_v3", "nemotron_h", "phi3")
 """Families whose checkpoints name code of their own: `auto_map` in config.json of microsoft/Phi-3-mini-4k-instruct,
@@ -27,14 +30,27 @@ def read_named_model(reader: Reader, draft: Draft, key: str, *blocks: str, but: 
               if name not in but and (one := reader.take(f"{block}.{name}")) is not None]
     if (given := draft.answers.settings.get("model")) is not None:
         draft.idle([*([named] if named else []), *fields], f"the model is given as {given}")
-    elif named is None:
-        draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({key})")
+    elif ask_for_model(draft, named, key):
         draft.idle(fields, "of a model that is asked for")
-    else:
+    elif named is not None:
         changed = [one for one in fields if not is_listed(draft, one)]
         draft.put("model.config" if changed else "model", named)
         for one in changed:
             draft.put(f"model.overrides.{one.path[-1]}", one)
+
+
+def ask_for_model(draft: Draft, named: Taken[str] | None, key: str, model: str = "model") -> bool:
+    """True if the recipe names no model at `key`, or by a placeholder: then it is asked for.
+
+    `model`: key of the scenario. The question names the preset that the recipe's path or the placeholder's words mean.
+    """
+    if named is not None and not is_placeholder(named.value):
+        return False
+    words = named.value if named else ""
+    near = meant(words, "/".join(PurePath(draft.path).parts[-3:]))
+    draft.ask(model, f"--set {model}=NAME or PATH of its config.json" + (f", such as {near}" if near else ""),
+              f"model ({key}: {shorten(words)} stands for one)" if named else f"model ({key})", named)
+    return True
 
 
 def read_remote_code(reader: Reader, draft: Draft, *keys: str) -> None:

@@ -13,8 +13,8 @@ from typing import Final
 from simcore.recipes.answers import Answer
 from simcore.recipes.automodel.optimizer import read_implementation
 from simcore.recipes.draft import Draft
-from simcore.recipes.nemo_rl.dropout import read_dropout
-from simcore.recipes.nemo_rl.environment import read_environment
+from simcore.recipes.nemo_rl.keys.dropout import read_dropout
+from simcore.recipes.nemo_rl.keys.environment import read_environment
 from simcore.recipes.nemo_rl.policy import family_in
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows

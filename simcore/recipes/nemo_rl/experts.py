@@ -10,7 +10,7 @@ from typing import Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.experts import experts_of
 from simcore.recipes.megatron.without_effect import SMS
-from simcore.recipes.nemo_rl.switches import read_switches
+from simcore.recipes.nemo_rl.keys.switches import read_switches
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_experts"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.nemo_rl.environment import read_variables
-from simcore.recipes.nemo_rl.lengths import read_lengths
+from simcore.recipes.nemo_rl.keys.environment import read_variables
+from simcore.recipes.nemo_rl.keys.lengths import read_lengths
+from simcore.recipes.nemo_rl.keys.switches import read_switches
 from simcore.recipes.nemo_rl.sglang import read_sglang
-from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, key_of, read_rows
+from simcore.recipes.rows import Idle, Says, Unmodelled, key_of, read_rows
 
 __all__ = ["read_generation"]
 
@@ -18,19 +18,19 @@ _AT: Final = "policy.generation"
 _VLLM: Final = f"{_AT}.vllm_cfg"
 _KWARGS: Final = f"{_AT}.vllm_kwargs"
 _DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_DRAFTS: Final = f"{_KWARGS}.speculative_config"
+_MODULES: Final = ("mtp", "deepseek_mtp")
 _ONE: Final = {1: "one"}
 _FILTERED: Final = "the policy's logits are sorted and masked as well (algorithms/logits_sampling_utils.py:254): " \
                    "neither memory nor time of it is counted"
 _ROWS: Final = (
     Says(f"{_VLLM}.tensor_parallel_size", "generation.tp"),
     Says(f"{_VLLM}.pipeline_parallel_size", "", idle=_ONE, words={None: None}, what="an engine over stages:"),
-    Says(f"{_VLLM}.expert_parallel_size", "", idle=_ONE, words={None: None}, what="an engine over experts:"),
     Says(f"{_VLLM}.gpu_memory_utilization", "generation.gpu_memory_utilization", "number"),
     Says(f"{_VLLM}.enforce_eager", "generation.enforce_eager", "flag"),
     Says(f"{_VLLM}.enable_prefix_caching", "generation.prefix_caching", "flag"),
     Says(f"{_VLLM}.kv_cache_dtype", "generation.kv_dtype", "text", {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"},
          what="a cache in"),
-    Off(f"{_VLLM}.enable_expert_parallel", "an engine over experts"),
     Says(f"{_VLLM}.num_last_layers_in_bf16", "", idle={0: "none"}, words={None: None}, what="last layers in bf16:"),
     Says(f"{_VLLM}.num_first_layers_in_bf16", "", idle={0: "none"}, words={None: None}, what="first layers in bf16:"),
     Idle((f"{_VLLM}.http_refit_*", f"{_VLLM}.zmq_refit_*", f"{_AT}.refit_cfg.*",
@@ -44,20 +44,20 @@ _ROWS: Final = (
     Idle((f"{_VLLM}.load_format",), "weights come from the policy before the first step"),
     Idle((f"{_VLLM}.logprobs_mode", f"{_VLLM}.cap_max_tokens_to_context"),
          "every sequence is decoded to max_model_len, and has a number for each token"),
-    Idle((f"{_VLLM}.enforce_monotonicity", f"{_VLLM}.enable_return_routed_experts"),
+    Idle(tuple(f"{_VLLM}.{name}" for name in ("enable_expert_parallel", "enforce_monotonicity",
+                                              "enable_return_routed_experts", "max_num_seqs")),
          "no line of the release reads it here"),
     Idle((f"{_VLLM}.env_vars",), "no variable is set"),
     Idle((f"{_AT}.model_name", f"{_AT}._pad_token_id", f"{_AT}._mtp_weights_from_refit"), "the run sets it itself"),
     Unmodelled((f"{_KWARGS}.moe_backend", f"{_KWARGS}.kernel_config.*",
                 f"{_KWARGS}.attention_backend", f"{_KWARGS}.attention_config.*",
                 f"{_KWARGS}.disable_custom_all_reduce"), "kernels of the engine are not told apart"),
-    Says(f"{_KWARGS}.enable_chunked_prefill", "", "flag", idle={True: "the default (vLLM config/scheduler.py)"},
-         words={None: None}, what="prompts that are read whole:"),
+    Says(f"{_KWARGS}.enable_chunked_prefill", "generation.chunked_prefill", "flag"),
     Says(f"{_KWARGS}.max_num_seqs", "generation.max_num_seqs"),
     Says(f"{_KWARGS}.max_num_batched_tokens", "generation.max_num_batched_tokens"),
     Says(f"{_KWARGS}.mamba_ssm_cache_dtype", "generation.ssm_dtype", "text", _DTYPES, what="Mamba's state in"),
-    Says(f"{_KWARGS}.mamba_cache_mode", "", "text", idle={"none": "the default (vllm/config/cache.py CacheConfig)"},
-         words={None: None}, what="Mamba's states for prefixes:"),
+    Says(f"{_KWARGS}.mamba_cache_mode", "generation.mamba_cache_mode", "text", {"align": "align", "all": "all"},
+         {"none": "the default (vllm/config/cache.py CacheConfig)"}, "Mamba's states for prefixes:"),
     Idle((f"{_KWARGS}.tokenizer",), "which tokens a text becomes"),
     Idle((f"{_KWARGS}.mm_processor_cache_gb", f"{_KWARGS}.skip_mm_profiling",
           f"{_KWARGS}.allowed_local_media_path", f"{_KWARGS}.language_model_only", f"{_KWARGS}.limit_mm_per_prompt.*",
@@ -93,8 +93,8 @@ def read_generation(reader: Reader, draft: Draft) -> int:
         read_sglang(reader, draft)
         read_rows(reader, draft, [row for row in _ROWS if not key_of(row).startswith((_VLLM, _KWARGS))])
         return _read_resources(reader, draft)
-    for taken in reader.matching(f"{_KWARGS}.speculative_config.*"):
-        draft.refuse(taken, "speculative decoding")
+    _read_speculation(reader, draft)
+    _read_experts(reader, draft)
     for taken in reader.matching(f"{_KWARGS}.compilation_config.*"):
         draft.unmodelled(taken, "graphs of the engine are those of its defaults")
     read_lengths(reader, draft, _AT, f"{_VLLM}.max_model_len", f"NeMo RL 7ea279ab {_ENGINE}:71")
@@ -106,6 +106,36 @@ def read_generation(reader: Reader, draft: Draft) -> int:
     for taken in reader.matching(f"{_KWARGS}.*"):
         draft.refuse(taken, "a setting of vLLM that is not described")
     return _read_resources(reader, draft)
+
+
+def _read_experts(reader: Reader, draft: Draft) -> None:
+    """Writes whether experts are cut; 7ea279ab vllm_generation.py:134: expert parallel ranks are copies times tp."""
+    size, tp = reader.integer(f"{_VLLM}.expert_parallel_size"), reader.look(f"{_VLLM}.tensor_parallel_size")
+    if size is None or size.value == 1:
+        draft.idle(size, "the default")
+    elif isinstance(tp, int) and size.value % tp:
+        draft.fail(size.where, "When EP > 1, EP must be a multiple of TP since vLLM's EP = DP * TP [NeMo RL 7ea279ab "
+                               "models/generation/vllm/vllm_generation.py:134]")
+        draft.use(size)
+    elif size.value != (tp or 1):
+        draft.refuse(size, f"an engine over experts: {size.value}, of copies")
+    else:
+        draft.infer("generation.expert_parallel", True, "expert_parallel_size as large as tensor_parallel_size",  # noqa: FBT003
+                    size,
+                    source=_ENGINE)
+
+
+def _read_speculation(reader: Reader, draft: Draft) -> None:
+    """Writes the tokens that the model's own module drafts; another drafter is refused."""
+    method, count = (reader.take(f"{_DRAFTS}.{name}") for name in ("method", "num_speculative_tokens"))
+    if method is not None and method.value in _MODULES and count is not None:
+        draft.use(method, why="the model's own module of multi-token prediction drafts")
+        draft.put("generation.num_speculative_tokens", count)
+    else:
+        for taken in (method, count):
+            draft.refuse(taken, "speculative decoding by another drafter than the model's own module")
+    for taken in reader.matching(f"{_DRAFTS}.*"):
+        draft.refuse(taken, "speculative decoding of this kind")
 
 
 def _read_precision(reader: Reader, draft: Draft) -> None:

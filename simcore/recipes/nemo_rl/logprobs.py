@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.nemo_rl.switches import read_switches
+from simcore.recipes.nemo_rl.keys.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["read_logprobs"]

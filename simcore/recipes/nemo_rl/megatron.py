@@ -11,9 +11,10 @@ from typing import Final
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.without_effect import COPIES_BESIDE, limit_of_gradients
-from simcore.recipes.nemo_rl.dropout import read_dropout
-from simcore.recipes.nemo_rl.environment import read_environment
 from simcore.recipes.nemo_rl.experts import read_experts
+from simcore.recipes.nemo_rl.keys.dropout import read_dropout
+from simcore.recipes.nemo_rl.keys.environment import read_environment
+from simcore.recipes.nemo_rl.predictions import read_predictions
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
@@ -42,8 +43,7 @@ _ROWS: Final[tuple[Row, ...]] = (
     Off(f"{_AT}.fine_grained_activation_offloading", "activations that go to the host"),
     Says(f"{_AT}.cuda_graph_impl", "", "text", idle={"none": "nothing is captured"}, words={None: None},
          what="CUDA graphs under NeMo RL:"),
-    Says(f"{_AT}.mtp_num_layers", "", idle={0: "none"}, words={None: None}, what="layers of multi-token prediction:"),
-    Idle((f"{_AT}.offload_modules", f"{_AT}.cuda_graph_*", f"{_AT}.mtp_*"),
+    Idle((f"{_AT}.offload_modules", f"{_AT}.cuda_graph_*"),
          "settings of what is switched off"),
     Idle((f"{_AT}.enabled", f"{_AT}.converter_type", f"{_AT}.force_reconvert_from_hf", f"{_AT}.checkpoint.*",
           f"{_AT}.use_gloo_process_groups", f"{_AT}.train_iters"), "not part of a step"),
@@ -109,6 +109,7 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
     _read_cache(reader, draft)
     _read_adapters(reader, draft)
     read_environment(reader, draft, _AT)
+    read_predictions(reader, draft, _AT, kind)
     for taken in reader.matching(f"{_AT}.model_overrides.*", f"{_AT}.freeze_config.*"):
         draft.refuse(taken, "fields of Bridge's model, or parts that are frozen")
     sent = reader.text(f"{_AT}.pipeline_dtype")

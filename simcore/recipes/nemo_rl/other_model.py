@@ -16,10 +16,10 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.imported import Imported
 from simcore.recipes.nemo_rl.dtensor import read_dtensor
+from simcore.recipes.nemo_rl.keys.without_effect import WITHOUT_EFFECT
 from simcore.recipes.nemo_rl.logprobs import read_logprobs
 from simcore.recipes.nemo_rl.megatron import read_megatron
 from simcore.recipes.nemo_rl.policy import read_batches, read_model
-from simcore.recipes.nemo_rl.without_effect import WITHOUT_EFFECT
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import read_rows
 

@@ -12,8 +12,9 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.modules import family_of
+from simcore.recipes.huggingface.named_model import ask_for_model
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["family_in", "read_batches", "read_model"]
 
@@ -37,7 +38,8 @@ _ROWS: Final = (
     Says("policy.precision", "training.precision.compute", "text", _PRECISIONS, what="products in"),
     Off("policy.reward_model_cfg.enabled", "training of a reward model"),
     Off("policy.draft.enabled", "a draft model that is trained beside the policy"),
-    Off("policy.router_replay.enabled", "replay of the router's choices"),
+    Unmodelled(("policy.router_replay.enabled",), "numbers of each token's experts lie on the devices of engine and "
+               "policy, 4 bytes for each layer and choice: left out", (False, None)),
     Off("policy.activation_checkpointing_enabled", "checkpointing by a key that nothing reads"),
     Off("policy.is_vlm", "a tower beside text"),
 )
@@ -59,10 +61,9 @@ def read_model(reader: Reader, draft: Draft) -> None:
     if (given := draft.answers.settings.get("model")) is not None:
         draft.idle(name, f"--set model={given} says which model it is")
         draft.idle(reader.matching(f"{_OVERRIDES}.*"), "--set model says which model it is")
-    elif name is None:
-        draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({_NAME})")
+    elif ask_for_model(draft, name, _NAME):
         draft.idle(reader.matching(f"{_OVERRIDES}.*"), "the model is asked for")
-    else:
+    elif name is not None:
         longest = _stretched(reader)
         draft.put("model.config" if fields or longest else "model", name)
         for field in fields:

@@ -18,14 +18,14 @@ from simcore.recipes.nemo_rl.cluster import read_cluster
 from simcore.recipes.nemo_rl.controller import has_controller, read_controller
 from simcore.recipes.nemo_rl.dtensor import read_dtensor
 from simcore.recipes.nemo_rl.generation import read_generation
+from simcore.recipes.nemo_rl.keys.switches import read_switches
+from simcore.recipes.nemo_rl.keys.without_effect import IDLE_BLOCKS, WITHOUT_EFFECT
 from simcore.recipes.nemo_rl.logprobs import read_logprobs
 from simcore.recipes.nemo_rl.megatron import read_megatron
 from simcore.recipes.nemo_rl.policy import read_batches, read_model
 from simcore.recipes.nemo_rl.step import read_step
-from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.nemo_rl.teacher import read_distillation, read_teacher
 from simcore.recipes.nemo_rl.value import read_ppo, read_value
-from simcore.recipes.nemo_rl.without_effect import IDLE_BLOCKS, WITHOUT_EFFECT
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.nemo_rl.lengths import read_lengths
+from simcore.recipes.nemo_rl.keys.lengths import read_lengths
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, On, Row, Says, read_rows
 

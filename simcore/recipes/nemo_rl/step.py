@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.nemo_rl.switches import read_switches
+from simcore.recipes.nemo_rl.keys.switches import read_switches
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Says, read_rows
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
+from simcore.recipes.nemo_rl.keys.switches import read_switches
 from simcore.recipes.nemo_rl.other_model import check_alike, read_other, write_keys
-from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Says, read_rows
 

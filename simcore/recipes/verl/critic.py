@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.named_model import ask_for_model
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, MODEL, RELEASE, read_recompute, read_stored
@@ -95,7 +96,7 @@ def _read_model(reader: Reader, draft: Draft) -> None:
         draft.default("rl.critic.model", _DEFAULT_MODEL, RELEASE, "trainer/config/_generated_ppo_trainer.yaml")
     elif path.value == actors:
         draft.idle(path, "the actor's")
-    else:
+    elif not ask_for_model(draft, path, f"{_MODEL}.path", "rl.critic.model"):
         draft.put("rl.critic.model", path)
     read_stored(reader, draft, _FSDP, "rl.critic.params")
     read_recompute(reader, draft, _MODEL, "rl.critic.recompute")

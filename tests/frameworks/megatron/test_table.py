@@ -181,6 +181,11 @@ def test_what_is_refused_of_multi_token_prediction() -> None:
              options={"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 1})
     refused_with("illegal", "must be 1 for MTP recompute", model=predicting(),
              recompute={"mode": "uniform", "num_layers": 2})
+    detached = {"options": {"mtp_detach_heads": True}}
+    refused_with("illegal", "core 0.16.1 has no such field", model=predicting(), **detached)
+    refused_with("illegal", "the model has no such modules", version="main 2026-08-22", **detached)
+    refused_with("error", "not yet: detached modules beside several stages", {"pp": 2}, model=predicting(),
+                 version="main 2026-08-22", **detached)
     other = {"config": "qwen3-8b", "overrides": {"mtp_num_layers": 1}}
     report = simulate(small.scenario("megatron", {"dp_shard": 2}, model=other))
     assert "multi-token prediction of qwen3 is not modelled yet" in report.problems[0].message

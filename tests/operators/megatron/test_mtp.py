@@ -129,3 +129,27 @@ def test_a_frozen_table_and_head_have_no_gradients() -> None:
         for name in names:
             assert (name, "backward_temp") in trained
             assert (name, "backward_temp") not in frozen
+
+
+def test_detached_modules_leave_decoder_embedding_and_output_weight_alone() -> None:
+    """By the source (main `multi_token_prediction.py` process_mtp_loss, _get_embeddings, forward): three detach()."""
+    options = MegatronOptions(mtp_detach_heads=True)
+    apart, joint = (run_of(MTP, options=one) for one in (options, MegatronOptions()))
+    assert kept_in(MTP, apart) == kept_in(MTP, joint)
+    made = {name: record(MTP, run, {}, {}).backward for name, run in (("apart", apart), ("joint", joint))}
+    table = 2 * 129280 * 7168
+    assert [sum(r[3] == table for r in made[name].rows if r[0] == Op.ALLOC) for name in ("joint", "apart")] == [1, 0]
+    for detached, count in ((False, 3), (True, 1)):
+        options = MegatronOptions(mtp_detach_heads=detached, gradient_accumulation_fusion=False)
+        rows = record(SHARED_HEAD, run_of(SHARED_HEAD, options=options), {}, {}).backward.rows
+        assert [r[3] for r in rows if r[0] == Op.ALLOC].count(table) == count, "gradients of the output layer's weight"
+
+
+def test_further_tokens_keep_their_cross_entropy_beside_log_probabilities() -> None:
+    """Chunks of NeMo RL's are no part of the head, which keeps and makes the same as beside a cross entropy."""
+    chunked = run_of(SHARED_HEAD, loss="log-probabilities in chunks",
+                     options=MegatronOptions(logprob_chunk_size=1024, mtp_loss="megatron"))
+    plain = run_of(SHARED_HEAD, loss="megatron")
+    made, usual = (record(SHARED_HEAD, run, {}, {}) for run in (chunked, plain))
+    assert made.forward.rows == usual.forward.rows
+    assert made.backward.rows == usual.backward.rows

@@ -450,11 +450,65 @@ def test_a_recipe_without_degrees_asks_for_what_is_missing(tmp_path: Path) -> No
     assert {one.key for one in found.questions} == {"model", "topology", "mesh.dp_shard", "training.seq_len"}
 
 
+def test_a_placeholder_of_a_model_is_asked_for_and_the_likely_one_named(tmp_path: Path) -> None:
+    words = GRPO.replace("Qwen/Qwen2.5-1.5B", "Follow instructions in https://x.org/docs/guides/deepseek.md")
+    open_ = imported(tmp_path, words, "grpo: {max_num_steps: 1}\n")
+    assert [(one.key, one.option.partition("such as ")[2]) for one in open_.questions] == [("model", "deepseek-v3")]
+    assert "stands for one" in open_.questions[0].text
+    text = "grpo: {max_num_steps: 1}\nsif_dir: /path\n"
+    found = imported(tmp_path, words.replace("vllm_cfg: {", "vllm_cfg: {max_num_seqs: 2, "), text, model="qwen2.5-1.5b")
+    assert scenario(found).model_name == "qwen2.5-1.5b"
+
+
 def test_without_a_penalty_there_is_no_reference_policy(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "loss_fn: {reference_policy_kl_penalty: 0}\n")
     read_ = scenario(found)
     assert read_.rl is not None
     assert read_.rl.reference == "none"
+
+
+PREDICTING: Final = """\
+policy:
+  dtensor_cfg: {enabled: false}
+  megatron_cfg: {enabled: true, mtp_num_layers: 5, mtp_use_repeated_layer: true, mtp_detach_heads: true}
+  generation: {vllm_kwargs: {mamba_cache_mode: align}}
+"""
+
+
+def test_experts_of_the_engine_and_their_replay(tmp_path: Path) -> None:
+    text = "policy: {router_replay: {enabled: true}, generation: {vllm_cfg: {expert_parallel_size: SIZE, " \
+           "tensor_parallel_size: 4}, vllm_kwargs: {enable_chunked_prefill: false}}}\n"
+    found = imported(tmp_path, GRPO, text.replace("SIZE", "4"))
+    assert found.values["generation"]["expert_parallel"] is True
+    assert (found.values["generation"]["chunked_prefill"], found.refused) == (False, ())
+    assert [one.kind for one in found.left if one.key == "policy.router_replay.enabled"] == ["not modelled"]
+    found = imported(tmp_path, GRPO, text.replace("SIZE", "6"))
+    assert "EP must be a multiple of TP" in found.wrong[0].message
+
+
+def test_the_models_own_module_drafts(tmp_path: Path) -> None:
+    for method in ("mtp", "deepseek_mtp"):
+        found = imported(tmp_path, GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: "
+                                         f"{method}, num_speculative_tokens: 2}}}}}}}}\n")
+        assert (found.values["generation"]["num_speculative_tokens"], found.refused) == (2, ())
+
+
+def test_modules_of_further_tokens_are_those_of_whichever_model(tmp_path: Path) -> None:
+    base = GRPO.replace("Qwen/Qwen2.5-1.5B", "/path/to/model")
+    changed = {"mtp_num_layers": 5, "mtp_use_repeated_layer": True}
+    found = imported(tmp_path, base, PREDICTING, model="nemotron-3-super-120b-a12b")
+    assert found.values["model"] == {"config": "nemotron-3-super-120b-a12b", "overrides": changed}
+    assert found.values["framework_options"]["mtp_detach_heads"] is True
+    assert found.values["generation"]["mamba_cache_mode"] == "align"
+    lightning = "  model_name: nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16\n"
+    found = imported(tmp_path, GRPO, PREDICTING + lightning)
+    assert found.values["model"]["overrides"] == {"mtp_num_layers": 5, "mtp_hybrid_override_pattern": "*E",
+                                                  "mtp_use_repeated_layer": True}
+    scenario(found)
+    found = imported(tmp_path, GRPO, PREDICTING.replace("5", "0"))
+    assert found.values["model"] == "Qwen/Qwen2.5-1.5B"
+    found = imported(tmp_path, GRPO, PREDICTING)
+    assert "one layer of multi-token prediction for all depths" in str(found.refused)
 
 
 def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: Path) -> None:
@@ -465,9 +519,9 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
 
 @pytest.mark.parametrize(("base", "text", "told"), [
     (GRPO, "policy: {generation: {backend: trtllm}}", "generation by trtllm"),
-    (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
-    (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
-    (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: align}}}", "Mamba's states for prefixes: align"),
+    (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8, of copies"),
+    (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: eagle3}}}}", "by another drafter"),
+    (GRPO, "policy: {generation: {vllm_kwargs: {mamba_cache_mode: some}}}", "Mamba's states for prefixes: some"),
     (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
     (GRPO, "data: {default: {env_name: reward_model}}", "rewards by a model that takes GPUs of the cluster"),
     (SFT, "policy: {dtensor_cfg: {custom_parallel_plan: true}}", "a plan of tensor parallelism of one's own"),

@@ -66,6 +66,15 @@ def test_without_its_path_the_critic_is_the_releases_own(tmp_path: Path) -> None
     assert rl.critic.model == "deepseek-ai/deepseek-llm-7b-chat"
 
 
+def test_placeholders_of_both_models_are_asked_for(tmp_path: Path) -> None:
+    actors, critics = (f"{at}.model.path=Qwen/Qwen2.5-0.5B-Instruct" for at in ("actor_rollout_ref", "critic"))
+    assert actors in PPO
+    text = PPO.replace(actors, "actor_rollout_ref.model.path=model_path")
+    found = imported(tmp_path, text.replace(critics, "critic.model.path='<path_to_dsv3_config>'"))
+    assert [(one.key, one.option.partition("such as ")[2]) for one in found.questions] == [
+        ("model", ""), ("rl.critic.model", "deepseek-v3")]
+
+
 def test_what_another_critic_would_need_is_refused_by_its_key(tmp_path: Path) -> None:
     for argument, told in (
             ("critic.strategy=fsdp2", "a critic over fsdp2"),

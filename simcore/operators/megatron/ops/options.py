@@ -33,7 +33,9 @@ class MegatronOptions(ImplementationOptions):
     recipes of single linears, as patterns. `moe_expert_rank_capacity_factor`: 0 where it is not set, see [Note: paged
     stash] in `operators/megatron/stash.py`, as are the options of the stash. `logprob_chunk_size`: tokens of a chunk of
     NeMo RL's log-probabilities, which then are the loss; 0: they are not. `reads_images`: the model has a vision tower:
-    heads are rotated by the angles of each token, and sequences are embedded whole.
+    heads are rotated by the angles of each token, and sequences are embedded whole. `mtp_loss`: cross entropy of
+    tokens of multi-token prediction where the model's own loss is none; "": the same as the model's.
+    `mtp_detach_heads`: no gradient of theirs reaches the decoder, the embedding, or the output layer's weight (main).
     """
 
     dispatcher: Dispatcher = "alltoall"
@@ -73,6 +75,8 @@ class MegatronOptions(ImplementationOptions):
     moe_paged_stash_buffer_size_factor_cpu: float = 0.0
     logprob_chunk_size: int = 0
     reads_images: bool = False
+    mtp_loss: str = ""
+    mtp_detach_heads: bool = False
 
     @property
     def loads_attention_mask(self) -> bool:

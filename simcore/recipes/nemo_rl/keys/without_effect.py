@@ -17,6 +17,7 @@ WITHOUT_EFFECT: Final = (
     Idle(("checkpointing.*",), "reading and writing files: not part of a step"),
     Idle(("data.*",), "which samples are read; their length is training.seq_len"),
     Idle(("env.*", "reward_penalties.*"), "environments and rewards: on the host"),
+    Idle(("sif_dir",), "a folder that files of environments are named by"),
     Idle(("data_plane", "data_plane.*"), "settings of what `enabled` switches"),
     Idle(("policy.tokenizer.audio*", "policy.tokenizer.video*"), "inputs of other kinds than text"),
     Idle(("policy.tokenizer.*",), "which tokens a text becomes"),

@@ -1,0 +1,79 @@
+"""Settings of vLLM that a version, or a model, refuses: passes, experts, states of Mamba."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.inputs.generation import Generation
+from simcore.inputs.scenario import Scenario
+from simcore.models.blocks import Moe
+from simcore.models.config import Architecture
+from simcore.results.report import Assumption
+from simcore.vllm.engine import Engine
+from simcore.vllm.release import RELEASES
+
+__all__ = ["check_asked", "check_states", "switch_assumptions"]
+
+
+def check_asked(scenario: Scenario, given: Generation, architecture: Architecture, version: str, longest: int) -> None:
+    """Refuses passes and experts that vLLM's `version` refuses, or that are not described.
+
+    `longest`: tokens of the longest sequence.
+    """
+    _check_passes(scenario, given, version, longest)
+    _check_experts(scenario, given, architecture)
+
+
+def _check_passes(scenario: Scenario, given: Generation, version: str, longest: int) -> None:
+    """Refuses passes that are shorter than a prompt that is read whole, and versions of which that is not described."""
+    if given.chunked_prefill:
+        return
+    at, tokens = scenario.where("generation", "chunked_prefill"), given.max_num_batched_tokens
+    if version == RELEASES["0.12.0"].name:
+        raise NotYet(Problem(at, f"not yet: prompts that are read whole with vLLM {version} (served: 0.25.1)"))
+    if tokens is not None and tokens < longest:
+        raise IllegalLayout(Problem(at, f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({longest})",
+                                    "vLLM 0.25.1 config/scheduler.py:272 verify_max_model_len"))
+
+
+def _check_experts(scenario: Scenario, given: Generation, architecture: Architecture) -> None:
+    """Refuses experts that are not cut where there are none, or not equally many on each rank."""
+    if not given.expert_parallel:
+        return
+    at = scenario.where("generation", "expert_parallel")
+    counts = {b.block.num_experts for _, kind in architecture.parts for b in kind.branches if isinstance(b.block, Moe)}
+    if not counts:
+        raise IllegalLayout(Problem(at, "Number of experts in the model must be greater than 0 when expert parallelism "
+                                    "is enabled", "vLLM 0.25.1 config/model.py:1159"))
+    for count in counts:
+        if count % given.tp:
+            raise NotYet(Problem(at, f"not yet: {count} experts of which some ranks of {given.tp} have one more"))
+    if given.max_loras or given.quantization != "auto":
+        raise NotYet(Problem(at, "not yet: experts that are not cut, with adapters or in few bits"))
+
+
+def check_states(scenario: Scenario, engine: Engine) -> None:
+    """Refuses modes of Mamba's states that a version has not, and blocks larger than a pass where states end blocks."""
+    at, mode = scenario.where("generation", "mamba_cache_mode"), engine.generation.mamba_cache_mode
+    if mode != "auto" and not engine.release.else_last:
+        raise IllegalLayout(Problem(at, f"mamba_cache_mode: {mode}: vLLM {engine.version} has no such setting",
+                                    f"vLLM {engine.version} config/cache.py CacheConfig"))
+    block = engine.pages.block_size
+    if engine.pages.mamba_layers and engine.pages.states == "last" and block > engine.limits.tokens:
+        raise IllegalLayout(Problem(at, f"In Mamba cache align mode, block_size ({block}) must be <= "
+                                    f"max_num_batched_tokens ({engine.limits.tokens})",
+                                    "vLLM 0.25.1 config/vllm.py:2186"))
+
+
+def switch_assumptions(engine: Engine) -> Iterator[Assumption]:
+    """Assumptions on prompts that are read whole, and on experts that tp does not cut."""
+    generation = engine.generation
+    if not generation.chunked_prefill:
+        yield Assumption(what="generation.chunked_prefill", value="a pass reads prompts whole", kind="derived",
+                         source="vLLM 0.25.1 config/scheduler.py")
+    if generation.expert_parallel:
+        yield Assumption(what="generation.expert_parallel", value="as many experts on each rank, which all are busy "
+                         "alike" if engine.tp > 1 else "changes nothing on one rank", kind="assumed", source="vLLM "
+                         "0.25.1 fused_moe/expert_map_manager.py; without data parallelism outputs are summed as tp's "
+                         "are (config.py use_all2all_kernels)")
