@@ -6,7 +6,7 @@ from typing import Final
 
 from simcore.inputs.training import Recompute
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
-from simcore.models.vision_blocks import GridLayer, TowerEnd, VisionPart
+from simcore.models.vision_blocks import TowerEnd, VisionPart, WholePart
 from simcore.placement.job import Job
 
 __all__ = ["assumptions_of_tower", "check_tower"]
@@ -72,9 +72,7 @@ def _check_frozen(job: Job) -> None:
         block, specs = _block(job, layer.index), job.graph.tensors[layer.kind]
         if isinstance(block, VisionPart) and not (training.method != "full" and isinstance(block, PlacedPatches)):
             trains[isinstance(block, DeepMerger | TowerEnd)].add(any(spec.trainable for spec in specs))
-    whole = any(isinstance(_block(job, layer.index), GridLayer) for layer in job.graph.layers)
-    if whole and job.mesh.tp > 1 and True in trains[True] | trains[False]:
-        raise job.not_yet("mesh.tp", "gradients of a tower that is whole on every tp rank, which are summed over them")
+    whole = any(isinstance(_block(job, layer.index), WholePart) for layer in job.graph.layers)
     if whole and job.mesh.cp > 1:
         raise job.not_yet("mesh.cp", "context parallelism beside a tower of transformers' modules")
     if whole and any(spec.module == "adapter" for layer in job.graph.layers for spec in job.graph.tensors[layer.kind]
