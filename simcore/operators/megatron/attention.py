@@ -8,6 +8,7 @@ query of grouped heads is copied by its reshape, keys and values (views at an of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
@@ -26,6 +27,11 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["attention", "core", "mlp", "turning_passes"]
 
+_WEIGHED: Final = ("ministral3",)
+"""Families whose queries are multiplied by a number of their position."""
+_BY_POSITION: Final = ("ministral3",)
+"""Decoders behind a tower whose positions are those of the sequence, the same in each."""
+
 
 def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) -> Tensor:
     """Output of self-attention for the residual stream `x` [local tokens, hidden], in x's shape.
@@ -37,6 +43,7 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
     query, key, value, gate = _split(c, block, mixed)
 
     def attend(query: Tensor) -> Tensor:
+        query = _weighed(c, query) if c.kind.family in _WEIGHED else query
         if block.sinks:
             return _with_sinks(c, block, (query, key, value))
         return core(c, block.num_heads, query, key, value, plain=_is_plain(block), dropout=block.dropout,
@@ -47,6 +54,31 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
     return offloaded(c, "attn_proj", out, lambda x: row(c, "self_attention.linear_proj", x, behind=behind),
                      release=(out,))
+
+
+def _weighed(c: Context, x: Tensor) -> Tensor:
+    """Queries `x` [tokens, this rank's heads * d] times a number of their position, in their place.
+
+    Megatron-Bridge 067f987d `models/ministral3/ministral3_provider.py:226` (MinistralTEDotProductAttention.forward):
+    the node keeps a number a position, made by eight small operators. NotYet where attention's core is recomputed,
+    which multiplies the same queries once more.
+    """
+    if c.recomputes("core_attn"):
+        raise NotYet(Problem("training.recompute", f"not yet: attention's core of {c.kind.family} recomputed, which "
+                             "multiplies the queries that it has multiplied in place (Bridge 067f987d "
+                             "models/ministral3/ministral3_provider.py:234)"))
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, "grad_query.weighed")
+        c.elementwise(grad, 2, operators=1)
+        return [grad]
+
+    weights = c.new(c.tokens // c.run.batch, 1, "query.weights")
+    out = Tensor(x.storage, x.shape, x.dtype)
+    c.elementwise(out, 2, operators=9)
+    c.node(out, (x,), (weights,), back)
+    return out
 
 
 def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -170,7 +202,7 @@ def _moved(c: Context, x: Tensor, name: str, block: Attention) -> Tensor:
     apply_rotary_pos_emb: mscale), which GPT-OSS has (Bridge 0.3.1
     `models/gpt_oss/gpt_oss_provider.py`, yarn_rotary_scaling_factor).
     """
-    if block.rotary and c.options.reads_images:
+    if block.rotary and c.options.reads_images and c.kind.family not in _BY_POSITION:
         return turned_by_token(c, x, name, block.rotated or block.head_dim, block.head_dim)
     rows, columns = x.shape
 

@@ -31,7 +31,7 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
-from simcore.models.vision_blocks import GridLayer, Merger, VisionPart
+from simcore.models.vision_blocks import VisionPart, WholePart
 from simcore.operators.implementation import Implementation
 from simcore.operators.megatron.attention import attention, mlp
 from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
@@ -83,7 +83,7 @@ def idle_gradients(kind: LayerKind, run: LayerWorkload) -> frozenset[tuple[tuple
     layer can record. Their sum over the distinct shapes of all kinds is 0.81 GiB for Nemotron 3 Nano at tp 1. Empty
     without gradient accumulation fusion.
     """
-    if not fuses_wgrad(run) or isinstance(kind.block, GridLayer | Merger):  # transformers' own linears
+    if not fuses_wgrad(run) or isinstance(kind.block, WholePart):  # transformers' own linears
         return frozenset()
     made_by_gemm = {s.name for s in tensors(kind) if s.module in ("linear", "grouped")}
     return frozenset((p.shape[-2:], p.dtype) for name, p in run.params.items()

@@ -6,7 +6,7 @@ from typing import Final
 
 from simcore.inputs.training import Recompute
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
-from simcore.models.vision_blocks import TowerEnd, VisionPart, WholePart
+from simcore.models.vision_blocks import RowPatches, TowerEnd, VisionPart, WholePart
 from simcore.placement.job import Job
 
 __all__ = ["assumptions_of_tower", "check_tower"]
@@ -14,6 +14,7 @@ __all__ = ["assumptions_of_tower", "check_tower"]
 _MODEL: Final = "Bridge 067f987d models/qwen_vl/modelling_qwen3_vl"
 _ROUTING: Final = frozenset({"moe_router", "moe_preprocess"})
 """Parts of the decoder's layers that graphs may capture beside a tower (perf_recipes/qwen_vl/common.py:108)."""
+_WEIGHED: Final = "ministral3"
 _NODES: Final = "overlap_moe_expert_parallel_comm"
 
 
@@ -29,7 +30,11 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
     if not job.scenario.framework_version.startswith("main"):
         raise job.not_yet("framework_version", "Hugging Face's tower inside Megatron's first stage, as Bridge 0.3.1 "
                           "builds it (served: Bridge's own, framework_version main 2026-08-22)")
-    if options.get("apply_rope_fusion"):
+    rows = any(isinstance(_block(job, layer.index), RowPatches) for layer in job.graph.layers)
+    if rows and not any(kind.family == _WEIGHED for kind in job.graph.kinds):
+        raise job.not_yet("model", "Pixtral's tower before another decoder than Ministral 3's: Bridge reads "
+                          "llama_4_scaling_beta of its configuration (models/ministral3/ministral3_provider.py:205)")
+    if options.get("apply_rope_fusion") and not rows:
         raise job.illegal("framework_options.apply_rope_fusion", "apply_rope_fusion is not supported for Qwen3-VL and "
                           "Qwen3.5 models", f"{_MODEL}/rope.py:475")
     _check_stages(job, options, stages)

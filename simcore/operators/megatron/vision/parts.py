@@ -8,12 +8,21 @@ by, and down to the merger of features from its layer of the decoder.
 from __future__ import annotations
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, VisionPart
+from simcore.models.vision_blocks import (
+    GridLayer,
+    GridPatches,
+    Merger,
+    RowLayer,
+    RowPatches,
+    RowProjector,
+    VisionPart,
+)
+from simcore.operators.hf.vision.rows import row_layer, row_patches
 from simcore.operators.megatron.ops.context import Context
 from simcore.operators.megatron.vision.end import cut, with_image_tokens
 from simcore.operators.megatron.vision.features import FEATURES, GRAD_FEATURES
 from simcore.operators.megatron.vision.tower import Attend, layer, patches, squares, tower_context
-from simcore.operators.megatron.vision.whole import patches_of_grid, record_grid_layer, tokens_of_grid
+from simcore.operators.megatron.vision.whole import patches_of_grid, record_grid_layer, tokens_of_grid, tokens_of_rows
 from simcore.recording.layer import RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Tape, Tensor
 
@@ -38,12 +47,16 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
             return _recorded(c, layer(inner, block, x[0], attend), x, caught)
         case DeepMerger():
             return _deep_merger(c, block)
-        case PlacedMerger() | Merger():
+        case PlacedMerger() | Merger() | RowProjector():
             return _end(c, block)
         case GridPatches():
             return patches_of_grid(c, block)
         case GridLayer():
             return record_grid_layer(c, block)
+        case RowPatches():
+            return row_patches(c.tape, block, c.run)
+        case RowLayer():
+            return row_layer(c.tape, block, c.run, "sdpa")
     raise AssertionError(f"{block} is refused when its tensors are asked for")
 
 
@@ -120,7 +133,7 @@ def _deep_merger(c: Context, block: DeepMerger) -> RecordedLayer:
     return RecordedLayer(forward, tape.cut(), grads=grads)
 
 
-def _end(c: Context, block: PlacedMerger | Merger) -> RecordedLayer:
+def _end(c: Context, block: PlacedMerger | Merger | RowProjector) -> RecordedLayer:
     """The last merger, whose output is the embedded sequence with image tokens: the first layer's input."""
     tape, inner, caught, passed = c.tape, tower_context(c, block.patches), _Grads(), _Grads()
     x = _input(inner, block.down if isinstance(block, PlacedMerger) else 1, block.width, caught)
@@ -132,11 +145,12 @@ def _end(c: Context, block: PlacedMerger | Merger) -> RecordedLayer:
         held = [tape.external((c.run.images * block.tokens, block.hidden), c.dtype,
                               tape.slot(FEATURES, "activation"), -down) for down in block.deep]
     else:
-        out, held = tokens_of_grid(c, block, x.pop(), embedded.pop())
+        out, held = (tokens_of_grid(c, block, x.pop(), embedded.pop()) if isinstance(block, Merger) else
+                     tokens_of_rows(c, block, x.pop(), embedded.pop()))
         out = cut(c, out)
     _hand_over(tape, out, HIDDEN)
     forward = tape.cut()
-    if c.run.checkpoint != "full" or c.run.no_grad or isinstance(block, Merger):
+    if c.run.checkpoint != "full" or c.run.no_grad or not isinstance(block, PlacedMerger):
         held.clear()  # else features are inputs of every replayed layer
     late = tape.cut()
     held.clear()

@@ -14,7 +14,15 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.tensor import TensorSpec
-from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, VisionPart
+from simcore.models.vision_blocks import (
+    GridLayer,
+    GridPatches,
+    Merger,
+    RowLayer,
+    RowPatches,
+    RowProjector,
+    VisionPart,
+)
 from simcore.operators.hf.vision.tensors import tower_tensors as whole_tensors
 
 __all__ = ["attention_of", "branches_of", "tower_tensors"]
@@ -49,7 +57,7 @@ def tower_tensors(block: VisionPart, layer: Callable[[tuple[Branch, ...]], tuple
             return tuple(_merger(block, block.merged * block.width))
         case PlacedMerger():
             return tuple(_merger(block, block.width))
-        case GridPatches() | GridLayer() | Merger():
+        case GridPatches() | GridLayer() | Merger() | RowPatches() | RowLayer() | RowProjector():
             return whole_tensors(block)
         case _:
             raise NotYet(Problem("model", f"not yet: the vision tower of {family} in the layers of megatron (served: "
