@@ -228,7 +228,8 @@ class RowProjector:
 
 AnySize = GridPatches | RowPatches | PlacedPatches
 """Patches of images whose size a scenario says."""
-WholePart = GridPatches | GridLayer | Merger | RowPatches | RowLayer | RowProjector
+WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger | RowPatches | RowLayer
+             | RowProjector)
 """Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
 TowerEnd = Projector | Merger | RowProjector | PlacedMerger
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer

@@ -29,7 +29,10 @@ __all__ = ["attention", "core", "mlp", "turning_passes"]
 
 _WEIGHED: Final = ("ministral3",)
 """Families whose queries are multiplied by a number of their position."""
-_BY_POSITION: Final = ("ministral3",)
+_BIASED: Final = ("gemma3_text",)
+"""Families that see images by a bias of their scores, as all pairs without a mask (Bridge 067f987d
+models/gemma/gemma3_provider.py:260): cuDNN's kernel alone adds it."""
+_BY_POSITION: Final = ("ministral3", "gemma3_text")
 """Decoders behind a tower whose positions are those of the sequence, the same in each."""
 
 
@@ -46,6 +49,9 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
         query = _weighed(c, query) if c.kind.family in _WEIGHED else query
         if block.sinks:
             return _with_sinks(c, block, (query, key, value))
+        if c.options.reads_images and c.kind.family in _BIASED:
+            return _core(c, block.num_heads, (query, key, value), query.shape[1], plain=False,
+                         pairs=2 * c.run.pairs, bias=True)
         return core(c, block.num_heads, query, key, value, plain=_is_plain(block), dropout=block.dropout,
                     window=block.window)
 
@@ -262,31 +268,30 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
 
 
 def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, plain: bool,
-          pairs: int = 0, sinks: Param | None = None) -> Tensor:
-    """Keeps q, k, v, the output, the softmax statistics and sinks (fp32, one a head). `pairs`: seen, 0 for all."""
+          pairs: int = 0, sinks: Param | None = None, bias: bool = False) -> Tensor:
+    """Keeps q, k, v, the output, the softmax statistics and sinks (fp32, one a head). `pairs`: seen, 0 for all.
+
+    `bias`: of the scores; all layers keep one, and each makes its gradient (TE d0067d0d csrc/extensions/attention.cpp).
+    """
     q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
     sizes = q.shape[1] // heads, columns // heads, rows * heads
-    flash = c.has_flash_attention and sinks is None
+    flash = c.has_flash_attention and sinks is None and not bias
     flops = (pairs or c.run.pairs) * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
     shapes = [t.shape for t in (q, k, v)]
     moved = [t.nbytes for t in parts]
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
-        if plain:
-            whole = c.new(rows, sum(s[1] for s in shapes), "grad_qkv")
-            grads = [Tensor(whole.storage, s, c.dtype) for s in shapes]
-            del whole
-        else:
-            names = ("query", "key", "value")
-            grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, names, strict=True)]
+        grads = _grads_of_parts(c, rows, shapes, plain=plain)
         # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
         around = 128 * c.run.sequences * flash  # [Note: packing]
+        of_bias = [c.new(rows, c.run.seq, "grad_attention_bias")] * bias
         work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
         send_output(c, c.size * rows * columns)
         kernel = _in_8_bits(c, rows, (columns,))
         tape.compute(kernel, flops * 5 // 2, 2 * sum(t.nbytes for t in saved), shape_of_heads(*sizes, backward=True))
         send_parts(c, moved, backward=True)
+        of_bias.clear()
         del work
         return [*grads, grad_of_sinks(c, sinks) if sinks else None]
 
@@ -301,6 +306,15 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     send_output(c, out.nbytes)
     c.node(out, (q, k, v, sinks), (*made, out, stats, *own), back)
     return _handed_on(c, out) if (flash and c.run.batch > 1) or c.swaps_heads else out
+
+
+def _grads_of_parts(c: Context, rows: int, shapes: Sequence[tuple[int, ...]], *, plain: bool) -> list[Tensor]:
+    """Gradients of query, key and value: parts of one tensor if they are `plain`."""
+    if plain:
+        whole = c.new(rows, sum(s[1] for s in shapes), "grad_qkv")
+        return [Tensor(whole.storage, s, c.dtype) for s in shapes]
+    names = ("query", "key", "value")
+    return [c.tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, names, strict=True)]
 
 
 def _in_8_bits(c: Context, rows: int, columns: Sequence[int]) -> Kernel:

@@ -63,7 +63,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """
     block = kind.block
     if isinstance(block, VisionPart):
-        return tower_tensors(block, _layer, kind.family)
+        return tower_tensors(block, _layer)
     if kind.family in NOT_BUILT:
         raise NotYet(Problem("model", f"not yet: {kind.family} in Megatron's layers"))
     if block is None:

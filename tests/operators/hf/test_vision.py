@@ -17,6 +17,7 @@ from simcore.models.vision_blocks import Patches, Projector, RowPatches, TowerLa
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.vision.deepstack import add_features
+from simcore.operators.hf.vision.parts import siglip_part
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Node, Op, Param, Section, Tape, Tensor
 
@@ -216,6 +217,39 @@ def test_a_trained_tower_under_a_mask_allocates_what_was_measured() -> None:
         assert not made - left
         left -= made
     assert left.total() < 40, left
+
+
+def test_a_trained_siglip_allocates_what_was_measured() -> None:
+    """Gemma 3's two images in a row, in torch's attention; a CPU keeps a norm's statistics in 16 bits."""
+    name = "vision-trained-gemma3-torch-2.13.0-transformers-5.23.0.json"
+    row = json.loads((ROOT / "tests/truth/tape" / name).read_text(encoding="utf-8"))
+    case = row["case"]
+    truth = {section["at"]: section["events"] for section in row["sections"]}
+    fields, slots, tapes = case["fields"], dict[tuple[str, str], int](), list[RecordedLayer]()
+    graph = build(fields, "hf")
+    rows = case["batch"] * case["images"] * (fields["vision_config"]["image_size"] // 14) ** 2
+    for number, layer in enumerate(graph.layers[1:5]):
+        params = {spec.name: Param(spec.name, spec.shape, "bf16", trainable=True)
+                  for spec in graph.tensors[layer.kind] if not spec.is_buffer}
+        run = LayerWorkload(case["batch"], case["seq"], "bf16", params, input_requires_grad=number > 0,
+                            images=case["batch"] * case["images"], options=HfOptions())
+        block = graph.kinds[layer.kind].block
+        assert isinstance(block, Patches | TowerLayer | TowerNorm)
+        tapes.append(siglip_part(Tape(slots, {}), block, run, "sdpa"))
+    patches, first, last, norm = tapes
+
+    def events(*sections: Section) -> Counter[int]:
+        return Counter(row[3] // 2 if abs(row[3]) == 4 * rows else row[3] for section in sections
+                       for row in section.rows if row[0] in (Op.ALLOC, Op.FREE))
+
+    for at, tape in (("patches", patches), ("layer 0", first), ("layer 1", last), ("norm", norm)):
+        assert events(tape.forward, tape.after) == Counter(truth[at]), at
+    left = Counter(truth["backward projector"])
+    for tape, least in ((norm, 5), (last, 45), (first, 45), (patches, 5)):
+        made = events(tape.backward)
+        assert made.total() > least
+        assert not made - left
+        left -= made
 
 
 def test_every_birth_has_a_death_in_its_slot_and_layer() -> None:
