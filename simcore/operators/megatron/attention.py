@@ -14,11 +14,13 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
 from simcore.operators.megatron.attention_8_bits import attends_by_tensor, core_8_bits
 from simcore.operators.megatron.exchange_heads import send_output, send_parts
+from simcore.operators.megatron.ops.capped import capped_attention
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.offload import offloaded
 from simcore.operators.megatron.ops.rotation import turned_by_token
+from simcore.operators.megatron.ops.weighed import weighed
 from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.operators.shared.quantizer import Producer
@@ -27,8 +29,6 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["attention", "core", "mlp", "turning_passes"]
 
-_WEIGHED: Final = ("ministral3",)
-"""Families whose queries are multiplied by a number of their position."""
 _BIASED: Final = ("gemma3_text",)
 """Families that see images by a bias of their scores, as all pairs without a mask (Bridge 067f987d
 models/gemma/gemma3_provider.py:260): cuDNN's kernel alone adds it."""
@@ -46,12 +46,14 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
     query, key, value, gate = _split(c, block, mixed)
 
     def attend(query: Tensor) -> Tensor:
-        query = _weighed(c, query) if c.kind.family in _WEIGHED else query
+        query = weighed(c, query)
         if block.sinks:
             return _with_sinks(c, block, (query, key, value))
         if c.options.reads_images and c.kind.family in _BIASED:
             return _core(c, block.num_heads, (query, key, value), query.shape[1], plain=False,
                          pairs=2 * c.run.pairs, bias=True)
+        if block.capped:
+            return _capped(c, block, (query, key, value))
         return core(c, block.num_heads, query, key, value, plain=_is_plain(block), dropout=block.dropout,
                     window=block.window)
 
@@ -60,31 +62,6 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
     return offloaded(c, "attn_proj", out, lambda x: row(c, "self_attention.linear_proj", x, behind=behind),
                      release=(out,))
-
-
-def _weighed(c: Context, x: Tensor) -> Tensor:
-    """Queries `x` [tokens, this rank's heads * d] times a number of their position, in their place.
-
-    Megatron-Bridge 067f987d `models/ministral3/ministral3_provider.py:226` (MinistralTEDotProductAttention.forward):
-    the node keeps a number a position, made by eight small operators. NotYet where attention's core is recomputed,
-    which multiplies the same queries once more.
-    """
-    if c.recomputes("core_attn"):
-        raise NotYet(Problem("training.recompute", f"not yet: attention's core of {c.kind.family} recomputed, which "
-                             "multiplies the queries that it has multiplied in place (Bridge 067f987d "
-                             "models/ministral3/ministral3_provider.py:234)"))
-    rows, columns = x.shape
-
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, columns, "grad_query.weighed")
-        c.elementwise(grad, 2, operators=1)
-        return [grad]
-
-    weights = c.new(c.tokens // c.run.batch, 1, "query.weights")
-    out = Tensor(x.storage, x.shape, x.dtype)
-    c.elementwise(out, 2, operators=9)
-    c.node(out, (x,), (weights,), back)
-    return out
 
 
 def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -100,6 +77,17 @@ def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tenso
     def run() -> Tensor:
         made = core_8_bits if attends_by_tensor(c) else _core
         return made(c, block.num_heads, parts, block.q_size // c.run.tp, plain=False, pairs=pairs, sinks=sinks)
+
+    return c.region(run) if c.recomputes("core_attn") else run()
+
+
+def _capped(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Scores below a cap, by torch's kernel, or one by one with dropout, which is not served."""
+    if block.dropout:
+        raise NotYet(Problem("model.overrides.attention_dropout", "not yet: scores below a cap with dropout"))
+
+    def run() -> Tensor:
+        return capped_attention(c, block.num_heads, parts, _pairs(c, block.window))
 
     return c.region(run) if c.recomputes("core_attn") else run()
 
@@ -285,7 +273,7 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         grads = _grads_of_parts(c, rows, shapes, plain=plain)
         # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
         around = 128 * c.run.sequences * flash  # [Note: packing]
-        of_bias = [c.new(rows, c.run.seq, "grad_attention_bias")] * bias
+        of_bias = [c.new(rows, c.run.seq, "grad_attention_bias")] if bias else []
         work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
         send_output(c, c.size * rows * columns)
         kernel = _in_8_bits(c, rows, (columns,))

@@ -69,7 +69,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a gate of the shared expert", "the gated delta rule", "a gate of attention's output",
                            "rotation of a part of each head", "norms behind blocks",
                            "norms over all heads of query and key", "a vision tower",
-                           "a scaled embedding or scaled logits", LATENT})
+                           "a scaled embedding or scaled logits", "scores below a cap", "logits below a cap", LATENT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _EMPTY = Section(())
