@@ -36,6 +36,7 @@ from simcore.operators.megatron.implementation import record
 from simcore.operators.megatron.ops.options import ContextParallelComm, MegatronOptions
 from simcore.recording.tape import Kernel, Op
 
+
 def test_dropout_keeps_a_byte_an_element_of_what_is_added() -> None:
     assert kept_in(DROPS, run_of(DROPS)) - kept_in(GPT, run_of(GPT)) == 2 * 1024 * T
     half = {"tp": 2, "sequence_parallel": True}

@@ -14,6 +14,7 @@ from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 
+
 def test_loss_heads_keep_and_peak_as_measured() -> None:
     # research/nano_runs.md section 3, one head, in units of bytes per token and vocabulary entry.
     for loss, kept, forward, backward in (("megatron", 4, 6, 10), ("megatron_unfused", 4, 6, 6), ("te", 4, 6, 6),
