@@ -12,7 +12,7 @@ from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, 
 from simcore.models.sized_patches import SizedPatches
 
 __all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
-           "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart"]
+           "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart", "WholePart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +228,9 @@ class RowProjector:
 
 AnySize = GridPatches | RowPatches | PlacedPatches
 """Patches of images whose size a scenario says."""
+WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger | RowPatches | RowLayer
+             | RowProjector)
+"""Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
 TowerEnd = Projector | Merger | RowProjector | PlacedMerger
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.inputs.training import Recompute
+from simcore.models.blocks import Attention
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
-from simcore.models.vision_blocks import GridLayer, TowerEnd, VisionPart
+from simcore.models.vision_blocks import Projector, RowPatches, TowerEnd, VisionPart, WholePart
 from simcore.placement.job import Job
 
 __all__ = ["assumptions_of_tower", "check_tower"]
@@ -14,6 +15,9 @@ __all__ = ["assumptions_of_tower", "check_tower"]
 _MODEL: Final = "Bridge 067f987d models/qwen_vl/modelling_qwen3_vl"
 _ROUTING: Final = frozenset({"moe_router", "moe_preprocess"})
 """Parts of the decoder's layers that graphs may capture beside a tower (perf_recipes/qwen_vl/common.py:108)."""
+_WEIGHED: Final = "ministral3"
+_GEMMA: Final = "Bridge 067f987d models/gemma_vl/gemma3_vl_provider.py"
+_WIDEST, _HOPPER = 128, 9
 _NODES: Final = "overlap_moe_expert_parallel_comm"
 
 
@@ -29,7 +33,14 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
     if not job.scenario.framework_version.startswith("main"):
         raise job.not_yet("framework_version", "Hugging Face's tower inside Megatron's first stage, as Bridge 0.3.1 "
                           "builds it (served: Bridge's own, framework_version main 2026-08-22)")
-    if options.get("apply_rope_fusion"):
+    rows = any(isinstance(_block(job, layer.index), RowPatches) for layer in job.graph.layers)
+    if rows and not any(kind.family == _WEIGHED for kind in job.graph.kinds):
+        raise job.not_yet("model", "Pixtral's tower before another decoder than Ministral 3's: Bridge reads "
+                          "llama_4_scaling_beta of its configuration (models/ministral3/ministral3_provider.py:205)")
+    squares = any(isinstance(_block(job, layer.index), Projector) for layer in job.graph.layers)
+    if squares:
+        _check_biases(job, options)
+    if options.get("apply_rope_fusion") and not (rows or squares):
         raise job.illegal("framework_options.apply_rope_fusion", "apply_rope_fusion is not supported for Qwen3-VL and "
                           "Qwen3.5 models", f"{_MODEL}/rope.py:475")
     _check_stages(job, options, stages)
@@ -40,6 +51,25 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
         raise job.not_yet("framework_options.cuda_graph_scope", "graphs of a model with a vision tower, but for "
                           f"{' and '.join(sorted(_ROUTING))}")
     _check_frozen(job)
+
+
+def _check_biases(job: Job, options: dict[str, object]) -> None:
+    """Gemma 3 sees images by biases of attention's scores, which one kernel adds, on one rank of its sequences."""
+    if options.get("attention_backend") not in (None, "auto", "fused"):
+        raise job.illegal("framework_options.attention_backend", "Gemma 3 VL requires automatic or fused attention for "
+                          "attention bias.", f"{_GEMMA}:65")
+    if job.mesh.cp > 1:
+        raise job.illegal("mesh.cp", "Gemma 3 VL does not support context parallelism with attention bias.",
+                          f"{_GEMMA}:67")
+    if job.mesh.pp > 1:
+        raise job.not_yet("mesh.pp", "biases of attention on later pipeline stages")
+    if job.scenario.training.recompute != "none":
+        raise job.not_yet("training.recompute", "layers that are run again with a bias of attention")
+    dims = (branch.block.head_dim for kind in job.graph.kinds for branch in kind.branches
+            if isinstance(branch.block, Attention))
+    if max(dims, default=0) > _WIDEST and job.compute_capability[0] != _HOPPER:
+        raise job.not_yet("topology", f"heads of more than {_WIDEST} elements with a bias of attention but on Hopper, "
+                          "which no kernel of cuDNN is for (TE d0067d0d common/fused_attn/fused_attn.cpp:316)")
 
 
 def _routes(options: dict[str, object]) -> bool:
@@ -72,9 +102,7 @@ def _check_frozen(job: Job) -> None:
         block, specs = _block(job, layer.index), job.graph.tensors[layer.kind]
         if isinstance(block, VisionPart) and not (training.method != "full" and isinstance(block, PlacedPatches)):
             trains[isinstance(block, DeepMerger | TowerEnd)].add(any(spec.trainable for spec in specs))
-    whole = any(isinstance(_block(job, layer.index), GridLayer) for layer in job.graph.layers)
-    if whole and job.mesh.tp > 1 and True in trains[True] | trains[False]:
-        raise job.not_yet("mesh.tp", "gradients of a tower that is whole on every tp rank, which are summed over them")
+    whole = any(isinstance(_block(job, layer.index), WholePart) for layer in job.graph.layers)
     if whole and job.mesh.cp > 1:
         raise job.not_yet("mesh.cp", "context parallelism beside a tower of transformers' modules")
     if whole and any(spec.module == "adapter" for layer in job.graph.layers for spec in job.graph.tensors[layer.kind]

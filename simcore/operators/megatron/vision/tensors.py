@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.tensor import TensorSpec
-from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, VisionPart
+from simcore.models.vision_blocks import Projector, VisionPart
 from simcore.operators.hf.vision.tensors import tower_tensors as whole_tensors
 
 __all__ = ["attention_of", "branches_of", "tower_tensors"]
@@ -34,11 +33,11 @@ def branches_of(block: PlacedLayer) -> tuple[Branch, Branch]:
             Branch("norm2", "mlp", Mlp(block.width, block.ffn, gated=False, gelu=True, bias=True), layer_norm=True))
 
 
-def tower_tensors(block: VisionPart, layer: Callable[[tuple[Branch, ...]], tuple[TensorSpec, ...]],
-                  family: str) -> tuple[TensorSpec, ...]:
+def tower_tensors(block: VisionPart, layer: Callable[[tuple[Branch, ...]], tuple[TensorSpec, ...]]
+                  ) -> tuple[TensorSpec, ...]:
     """Parameters of a part of a tower, in registration order, with names relative to it.
 
-    `layer`: parameters of a layer by its branches. NotYet for a tower of another kind, with the model's `family`.
+    `layer`: parameters of a layer by its branches.
     """
     match block:
         case PlacedPatches():
@@ -49,11 +48,10 @@ def tower_tensors(block: VisionPart, layer: Callable[[tuple[Branch, ...]], tuple
             return tuple(_merger(block, block.merged * block.width))
         case PlacedMerger():
             return tuple(_merger(block, block.width))
-        case GridPatches() | GridLayer() | Merger():
-            return whole_tensors(block)
+        case Projector():
+            return tuple(_pooled(block))
         case _:
-            raise NotYet(Problem("model", f"not yet: the vision tower of {family} in the layers of megatron (served: "
-                                 "those of hf)"))
+            return whole_tensors(block)
 
 
 def _patches(block: PlacedPatches) -> Iterator[TensorSpec]:
@@ -63,6 +61,12 @@ def _patches(block: PlacedPatches) -> Iterator[TensorSpec]:
     yield TensorSpec("patch_embed.proj.weight", shape, dims, _TOWER, "conv")
     yield TensorSpec("patch_embed.proj.bias", (block.width,), ("vision",), _TOWER, "bias")
     yield TensorSpec("pos_embed.weight", (block.positions, block.width), ("patches", "vision"), _TOWER, "embedding")
+
+
+def _pooled(block: Projector) -> Iterator[TensorSpec]:
+    """`Gemma3VLMultimodalProjector` (`models/gemma_vl/modeling_gemma3_vl.py`)."""
+    yield TensorSpec("mm_soft_embed_norm.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
+    yield TensorSpec("proj.weight", (block.hidden, block.width), ("ffn", "vision"), _PROJECTOR, "linear")
 
 
 def _merger(block: DeepMerger | PlacedMerger, normed: int) -> Iterator[TensorSpec]:

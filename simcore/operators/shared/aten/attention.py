@@ -66,19 +66,26 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
     return out
 
 
-def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of `q` [batch, sequence, heads, d] under a boolean mask by the memory-efficient kernel.
+def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Attention of `q` [batch, sequence, heads, d] under a mask by the memory-efficient kernel.
 
-    Returns q's shape. torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes the mask out
-    anew in the type of q, for every row of the batch, and the node saves it. Keys and values are repeated for every
-    head before (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions
-    (`transformers/cuda/attention.cu`). It is not known which fully masked blocks the kernel skips: FLOPs are those of
-    the whole square.
+    Returns q's shape. torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes a boolean
+    mask out anew in the type of q, for every row of the batch, and the node saves it. `bias`: a mask that is of that
+    type already, and saved as it is if 8 divide the sequence (preprocess_mask, which else pads it). Keys and values are
+    repeated for every head before (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to
+    32 positions (`transformers/cuda/attention.cu`). It is not known which fully masked blocks the kernel skips: FLOPs
+    are those of the whole square.
     """
     k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
     batch, seq, heads, dim = q.shape
-    return _efficient(tape, q, k, v, 4 * batch * seq * seq * heads * dim,
-                      lambda: new(tape, (batch, seq, seq), q.dtype, "attention_bias", seq * seq))
+
+    def mask() -> Tensor:
+        if bias is not None and seq % 8 == 0:
+            return bias
+        columns = seq if bias is None else -(-seq // 8) * 8
+        return new(tape, (batch, seq, columns), q.dtype, "attention_bias", seq * seq)
+
+    return _efficient(tape, q, k, v, 4 * batch * seq * seq * heads * dim, mask)
 
 
 def wide_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

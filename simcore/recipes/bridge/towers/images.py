@@ -2,8 +2,9 @@
 
 Mock samples have one square image of 256 pixels unless the recipe says otherwise (Megatron-Bridge 067f987d
 `data/builders/mock_vlm_sft.py:50`); the collator of Qwen's models asks their processor for images of 200,704 to
-1,003,520 pixels (`models/qwen_vl/data/collate_fn.py:43`), which scales them up to 448. Samples of CORD v2 have one
-image each, of any size, which is asked.
+1,003,520 pixels (`models/qwen_vl/data/collate_fn.py:43`), which scales them up to 448; Ministral 3's processor makes
+sides of 1,540 pixels at most (transformers 5.23 `image_processing_pixtral.py:49`). Samples of CORD v2 have one image
+each, of any size, which is asked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from simcore.models.blocks import LayerKind
 from simcore.models.graph import model_config
 from simcore.models.names import find
 from simcore.models.towers import tower_of
-from simcore.models.vision_blocks import AnySize
+from simcore.models.vision_blocks import AnySize, RowPatches
 from simcore.recipes.bridge.towers.frozen import leave_frozen, read_frozen
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
@@ -29,6 +30,8 @@ _SIZED: Final = "Bridge 067f987d models/qwen_vl/data/collate_fn.py:43, transform
 _RAGGED: Final = ("rows are as long as the longest sample of their batch, unless stages or experts are parallel "
                   "(models/qwen_vl/qwen3_vl_step.py:268): each is counted as a row of training.seq_len")
 _LEAST, _MOST = 200_704, 1_003_520
+_LONGEST: Final = 1540
+_OF_ROWS: Final = "transformers 5.23 models/pixtral/image_processing_pixtral.py:49"
 _SIDE: Final = 256
 _ONE_IMAGE: Final = ("cord_v2", "rdr", "medpix")
 """Data sets each sample of which has one image (`data/hf_datasets/makers.py`)."""
@@ -54,9 +57,10 @@ def read_images(reader: Reader, draft: Draft) -> None:
     else:
         draft.ask("training.images", "--set training.images=N", "images in each sequence", source)
     if _unit(parts):
+        bounds = (f"at most {_LONGEST:,} (the model's processor)" if _in_rows(parts) else
+                  f"at least {_LEAST:,} and at most {_MOST:,} in all (Bridge's collator)")
         draft.ask("training.image_height", "--set training.image_height=N", "pixels of an image from top to bottom, of "
-                  f"a square unless training.image_width is set too; at least {_LEAST:,} and at most {_MOST:,} in all "
-                  "(Bridge's collator)")
+                  f"a square unless training.image_width is set too; {bounds}")
 
 
 def splits_sequences(draft: Draft) -> bool:
@@ -98,17 +102,32 @@ def _read_mock(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKin
         return
     asked = sides.value if sides is not None and isinstance(sides.value, list | tuple) else (_SIDE, _SIDE)
     width, height = (int(side) for side in asked)
-    high, wide = _resized(height, width, unit)
-    draft.infer("training.image_height", high, f"{height} pixels, resized to {_LEAST:,} at least and {_MOST:,} at most "
-                f"in all, in multiples of {unit}", sides, source=_SIZED)
+    rows = _in_rows(parts)
+    high, wide = (_resized_rows if rows else _resized)(height, width, unit)
+    bounds = f"{_LONGEST:,} a side at most" if rows else f"{_LEAST:,} at least and {_MOST:,} at most in all"
+    source = _OF_ROWS if rows else _SIZED
+    draft.infer("training.image_height", high, f"{height} pixels, resized to {bounds}, in multiples of {unit}", sides,
+                source=source)
     if wide != high:
-        draft.infer("training.image_width", wide, f"{width} pixels, resized in the same way", sides, source=_SIZED)
+        draft.infer("training.image_width", wide, f"{width} pixels, resized in the same way", sides, source=source)
 
 
 def _unit(parts: Sequence[tuple[str, LayerKind]]) -> int:
     """Pixels of the side of a square of patches that becomes a token; 0 for a model with images of one size."""
     found = next((kind.block for _, kind in parts if isinstance(kind.block, AnySize)), None)
     return 2 * found.patch if found else 0
+
+
+def _in_rows(parts: Sequence[tuple[str, LayerKind]]) -> bool:
+    """True for Pixtral's tower, whose processor bounds sides, not pixels."""
+    return any(isinstance(kind.block, RowPatches) for _, kind in parts)
+
+
+def _resized_rows(height: int, width: int, unit: int) -> tuple[int, int]:
+    """`get_resize_output_image_size`: sides that are too long are scaled down, then both go up to a multiple."""
+    scale = max(1, height / _LONGEST, width / _LONGEST)
+    high, wide = (-(-math.floor(side / scale) // unit) * unit for side in (height, width))
+    return high, wide
 
 
 def _resized(height: int, width: int, unit: int) -> tuple[int, int]:
