@@ -8,10 +8,12 @@ by, and down to the merger of features from its layer of the decoder.
 from __future__ import annotations
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, VisionPart
+from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector
+from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, SoundPart, VisionPart
 from simcore.operators.megatron.ops.context import Context
 from simcore.operators.megatron.vision.end import cut, with_image_tokens
 from simcore.operators.megatron.vision.features import FEATURES, GRAD_FEATURES
+from simcore.operators.megatron.vision.radio import radio_context, radio_patches, tokens_of_radio
 from simcore.operators.megatron.vision.tower import Attend, layer, patches, squares, tower_context
 from simcore.operators.megatron.vision.whole import patches_of_grid, record_grid_layer, tokens_of_grid
 from simcore.recording.layer import RecordedLayer
@@ -38,12 +40,20 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
             return _recorded(c, layer(inner, block, x[0], attend), x, caught)
         case DeepMerger():
             return _deep_merger(c, block)
-        case PlacedMerger() | Merger():
+        case PlacedMerger() | Merger() | RadioProjector():
             return _end(c, block)
+        case RadioPatches():
+            return radio_patches(c, block)
+        case RadioLayer():
+            inner, caught = radio_context(c, block.patches), _Grads()
+            x = _input(inner, 1, block.width, caught)
+            return _recorded(c, layer(inner, block, x[0], attend), x, caught)
         case GridPatches():
             return patches_of_grid(c, block)
         case GridLayer():
             return record_grid_layer(c, block)
+    if isinstance(block, SoundPart):  # no sound is given
+        return RecordedLayer(c.tape.cut(), c.tape.cut())
     raise AssertionError(f"{block} is refused when its tensors are asked for")
 
 
@@ -120,9 +130,10 @@ def _deep_merger(c: Context, block: DeepMerger) -> RecordedLayer:
     return RecordedLayer(forward, tape.cut(), grads=grads)
 
 
-def _end(c: Context, block: PlacedMerger | Merger) -> RecordedLayer:
+def _end(c: Context, block: PlacedMerger | Merger | RadioProjector) -> RecordedLayer:
     """The last merger, whose output is the embedded sequence with image tokens: the first layer's input."""
-    tape, inner, caught, passed = c.tape, tower_context(c, block.patches), _Grads(), _Grads()
+    prefix = block.prefix if isinstance(block, RadioProjector) else 0
+    tape, inner, caught, passed = c.tape, tower_context(c, block.patches + prefix), _Grads(), _Grads()
     x = _input(inner, block.down if isinstance(block, PlacedMerger) else 1, block.width, caught)
     embedded = [tape.external((c.tokens * c.run.cp, block.hidden), c.dtype, HIDDEN, -block.below)]
     if c.run.embedding_trains:
@@ -131,6 +142,8 @@ def _end(c: Context, block: PlacedMerger | Merger) -> RecordedLayer:
         out = with_image_tokens(c, block, x.pop(), embedded.pop())
         held = [tape.external((c.run.images * block.tokens, block.hidden), c.dtype,
                               tape.slot(FEATURES, "activation"), -down) for down in block.deep]
+    elif isinstance(block, RadioProjector):
+        out, held = tokens_of_radio(c, block, x, embedded), []
     else:
         out, held = tokens_of_grid(c, block, x.pop(), embedded.pop())
         out = cut(c, out)
