@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.sized_patches import SizedPatches
 
 __all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
-           "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart", "WholePart"]
+           "RowProjector", "SoundPart", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart", "WholePart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +227,14 @@ class RowProjector:
         return self.patches // self.merged
 
 
-AnySize = GridPatches | RowPatches | PlacedPatches
+AnySize = GridPatches | RowPatches | PlacedPatches | RadioPatches
 """Patches of images whose size a scenario says."""
 WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger | RowPatches | RowLayer
              | RowProjector)
 """Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
-TowerEnd = Projector | Merger | RowProjector | PlacedMerger
+TowerEnd = Projector | Merger | RowProjector | PlacedMerger | RadioProjector
+SoundPart = SoundEncoder | SoundProjector
+"""Parts of a tower that reads sound, which stand before those of the one that reads images."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
-              | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger)
+              | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
+              | RadioProjector | SoundPart)

@@ -14,6 +14,7 @@ from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.provider import read_provider
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.towers.builds import in_16_bits, write_own_head
+from simcore.recipes.bridge.towers.omni import read_fields
 from simcore.recipes.bridge.vocabulary import read_vocabulary
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
@@ -151,7 +152,10 @@ def _write_rotation(reader: Reader, draft: Draft, name: str) -> None:
 
 
 def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[Any]]:
-    """Sizes that differ from the model's own, by the field of its configuration; those without a field are refused."""
+    """Sizes that differ from the model's own, by the field of its configuration; those without a field are refused.
+
+    Towers that the recipe does not build are among them.
+    """
     config = model_config(name.value, None, "") if find(name.value) is not None else {}
     found: dict[str, Taken[Any]] = {}
     for key, fields in _FIELDS.items():
@@ -168,7 +172,7 @@ def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[
         draft.unmodelled(share, "as much of each head is rotated as the model by its name says")
     else:
         draft.idle(share, "the model's own")
-    return found
+    return found | read_fields(reader, draft, config)
 
 
 def _expect_shape(reader: Reader, draft: Draft, name: str) -> None:

@@ -7,12 +7,14 @@ from typing import Final
 from simcore.inputs.training import Recompute
 from simcore.models.blocks import Attention
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
-from simcore.models.vision_blocks import Projector, RowPatches, TowerEnd, VisionPart, WholePart
+from simcore.models.radio_blocks import RadioPatches
+from simcore.models.vision_blocks import Projector, RowPatches, SoundPart, TowerEnd, VisionPart, WholePart
 from simcore.placement.job import Job
 
 __all__ = ["assumptions_of_tower", "check_tower"]
 
 _MODEL: Final = "Bridge 067f987d models/qwen_vl/modelling_qwen3_vl"
+_OMNI: Final = "Bridge 067f987d models/nemotron_omni/modeling_nemotron_omni.py"
 _ROUTING: Final = frozenset({"moe_router", "moe_preprocess"})
 """Parts of the decoder's layers that graphs may capture beside a tower (perf_recipes/qwen_vl/common.py:108)."""
 _WEIGHED: Final = "ministral3"
@@ -40,7 +42,7 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
     squares = any(isinstance(_block(job, layer.index), Projector) for layer in job.graph.layers)
     if squares:
         _check_biases(job, options)
-    if options.get("apply_rope_fusion") and not (rows or squares):
+    if options.get("apply_rope_fusion") and not (rows or squares or _reads_by_radio(job)):
         raise job.illegal("framework_options.apply_rope_fusion", "apply_rope_fusion is not supported for Qwen3-VL and "
                           "Qwen3.5 models", f"{_MODEL}/rope.py:475")
     _check_stages(job, options, stages)
@@ -85,8 +87,10 @@ def _check_stages(job: Job, options: dict[str, object], stages: tuple[tuple[int,
                           f"language model: got {fed} deepstack_visual_indexes, {own} language model layers",
                           f"{_MODEL}/model.py:405")
     if options.get(_NODES):
-        raise job.illegal(f"framework_options.{_NODES}", "Qwen3VLModel has no build_schedule_plan, which the schedule "
-                          "asks for", "Bridge 067f987d models/qwen_vl/qwen3_vl_step.py:352")
+        name, at = ("NemotronOmniModel", _OMNI) if _reads_by_radio(job) else (
+            "Qwen3VLModel", "Bridge 067f987d models/qwen_vl/qwen3_vl_step.py:352")
+        raise job.illegal(f"framework_options.{_NODES}", f"{name} has no build_schedule_plan, which the schedule asks "
+                          "for", at)
 
 
 def _check_recompute(job: Job) -> None:
@@ -98,9 +102,10 @@ def _check_recompute(job: Job) -> None:
 def _check_frozen(job: Job) -> None:
     """A tower is frozen whole, or but for its mergers; those of replayed layers get no gradient from a frozen one."""
     training, trains = job.scenario.training, {True: set[bool](), False: set[bool]()}
+    front = PlacedPatches | RadioPatches | SoundPart if training.method != "full" else SoundPart
     for layer in job.graph.layers:
         block, specs = _block(job, layer.index), job.graph.tensors[layer.kind]
-        if isinstance(block, VisionPart) and not (training.method != "full" and isinstance(block, PlacedPatches)):
+        if isinstance(block, VisionPart) and not isinstance(block, front):
             trains[isinstance(block, DeepMerger | TowerEnd)].add(any(spec.trainable for spec in specs))
     whole = any(isinstance(_block(job, layer.index), WholePart) for layer in job.graph.layers)
     if whole and job.mesh.cp > 1:
@@ -110,11 +115,17 @@ def _check_frozen(job: Job) -> None:
         raise job.not_yet("training.lora", "adapters in a tower of transformers' modules")
     if any(len(found) > 1 for found in trains.values()):
         raise job.not_yet("training.frozen", "a vision tower that is trained in part")
-    if trains == {True: {True}, False: {False}} and training.recompute != "none":
+    if _reads_by_radio(job) and training.method == "full" and True in trains[False]:
+        raise job.not_yet("training.frozen", "RADIO's own parameters that are trained (frozen: [vision_model])")
+    if trains == {True: {True}, False: {False}} and training.recompute != "none" and not _reads_by_radio(job):
         raise job.not_yet("training.recompute", "recomputation of a frozen tower whose mergers are trained")
     patterns = (*training.lora.target_modules, *training.lora.exclude_modules)
     if any(word in pattern for pattern in patterns for word in ("language", "vision", "merger", "decoder")):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
+
+
+def _reads_by_radio(job: Job) -> bool:
+    return any(isinstance(kind.block, RadioPatches) for kind in job.graph.kinds)
 
 
 def _block(job: Job, layer: int) -> object:
@@ -125,6 +136,9 @@ def assumptions_of_tower(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """Returns assumptions about a tower: (key, value, kind, source); none for a model without one."""
     if not job.graph.architecture.has_tower:
         return ()
+    if _reads_by_radio(job):
+        return (("vision tower", "the embedding's output lives beside the tower's tensors: upstream embeds behind the "
+                 "tower", "assumed", _OMNI),)
     return (("vision tower", "cuDNN's convolution of patches needs no workspace", "assumed", f"{_MODEL}/utils.py:32"),
             ("vision tower", "the embedding's output and its gradient live beside the tower's tensors: upstream embeds "
              "behind the tower", "assumed", f"{_MODEL}/model.py:770"))

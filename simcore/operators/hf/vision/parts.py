@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simcore.errors import NotYet, Problem
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.vision_blocks import (
     GridLayer,
     GridPatches,
@@ -60,6 +62,8 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
             return siglip_part(tape, block, run, "eager")
         case Projector():
             return projector(tape, block, run, lambda: make_tables(block))
+        case RadioPatches() | RadioLayer() | RadioProjector() | SoundEncoder() | SoundProjector():
+            raise NotYet(Problem("model", "not yet: RADIO and Parakeet on eager PyTorch (served: megatron's)"))
         case _:
             return _of_any_size(tape, block, run, attention, make_tables)
 
