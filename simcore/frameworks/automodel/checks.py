@@ -7,6 +7,7 @@ from typing import Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
+from simcore.frameworks.automodel.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts, trains_policies
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
@@ -21,7 +22,7 @@ __all__ = ["QUANTISED", "check"]
 
 CAPABILITIES: Final = Capabilities(
     axes=ALL_AXES, no_capacity="0.7.0 moe/experts.py: tokens are never dropped",
-    fixed={"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
+    fixed={"training.precision.main_grads": "auto"})
 QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
 def check(job: Job) -> None:
@@ -52,6 +53,8 @@ def check(job: Job) -> None:
         raise job.not_yet("training.loss", "a head of values with pipeline or context parallelism")
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
+    if not runs_fused_adam(job):
+        job.refuse_given({"training.optimizer.master": "none"})
     replace(CAPABILITIES, offload=offload_parts(job), virtual_stages=job.mesh.pp > 1).check(job)
 
 
