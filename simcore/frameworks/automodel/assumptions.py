@@ -74,6 +74,8 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     elif job.graph.architecture.family == "gpt_oss" and job.graph.implementation != "hf":
         made += [*(_FLEX if runs_flex(job, options) else (_LATENT,)), _FAKE_GATE if is_forced(options) else
                  _BALANCED_OSS]
+    elif job.graph.architecture.family == "qwen3_next" and job.graph.implementation != "hf":
+        made += [*([] if options.get("attn") == "sdpa" else [_LATENT]), _FAKE_GATE if is_forced(options) else _BALANCED]
     elif job.graph.architecture.decoder in QWEN3_5 and job.graph.implementation != "hf":
         made += [_UNPREDICTED_BY_QWEN, *([] if options.get("attn") == "sdpa" else [_LATENT]),
                  *([_FAKE_GATE if is_forced(options) else _BALANCED] if job.has_experts else [])]

@@ -14,7 +14,7 @@ from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tens
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
+from simcore.operators.automodel.sparse import FROM_ZERO, SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
@@ -197,18 +197,23 @@ def _check_sparse(job: Job) -> None:
 
 
 def _check_delta(job: Job) -> None:
-    """Raises NotYet for what was not measured of Qwen 3.5: layers of another release, or that are split or packed."""
-    if job.graph.implementation != "automodel" or job.graph.architecture.decoder not in QWEN3_5:
+    """Raises NotYet for what was not measured of Qwen 3.5 and Qwen3-Next.
+
+    Layers of another release, or that are split or packed.
+    """
+    if job.graph.implementation != "automodel" or job.graph.architecture.decoder not in FROM_ZERO:
         return
     mesh, name = job.mesh, job.graph.architecture.family
+    if job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", f"packed sequences of {name} under automodel")
+    if name == "qwen3_next":
+        return  # the axes are those that its class says it supports
     if job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("framework_version", f"{name} under automodel {job.scenario.framework_version}")
     for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
         if size > 1:
             raise job.not_yet(f"mesh.{axis}", f"{axis} {size} of {name} under automodel, whose gated delta nets are "
                               "measured on whole sequences and heads")
-    if job.scenario.training.lengths == "packed":
-        raise job.not_yet("training.lengths", f"packed sequences of {name} under automodel")
 
 
 def _check_frozen(job: Job) -> None:
