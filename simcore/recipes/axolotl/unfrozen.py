@@ -33,7 +33,7 @@ def read_unfrozen(reader: Reader, draft: Draft) -> None:
     draft.use(patterns)
     draft.fail(patterns.where, f"{_KEY}: {', '.join(patterns.value)} match no parameter: PEFT's begin with {_ADAPTED}, "
                                "and patterns are matched from the beginning (067b021c utils/freeze.py): nothing "
-                               "trains, and torch's DDP refuses a module without any parameter that requires a gradient")
+                               "trains, and torch's DDP refuses a module without a trained parameter")
 
 
 def _reaches(pattern: str) -> bool:
