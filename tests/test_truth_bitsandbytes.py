@@ -113,12 +113,14 @@ def test_a_step_of_other_families_under_autocast_allocates_what_peft_allocates()
         options = {"autocast": True, "prepare_model_for_kbit_training": "cast_back" if case.get("back") else True}
         report = simulate(small.scenario(
             "ddp", model={"config": case["preset"], "overrides": case["shape"]},
-            method="qlora" if case.get("packs") else "lora", optimizer={"implementation": "fused"},
-            lora={"rank": 8, "target_modules": case.get("targets", ALL[:4]), "dtype": "fp32"},
-            recompute="full" if case.get("recompute") else "none",
-            options=options if case.get("kbit") else {"autocast": True}))
-        told = {key: size for key, size in small.allocated(report).items() if key != "rest"}
-        assert told == {key: size for key, size in case["found"].items() if key != "biases"}, name
+            optimizer={"implementation": "fused"}, recompute="full" if case.get("recompute") else "none",
+            options=options if case.get("kbit") else {"experts_implementation": "grouped_mm"} if case.get("full") else
+            {"autocast": True}, **({} if case.get("full") else {
+                "method": "qlora" if case.get("packs") else "lora",
+                "lora": {"rank": 8, "target_modules": case.get("targets", ALL[:4]), "dtype": "fp32"}})))
+        left_out = ("rest", "biases", *["trained"] * ("full" in case))
+        assert {key: size for key, size in small.allocated(report).items() if key not in left_out} == {
+            key: size for key, size in case["found"].items() if key not in left_out}, name
 
 
 @pytest.mark.parametrize("name", INT8)

@@ -424,6 +424,18 @@ def test_falcon_h1_has_its_head_packed_and_mambas_own_parameters_in_fp32(tmp_pat
             imported(tmp_path, changed(QLORA, **keys, **more)).expect_complete()
 
 
+def test_experts_beside_a_packed_base_are_cast_to_fp32(tmp_path: Path) -> None:
+    """PEFT's preparation reaches parameters that bitsandbytes does not pack; beside 16 bits nothing is cast."""
+    packed = changed(QLORA, base_model="mixtral-8x7b")
+    assert imported(tmp_path, packed).values["framework_options"]["prepare_model_for_kbit_training"] == "cast_back"
+    (problem,) = check(parse_scenario(imported(tmp_path, packed).document())).problems
+    assert "experts that PEFT casts to fp32" in problem.message
+    plain = changed(packed, adapter="lora", load_in_4bit=None, base_model="qwen1.5-moe-a2.7b")
+    found = scenario(tmp_path, plain)
+    assert found.framework_options == {"attn_implementation": "flash_attention_2", "autocast": True}
+    assert "shared_expert_gate" in found.training.lora.target_modules
+
+
 def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:
     """`loaders/model.py` _set_quantization_config asks for qlora with load_in_4bit, and for lora with load_in_8bit."""
     found = imported(tmp_path, changed(RECIPE, adapter="lora", lora_r=8, load_in_4bit=True))
