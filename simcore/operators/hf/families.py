@@ -239,6 +239,7 @@ FAMILIES: Final = {
     "gemma4_text": Family(norm=rms_norm_by_power, attention=_attention_of_gemma4, masks=2),
     "glm": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
     "glm4": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
+    "glm4_moe": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
     "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granite": Family(scales_behind=True),

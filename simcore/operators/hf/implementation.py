@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.hf.embedding import (
@@ -62,7 +62,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "logits below a cap", "LayerNorm", "LayerNorm without a bias", "dropout",
                            "biases of the MLP", "a bias of the head", "attention and MLP beside each other",
                            "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
-                           "a scaled output of layers"})
+                           "a scaled output of layers", "gated experts chosen by sigmoid"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -99,6 +99,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     return _layer(tape, kind, run)
 
 
+_SIGMOID: Final = ("glm4_moe",)
+"""Families whose gated experts are chosen by the router of Nemotron-H, operator for operator."""
 _OTHERS: Final = ("gpt2", "mpt")
 """Families whose layers transformers builds of modules that are not recorded (`Conv1D`; a fused projection)."""
 
@@ -107,6 +109,10 @@ def _refuse_others(kind: LayerKind, run: LayerWorkload) -> None:
     """Raises NotYet for layers of `_OTHERS`, and for dropout of attention's weights where they are plain operators."""
     if kind.family in _OTHERS and kind.branches:
         raise NotYet(Problem("model", f"not yet: layers of {kind.family} in the layers of hf; placement is served"))
+    if kind.family not in _SIGMOID and any(isinstance(branch.block, Moe) and branch.block.gated
+                                           and branch.block.router == "sigmoid" for branch in kind.branches):
+        raise NotYet(Problem("model", f"not yet: gated experts chosen by sigmoid ({kind.family}, {kind.name}) in the "
+                             f"layers of hf (served: those of {', '.join(_SIGMOID)}); placement is served"))
     plain = has_eager_attention(run) or HfOptions.of(run.options).math_attention
     if plain and any(isinstance(branch.block, Attention) and branch.block.dropout for branch in kind.branches):
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: dropout in attention of plain "
