@@ -31,7 +31,8 @@ _LANES: Final[Mapping[str, tuple[str, ...]]] = {
              "convert", "explain", "compare"),
     "long": ("measured", "limit", "advice", "faster")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
-_SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps", "limits")
+_SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps", "limits",
+                   "left")
 _LAST: Final = "pictures"
 _JSON: Final = "application/json"
 MOST_SEARCHES: Final = 4

@@ -1,6 +1,7 @@
 /* Files that are dropped or opened: scenarios, recipes, a model's config.json, measured runs. */
 import { Away, Problems, ask } from "./door.js";
 import { GUESS, machine_words } from "./form.js";
+import { NOTHING } from "./left.js";
 import { clear, fill, make, notice, wait } from "./panels.js";
 
 const LARGEST = 45 * 2 ** 20;
@@ -41,7 +42,8 @@ export class Files {
     this.machines = machines; /* rows of the catalogue */
     this.dropped = null; /* name and content of a measured run */
     this.waiting = null; /* texts of a recipe that names another file, and what was told about it */
-    this.open = open; /* called with the keys of a job, its files, and keys of a recipe that the answer leaves out */
+    this.names = { job: "", keys: {} }; /* of the newest recipe: its own keys by those of its job */
+    this.open = open; /* called with the keys of a job, its files, and what the answer leaves out */
     this.measured = measured; /* called when marks of a measured run are there */
     this.box = document.getElementById("recipe");
     const input = document.getElementById("file");
@@ -118,9 +120,14 @@ export class Files {
     }
     this.waiting = null;
     if (found.kind !== "recipe") { this.box.hidden = true; wait(""); }
-    if (found.kind === "model") this.open({ ...this.state.job, ...found.values }, files, this.state.missed);
-    else if (found.kind === "scenario") this.open(found.values, {}, []);
+    if (found.kind === "model") this.open({ ...this.state.job, ...found.values }, files);
+    else if (found.kind === "scenario") this.open(found.values, {}, NOTHING);
     else this.recipe(found, files, answers);
+  }
+
+  /* The recipe's own key that a key of the job comes from; "" where the job is of no recipe that is known here. */
+  name_of(key) {
+    return (this.names.job === this.state.job.name && this.names.keys[key]) || "";
   }
 
   of(files, answers = {}) {
@@ -131,30 +138,32 @@ export class Files {
      answer of the job before is out of sight. */
   recipe(found, files, answers) {
     const names = Object.keys(files).join(", ");
-    const asks = found.questions.length > 0;
+    const lacks = found.problems.find((one) => one.message.includes(WITH));
+    const asks = found.questions.length > 0 && !lacks; /* a file that is not there may answer them */
     const is_job = !asks && !found.problems.length;
     const away = make("button", { type: "button", textContent: "close" });
     away.addEventListener("click", () => { this.box.hidden = true; wait(""); });
     this.box.hidden = false;
-    const lacks = found.problems.find((one) => one.message.includes(WITH));
     this.waiting = lacks ? { texts: files, words: lacks.message, answers } : null;
     const answered = !asks && Object.keys(answers).length ? this.box.querySelector("form.asked") : null; /* to be corrected there */
     this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
       ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where.replace("--gpus", "number of GPUs")}: ${one.message} ` }, ...this.guessed(one.message, files, answers))),
       ...(found.values.training && found.values.training.packed_length && found.values.training.seq_len !== found.values.training.packed_length ? [make("p", { className: "note", textContent: packed_words(found) })] : []),
-      ...(found.early || []).map((why) => make("p", { className: "wrong", textContent: `Whatever you answer below, rankscope does not model this yet: ${why}. The page then offers the nearest jobs that it can answer.` })),
+      ...(found.early || []).map((why) => make("p", { className: "wrong", textContent: `Whatever you answer below, rankscope does not model this yet: ${why}. The page then offers to go on without it, or with another layout, where that can be answered.` })),
       ...(asks ? [this.asks(found.questions, files, answers)] : answered ? [answered] : []),
       ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
       ...keys_of(found.unsaid.map(left_of), (n) => `${counted(n, "default", "defaults")} of the tool, which the recipe does not say`, false),
       ...keys_of(Object.entries(found.origins), (n) => `${counted(n, "key", "keys")}, and where each comes from`, false),
       make("p", { className: "buttons" }, away));
-    if (is_job) this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), found.missed.map((one) => one.key));
-    else {
+    if (is_job) {
+      this.names = { job: found.values.name, keys: found.names };
+      this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), { ...NOTHING, missed: found.missed.map((one) => one.key) });
+    } else {
       const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent.split(":")[0]);
       const several = Object.keys(files).length > 1;
       const lacking = open.length ? `${several ? "they do" : "it does"} not say the ${open.join(", the ").replace(/, the (?=[^,]*$)/, " and the ")}` : "is this its machine?";
       const part = `${several ? "they are" : "it is"} a part of a recipe`;
-      wait(`${names} ${several ? "are" : "is"} not the job${asks && !found.problems.length ? ` yet: ${this.box.querySelector("form.asked") ? lacking : part}` : `: ${counted(found.problems.length, "problem", "problems")}`}.`);
+      wait(`${names} ${several ? "are" : "is"} not the job${asks && !found.problems.length ? ` yet: ${this.box.querySelector("form.asked") ? lacking : part}` : lacks ? " yet: a file that it names is missing" : `: ${counted(found.problems.length, "problem", "problems")}`}.`);
       this.box.scrollIntoView({ block: "nearest" });
       const empty = [...this.box.querySelectorAll("[data-answer]")].find((one) => !one.value) || this.box.querySelector("[data-answer]") || away;
       empty.focus();

@@ -200,7 +200,7 @@ export class Form {
     else if (next) {
       const words = this.also_words(next.also);
       this.change({ mesh: short(next.mesh), ...next.also, ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
-      if (words) notice(`Also changed: ${words}, a multiple of the data-parallel ranks.`);
+      if (words) notice(`Also changed: ${words}, a multiple of the data-parallel ranks.`, true);
     }
     else this.steppers.get(axis).row.animate([{ background: "var(--bad-wash)" }, {}], 700); /* the line below says why not */
   }
@@ -257,7 +257,7 @@ export class Form {
     if (answer.plain && this.is_other_model && !answer.is_unknown) {
       this.is_other_model = false;
       this.change({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
-      notice(`${this.job.model} cannot have the degrees of the model before: ${this.layout_words()} instead. "undo" goes back.`);
+      notice(`${this.job.model} cannot have the degrees of the model before: ${this.layout_words()} instead. "undo" goes back.`, true);
       return;
     }
     this.is_other_model = false;
@@ -273,7 +273,7 @@ export class Form {
     const degrees = Object.entries(short(plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
     const gone = Object.entries(this.job.mesh || {}).filter(([axis, n]) => n > 1 && !(axis in short(plain))).map(([axis, n]) => `, ${axis} ${n} \u2192 1`).join("");
     const button = make("button", { type: "button", textContent: `take ${degrees}${gone}${drops.length ? `, without ${drops.join(", ")}` : ""}` });
-    button.addEventListener("click", () => this.apply({ mesh: short(plain), ...Object.fromEntries(drops.map((key) => [key, undefined])) }));
+    button.addEventListener("click", () => this.apply({ mesh: short(plain) }, drops));
     return button;
   }
 
@@ -281,9 +281,9 @@ export class Form {
   other({ keys, says }) {
     const { framework, mesh, framework_options: options, ...others } = keys;
     const degrees = Object.entries(short(mesh)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
-    const own = Object.entries(others).filter(([key, value]) => value !== value_of(this.job, key)).map(([key, value]) => `, ${key.split(".").pop()} ${Array.isArray(value) && value.length > 2 ? `as ${value.length} names` : [value].flat().join(" ")}`).join("");
-    const button = make("button", { type: "button", textContent: `take ${framework}, ${degrees}${own}: ${says}` });
-    button.addEventListener("click", () => this.apply({ framework, framework_options: options, mesh: short(mesh), ...others }));
+    const own = Object.entries(others).filter(([key, value]) => value !== value_of(this.job, key)).map(([key, value]) => `, ${is_empty(value) ? "without " : ""}${key.split(".").pop().replaceAll("_", " ")} ${is_empty(value) ? "" : Array.isArray(value) && value.length > 2 ? `as ${value.length} names` : [value].flat().join(" ")}`).join("");
+    const button = make("button", { type: "button", textContent: `take ${framework || this.job.framework}, ${degrees}${own}: ${says}` });
+    button.addEventListener("click", () => this.apply({ ...(framework ? { framework, framework_options: options } : {}), mesh: short(mesh), ...others }));
     return button;
   }
 
@@ -419,7 +419,8 @@ export class Form {
       for (const [key, value] of Object.entries(changes)) if (key.startsWith("mesh.")) mesh[key.slice(5)] = value;
       const gpus = (one) => ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, axis) => all * (one[axis] || 1), 1);
       const rows = Object.entries(changes).map(([key, value]) => [this.label(key), key.startsWith("mesh.") ? this.mesh[key.slice(5)] : value_of(this.job, key), value, key]);
-      const said = [["GPUs", gpus(this.mesh), gpus(mesh)], ...rows].filter(([, before, after]) => JSON.stringify(before) !== JSON.stringify(after))
+      /* options that are left out with their framework are told below */
+      const said = [["GPUs", gpus(this.mesh), gpus(mesh)], ...rows].filter(([, before, after, key]) => JSON.stringify(before) !== JSON.stringify(after) && !(key === "framework_options" && is_empty(after)))
         .map(([name, before, after]) => `${name} ${before === undefined || before === null ? "" : `${words_of(before)} `}\u2192 ${words_of(after)}`).join(", ");
       const place = button.nextElementSibling;
       const stay = rows.filter(([, before, after]) => JSON.stringify(before) === JSON.stringify(after)).map(([, , , key]) => `${key}=`);
@@ -508,7 +509,13 @@ const alone = (buttons) => buttons.filter((one, n) => buttons.findIndex((other) 
 /* A dotted name that may be cut into lines behind its dots and underscores. */
 const broken = (name) => name.split(/(?<=[._])/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));
 
-const words_of = (value) => (value !== null && typeof value === "object" ? (Object.keys(value).length ? JSON.stringify(value) : "as usual") : String(value));
+const is_empty = (value) => value !== null && typeof value === "object" && !Array.isArray(value) && !Object.keys(value).length;
+
+const words_of = (value) => {
+  if (value === null || typeof value !== "object") return String(value);
+  if (Array.isArray(value)) return JSON.stringify(value);
+  return Object.entries(value).map(([name, one]) => `${name} ${typeof one === "object" ? JSON.stringify(one) : one}`).join(", ") || "as usual";
+};
 
 /* A mesh as a person writes it: degrees of one are left out. */
 const short = (mesh) => Object.fromEntries(Object.entries(mesh).filter(([name, value]) => value !== null && (value !== 1 || name === "etp")));

@@ -253,8 +253,12 @@ export class Limits {
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
+/* A value of a limit with its unit. */
+const value_words = ({ quantity }, value) => (quantity === "gpus" ? gpus_words(value) : quantity === "sequence" ? `${count(value)} tokens` : count(value));
+
 const words_of = (found) => {
-  if (found.value === null) return `${found.words}: none surely fits. ${sentence(found.problem || mostly(found.why))}${found.words === "fewest GPUs" ? ". The answer above has other layouts too." : ""}`;
+  const tried = found.beyond === null || !found.beyond_peak ? "" : `${value_words(found, found.beyond)}, ${found.quantity === "gpus" ? "the most that were tried" : "the least that was tried"}: ${BEYOND[found.beyond_verdict]} ${found.beyond_peak}; `;
+  if (found.value === null) return `${found.words}: none surely fits. ${sentence(found.problem || `${tried}${mostly(found.why)}`)}${found.words === "fewest GPUs" ? ". The answer above has other layouts too." : ""}`;
   const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}: ${mostly(found.why)}` : why_not(found.why);
   const batch = found.beyond_batch ? ` with a global batch of ${count(found.beyond_batch)}` : "";
   return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)}${batch} ${beyond}`}`;

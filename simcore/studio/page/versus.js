@@ -23,7 +23,7 @@ export class Versus {
   pin() {
     const { pins, job, answer } = this.state;
     const same = pins.findIndex((one) => JSON.stringify(one) === JSON.stringify(job));
-    if (same >= 0) return notice(`This job is ${letter_of(same)} already. Change something: the difference stands at the verdict, and in full under "Side by side".`);
+    if (same >= 0) return notice(`This job is ${letter_of(same)} already. Change something: the difference stands at the verdict, and in full under "Side by side".`, true);
     if (pins.length >= MOST) return notice(`Up to ${MOST} jobs can be pinned: let one go first.`);
     pins.push(job);
     if (answer && answer.status === "ok") this.numbers.set(JSON.stringify(job), { numbers: answer.numbers, verdict: answer.verdict });
