@@ -158,7 +158,8 @@ def _read_degrees(reader: Reader, draft: Draft, *, cuts: bool) -> None:
     for name in ("tp", "cp", "sp"):
         degree = reader.integer(f"{at}{name}_size")
         if degree is not None and degree.value > 1:
-            draft.refuse(degree, f"{name} of accelerate's parallelism_config")
+            draft.refuse(degree, f"{name} of accelerate's parallelism_config: without it the answer would be of "
+                         "another layout, so --loose does not leave it out", always=True)
         else:
             draft.idle(degree, "one rank")
     draft.idle(reader.matching(f"{at}cp_*", f"{at}sp_*", f"{at}tp_*"), "settings of a degree of one rank")
