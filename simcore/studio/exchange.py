@@ -20,7 +20,7 @@ from simcore.recipes.importing import import_files
 from simcore.recipes.model_file import is_of_model, problems_of_model
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.registry import is_scenario
-from simcore.recipes.text import left_line, recipe_text, scenario_text
+from simcore.recipes.text import left_line, missed, recipe_text, scenario_text
 from simcore.results.report import ProblemRow
 from simcore.simulate import check
 from simcore.studio.question import Question
@@ -38,6 +38,8 @@ _TOO: Final = "drop that file too"
 """Words of the page about a file that is not there; its script looks for them."""
 _NAMED: Final = ("name that file beside the recipe", "name it beside the recipe", "name it too, by --with")
 """The same of the command line."""
+_STAYS: Final = ", so --loose does not leave it out"
+"""Words of a key without which the layout is another one."""
 _LISTS: Final = re.compile(r": `rankscope models` lists .*?download its config.json \((.*?)\) and .*$")
 """Ways of the command line to a model that is not built in."""
 
@@ -75,6 +77,7 @@ def _of_page(message: str, files: tuple[RecipeFile, ...]) -> str:
                 "once; arguments of TRL's scripts can stand in a YAML file, as `trl sft --config` reads them")
     for words in _NAMED:
         message = message.replace(words, _TOO)
+    message = message.replace(_STAYS, "")
     message = message.removeprefix(_NOT_YET) if _TOO in message else message
     return message.removesuffix(": --from says which it is")
 
@@ -159,7 +162,9 @@ def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
     defaults of the release, and what it does without being asked. Each with its key, value and why.
     """
     rows: dict[str, list[dict[str, str]]] = {"missed": [], "unsaid": []}
-    for one in sorted(left, key=_weight):
+    left = [*left]
+    said = [*missed(left).values()]
+    for one in (*said, *(one for one in left if one not in said)):
         if one.kind == "no effect" or _lacks(one):
             continue
         why = re.sub(_LOOSE, "", one.why)
@@ -169,14 +174,8 @@ def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
             key, _, why = why.partition(": ")
         why = why or f"rankscope does not know it{one.near and f', only {one.near}'}"
         why = f"not modelled yet: {why}" if is_early else why
-        is_said = one.kind != "default" and one.where.rpartition(":")[2].isdigit()
-        rows["missed" if is_said else "unsaid"].append({"key": key, "value": one.value, "why": why})
+        rows["missed" if one in said else "unsaid"].append({"key": key, "value": one.value, "why": why})
     return rows
-
-
-def _weight(one: Left) -> int:
-    """Rank of a key that is left out: refused ones first, then those that change little, then unknown ones."""
-    return 0 if one.kind == "unknown" and not one.key else 1 if one.kind == "not modelled" else 2
 
 
 def recipe(question: Question) -> dict[str, Any]:

@@ -108,6 +108,37 @@ def test_the_card_of_a_recipe_comes_back(page: Page) -> None:
     assert not page.run("document.getElementById('recipe').hidden")
 
 
+def test_an_answer_of_another_layout_says_so(page: Page) -> None:
+    page.open()
+    text = f"{RECIPE}expert_parallel_size: 4 # of 8\n".replace("Qwen3-8B", "Qwen3-30B-A3B")
+    page.drop("recipe.yaml", text.encode())
+    page.until("!!document.querySelector('#recipe .wrong')")
+    assert page.text("#waiting") == "recipe.yaml is not the job: rankscope does not model a part of it yet."
+    assert "recipe.yaml:9: not modelled yet: expert_parallel_size: " in page.text("#recipe .wrong")
+    assert "loose" not in page.text("#recipe")
+    assert not page.run("!!document.querySelector('#recipe .asked')"), "no answer would help"
+    page.click("#recipe .wrong button")
+    page.until("!!document.querySelector('#recipe .asked')")
+    page.choose("#asked-topology", "dgx-h100")
+    page.choose("#asked-gpus", "4")
+    page.click("#recipe [type=submit]")
+    page.until(IS_SEEN)
+    page.settled()
+    said = "The answer is of another layout: without expert_parallel_size 4 of the recipe. It does not say"
+    assert page.text("#other-layout").startswith(said)
+    assert page.run("getComputedStyle(document.querySelector('.answer > .verdict')).borderStyle") == "dashed"
+    page.picture("other-layout")
+    page.run("new Promise(done => setTimeout(done, 300))")
+    page.open(address=page.run("location.href"))
+    assert page.text("#other-layout").startswith(said), "a link has it too"
+    page.drop("recipe.yaml", RECIPE.encode())
+    page.until("!!document.querySelector('#recipe .asked')")
+    page.choose("#asked-topology", "dgx-h100")
+    page.choose("#asked-gpus", "4")
+    page.click("#recipe [type=submit]")
+    page.until("document.getElementById('other-layout').hidden")
+
+
 def test_a_recipe_that_is_closed_leaves_the_job_before(page: Page) -> None:
     page.open()
     page.drop("recipe.yaml", RECIPE.encode())

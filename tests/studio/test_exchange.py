@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
+from simcore.recipes.answers import Answers
+from simcore.recipes.importing import import_files
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.text import missed as said_to_miss
 from studio_jobs import JOB, OFFLOADED, RECIPE, UNSERVED, Asked
 
 pytestmark = pytest.mark.slow
@@ -47,6 +51,8 @@ def test_keys_that_the_answer_leaves_out_are_told_without_words_of_the_command_l
     missed = {one["key"]: one["why"] for one in answer["missed"]}
     assert [*missed] == ["lora_modules_to_save", "lora_mlp_kernel", "mine"], "what is refused first, unknown keys last"
     assert answer["names"]["training.lora.rank"] == "lora_r"
+    command = import_files([RecipeFile("recipe.yaml", text)], Answers.of_options(8, None, "dgx-h100"), loose=True)
+    assert [*said_to_miss(command.left)] == [*missed], "`rankscope run --loose` names the same"
     assert missed["lora_modules_to_save"].startswith("not modelled yet: parameters")
     assert missed["mine"].startswith("rankscope does not know it")
     assert "gradient_checkpointing" in {one["key"] for one in answer["unsaid"]}
