@@ -136,8 +136,10 @@ def test_wrong_input_is_told_at_its_field_and_nothing_is_lost(page: Page) -> Non
     assert "whole number" in page.text("#field-training-seq_len-told")
     page.set("training.global_batch_size", "63")
     assert "multiple" in page.text("#field-training-global_batch_size-told")
-    page.set("training.global_batch_size", "64")
-    assert page.text("[data-part=verdict] .verdict")
+    page.click("#field-training-global_batch_size-told button")
+    page.settled()
+    assert page.run("document.getElementById('field-training-global_batch_size').value") == "64"
+    assert "Fits" in page.text("[data-part=verdict] .verdict")
 
 
 def test_three_wrong_values_are_told_at_once_and_the_verdict_says_of_which_it_is(page: Page) -> None:

@@ -1,8 +1,8 @@
 /* Files that are dropped or opened: scenarios, recipes, a model's config.json, measured runs. */
 import { Away, Problems, ask } from "./door.js";
-import { GUESS, machine_words } from "./form.js";
 import { NOTHING } from "./left.js";
 import { clear, fill, make, notice, wait } from "./panels.js";
+import { GUESS, machine_words } from "./values.js";
 
 const LARGEST = 45 * 2 ** 20;
 const TEXT = 2 ** 18;
