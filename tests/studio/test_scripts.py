@@ -13,7 +13,7 @@ PAGE = ROOT / "simcore" / "studio" / "page"
 MAX_LINES = 400
 IMPORTED = re.compile(r'^import \{ ([^}]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
 ALONE = r"(?<![\w$])(?:(?<!\.)|(?<=\.\.\.))"
-"""What stands before a name that is no property of something; it may be spread."""
+"""Beginning of a name that is no property of something; it may be spread."""
 EXPORTED = re.compile(r"^export (?:const|class|function\*?|async function) (\w+)", re.MULTILINE)
 
 

@@ -239,7 +239,7 @@ export class Form {
   label(key) {
     if (key === "mesh.dp_shard") return "data parallel (sharded)";
     const field = this.fields.get(key);
-    return AXES[key.replace("mesh.", "")] || (field && field.row.querySelector("label").textContent) || key.split(".").pop().replaceAll("_", " ");
+    return AXES[key.replace("mesh.", "")] || (field && field.row.querySelector("label").textContent) || key.split(".").slice(1).slice(-2).join(" ").replaceAll("_", " ") || key.replaceAll("_", " ");
   }
 
   show_value(key) {
