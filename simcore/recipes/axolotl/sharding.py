@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from simcore.inputs.block import shorten
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin
@@ -55,7 +56,8 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
         draft.use(zero, why="names the file that stands beside the recipe")
         check_named(draft, zero, file)
         return _read_zero(reader, draft, file)
-    draft.refuse(zero, "DeepSpeed's configuration in another file: name it too, by --with")
+    draft.refuse(zero, f"DeepSpeed's configuration in another file, {shorten(zero.value) if zero else ''}: name it "
+                       "too, by --with")
     if file is not None:
         draft.fail(file.document.path, "the recipe asks for no DeepSpeed")
         draft.idle(file.matching("*"), "of no part of the run")

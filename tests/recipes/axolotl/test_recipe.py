@@ -266,7 +266,7 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("keys", "told"), [
-    ({"deepspeed": "zero3.json"}, "DeepSpeed's configuration in another file: name it too"),
+    ({"deepspeed": "zero3.json"}, "DeepSpeed's configuration in another file, 'zero3.json': name it too"),
     ({"tensor_parallel_size": 2}, "matrices that are split over 2 ranks"),
     ({"unfrozen_parameters": ["^lm_head.weight$", "model.layers.3.mlp"]}, "trained by pattern"),
     ({"unfrozen_parameters": ["^lm_head.weight$"], "adapter": "lora", "lora_target_linear": True},
