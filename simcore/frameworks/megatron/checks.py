@@ -215,11 +215,10 @@ def _check_mamba(job: Job, block: Mamba2) -> None:
 
 def _check_gate(job: Job, block: Attention) -> None:
     """Refuses ranks with less than one query group: core 0.16.1 gives them more heads of the gate than of the query."""
-    told = f"{block.num_kv_heads} query groups and tp {job.mesh.tp} with a gate of attention's output"
     if not _is_main(job):
-        raise job.illegal("mesh.tp", f"{told}: the gate's heads are not cut as the query's are",
+        raise job.illegal("mesh.tp", f"{block.num_kv_heads} query groups and tp {job.mesh.tp} with a gate of "
+                          "attention's output: the gate's heads are not cut as the query's are",
                           "core 0.16.1 transformer/attention.py:1221, gate.view(*x.shape)")
-    raise job.not_yet("mesh.tp", told)
 
 
 def _check_delta_net(job: Job, block: GatedDeltaNet) -> None:

@@ -32,7 +32,6 @@ def test_core_refuses(mesh: dict[str, int], given: dict[str, Any], told: str) ->
 @pytest.mark.parametrize(("mesh", "given", "told"), [
     ({"cp": 2}, {}, "gated delta nets under context parallelism or of packed sequences"),
     ({"dp_shard": 2}, {"lengths": "packed"}, "gated delta nets under context parallelism or of packed sequences"),
-    ({"tp": 4}, {"model": qwen(num_key_value_heads=2)}, "2 query groups and tp 4 with a gate of attention's output"),
     ({"dp_shard": 2}, {"recompute": ["gdn_norm_out"]}, "recompute_modules gdn_norm_out"),
 ])
 def test_what_main_has_besides_is_not_modelled_yet(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
