@@ -237,7 +237,8 @@ def _check_delta_net(job: Job, block: GatedDeltaNet) -> None:
         return
     for key, there, said, source in (
             ("mesh.cp", job.mesh.cp > 1, told, "transformer_config.py:983"),
-            ("training.lengths", packed, "GDN does not support packed sequence for now.", "ssm/gated_delta_net.py:297")):
+            ("training.lengths", packed, "GDN does not support packed sequence for now.",
+             "ssm/gated_delta_net.py:297")):
         if there:
             raise job.illegal(key, said, f"core 0.16.1 {source}; use framework_version: main 2026-08-22")
 

@@ -52,8 +52,9 @@ def expected(row: dict[str, Any], at: str) -> list[int]:
     events: list[int] = list(row[at])
     if "cp" not in row["case"]:
         return events
-    least = 2 * 4 * (2 * row["case"]["keys"] * row["case"]["key_dim"] + row["case"]["values"] * row["case"]["value_dim"])
-    events = [size for size in events if abs(size) > least // row["case"]["tp"] // row["case"]["cp"]]
+    keys, values, key_dim, value_dim, tp, cp = (row["case"][name] for name in (
+        "keys", "values", "key_dim", "value_dim", "tp", "cp"))
+    events = [size for size in events if abs(size) > 2 * 4 * (2 * keys * key_dim + values * value_dim) // tp // cp]
     if at == "forward":
         whole = events[0]
         del events[len(events) - 1 - events[::-1].index(-whole)]
