@@ -5,7 +5,8 @@
 
 FLA: a folder with fla-core 0.6.0 and Triton, whose launches do nothing; MEGATRON: Megatron-LM d98e8a64. The module runs
 as it is, forward and backward, over fake tensors in bf16; its linears hand on what they are given, so that events are
-those between the projections; its norm keeps what TransformerEngine's does. Gradients of parameters are left out.
+those between the projections; its norm keeps what TransformerEngine's does. Gradients of parameters are left out. With
+`cp` (main) a rank has a share of the sequence before the exchange, and of the heads behind it; nothing is sent.
 
 Compiled parts run twice: over fake tensors each is one function that keeps what `kept` says, and makes its outputs and
 gradients at once; over real tensors by torch.compile with AOTAutograd's partitioner, which has to keep tensors of the
@@ -108,6 +109,10 @@ class Projection(torch.nn.Module):
 def put_in_place() -> None:
     for launcher in (JITFunction, Autotuner, Heuristics):
         launcher.run = lambda *_, **__: None
+    from megatron.core.tensor_parallel import mappings
+
+    torch.distributed.all_to_all_single = lambda *_, **__: None
+    mappings.get_tensor_model_parallel_group_if_none = lambda group, *_, **__: group  # nothing is initialised
     hardware.check_shared_mem = lambda *_: True  # that of an H100
     conv = types.ModuleType("causal_conv1d")
     conv.__spec__ = importlib.machinery.ModuleSpec("causal_conv1d", None)
@@ -149,7 +154,7 @@ def prepared(self: Any, qkv: torch.Tensor, gate: torch.Tensor, a_log: torch.Tens
     """`_prepare_input_for_gated_delta_rule` of main, of which torch.compile does not enter `l2norm`."""
     from megatron.core.ssm.gated_delta_net import common
 
-    keys, heads = self.qk_dim_local_tp, self.num_v_heads_local_tp
+    keys, heads = self.qk_dim_local_tp // self.cp_size, self.num_v_heads_local_tp // self.cp_size
     first = fused(lambda x: (x.new_empty(batch, seq, 2 * keys), x[..., 2 * keys:]), lambda given, made: [],
                   lambda shapes, saved, grad: [grad[0].new_empty(shapes[0])])
     both, value = first(qkv)
@@ -181,9 +186,9 @@ def module_of(case: Case) -> Any:
         linear_num_key_heads=case["keys"], linear_num_value_heads=case["values"], fp8=None, init_method=None,
         output_layer_init_method=None, params_dtype=torch.bfloat16, layernorm_epsilon=1e-6,
         perform_initialization=False, sequence_parallel=False, deterministic_mode=False, recompute_granularity=None)
-    tp, one = (types.SimpleNamespace(size=lambda n=n: n, rank=lambda: 0) for n in (case["tp"], 1))
+    tp, cp = (types.SimpleNamespace(size=lambda n=n: n, rank=lambda: 0) for n in (case["tp"], case.get("cp", 1)))
     return GatedDeltaNet(config, GatedDeltaNetSubmodules(Projection, OutNorm, Projection), 1,
-                         pg_collection=types.SimpleNamespace(tp=tp, cp=one))
+                         pg_collection=types.SimpleNamespace(tp=tp, cp=cp))
 
 
 def events(case: Case) -> dict[str, Any]:
@@ -266,5 +271,5 @@ def measured(name: str, case: Case) -> dict[str, Any]:
 
 if __name__ == "__main__":
     cases: list[Case] = json.loads((HERE / "tape" / "cases-megatron-delta.json").read_text(encoding="utf-8"))
-    rows = listed(measured(sys.argv[1], case) for case in cases)
+    rows = listed(measured(sys.argv[1], case) for case in cases if sys.argv[1].startswith("main") or "cp" not in case)
     (HERE / "tape" / f"megatron-delta-{sys.argv[1]}.json").write_text(f"{rows}\n", encoding="utf-8")

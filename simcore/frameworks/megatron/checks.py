@@ -215,22 +215,30 @@ def _check_mamba(job: Job, block: Mamba2) -> None:
 
 def _check_gate(job: Job, block: Attention) -> None:
     """Refuses ranks with less than one query group: core 0.16.1 gives them more heads of the gate than of the query."""
-    told = f"{block.num_kv_heads} query groups and tp {job.mesh.tp} with a gate of attention's output"
     if not _is_main(job):
-        raise job.illegal("mesh.tp", f"{told}: the gate's heads are not cut as the query's are",
+        raise job.illegal("mesh.tp", f"{block.num_kv_heads} query groups and tp {job.mesh.tp} with a gate of "
+                          "attention's output: the gate's heads are not cut as the query's are",
                           "core 0.16.1 transformer/attention.py:1221, gate.view(*x.shape)")
-    raise job.not_yet("mesh.tp", told)
 
 
 def _check_delta_net(job: Job, block: GatedDeltaNet) -> None:
-    told, rule = "Gated delta net does not support context parallelism", "transformer_config.py:983"
+    """On main ranks that share a sequence share its heads too; packs are not served, and core 0.16.1 has neither."""
+    told, packed = "Gated delta net does not support context parallelism", job.scenario.training.lengths == "packed"
     _divides(job, "tp", block.num_key_heads, "linear attention key heads", "transformer_config.py:976")
+    if _is_main(job):
+        ranks = job.mesh.tp * job.mesh.cp
+        if block.num_key_heads % ranks:
+            raise job.illegal("mesh.cp", f"self.linear_num_key_heads={block.num_key_heads} must be a multiple of "
+                              f"(self.tensor_model_parallel_size={job.mesh.tp} * "
+                              f"self.context_parallel_size={job.mesh.cp}).",
+                              "Megatron-LM d98e8a64 transformer/transformer_config.py:1502")
+        if packed:
+            raise job.not_yet("training.lengths", "gated delta nets of packed sequences")
+        return
     for key, there, said, source in (
-            ("mesh.cp", job.mesh.cp > 1, told, rule),
-            ("training.lengths", job.scenario.training.lengths == "packed",
-             "GDN does not support packed sequence for now.", "ssm/gated_delta_net.py:297")):
-        if there and _is_main(job):
-            raise job.not_yet(key, "gated delta nets under context parallelism or of packed sequences")
+            ("mesh.cp", job.mesh.cp > 1, told, "transformer_config.py:983"),
+            ("training.lengths", packed, "GDN does not support packed sequence for now.",
+             "ssm/gated_delta_net.py:297")):
         if there:
             raise job.illegal(key, said, f"core 0.16.1 {source}; use framework_version: main 2026-08-22")
 

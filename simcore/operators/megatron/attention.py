@@ -19,6 +19,7 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.offload import offloaded
+from simcore.operators.megatron.ops.query_groups import own_heads
 from simcore.operators.megatron.ops.rotation import turned_by_token
 from simcore.operators.megatron.ops.weighed import weighed
 from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
@@ -42,8 +43,7 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
     The norm before it is included, and the one `behind` it; the caller adds the residual. Local: after sequence
     parallelism. Raises NotYet for attention sinks or windows in unfused attention.
     """
-    mixed = norm_linear(c, "self_attention.linear_qkv", x)
-    query, key, value, gate = _split(c, block, mixed)
+    query, key, value, gate = _split(c, block, norm_linear(c, "self_attention.linear_qkv", x))
 
     def attend(query: Tensor) -> Tensor:
         query = weighed(c, query)
@@ -59,7 +59,7 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
 
     out = offloaded(c, "core_attn", query, attend, release=(query, key, value))
     out = out if gate is None else _gated(c, out, gate)
-    # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
+    # `forward` holds query, key and value (views of their linear's output) until linear_proj has returned.
     return offloaded(c, "attn_proj", out, lambda x: row(c, "self_attention.linear_proj", x, behind=behind),
                      release=(out,))
 
@@ -100,19 +100,9 @@ def _pairs(c: Context, window: int) -> int:
 def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Query, key, value, gate: views, but copies of query and gate where heads of several groups are put together."""
     q, kv = block.q_size // c.run.tp, max(block.kv_size // c.run.tp, block.head_dim)
-    rows, width = mixed.shape
-
-    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        if grads[0] is not None and _is_plain(block):  # they lie side by side, nothing is concatenated
-            return [Tensor(grads[0].storage, (rows, width), c.dtype)]
-        grad = c.new(rows, width, "grad_qkv")  # _SplitAlongDim.backward concatenates
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
-    views = [Tensor(mixed.storage, (rows, n), mixed.dtype) for n in (q, kv, kv, *((q,) if block.gated else ()))]
-    c.node(views[0], (mixed,), (), back)
-    for i, view in enumerate(views):
-        view.node, view.output = views[0].node, i
+    views = (own_heads(c, block, mixed) if c.run.tp > block.num_kv_heads else
+             _parts(c, mixed, (q, kv, kv, *((q,) if block.gated else ())), plain=_is_plain(block)))
+    del mixed
     grouped = block.num_heads > block.num_kv_heads and block.num_kv_heads // c.run.tp > 1
     if block.qk_norm:
         wide = (q, kv) if block.whole_norms else (block.head_dim, block.head_dim)
@@ -125,6 +115,24 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
     if block.rotary:
         return _moved(c, query, "query", block), _moved(c, key, "key", block), value, gate
     return _moved(c, query, "query", block) if grouped and not block.qk_norm else query, key, value, gate
+
+
+def _parts(c: Context, mixed: Tensor, widths: Sequence[int], *, plain: bool) -> list[Tensor]:
+    """Views of `mixed`, whose gradients are concatenated, but for `plain` ones that lie side by side already."""
+    rows, width = mixed.shape
+
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        if grads[0] is not None and plain:  # nothing is concatenated
+            return [Tensor(grads[0].storage, (rows, width), c.dtype)]
+        grad = c.new(rows, width, "grad_qkv")  # _SplitAlongDim.backward concatenates
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    views = [Tensor(mixed.storage, (rows, n), mixed.dtype) for n in widths]
+    c.node(views[0], (mixed,), (), back)
+    for i, view in enumerate(views):
+        view.node, view.output = views[0].node, i
+    return views
 
 
 def _copied_gate(c: Context, x: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import small
 from frameworks.megatron.asked import refused_with, small_model
+from simcore.simulate import simulate
 
 MAIN: dict[str, Any] = {"version": "main 2026-08-22"}
 SIZES = {"head_dim": 32, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16,
@@ -30,13 +32,17 @@ def test_core_refuses(mesh: dict[str, int], given: dict[str, Any], told: str) ->
 
 
 @pytest.mark.parametrize(("mesh", "given", "told"), [
-    ({"cp": 2}, {}, "gated delta nets under context parallelism or of packed sequences"),
-    ({"dp_shard": 2}, {"lengths": "packed"}, "gated delta nets under context parallelism or of packed sequences"),
-    ({"tp": 4}, {"model": qwen(num_key_value_heads=2)}, "2 query groups and tp 4 with a gate of attention's output"),
+    ({"dp_shard": 2}, {"lengths": "packed"}, "gated delta nets of packed sequences"),
     ({"dp_shard": 2}, {"recompute": ["gdn_norm_out"]}, "recompute_modules gdn_norm_out"),
 ])
 def test_what_main_has_besides_is_not_modelled_yet(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
     refused_with("error", told, mesh, **{"model": qwen(), **MAIN, **given})
+
+
+def test_ranks_of_a_sequence_share_heads_of_a_delta_net() -> None:
+    refused_with("illegal", "self.linear_num_key_heads=4 must be a multiple of", {"tp": 2, "cp": 4}, model=qwen(),
+                 **MAIN)
+    assert simulate(small.scenario("megatron", {"tp": 2, "cp": 2}, model=qwen(), **MAIN)).status == "ok"
 
 
 @pytest.mark.parametrize("version", [{}, MAIN])

@@ -373,3 +373,28 @@ def test_scores_below_a_cap_keep_the_tensor_that_values_lie_in() -> None:
     dropped = replace(block, capped=True, dropout=True)
     with pytest.raises(NotYet, match="scores below a cap with dropout"):
         record(replace(capped, branches=(replace(LLAMA.branches[0], block=dropped),)), run_of(capped), {}, {})
+
+
+@pytest.mark.parametrize(("gated", "qk_norm", "rotary"), [
+    (False, False, True), (False, False, False), (True, True, True), (False, True, True)])
+def test_more_ranks_than_query_groups_gather_what_their_linears_make(*, gated: bool, qk_norm: bool,
+                                                                     rotary: bool) -> None:
+    """core 0.16.1 `attention.py:1398`: all columns are gathered; in backward a sum of all is scattered."""
+    block = LLAMA.branches[0].block
+    assert isinstance(block, Attention)
+    few = replace(block, num_kv_heads=2, gated=gated, qk_norm=qk_norm, rotary=rotary)
+    kind = replace(LLAMA, branches=(replace(LLAMA.branches[0], block=few), *LLAMA.branches[1:]))
+    whole = 2 * T * ((1 + gated) * few.q_size + 2 * few.kv_size)
+    for tp, count in ((2, 0), (4, 1)):
+        comms: dict[tuple[str, str, str], int] = {}
+        slots: dict[tuple[str, str], int] = {}
+        run = run_of(kind, tp=tp)
+        tape = record(kind, run, slots, comms)
+        check_closed(kind, run, tape)
+        names = {number: name for (name, _, _), number in comms.items()}
+        for section, name in ((tape.forward, "all_gather"), (tape.backward, "reduce_scatter")):
+            sent = [row[3] for row in section.rows if row[0] == Op.COLLECTIVE and names[row[2]] == name]
+            assert sent == [whole] * count, (tp, name)
+        owners = {number: name for (name, _), number in slots.items()}
+        born = [owners[row[2]] for row in tape.forward.rows if row[0] == Op.ALLOC]
+        assert born.count("qkv.gathered") == count

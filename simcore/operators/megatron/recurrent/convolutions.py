@@ -54,7 +54,7 @@ def in_place(c: Context, weight: Param, x: Tensor) -> Tensor:
         grad = c.new(rows, columns, "grad_delta.qkv")
         _compute(c, grad, weight, passes=5)
         partial = tape.empty((parts, *weight.shape), "fp32", "grad_delta.conv_parts")
-        wide = tape.empty(weight.shape, "fp32", "grad_delta.conv_weight")
+        wide = tape.empty((weight.numel // c.run.cp,), "fp32", "grad_delta.conv_weight")
         c.tape.compute(Kernel.ELEMENTWISE, partial.numel, partial.nbytes + wide.nbytes, 1)
         small = c.small_grad(weight)
         del again, partial, wide

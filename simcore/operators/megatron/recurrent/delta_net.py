@@ -24,6 +24,7 @@ from simcore.operators.megatron.ops.elementwise import copied_gradient, identity
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.recurrent.convolutions import channels_first, in_place
+from simcore.operators.megatron.recurrent.exchange import to_heads, to_positions
 from simcore.operators.shared import aten
 from simcore.operators.shared.delta_rule import rule
 from simcore.recording.tape import Kernel, Tape, Tensor
@@ -36,15 +37,14 @@ _AT = "self_attention"
 def delta_net(c: Context, block: GatedDeltaNet, x: Tensor) -> Tensor:
     """Output of the gated delta net for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual. Local: after sequence parallelism. Raises NotYet under
-    context parallelism and for packs.
+    The norm before it is included; the caller adds the residual. Local: after sequence parallelism. Raises NotYet for
+    packs.
     """
-    if c.run.cp > 1 or c.run.sequences:
-        raise NotYet(Problem("mesh.cp" if c.run.cp > 1 else "training.lengths", "not yet: gated delta nets under "
-                             "context parallelism or of packed sequences"))
+    if c.run.sequences:
+        raise NotYet(Problem("training.lengths", "not yet: gated delta nets of packed sequences"))
     heads = c.param(f"{_AT}.A_log").shape[0]
     own = replace(block, num_key_heads=block.num_key_heads * heads // block.num_value_heads, num_value_heads=heads)
-    projected = norm_linear(c, f"{_AT}.in_proj", x)  # a variable of the module until out_proj has returned
+    projected = to_heads(c, norm_linear(c, f"{_AT}.in_proj", x))  # a variable of the module until out_proj has returned
     mixed, gate, beta, alpha = aten.split(c.tape, _batch_first(c, projected), (own.conv_dim, own.values, heads, heads))
     weight = c.param(f"{_AT}.conv1d.weight")
     if c.options.compiles_delta_net:
@@ -58,7 +58,9 @@ def delta_net(c: Context, block: GatedDeltaNet, x: Tensor) -> Tensor:
     out = rule(c.tape, seen, shaped[:3], shaped[3], shaped[4], prepared=True)
     shaped.clear()
     normed = _gated_norm(c, own, out.view(c.tokens * heads, own.value_dim), gate)
-    return row(c, f"{_AT}.out_proj", _sequence_first(c, normed.view(c.tokens, own.values)))
+    found = _sequence_first(c, normed.view(c.tokens, own.values))
+    del normed
+    return row(c, f"{_AT}.out_proj", to_positions(c, found))
 
 
 # ---- inputs of the rule: core 0.16.1 --------------------------------------------------------------------------------
@@ -199,8 +201,11 @@ def _gated_norm(c: Context, own: GatedDeltaNet, x: Tensor, gate: Tensor) -> Tens
 
 
 def _batch_first(c: Context, x: Tensor) -> Tensor:
-    """A view, `transpose(0, 1)`, whose gradient the projection copies into its own order where the batch is above 1."""
-    if c.run.batch == 1:
+    """A view, `transpose(0, 1)`, whose gradient the projection copies into its own order where the batch is above 1.
+
+    Where positions were exchanged for heads, what puts them in order takes any.
+    """
+    if c.run.batch == 1 or c.run.cp > 1:
         return x
     out = Tensor(x.storage, x.shape, x.dtype)
     c.node(out, (x,), (), copied_gradient(c, x, "grad_delta.projected"))
