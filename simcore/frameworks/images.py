@@ -8,6 +8,7 @@ from typing import Any
 from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.inputs.scenario import Scenario
+from simcore.models.pooled_blocks import PooledProjector
 from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import AnySize, Projector, RowProjector, TowerEnd, VisionPart
 from simcore.placement.job import Job
@@ -71,8 +72,6 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
         return
     if any("language" in name for name in (*training.lora.target_modules, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
-    if training.recompute != "none" and job.graph.implementation == "hf":
-        raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
     if training.lengths != "fixed":
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")
     graph = job.graph
@@ -80,7 +79,7 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
            if isinstance(graph.kinds[layer.kind].block, VisionPart)):
         raise job.not_yet("training.lora", "adapters in a vision tower (exclude_modules: ['*vision*'] leaves it out)")
     trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
-               and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector)
+               and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector | PooledProjector)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]
     if trained:
         raise job.not_yet("training.frozen", f"a vision tower that is trained ({trained[0]} and others; frozen: "

@@ -24,8 +24,9 @@ _MODULES: Final = {
     "starcoder2": "mistral", "zamba2": "zamba2",
 }
 """The module in `families` of each `model_type`, which is loaded when a configuration has it."""
-_WITH_TOWERS: Final = {"gemma3": "gemma3", "mistral3": "mistral3", "qwen2_5_vl": "qwen2_5_vl", "qwen3_5": "qwen3_5",
-                       "qwen3_5_moe": "qwen3_5", "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}
+_WITH_TOWERS: Final = {"gemma3": "gemma3", "gemma4": "gemma4", "mistral3": "mistral3", "qwen2_5_vl": "qwen2_5_vl",
+                       "qwen3_5": "qwen3_5", "qwen3_5_moe": "qwen3_5", "qwen3_vl": "qwen3_vl",
+                       "qwen3_vl_moe": "qwen3_vl"}
 """The module in `vision` of each `model_type` of a model that reads images."""
 
 

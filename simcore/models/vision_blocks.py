@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
 from simcore.models.sized_patches import SizedPatches
 
 __all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
@@ -226,8 +227,9 @@ class RowProjector:
         return self.patches // self.merged
 
 
-AnySize = GridPatches | RowPatches | PlacedPatches
+AnySize = GridPatches | RowPatches | PlacedPatches | PooledPatches
 """Patches of images whose size a scenario says."""
-TowerEnd = Projector | Merger | RowProjector | PlacedMerger
+TowerEnd = Projector | Merger | RowProjector | PlacedMerger | PooledProjector
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
-              | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger)
+              | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | PooledPatches | PooledLayer
+              | PooledProjector)

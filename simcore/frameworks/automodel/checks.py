@@ -88,10 +88,16 @@ def _check_predictions(job: Job) -> None:
 _MASKED_IMAGES: Final = {
     "gemma3": "tokens of an image see each other, by masks (transformers 5.23 models/gemma3, "
               "create_masks_for_vision_model)",
+    "gemma4": "tokens of an image see each other, by masks, and SDPA is run in fp32 (0.7.0 "
+              "models/gemma4_moe/sdpa_fp32.py)",
     "mistral3": "its tower adds a mask of all pairs of patches (transformers 5.23 models/pixtral, "
                 "generate_block_attention_mask)",
 }
 """Families with masks that other kernels take in their own ways, and whose they are."""
+
+
+_REPLAYED: Final = ("gemma3", "gemma4")
+"""Families with towers whose replayed parts of layers were measured."""
 
 
 def _check_hf(job: Job) -> None:
@@ -115,6 +121,8 @@ def _check_hf(job: Job) -> None:
         raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
     if job.graph.architecture.has_tower and job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
+    if job.graph.architecture.has_tower and job.scenario.training.recompute != "none" and family not in _REPLAYED:
+        raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
     masks = _MASKED_IMAGES.get(family)
     if masks and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager":
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "another attention than eager in a model that reads "

@@ -197,14 +197,14 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
     # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
-    keeps = job.graph.architecture.has_tower or job.mesh.pp > 1
+    sees = job.graph.architecture.has_tower
     # 0.7.0 datasets/vlm/collate_fns.py: default_collate_fn casts images, that of Qwen 2.5 VL's processor does not.
     pixels = "fp32" if job.graph.architecture.family == "qwen2_5_vl" else "bf16"
-    wide = casts_outputs(job) and is_sharded(job)
-    native = trains_policies(job) or not is_sharded(job)
-    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide, turns_adapters_from=turns_adapters_from(job),
-                  gathers_logits=gathers_logits(job))
-    return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=is_older(job), pixels=pixels,
+    wide, native = casts_outputs(job) and is_sharded(job), trains_policies(job) or not is_sharded(job)
+    own = replace(RELEASE_0_7_0, keeps_logits=sees or job.mesh.pp > 1, wide_inputs=wide,
+                  turns_adapters_from=turns_adapters_from(job), gathers_logits=gathers_logits(job))
+    parts = is_older(job) or (sees and not native)  # a tower is another group of layers (parallelizer.py:1243)
+    return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=parts, pixels=pixels,
                    attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
                    embeddings_require_grad=native and _transformers.replayed(job))
 

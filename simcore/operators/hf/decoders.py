@@ -340,7 +340,7 @@ def gemma4_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inp
     block, name, x = branch.block, branch.name, inputs.hidden
     assert isinstance(block, Attention)
     repeats = block.num_kv_heads < block.num_heads and (inputs.mask is not None or block.head_dim > aten.WIDEST)
-    copies = core is not None or (repeats and not has_flash_attention(run))
+    copies = block.num_kv_heads > 1 and (core is not None or (repeats and not has_flash_attention(run)))
     query = _normed_heads(tape, run, f"{name}.q", _of_heads(tape, run, f"{name}.q_proj", block, x))
     query = _turned_heads(tape, query, inputs)
     key = _of_heads(tape, run, f"{name}.k_proj", block, x, copies=copies and block.values_from_keys)

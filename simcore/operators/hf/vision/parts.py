@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
 from simcore.models.vision_blocks import (
     GridLayer,
     GridPatches,
@@ -30,6 +31,8 @@ from simcore.models.vision_blocks import (
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches
 from simcore.operators.hf.vision.merger import merger
 from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches
+from simcore.operators.hf.vision.pooled import pooled_layer, pooled_patches
+from simcore.operators.hf.vision.pooled_end import pooled_projector
 from simcore.operators.hf.vision.projector import projector
 from simcore.operators.hf.vision.row_projector import row_projector
 from simcore.operators.hf.vision.rows import row_layer, row_patches
@@ -63,6 +66,8 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
             return _behind(tape, block, run, lambda x: _norm(tape, run, "", x))
         case Projector():
             return projector(tape, block, run, lambda: make_tables(block))
+        case PooledPatches() | PooledLayer() | PooledProjector():
+            return _of_filled_size(tape, block, run, attention, make_tables)
         case _:
             return _of_any_size(tape, block, run, attention, make_tables)
 
@@ -91,6 +96,18 @@ def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, attention:
             return row_layer(tape, block, run, attention)
         case RowProjector():
             return row_projector(tape, block, run, lambda: make_tables(block))
+
+
+def _of_filled_size(tape: Tape, block: PooledPatches | PooledLayer | PooledProjector, run: LayerWorkload,
+                    attention: str, make_tables: MakeTables) -> RecordedLayer:
+    """The same of a tower of images that are filled up to one number of patches."""
+    match block:
+        case PooledPatches():
+            return pooled_patches(tape, block, run, attention)
+        case PooledLayer():
+            return pooled_layer(tape, block, run, attention)
+        case PooledProjector():
+            return pooled_projector(tape, block, run, attention, lambda: make_tables(block))
 
 
 def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:
