@@ -11,7 +11,6 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.models.graph import ModelGraph
-from simcore.models.pooled_blocks import PooledPatches
 from simcore.models.vision_blocks import AnySize, VisionPart
 from simcore.simulate import check_step
 
@@ -19,9 +18,7 @@ __all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "reading_images", "s
 
 _IMAGES: Final[dict[str, Any]] = {"seq_len": 512, "images": 1}
 _SIDE: Final = 448
-"""Pixels of an image's side, a multiple of what every model here merges into a token, but Gemma 4."""
-_FILLED_SIDE: Final = 384
-"""The same of images that are filled up."""
+"""Pixels of an image's side, a multiple of what every model here merges into a token."""
 METHODS: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "full": ({"training": {"method": "full"}},),
     "lora": ({"training": {"method": "lora"}},
@@ -77,9 +74,7 @@ def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[s
         yield keys
         return
     path = ".".join(tower[0].path.split(".")[:2])
-    patches = graph.kinds[tower[0].kind].block
-    side = _FILLED_SIDE if isinstance(patches, PooledPatches) else _SIDE
-    sides = {"image_height": side} if isinstance(patches, AnySize) else {}
+    sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, AnySize) else {}
     adapted = keys.get("training", {}).get("method") == "lora"
     adapters = {"lora": {"exclude_modules": [f"{path}.*", "*projector*", "*embed_vision*"]}} if adapted else {}
     training = {**keys.get("training", {}), **_IMAGES, **sides, **adapters, "frozen": [] if adapted else [path]}

@@ -227,7 +227,7 @@ class RowProjector:
         return self.patches // self.merged
 
 
-AnySize = GridPatches | RowPatches | PlacedPatches | PooledPatches
+AnySize = GridPatches | RowPatches | PlacedPatches
 """Patches of images whose size a scenario says."""
 TowerEnd = Projector | Merger | RowProjector | PlacedMerger | PooledProjector
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer

@@ -27,6 +27,7 @@ from nemo_automodel.components.distributed.config import FSDP2Config
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
+from nemo_automodel.components.models.gemma4_moe.sdpa_fp32 import enable_gemma4_sdpa_fp32
 from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
 from oracle.drawn_automodel import adapted
 from oracle.steps.setup import tag_shards
@@ -58,6 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4, checkpointed": {"freeze": FROZEN, "images": 1, "model": "gemma4-vision", "checkpoint": True},
     "gemma4, adapted": {"freeze": FROZEN, "images": 1, "lora": 8, "exclude_modules": ["*vision*", "*lm_head*"],
                         "model": "gemma4-vision"},
+    "gemma4, adapted, SDPA in fp32": {"freeze": FROZEN, "images": 1, "lora": 8, "attention": "sdpa", "checkpoint": True,
+                                     "exclude_modules": ["*vision*", "*lm_head*"], "model": "gemma4-vision"},
     "qwen2.5-vl": {"freeze": FROZEN, "images": 1, "model": "qwen2.5-vl"},
     "qwen2.5-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl"},
     "qwen2.5-vl, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "exclude_modules": ["*visual*", "*lm_head*"],
@@ -233,6 +236,7 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
     for one in given.values():
         tr.tag(one, "input")
     if case["fields"]["model_type"] == "gemma4":
+        enable_gemma4_sdpa_fp32()
         stand_in_for_filled(case)
     elif case["fields"]["model_type"] == "mistral3":
         given["image_sizes"] = Sizes([tuple(case["sides"])] * case["images"])
@@ -329,6 +333,9 @@ def stand_in() -> None:
     for modeling in (modeling_gemma3, modeling_gemma4, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_5,
                      modeling_qwen3_vl):
         modeling.torch_compilable_check = lambda *_: None
+    own_mask = modeling_gemma4.create_causal_mask
+    modeling_gemma4.create_causal_mask = lambda **given: (
+        own_mask if "or_mask_function" in given else steps.masked(own_mask))(**given)
     torch.as_tensor = as_tensor
     torch.Tensor.masked_scatter = scattered  # type: ignore[assignment]
 

@@ -37,6 +37,7 @@ from simcore.operators.hf.layers import (
     row,
     runs_math,
 )
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import cut_columns, gathered_columns, sum_everywhere, whole_columns
 from simcore.operators.shared.rms_norm import rms_norm_by_power
@@ -348,7 +349,12 @@ def gemma4_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inp
     key = _normed_heads(tape, run, f"{name}.k", key)
     key = _turned_heads(tape, key, inputs)
     value = rms_norm_by_power(tape, None, value)
+    dtype, is_wide = query.dtype, core is None and HfOptions.of(run.options).wide_sdpa
+    if is_wide:  # upstream's own variables live on
+        _narrow = (query, key, value)
+        query, key, value = (aten.cast(tape, x, "fp32") for x in _narrow)
     out = core(query, key, value) if core else core_of(tape, run, block, (query, key, value), inputs.mask)
+    out = aten.cast(tape, out, dtype)
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * block.head_dim))
 
 

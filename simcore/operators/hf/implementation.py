@@ -82,7 +82,9 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, VisionPart):
-        attention = HfOptions.of(run.options).attn_implementation
+        options = HfOptions.of(run.options)
+        is_wide = options.wide_sdpa and options.attn_implementation == "sdpa"
+        attention = "sdpa_fp32" if is_wide else options.attn_implementation
         return record_part(tape, kind.block, run, attention, lambda last: shared_tables(tape, last.text, last, run))
     trainer = HfOptions.of(run.options).automodel
     if isinstance(kind.block, Head | Loss) and trainer is not None:
@@ -310,11 +312,13 @@ def _by_parts(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     def normed(name: str, x: Tensor) -> Tensor:
         return tape.checkpoint(partial(plain, name, x)) if name in _REPLAYED else plain(name, x)
 
+    x = inputs.hidden
+    others = inputs._replace(hidden=Tensor(None, x.shape, x.dtype))  # a replayed block refers to its own input alone
+
     def mixed(branch: Branch, x: Tensor) -> Tensor:
         tape.scope = f"{branch.name}."
-        return mix(tape, run, branch, inputs._replace(hidden=x), kind.family)[0]
+        return mix(tape, run, branch, others._replace(hidden=x), kind.family)[0]
 
-    x = inputs.hidden
     for branch in kind.branches:
         residual = x
         x = normed(branch.norm, x)

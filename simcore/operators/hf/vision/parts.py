@@ -54,8 +54,8 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
                 make_tables: MakeTables) -> RecordedLayer:
     """Recording of a part of a vision tower, forward and backward; a frozen tower has no backward.
 
-    `attention`: eager, flash_attention_2, or sdpa. `make_tables`: records, behind the end of the tower, what the model
-    makes for its layers.
+    `attention`: eager, flash_attention_2, sdpa, or sdpa_fp32 where it is given fp32 (`pooled`). `make_tables`: records,
+    behind the end of the tower, what the model makes for its layers.
     """
     match block:
         case Patches():

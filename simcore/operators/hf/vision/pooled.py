@@ -124,6 +124,9 @@ def _attention(tape: Tape, block: PooledLayer, run: LayerWorkload, attention: st
     shape = (run.images, block.patches, block.patches)
     if attention == "eager":
         out = eager_core(tape, Tensor(None, shape, run.compute), held, by_heads=False)(q, k, v)
+    elif attention == "sdpa_fp32":
+        _narrow = (q, k, v)
+        out = aten.cast(tape, aten.masked_attention(tape, *(aten.cast(tape, x, "fp32") for x in _narrow)), run.compute)
     else:
         out = aten.masked_attention(tape, q, k, v)
     return _linear(tape, run, "self_attn.o_proj", out.view(*x.shape[:2], block.num_heads * dim))
