@@ -27,6 +27,7 @@ from nemo_automodel.components.distributed.config import FSDP2Config
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
+from nemo_automodel.components.models.gemma4_moe.parallelization import PARALLELIZER
 from nemo_automodel.components.models.gemma4_moe.sdpa_fp32 import enable_gemma4_sdpa_fp32
 from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
 from oracle.drawn_automodel import adapted
@@ -333,6 +334,9 @@ def stand_in() -> None:
     for modeling in (modeling_gemma3, modeling_gemma4, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_5,
                      modeling_qwen3_vl):
         modeling.torch_compilable_check = lambda *_: None
+    # Automodel's own class of these layers replays whole ones (components/models/gemma4_moe/model.py:886).
+    modeling_gemma4.Gemma4ForConditionalGeneration.parallelizer = PARALLELIZER
+    modeling_gemma4.Gemma4ForConditionalGeneration.kv_sharing_survives_checkpoint_replay = True
     own_mask = modeling_gemma4.create_causal_mask
     modeling_gemma4.create_causal_mask = lambda **given: (
         own_mask if "or_mask_function" in given else steps.masked(own_mask))(**given)

@@ -95,7 +95,7 @@ _MASKED_IMAGES: Final = {
 
 
 _REPLAYED: Final = ("gemma3", "gemma4")
-"""Families with towers whose replayed parts of layers were measured."""
+"""Families with towers whose replayed layers, or parts of them, were measured."""
 
 
 def _check_hf(job: Job) -> None:
