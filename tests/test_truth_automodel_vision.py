@@ -44,11 +44,12 @@ def asked(name: str, config: Path) -> Scenario:
                                 "optimizer": {"implementation": "fused"}}
     if "sides" in model:
         training |= dict(zip(("image_height", "image_width"), case.get("sides", model["sides"]), strict=True))
-    options: dict[str, Any] = {"attn_implementation": model.get("attention", "sdpa" if "sides" in model else "eager"),
+    options: dict[str, Any] = {"attn_implementation": case.get("attention") or model.get(
+        "attention", "sdpa" if "sides" in model else "eager"),
                                "use_liger_kernel": False}
     if case.get("model") == "qwen3.5":
         options = {"attn": "sdpa"}
-        training |= {"recompute": "full"} if case.get("checkpoint") else {}
+    training |= {"recompute": "full"} if case.get("checkpoint") else {}
     if "lora" in case:
         training |= {"method": "lora", "lora": {"rank": case["lora"], "exclude_modules": case["exclude_modules"]}}
         options["use_memory_efficient_lora"] = False
@@ -90,18 +91,29 @@ def test_the_peak_is_made_of_what_was_measured(name: str, config: Path) -> None:
 
 
 def _without_mask(name: str, sizes: dict[str, int]) -> dict[str, int]:
-    """Inputs without the mask of tokens, which only Qwen 3.5's cases are given: no mask is counted of any batch."""
+    """Inputs without the mask of tokens, which only Qwen 3.5's cases are given: no mask is counted of any batch.
+
+    Nor are places of patches and the types of tokens, which Gemma 4's are given.
+    """
     case = STEPS[name]["case"]
-    return {**sizes, "input": sizes["input"] - 8 * case.get("seq", 512) * (case.get("model") == "qwen3.5")}
+    kind, seq = case.get("model"), case.get("seq", 512)
+    left_out = 8 * seq * (kind == "qwen3.5") + (4 * seq + 16 * 144 * case["images"]) * (kind == "gemma4-vision")
+    return {**sizes, "input": sizes["input"] - left_out}
 
 
-@pytest.mark.parametrize("name", STEPS)
+MASKED_SDPA = "gemma4, adapted, SDPA in fp32"
+"""On a CPU the written-out mask is gone before attention's output is born, on CUDA its kernel reads it."""
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name != MASKED_SDPA])
 def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
     row, peak = STEPS[name], ran(name, config).peak
     assert peak is not None
     apart = sum(row["backward"]["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
     apart += row["forward"]["breakdown"]["input"] - _without_mask(name, row["forward"]["breakdown"])["input"]
-    assert row["forward"]["peak"] - peak.by_phase["forward"] == apart
+    # Gemma 4 holds a count of image tokens, and the ids that it looks up, also where no gradient needs them.
+    held = (8 + 8 * 512 * ("lora" in row["case"])) * (row["case"].get("model") == "gemma4-vision")
+    assert row["forward"]["peak"] - peak.by_phase["forward"] == apart + held
 
 
 @pytest.mark.parametrize("name", STEPS)

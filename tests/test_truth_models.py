@@ -20,6 +20,8 @@ ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 OTHER_SIZES: dict[str, Any] = json.loads((TRUTH.parent / "other-sizes.json").read_text(encoding="utf-8"))
 PUBLISHED: dict[str, dict[str, str]] = json.loads((TRUTH.parent / "published.json").read_text(encoding="utf-8"))
 TOWER = ("model.vision_tower", "model.multi_modal_projector", "model.visual")
+LAST = "model.embed_vision"
+"""The module that Gemma 4 registers behind its decoder."""
 REPEATED = re.compile(r"model\.(vision_tower\.(encoder|transformer)\.layers|visual\.blocks)\.(?![01]$)")
 """Layers of a tower that are as the first."""
 REMOTE = ("bailing_moe", "nemotron-nas", "nemotron_h_omni")
@@ -34,7 +36,8 @@ def graph(name: str, **changed: Any) -> ModelGraph:
 def spelled(found: ModelGraph, *, buffers: bool) -> list[str]:
     """`path shape` of every tensor in running order; of buffers with the dtype."""
     # A tower is registered first, and what feeds the decoder last in it.
-    parts = sorted(found.layers, key=lambda layer: (not layer.path.startswith(TOWER), "deepstack" in layer.path))
+    parts = sorted(found.layers, key=lambda layer: (layer.path == LAST, not layer.path.startswith(TOWER),
+                                                    "deepstack" in layer.path))
     specs = [(layer.path, t) for layer in parts for t in found.tensors[layer.kind] if t.is_buffer == buffers
              and not REPEATED.match(layer.path)]
     return [f"{path}.{t.name} {'x'.join(map(str, t.shape))}{_dtype(t)}" for path, t in specs if not t.tied]
@@ -85,9 +88,13 @@ def test_names_shapes_and_order_of_the_first_layers(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", ROWS)
 def test_buffers_of_the_layers_and_around_them(preset: str) -> None:
-    """Rotary frequencies are told as bytes of the architecture: fp32, two tables; positions of patches, int64."""
+    """Rotary frequencies are told as bytes of the architecture: fp32, two tables; positions of patches, int64.
+
+    So are the statistics of Gemma 4's averages.
+    """
     found = graph(preset, num_hidden_layers=ROWS[preset]["num_hidden_layers"])
-    rotary = [name for name in ROWS[preset]["buffers"] if "inv_freq" in name or name.endswith(" int64")]
+    rotary = [name for name in ROWS[preset]["buffers"] if "inv_freq" in name or ".std_" in name
+              or name.endswith(" int64")]
     assert spelled(found, buffers=True) == [name for name in ROWS[preset]["buffers"] if name not in rotary]
     assert sum(size for _, size in found.architecture.buffers) == sum(map(_bytes, rotary))
 

@@ -77,7 +77,7 @@ def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[s
     path = ".".join(tower[0].path.split(".")[:2])
     sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, AnySize) else {}
     adapted = keys.get("training", {}).get("method") == "lora"
-    adapters = {"lora": {"exclude_modules": [f"{path}.*", "*projector*"]}} if adapted else {}
+    adapters = {"lora": {"exclude_modules": [f"{path}.*", "*projector*", "*embed_vision*"]}} if adapted else {}
     training = {**keys.get("training", {}), **_IMAGES, **sides, **adapters, "frozen": [] if adapted else [path]}
     for attention in ({"attn_implementation": "eager"}, {}):
         options = {**keys.get("framework_options", {}), **attention}

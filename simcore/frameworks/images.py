@@ -8,6 +8,7 @@ from typing import Any
 from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.inputs.scenario import Scenario
+from simcore.models.pooled_blocks import PooledPatches, PooledProjector
 from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import AnySize, Projector, RowProjector, TowerEnd, VisionPart
 from simcore.placement.job import Job
@@ -47,14 +48,17 @@ def with_image_sides(fields: Mapping[str, Any], scenario: Scenario) -> Mapping[s
 
 
 def _check_sides(job: Job) -> None:
-    """Raises InputError unless sides are given just where the model takes images of any size."""
+    """Raises InputError unless sides are given just where the model takes images of any size.
+
+    Where it fills them up to one size, sides tell the tokens; left out, images are square.
+    """
     training, where = job.scenario.training, job.scenario.where
     given = [name for name in ("image_height", "image_width") if getattr(training, name) is not None]
     if any(isinstance(kind.block, AnySize) for kind in job.graph.kinds):
         if training.image_height is None:
             raise InputError(Problem(where("training"), "training.image_height: expected the height of images in "
                                      "pixels: the model takes images of any size, and more patches from larger ones"))
-    elif given:
+    elif given and not any(isinstance(kind.block, PooledPatches) for kind in job.graph.kinds):
         raise InputError(Problem(where("training", given[0]), f"{given[0]}: changes nothing: all images of "
                                  f"{job.graph.architecture.family} have one size"))
 
@@ -71,8 +75,6 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
         return
     if any("language" in name for name in (*training.lora.target_modules, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
-    if training.recompute != "none" and job.graph.implementation == "hf":
-        raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
     if training.lengths != "fixed":
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")
     graph = job.graph
@@ -80,7 +82,7 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
            if isinstance(graph.kinds[layer.kind].block, VisionPart)):
         raise job.not_yet("training.lora", "adapters in a vision tower (exclude_modules: ['*vision*'] leaves it out)")
     trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
-               and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector)
+               and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector | PooledProjector)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]
     if trained:
         raise job.not_yet("training.frozen", f"a vision tower that is trained ({trained[0]} and others; frozen: "

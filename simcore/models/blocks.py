@@ -24,7 +24,8 @@ class Attention:
     to their score. `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a
     limit. `whole_norms`: the norms of q and of k are over all heads together. `gated`: the query's projection is twice
     as wide, and a sigmoid of its second half weighs the output of each head. `value_norm`: a norm without a weight over
-    each head of values. `values_from_keys`: values are the keys' products before norm and rotation.
+    each head of values. `values_from_keys`: values are the keys' products before norm and rotation. `two_way`:
+    tokens of an image see each other, by a mask.
     """
 
     hidden: int
@@ -44,6 +45,7 @@ class Attention:
     gated: bool = False
     value_norm: bool = False
     values_from_keys: bool = False
+    two_way: bool = False
 
     @property
     def q_size(self) -> int:

@@ -24,9 +24,9 @@ _MODULES: Final = {
     "starcoder2": "mistral", "zamba2": "zamba2",
 }
 """The module in `families` of each `model_type`, which is loaded when a configuration has it."""
-_WITH_TOWERS: Final = {"gemma3": "gemma3", "mistral3": "mistral3", "nemotron_h_omni": "nemotron_omni",
-                       "qwen2_5_vl": "qwen2_5_vl", "qwen3_5": "qwen3_5", "qwen3_5_moe": "qwen3_5",
-                       "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}
+_WITH_TOWERS: Final = {"gemma3": "gemma3", "gemma4": "gemma4", "mistral3": "mistral3",
+                       "nemotron_h_omni": "nemotron_omni", "qwen2_5_vl": "qwen2_5_vl", "qwen3_5": "qwen3_5",
+                       "qwen3_5_moe": "qwen3_5", "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}
 """The module in `vision` of each `model_type` of a model that reads images."""
 _PUBLISHED: Final = {"NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h_omni"}
 """The `model_type` in transformers of those that published files, with code of their own, call otherwise."""

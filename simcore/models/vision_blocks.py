@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.sized_patches import SizedPatches
 
@@ -232,9 +233,9 @@ AnySize = GridPatches | RowPatches | PlacedPatches | RadioPatches
 WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger | RowPatches | RowLayer
              | RowProjector)
 """Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
-TowerEnd = Projector | Merger | RowProjector | PlacedMerger | RadioProjector
+TowerEnd = Projector | Merger | RowProjector | PlacedMerger | RadioProjector | PooledProjector
 SoundPart = SoundEncoder | SoundProjector
 """Parts of a tower that reads sound, which stand before those of the one that reads images."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
-              | RadioProjector | SoundPart)
+              | RadioProjector | PooledPatches | PooledLayer | PooledProjector | SoundPart)

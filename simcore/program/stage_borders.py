@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from simcore.models.blocks import Embedding, Head, Loss, Mtp
+from simcore.models.pooled_blocks import PooledPatches
 from simcore.models.vision_blocks import AnySize, Patches
 from simcore.program.outline import Tables
 from simcore.program.tile import LayerRows, small_tile
@@ -106,7 +107,8 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:
     """Images of the data loader, as (slot, bytes); () for none."""
-    pixels = run.images * sum(block.pixels for block in blocks if isinstance(block, Patches | AnySize))
+    pixels = run.images * sum(block.pixels for block in blocks if isinstance(
+        block, Patches | AnySize | PooledPatches))
     return [(tables.slot("pixel_values", "input"), dtype_bytes(run.options.pixels) * pixels)] if pixels else []
 
 

@@ -27,6 +27,8 @@ from nemo_automodel.components.distributed.config import FSDP2Config
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
+from nemo_automodel.components.models.gemma4_moe.parallelization import PARALLELIZER
+from nemo_automodel.components.models.gemma4_moe.sdpa_fp32 import enable_gemma4_sdpa_fp32
 from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
 from oracle.drawn_automodel import adapted
 from oracle.steps.setup import tag_shards
@@ -37,6 +39,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import vision_utils
 from transformers.models.gemma3 import modeling_gemma3
+from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.mistral3 import modeling_mistral3
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_5 import modeling_qwen3_5
@@ -51,6 +54,14 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma3, large images": {"freeze": FROZEN, "images": 4, "seq": 128, "image_size": 448},
     "gemma3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 1},
     "gemma3, adapted": {"freeze": FROZEN, "images": 1, "lora": 8, "exclude_modules": ["*vision*", "*lm_head*"]},
+    "gemma3, checkpointed": {"freeze": FROZEN, "images": 1, "checkpoint": True},
+    "gemma4": {"freeze": FROZEN, "images": 1, "model": "gemma4-vision"},
+    "gemma4, two images": {"freeze": FROZEN, "images": 2, "sides": [96, 96], "model": "gemma4-vision"},
+    "gemma4, checkpointed": {"freeze": FROZEN, "images": 1, "model": "gemma4-vision", "checkpoint": True},
+    "gemma4, adapted": {"freeze": FROZEN, "images": 1, "lora": 8, "exclude_modules": ["*vision*", "*lm_head*"],
+                        "model": "gemma4-vision"},
+    "gemma4, adapted, SDPA in fp32": {"freeze": FROZEN, "images": 1, "lora": 8, "attention": "sdpa", "checkpoint": True,
+                                     "exclude_modules": ["*vision*", "*lm_head*"], "model": "gemma4-vision"},
     "qwen2.5-vl": {"freeze": FROZEN, "images": 1, "model": "qwen2.5-vl"},
     "qwen2.5-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl"},
     "qwen2.5-vl, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "exclude_modules": ["*visual*", "*lm_head*"],
@@ -68,8 +79,12 @@ CASES: dict[str, dict[str, Any]] = {
     "mistral3, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "model": "mistral3",
                           "exclude_modules": ["*vision*", "*projector*", "*lm_head*"]},
 }
-CAST = ("gemma3", "mistral3", "qwen3_5", "qwen3_vl")
+CAST = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_vl")
 """Families whose images are 16 bits wide behind Automodel's collate_fns.py: not that of Qwen 2.5 VL."""
+
+
+PLACES = ("image_position_ids", "mm_token_type_ids")
+"""What Gemma 4 is given besides: places of patches, and which tokens are an image's."""
 
 
 class Numbers(list[int]):
@@ -169,6 +184,32 @@ def scattered(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
     return Scattered.apply(x, mask, source)
 
 
+AT = torch.Tensor.__getitem__
+
+
+def stand_in_for_filled(case: dict[str, Any]) -> None:
+    """What Gemma 4 reads of a mask's values: how many averages are an image's, and tokens of the sequence."""
+    vision, images = case["fields"]["vision_config"], case["images"]
+    rows, columns = (side // vision["patch_size"] // vision["pooling_kernel_size"] for side in case["sides"])
+    tokens = rows * columns
+
+    def at(x: torch.Tensor, index: Any) -> Any:
+        if not isinstance(index, torch.Tensor) or index.dtype != torch.bool:
+            return AT(x, index)
+        if index.ndim == x.ndim:
+            return x.new_empty(images * tokens * x.shape[-1])
+        return x.new_empty(images * tokens, x.shape[-1])
+
+    def features(self: Any, pixels: torch.Tensor, places: torch.Tensor, **given: Any) -> Any:
+        found = self.vision_tower(pixel_values=pixels, pixel_position_ids=places, **given)
+        found.pooler_output = torch.split(self.embed_vision(inputs_embeds=found.last_hidden_state), [tokens] * images)
+        return found
+
+    torch.Tensor.__getitem__ = at  # type: ignore[method-assign,assignment]
+    modeling_gemma4.Gemma4Model.get_image_features = features
+    modeling_gemma4.F.one_hot = lambda x, count: x.new_zeros((*x.shape, count))
+
+
 def whole(case: dict[str, Any]) -> dict[str, Any]:
     """The case with its model's configuration; `image_size` of a case is that of its tower."""
     model = MODELS[case.get("model", "gemma3-vision")]
@@ -189,12 +230,16 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
     """One microbatch; the output lives as long as this function."""
     tr.phase = "fwd"
     given = FAMILIES[case["fields"]["model_type"]].inputs(case)
-    given = {name: given[name] for name in ("input_ids", "pixel_values")} | {"labels": given["input_ids"].clone()}
+    taken = ("input_ids", "pixel_values", *PLACES * (case["fields"]["model_type"] == "gemma4"))
+    given = {name: given[name] for name in taken} | {"labels": given["input_ids"].clone()}
     if case["fields"]["model_type"] in CAST:
         given["pixel_values"] = given["pixel_values"].to(torch.bfloat16)
     for one in given.values():
         tr.tag(one, "input")
-    if case["fields"]["model_type"] == "mistral3":
+    if case["fields"]["model_type"] == "gemma4":
+        enable_gemma4_sdpa_fp32()
+        stand_in_for_filled(case)
+    elif case["fields"]["model_type"] == "mistral3":
         given["image_sizes"] = Sizes([tuple(case["sides"])] * case["images"])
     elif "sides" in case:
         stand_in_for_grids(case)
@@ -286,8 +331,15 @@ def stand_in_for_places(images: int, count: int) -> None:
 def stand_in() -> None:
     own.stand_in()
     steps.stand_in()
-    for modeling in (modeling_gemma3, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_5, modeling_qwen3_vl):
+    for modeling in (modeling_gemma3, modeling_gemma4, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_5,
+                     modeling_qwen3_vl):
         modeling.torch_compilable_check = lambda *_: None
+    # Automodel's own class of these layers replays whole ones (components/models/gemma4_moe/model.py:886).
+    modeling_gemma4.Gemma4ForConditionalGeneration.parallelizer = PARALLELIZER
+    modeling_gemma4.Gemma4ForConditionalGeneration.kv_sharing_survives_checkpoint_replay = True
+    own_mask = modeling_gemma4.create_causal_mask
+    modeling_gemma4.create_causal_mask = lambda **given: (
+        own_mask if "or_mask_function" in given else steps.masked(own_mask))(**given)
     torch.as_tensor = as_tensor
     torch.Tensor.masked_scatter = scattered  # type: ignore[assignment]
 

@@ -30,6 +30,7 @@ TOWER_LAYER = re.compile(r"(?:vision_tower\.(?:encoder|transformer)\.layers|visu
 # Words of a name -> component; the first that fits.
 WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("deepstack", "projector"),
          ("visual", "vision_tower"), ("multi_modal_projector", "projector"),
+         ("embed_vision", "projector"),
          ("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("experts", "routed_experts"),
          ("mlp.gate.", "router"), ("mixer.gate.", "router"), ("router", "router"),
          ("latent_proj", "latent_projections"), ("mamba.", "mamba"),

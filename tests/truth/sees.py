@@ -10,6 +10,8 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
@@ -67,6 +69,30 @@ def _inputs_of_gemma3(case: dict[str, Any]) -> Given:
     ids = _ids(case, case["fields"]["mm_tokens_per_image"])
     return {"input_ids": ids, "pixel_values": torch.rand(count, 3, side, side),
             "token_type_ids": (ids == IMAGE_TOKEN).long()}
+
+
+# ---- Gemma 4 ----------------------------------------------------------------------------------------------------
+def _gemma4(case: dict[str, Any]) -> Any:
+    return Gemma4ForConditionalGeneration(Gemma4Config(**_fields(case), image_token_id=IMAGE_TOKEN,
+                                                       video_token_id=IMAGE_TOKEN + 1, audio_token_id=IMAGE_TOKEN + 2))
+
+
+def _parts_of_gemma4(inner: Any) -> dict[str, Any]:
+    tower = inner.vision_tower
+    return {"visual": tower, "patches": tower.patch_embedder,
+            **{f"layer {i}": layer for i, layer in enumerate(tower.encoder.layers)}, "pooler": tower.pooler,
+            "projector": inner.embed_vision}
+
+
+def _inputs_of_gemma4(case: dict[str, Any]) -> Given:
+    """Images are padded to `padded` patches."""
+    vision, count = case["fields"]["vision_config"], case["batch"] * case["images"]
+    rows, columns = (side // vision["patch_size"] for side in case["sides"])
+    grid = torch.stack(torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy"), dim=-1).reshape(-1, 2)
+    places = torch.nn.functional.pad(grid, (0, 0, 0, case["padded"] - rows * columns), value=-1)
+    ids = _ids(case, rows * columns // vision["pooling_kernel_size"]**2)
+    return {"input_ids": ids, "pixel_values": torch.rand(count, case["padded"], 3 * vision["patch_size"]**2),
+            "image_position_ids": places.repeat(count, 1, 1), "mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
 
 
 # ---- Qwen 2.5 VL ------------------------------------------------------------------------------------------------
@@ -132,6 +158,7 @@ def _inputs_of_mistral(case: dict[str, Any]) -> Given:
 
 FAMILIES = {
     "gemma3": Family(_gemma3, _parts_of_gemma3, _inputs_of_gemma3),
+    "gemma4": Family(_gemma4, _parts_of_gemma4, _inputs_of_gemma4),
     "mistral3": Family(_mistral3, _parts_of_mistral, _inputs_of_mistral),
     "qwen3_5": Family(_qwen3_5, _parts_of_qwen, _inputs_of_qwen),
     "qwen3_vl": Family(_qwen3_vl, _parts_of_qwen3, _inputs_of_qwen),

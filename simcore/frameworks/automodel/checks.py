@@ -97,6 +97,10 @@ _MASKED_IMAGES: Final = {
 """Families with masks that other kernels take in their own ways, and whose they are."""
 
 
+_REPLAYED: Final = ("gemma3", "gemma4")
+"""Families with towers whose replayed layers, or parts of them, were measured."""
+
+
 def _check_hf(job: Job) -> None:
     """Layers of transformers: sharded over data alone."""
     mesh, family = job.mesh, job.graph.architecture.family
@@ -118,11 +122,21 @@ def _check_hf(job: Job) -> None:
         raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
     if job.graph.architecture.has_tower and job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
+    if job.graph.architecture.has_tower and job.scenario.training.recompute != "none" and family not in _REPLAYED:
+        raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
+    if family == "gemma4" and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager" and not _has_two_way(job):
+        raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "SDPA of Gemma 4 in fp32 (0.7.0 models/gemma4_moe/"
+                          "sdpa_fp32.py) where no layer has a mask")
     masks = _MASKED_IMAGES.get(family)
     if masks and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager":
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "another attention than eager in a model that reads "
                           f"images: {masks}")
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
+
+
+def _has_two_way(job: Job) -> bool:
+    return any(isinstance(branch.block, Attention) and branch.block.two_way
+               for kind in job.graph.kinds for branch in kind.branches)
 
 
 _STAGED = ("llama", "mistral", "mixtral", "qwen2", "qwen3")

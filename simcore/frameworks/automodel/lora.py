@@ -42,6 +42,7 @@ _LAYERS: Final = "model.layers"
 _LAYER: Final = f"{_LAYERS}.0."
 _TOWERS: Final = {
     "gemma3": ("model.vision_tower.encoder.layers.0.", "model.multi_modal_projector."),
+    "gemma4": ("model.vision_tower.encoder.layers.0.", "model.embed_vision."),
     "mistral3": ("model.vision_tower.transformer.layers.0.", "model.multi_modal_projector."),
     **dict.fromkeys(("qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
                     ("model.visual.blocks.0.", "model.visual.merger.")),

@@ -34,7 +34,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from simcore.frameworks.automodel.families import REGISTERED
 from simcore.frameworks.common.expert_modules import HUB
+from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.torch import offloaded_together
 from simcore.models.blocks import Attention, Moe
 from simcore.operators.automodel.dense import DENSE
@@ -44,7 +46,7 @@ from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 
 __all__ = ["EVERY", "NEMO_RL", "OLDER", "casts_outputs", "check_policies", "hub_options",
-           "is_older", "loss_by_default", "offload_parts", "policy_assumptions", "rests_on_host",
+           "is_older", "loss_by_default", "offload_parts", "patched_by_liger", "policy_assumptions", "rests_on_host",
            "stored_by_default", "trains_policies", "unreplayed"]
 
 NEMO_RL: Final = "NeMo RL 7ea279ab"
@@ -262,3 +264,21 @@ def unreplayed(job: Job) -> tuple[int, ...]:
         return ()
     return tuple(number for number, layer in enumerate(job.graph.layers)
                  if any(isinstance(branch.block, Attention | Moe) for branch in job.graph.kinds[layer.kind].branches))
+
+
+def patched_by_liger(job: Draft, options: dict[str, object]) -> bool:
+    """True if Liger's kernels run: a default of true is left aside for families of which they are not described.
+
+    InputError where the option changes nothing.
+    """
+    if job.mesh.tp > 1:
+        job.refuse_idle(options, LIGER_OPTION, "with tp, which switches it off (0.7.0 _transformers/kernel_patches.py "
+                        "_apply_preload_overrides)")
+        return False
+    if job.graph.architecture.family in REGISTERED:
+        job.refuse_idle(options, LIGER_OPTION, "in a class of Automodel's own (0.7.0 _transformers/auto_model.py:593)")
+        return False
+    known = job.graph.architecture.family in LIGER_FAMILIES and not trains_policies(job)
+    has_liger(job, options)
+    return job.flag(options, LIGER_OPTION, "0.7.0 _transformers/auto_model.py: use_liger_kernel=True" if known else
+                    "assumed: Liger has kernels for it, which are not described", default=known)

@@ -49,6 +49,7 @@ from simcore.frameworks.automodel.policies import (
     hub_options,
     is_older,
     loss_by_default,
+    patched_by_liger,
     rests_on_host,
     stored_by_default,
     trains_policies,
@@ -69,7 +70,7 @@ from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP
 from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.hot_ranks import fullest_load
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
-from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
+from simcore.frameworks.common.liger import LIGER_OPTION
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
@@ -153,8 +154,8 @@ def table(job: Draft) -> Framework:
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
                             beside_exchanges=("shared_experts",) * (version in _BESIDE)),
-        assumptions=assumptions(job, options, has_liger=job.graph.implementation == "hf" and _has_liger(job, options),
-                                is_read=version in _BESIDE),
+        assumptions=assumptions(job, options, is_read=version in _BESIDE, has_liger=job.graph.implementation == "hf" and
+                                patched_by_liger(job, options)),
     )
     return held_by_stages(made, job, options, released=version == VERSIONS[0])
 
@@ -194,28 +195,18 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
     # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
-    keeps = job.graph.architecture.has_tower or job.mesh.pp > 1
+    sees = job.graph.architecture.has_tower
     # 0.7.0 datasets/vlm/collate_fns.py: default_collate_fn casts images, that of Qwen 2.5 VL's processor does not.
     pixels = "fp32" if job.graph.architecture.family == "qwen2_5_vl" else "bf16"
-    wide = casts_outputs(job) and is_sharded(job)
-    native = trains_policies(job) or not is_sharded(job)
-    own = replace(RELEASE_0_7_0, keeps_logits=keeps, wide_inputs=wide, turns_adapters_from=turns_adapters_from(job),
-                  gathers_logits=gathers_logits(job))
-    return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=is_older(job), pixels=pixels,
-                   attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
+    wide, native = casts_outputs(job) and is_sharded(job), trains_policies(job) or not is_sharded(job)
+    own = replace(RELEASE_0_7_0, keeps_logits=sees or job.mesh.pp > 1, wide_inputs=wide,
+                  turns_adapters_from=turns_adapters_from(job), gathers_logits=gathers_logits(job))
+    # A tower is another group of layers (parallelizer.py:1243); of Gemma 4, whole ones (gemma4_moe/model.py:886).
+    parts = is_older(job) or (sees and not native and job.graph.architecture.family != "gemma4")
+    return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=parts, pixels=pixels,
+                   wide_sdpa=job.graph.architecture.family == "gemma4",  # models/gemma4_moe/sdpa_fp32.py
+                   attn_implementation=attention_of(job, options), liger=patched_by_liger(job, options),
                    embeddings_require_grad=native and _transformers.replayed(job))
-
-
-def _has_liger(job: Draft, options: dict[str, object]) -> bool:
-    """A default of true is left aside for families of which Liger's kernels are not described."""
-    if job.mesh.tp > 1:
-        job.refuse_idle(options, LIGER_OPTION, "with tp, which switches it off (0.7.0 _transformers/kernel_patches.py "
-                        "_apply_preload_overrides)")
-        return False
-    known = job.graph.architecture.family in LIGER_FAMILIES and not trains_policies(job)
-    has_liger(job, options)
-    return job.flag(options, LIGER_OPTION, "0.7.0 _transformers/auto_model.py: use_liger_kernel=True" if known else
-                    "assumed: Liger has kernels for it, which are not described", default=known)
 
 
 def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -> AutomodelOptions:

@@ -37,6 +37,7 @@ from simcore.operators.hf.layers import (
     row,
     runs_math,
 )
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import cut_columns, gathered_columns, sum_everywhere, whole_columns
 from simcore.operators.shared.rms_norm import rms_norm_by_power
@@ -340,7 +341,7 @@ def gemma4_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inp
     block, name, x = branch.block, branch.name, inputs.hidden
     assert isinstance(block, Attention)
     repeats = block.num_kv_heads < block.num_heads and (inputs.mask is not None or block.head_dim > aten.WIDEST)
-    copies = core is not None or (repeats and not has_flash_attention(run))
+    copies = block.num_kv_heads > 1 and (core is not None or (repeats and not has_flash_attention(run)))
     query = _normed_heads(tape, run, f"{name}.q", _of_heads(tape, run, f"{name}.q_proj", block, x))
     query = _turned_heads(tape, query, inputs)
     key = _of_heads(tape, run, f"{name}.k_proj", block, x, copies=copies and block.values_from_keys)
@@ -348,7 +349,12 @@ def gemma4_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inp
     key = _normed_heads(tape, run, f"{name}.k", key)
     key = _turned_heads(tape, key, inputs)
     value = rms_norm_by_power(tape, None, value)
+    dtype, is_wide = query.dtype, core is None and HfOptions.of(run.options).wide_sdpa
+    if is_wide:  # upstream's own variables live on
+        _narrow = (query, key, value)
+        query, key, value = (aten.cast(tape, x, "fp32") for x in _narrow)
     out = core(query, key, value) if core else core_of(tape, run, block, (query, key, value), inputs.mask)
+    out = aten.cast(tape, out, dtype)
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * block.head_dim))
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from simcore.models.blocks import Attention, Embedding, LayerKind
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.families import EMBEDDINGS, TABLES, Family, of_family
-from simcore.operators.hf.layers import has_eager_attention, has_flash_attention, is_of_hub
+from simcore.operators.hf.layers import Inputs, has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import own_rows, sum_everywhere
@@ -17,6 +17,7 @@ from simcore.operators.shared.layer_borders import (
     AFTER,
     BEFORE,
     hand_on,
+    hidden_state,
     meet_waiting,
     run_backward,
     stream_dtype,
@@ -25,7 +26,8 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Node, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["embedding", "mask_of", "shape_of_positions", "shared_tables", "stage_stem", "window_of"]
+__all__ = ["embedding", "mask_of", "shape_of_positions", "shared_tables", "stage_stem", "stem_of",
+           "window_of"]
 
 
 class _Stem(Protocol):
@@ -42,10 +44,10 @@ class _Stem(Protocol):
 def window_of(kind: LayerKind) -> int:
     """Number of tokens in the attention window of a layer of `kind` that a mask must show; 0 for no window.
 
-    Attention with sinks knows its window itself.
+    Attention with sinks knows its window itself. 1 for attention both ways, which a mask shows whatever the length.
     """
     blocks = (b.block for b in kind.branches if isinstance(b.block, Attention))
-    return max((block.window for block in blocks if not block.sinks), default=0)
+    return max((1 if block.two_way else block.window for block in blocks if not block.sinks), default=0)
 
 
 def mask_of(tape: Tape, run: LayerWorkload, family: str, window: int) -> Tensor | None:
@@ -75,6 +77,11 @@ def _is_masked(run: LayerWorkload, family: str, window: int) -> bool:
     return has_eager_attention(run) or (special and not has_flash_attention(run))
 
 
+def _pads(kind: LayerKind, block: Embedding) -> bool:
+    """True for Gemma 4, which puts padding in the place of image tokens first (`Gemma4Model.forward`)."""
+    return block.tower > 0 and kind.family == "gemma4_text"
+
+
 def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload) -> RecordedLayer:
     """Recording of the embedding: its output [batch, seq, hidden], and tables that all layers read.
 
@@ -82,7 +89,11 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     behind a vision tower, which then takes in the output, its projector makes them.
     """
     weight = run.params["weight"]
+    ids = [aten.new(tape, (run.batch, run.seq), "int64", "llm_input_ids") for _ in range(_pads(kind, block))]
     out = aten.embedding(tape, weight, run.batch, run.seq, grad_rows=(run.tp > 1) * weight.shape[0] * run.tp)
+    if out.node is not None:
+        tape.save(out.node, *ids)
+    ids.clear()
     if run.tp > 1:  # by rows of the vocabulary (RowwiseParallel)
         out = sum_everywhere(tape, out, "embedding_sum")
     family = of_family(kind.family)
@@ -225,3 +236,45 @@ def _frequencies(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor) ->
     half, stored = dim // 2, HfOptions.of(run.options).inv_freq
     _inverse = None if stored == "fp32" else aten.new(tape, (half,), "fp32", "inv_freq")
     return aten.select(tape, positions, (run.seq, half), "fp32", "freqs")
+
+
+def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list[Tensor]]:
+    """Tensors that a layer of `kind` is called with: its hidden state and what the embedding made for all layers.
+
+    One layer posts deaths of what all layers share: the lowest that keeps it, or the first; a mask's the first.
+
+    Also returns the rotary tables of layers of another type, which that layer frees with its own.
+    """
+    wide = kind.wide or HfOptions.of(run.options).wide_outputs
+    hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if wide and not run.first else "")
+    down = -(run.stem or run.first)
+    family = of_family(kind.family)
+    shared = [] if not family.has_positions else [
+        tape.external(shape_of_positions(run, family), "int64", tape.slot("position_ids", "activation"), down)]
+    rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
+                   if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
+    if rotary:
+        rotary //= 1 + family.halves_rotary
+        dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), run.batch if family.grids else 1
+        passing = kind.tables if _turns(kind) else 0
+        sizes = zip(_names_of_tables(rotary, passing), (rotary, rotary, passing, passing), strict=True)
+        shared += [tape.external((rows, run.seq, 1, size), dtype, tape.slot(name, "activation"), down)
+                   for name, size in sizes if size]
+    mask = mask_of(tape, run, kind.family, window_of(kind))
+    are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
+    for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
+        if not (run.first if (run.checkpoint == "none" and number == 0) or (are_cast and number) else run.stem):
+            tensor.disown()
+    if mask is not None and not run.first:
+        mask.disown()
+    positions, cos, sin = [*shared, None, None, None][:3]
+    return Inputs(hidden, cos, sin, positions, mask), shared[3:]
+
+
+def _names_of_tables(own: int, passing: int) -> tuple[str, ...]:
+    """Storages of a layer's own tables, of `own` columns, then of others; the embedding makes the wider pair last."""
+    return TABLES if not passing or own <= passing else (*TABLES[2:], *TABLES[:2])
+
+
+def _turns(kind: LayerKind) -> bool:
+    return any(isinstance(branch.block, Attention) and branch.block.rotary for branch in kind.branches)

@@ -25,13 +25,11 @@ from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.hf.embedding import (
     embedding,
-    mask_of,
-    shape_of_positions,
     shared_tables,
     stage_stem,
-    window_of,
+    stem_of,
 )
-from simcore.operators.hf.families import EMBEDDINGS, TABLES, mix, norm, of_family
+from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention
 from simcore.operators.hf.losses import loss_of
@@ -45,7 +43,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.compiled_block import compiled_block
 from simcore.operators.shared.compiled_kernels import CompiledBlock
 from simcore.operators.shared.features import refuse
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, hidden_state, run_backward, stream_dtype
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, run_backward, stream_dtype
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param, Section, Tape, Tensor
 
@@ -62,7 +60,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "logits below a cap", "LayerNorm", "LayerNorm without a bias", "dropout",
                            "biases of the MLP", "a bias of the head", "attention and MLP beside each other",
                            "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
-                           "a scaled output of layers", "gated experts chosen by sigmoid"})
+                           "a scaled output of layers", "gated experts chosen by sigmoid",
+                           "attention both ways within an image"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -83,7 +82,9 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, VisionPart):
-        attention = HfOptions.of(run.options).attn_implementation
+        options = HfOptions.of(run.options)
+        is_wide = options.wide_sdpa and options.attn_implementation == "sdpa"
+        attention = "sdpa_fp32" if is_wide else options.attn_implementation
         return record_part(tape, kind.block, run, attention, lambda last: shared_tables(tape, last.text, last, run))
     trainer = HfOptions.of(run.options).automodel
     if isinstance(kind.block, Head | Loss) and trainer is not None:
@@ -127,7 +128,7 @@ def _outside(run: LayerWorkload) -> dict[str, Param]:
 # ---- layers -----------------------------------------------------------------------------------------------------
 def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     inputs: Inputs | None
-    inputs, further = _stem(tape, kind, run)
+    inputs, further = stem_of(tape, kind, run)
     assert inputs is not None
     positions = inputs.positions
     if not of_family(kind.family).passes_positions:
@@ -232,42 +233,6 @@ class _Function:
         hidden.storage = back.storage
 
 
-def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list[Tensor]]:
-    """One layer posts deaths of what all layers share: the lowest that keeps it, or the first; a mask's the first.
-
-    Also returns the rotary tables of layers of another type, which that layer frees with its own.
-    """
-    wide = kind.wide or HfOptions.of(run.options).wide_outputs
-    hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if wide and not run.first else "")
-    down = -(run.stem or run.first)
-    family = of_family(kind.family)
-    shared = [] if not family.has_positions else [
-        tape.external(shape_of_positions(run, family), "int64", tape.slot("position_ids", "activation"), down)]
-    rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
-                   if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
-    if rotary:
-        rotary //= 1 + family.halves_rotary
-        dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), run.batch if family.grids else 1
-        passing = kind.tables if _turns(kind) else 0
-        sizes = zip(_names_of_tables(rotary, passing), (rotary, rotary, passing, passing), strict=True)
-        shared += [tape.external((rows, run.seq, 1, size), dtype, tape.slot(name, "activation"), down)
-                   for name, size in sizes if size]
-    mask = mask_of(tape, run, kind.family, window_of(kind))
-    are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
-    for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
-        if not (run.first if (run.checkpoint == "none" and number == 0) or (are_cast and number) else run.stem):
-            tensor.disown()
-    if mask is not None and not run.first:
-        mask.disown()
-    positions, cos, sin = [*shared, None, None, None][:3]
-    return Inputs(hidden, cos, sin, positions, mask), shared[3:]
-
-
-def _names_of_tables(own: int, passing: int) -> tuple[str, ...]:
-    """Storages of a layer's own tables, of `own` columns, then of others; the embedding makes the wider pair last."""
-    return TABLES if not passing or own <= passing else (*TABLES[2:], *TABLES[:2])
-
-
 def _cast(tape: Tape, run: LayerWorkload, inputs: Inputs) -> Inputs:
     hidden = aten.cast(tape, inputs.hidden, run.compute)
     cos, sin = (table and aten.cast(tape, table, run.compute) for table in (inputs.cos, inputs.sin))
@@ -281,10 +246,6 @@ def _between_casts(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inpu
     """
     narrow = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute))
     return aten.cast(tape, _body(tape, kind, run, narrow), "fp32")
-
-
-def _turns(kind: LayerKind) -> bool:
-    return any(isinstance(branch.block, Attention) and branch.block.rotary for branch in kind.branches)
 
 
 def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
@@ -343,23 +304,37 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     return x
 
 
+_REPLAYED: Final = ("input_layernorm", "post_attention_layernorm")
+"""Norms that are replayed where parts of a layer are: the first names that Automodel 0.7.0 knows
+(`distributed/activation_checkpointing.py`, apply_submodule_checkpointing); others are run once."""
+
+
 def _by_parts(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
     """`x + block(norm(x))` for every branch, norms and blocks replayed one by one (`checkpoint_wrapper`)."""
-    def normed(branch: Branch, x: Tensor) -> Tensor:
-        tape.scope = f"{branch.norm}."
-        return norm(tape, run, f"{branch.norm}.", x, kind.family)
+    def plain(name: str, x: Tensor) -> Tensor:
+        tape.scope = f"{name}."
+        return norm(tape, run, f"{name}.", x, kind.family)
+
+    def normed(name: str, x: Tensor) -> Tensor:
+        return tape.checkpoint(partial(plain, name, x)) if name in _REPLAYED else plain(name, x)
+
+    x = inputs.hidden
+    others = inputs._replace(hidden=Tensor(None, x.shape, x.dtype))  # a replayed block refers to its own input alone
 
     def mixed(branch: Branch, x: Tensor) -> Tensor:
         tape.scope = f"{branch.name}."
-        return mix(tape, run, branch, inputs._replace(hidden=x), kind.family)[0]
+        return mix(tape, run, branch, others._replace(hidden=x), kind.family)[0]
 
-    x = inputs.hidden
     for branch in kind.branches:
         residual = x
-        x = tape.checkpoint(partial(normed, branch, x))
+        x = normed(branch.norm, x)
         x = tape.checkpoint(partial(mixed, branch, x))
+        if branch.behind:
+            x = normed(branch.behind, x)
         tape.scope = ""
         x = aten.add(tape, residual, x, "residual")
+    if kind.scales_output:
+        aten.mul_(tape, x, run.params["layer_scalar"])
     return x
 
 

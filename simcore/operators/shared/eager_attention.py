@@ -34,16 +34,17 @@ def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *,
     """
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+        keys, values = (aten.expand_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+        copied = k.shape[2] > 1  # what repeats a single head is a view
         scores = scores_of(tape, _stacked(tape, q, by_heads=by_heads),
-                           _stacked(tape, keys, by_heads=by_heads or keys is not k))
+                           _stacked(tape, keys, by_heads=by_heads or (keys is not k and copied)))
         for step in CAP if caps else ():
             scores = step(tape, scores)
         weights = scores if mask is None else added_mask(tape, scores, mask)
         del scores
         weights = aten.cast(tape, _softmax_in_fp32(tape, weights), q.dtype)
         held.append(weights)
-        return weighted_values(tape, weights, _stacked(tape, values, by_heads=values is not v))
+        return weighted_values(tape, weights, _stacked(tape, values, by_heads=values is not v and copied))
 
     return core
 

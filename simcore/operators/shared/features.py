@@ -100,6 +100,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("scores below a cap", block.capped),
                           ("a gate of attention's output", block.gated), ("a norm of values", block.value_norm),
                           ("values out of keys", block.values_from_keys),
+                          ("attention both ways within an image", block.two_way),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),

@@ -16,6 +16,7 @@ from typing import Final
 
 from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
+from simcore.models.pooled_blocks import PooledPatches
 from simcore.models.towers import tower_of
 from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
@@ -41,6 +42,8 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("processor.padding_side", "processor.video_processor", "processor.video_processor.*"), "sequences are as "
          "long as asked, and images no videos"),
 )
+_SQUARE: Final = 48
+"""Patches of a side of Gemma 4's largest square image, 3 a token."""
 _PIXELS: Final = ("processor.min_pixels", "processor.max_pixels")
 
 
@@ -59,6 +62,10 @@ def read_images(reader: Reader, draft: Draft) -> None:
     read_rows(reader, draft, _ROWS)
     _read_number(reader, draft)
     _read_sides(reader, draft, any_size=any(isinstance(kind.block, AnySize) for _, kind in parts))
+    for patches in (kind.block for _, kind in parts if isinstance(kind.block, PooledPatches)):
+        draft.infer("training.image_height", _SQUARE * patches.patch, "images are taken as square, which the processor "
+                    "makes as large as 280 tokens allow: 256", source="transformers 5.23 models/gemma4/"
+                    "image_processing_gemma4.py get_aspect_ratio_preserving_size")
     _read_frozen(reader, draft, parts)
     packs = reader.integer("packed_sequence.pack_size")
     if packs is not None and packs.value > 0:

@@ -64,6 +64,8 @@ REST_ROWS: Final = (
 )
 
 
+_UNPATCHED: Final = ("gemma4", "qwen3_vl")
+"""Families whose class is Automodel's, although its layers are transformers'."""
 _SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                  "num_experts", "num_experts_per_tok", "moe_intermediate_size")
 
@@ -92,7 +94,10 @@ def read_model(reader: Reader, draft: Draft) -> str:
     _read_backend(reader, draft, own=own)
     _read_compiled(reader, draft, family if own else "")
     _read_kernels(reader, draft)
-    read_rows(reader, draft, REST_ROWS)
+    registered = family in _UNPATCHED
+    draft.idle(reader.flag("model.use_liger_kernel") if registered else None, "Liger patches no class that Automodel "
+               "has itself (0.7.0 _transformers/auto_model.py:593)")
+    read_rows(reader, draft, REST_ROWS[registered:])
     return family
 
 

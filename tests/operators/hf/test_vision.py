@@ -91,7 +91,8 @@ def _with_statistics(section: dict[str, Any], case: dict[str, Any]) -> Events:
 def expect_forward(name: str) -> None:
     """Every event of the tower, in order."""
     model, truth = Model(CASES[name]["case"]), measured(name)
-    expect = {"qwen2_5_vl": expect_grids, "mistral3": expect_rows, **dict.fromkeys(PLACED, expect_placed)}.get(
+    expect = {"qwen2_5_vl": expect_grids, "mistral3": expect_rows, "gemma4": expect_filled,
+              **dict.fromkeys(PLACED, expect_placed)}.get(
         CASES[name]["case"]["fields"]["model_type"])
     if expect:
         expect(model, truth)
@@ -131,6 +132,21 @@ def expect_placed(model: Model, truth: dict[str, Events]) -> None:
             [size for size in truth[section] if abs(size) > 40]), section
 
 
+def expect_filled(model: Model, truth: dict[str, Events]) -> None:
+    """Every event of Gemma 4's layers; before and behind them those larger than positions and truth values."""
+    patches, first, last, end = model.tapes[1:]
+    most = 16 * 144 * model.case["batch"] * model.case["images"]
+    both = [[size for size in events if abs(size) > most] for events in (
+        model.events(patches.forward), truth["patches"])]
+    assert grouped(both[0]) == grouped(both[1])
+    assert grouped(model.events(first.forward, first.after)) == grouped(truth["layer 0"])
+    mine, theirs = model.events(last.forward, last.after, end.forward), truth["layer 1"] + truth["pooler"]
+    dropped = Counter(size for size in truth["layer 1"] if -size > most)
+    assert dropped - Counter(model.events(first.forward, first.after)), "the mask and the tables"
+    both = [[size for size in events if abs(size) > most] for events in (mine, theirs)]
+    assert grouped(both[0])[:len(grouped(both[1])) - 1] == grouped(both[1])[:-1]
+
+
 def expect_rows(model: Model, truth: dict[str, Events]) -> None:
     """Every event of Pixtral's tower but of the pieces of which positions are made; its end drops what it held."""
     patches, first, last, end = model.tapes[1:]
@@ -155,6 +171,9 @@ def expect_projector(name: str) -> None:
     model, truth = Model(CASES[name]["case"]), measured(name)
     case, tape = CASES[name]["case"], model.tapes[-1]
     merged = 2 * case["batch"] * case["seq"] * case["fields"]["text_config"]["hidden_size"]
+    if case["fields"]["model_type"] == "gemma4":
+        expect_filled_end(model, truth["projector"], merged)
+        return
     grids = "sides" in case
     # The order of tokens is made before the merger is called; what Mistral's tower drops is in front of its projector.
     sorts = 3 * ("qwen2" in case["fields"]["model_type"]) + 9 * (case["fields"]["model_type"] == "mistral3")
@@ -163,6 +182,21 @@ def expect_projector(name: str) -> None:
     both = [[size for size in events[:end] if abs(size) > (SMALL if grids else 8)]
             for events, end in zip((mine, theirs), up_to, strict=True)]
     assert grouped(both[0]) == grouped(both[1])
+
+
+def expect_filled_end(model: Model, truth: Events, merged: int) -> None:
+    """The same of Gemma 4's end but positions and truth values; its pooler is in front.
+
+    Left out is what is selected of the sequence to count its image tokens.
+    """
+    count = model.case["batch"] * model.case["images"]
+    tokens = 12 * count * 2 * model.case["fields"]["text_config"]["hidden_size"]
+    mine, theirs = ([size for size in events[:events.index(-merged, events.index(merged))] if abs(size) > 300 * count]
+                    for events in (model.events(model.tapes[-1].forward), truth))
+    at = theirs.index(-tokens)
+    assert theirs[at - 1] == tokens
+    del theirs[at - 1:at + 1]
+    assert grouped(mine[-len(theirs):]) == grouped(theirs)
 
 
 def expect_backward(name: str) -> None:

@@ -125,3 +125,17 @@ def test_fields_inside_a_texts_configuration_are_read_one_by_one(fields: str, sa
     text = RECIPE.replace("google/gemma-3-4b-it", "Qwen/Qwen3.6-27B").replace("  torch_dtype", f"{fields}  torch_dtype")
     found = [one.message for one in (*imported(text).wrong, *imported(text).refused)]
     assert [said in one for one in found] == ([True] if said else [])
+
+
+def test_gemma_4_takes_square_images_and_no_kernels_of_liger() -> None:
+    """Its images are filled up to one size; `vision` is in the names of the tower and of what is behind it."""
+    recipe = RECIPE.replace("gemma-3-4b-it", "gemma-4-31B-it").replace("use_liger_kernel: false", (
+        "use_liger_kernel: true")).replace("distributed: {", "distributed: {activation_checkpointing: true, ")
+    found = imported(recipe)
+    found.expect_complete()
+    assert {key: found.values["training"][key] for key in ("frozen", "image_height", "recompute")} == {
+        "frozen": ["model.vision_tower", "model.embed_vision"], "image_height": 768, "recompute": "full"}
+    why = {one.key: one.why for one in found.left}
+    assert why["model.use_liger_kernel"].startswith("Liger patches no class")
+    assert told(recipe) == told(recipe.replace("eager", "sdpa")) == []
+    assert "at most 256" in told(recipe.replace("eager", "flash_attention_2"))[0]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from simcore.errors import NotYet, Problem
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.vision_blocks import (
     GridLayer,
@@ -32,6 +33,8 @@ from simcore.models.vision_blocks import (
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches
 from simcore.operators.hf.vision.merger import merger
 from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches
+from simcore.operators.hf.vision.pooled import pooled_layer, pooled_patches
+from simcore.operators.hf.vision.pooled_end import pooled_projector
 from simcore.operators.hf.vision.projector import projector
 from simcore.operators.hf.vision.row_projector import row_projector
 from simcore.operators.hf.vision.rows import row_layer, row_patches
@@ -54,14 +57,16 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
                 make_tables: MakeTables) -> RecordedLayer:
     """Recording of a part of a vision tower, forward and backward; a frozen tower has no backward.
 
-    `attention`: eager, flash_attention_2, or sdpa. `make_tables`: records, behind the end of the tower, what the model
-    makes for its layers.
+    `attention`: eager, flash_attention_2, sdpa, or sdpa_fp32 where it is given fp32 (`pooled`). `make_tables`: records,
+    behind the end of the tower, what the model makes for its layers.
     """
     match block:
         case Patches() | TowerLayer() | TowerNorm():
             return siglip_part(tape, block, run, "eager")
         case Projector():
             return projector(tape, block, run, lambda: make_tables(block))
+        case PooledPatches() | PooledLayer() | PooledProjector():
+            return _of_filled_size(tape, block, run, attention, make_tables)
         case RadioPatches() | RadioLayer() | RadioProjector() | SoundEncoder() | SoundProjector():
             raise NotYet(Problem("model", "not yet: RADIO and Parakeet on eager PyTorch (served: megatron's)"))
         case _:
@@ -104,6 +109,18 @@ def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, attention:
             return row_layer(tape, block, run, attention)
         case RowProjector():
             return row_projector(tape, block, run, lambda: make_tables(block))
+
+
+def _of_filled_size(tape: Tape, block: PooledPatches | PooledLayer | PooledProjector, run: LayerWorkload,
+                    attention: str, make_tables: MakeTables) -> RecordedLayer:
+    """The same of a tower of images that are filled up to one number of patches."""
+    match block:
+        case PooledPatches():
+            return pooled_patches(tape, block, run, attention)
+        case PooledLayer():
+            return pooled_layer(tape, block, run, attention)
+        case PooledProjector():
+            return pooled_projector(tape, block, run, attention, lambda: make_tables(block))
 
 
 def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:

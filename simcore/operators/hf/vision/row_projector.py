@@ -22,7 +22,7 @@ from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
 
-__all__ = ["drop_tower", "projected", "row_projector"]
+__all__ = ["drop_tower", "projected", "regrouped", "row_projector"]
 
 
 def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload,
@@ -37,7 +37,7 @@ def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload,
     drop_tower(tape, block, run, rows)
     tokens: Tensor | None = projected(tape, block, run, patches)
     assert tokens is not None
-    features: Tensor | None = _regrouped(tape, tokens)
+    features: Tensor | None = regrouped(tape, tokens)
     assert features is not None
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
     out, leaf = merged(tape, block, run, held[0], features)
@@ -99,7 +99,7 @@ def _unfolded(tape: Tape, block: RowProjector, dtype: str, name: str) -> Tensor:
     return aten.new(tape, (block.patches, block.width), dtype, name, _copy.nbytes)
 
 
-def _regrouped(tape: Tape, x: Tensor) -> Tensor:
+def regrouped(tape: Tape, x: Tensor) -> Tensor:
     """Parts of `x` for each image, which are views of one, joined again: a copy, as is the gradient."""
     shape, dtype, size = x.shape, x.dtype, x.nbytes
 

@@ -9,8 +9,8 @@ from simcore.operators.shared.aten.kernels import Grads, Saved, new
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["flash_attention", "flash_attention_with_sinks", "masked_attention", "repeat_heads", "rotate",
-           "scaled_dot_product_attention", "to_heads", "wide_attention", "WIDEST"]
+__all__ = ["expand_heads", "flash_attention", "flash_attention_with_sinks", "masked_attention", "repeat_heads",
+           "rotate", "scaled_dot_product_attention", "to_heads", "wide_attention", "WIDEST"]
 
 WIDEST: Final = 256
 """Elements of a head of which flash attention has a kernel (torch 2.13 `transformers/cuda/sdp_utils.cpp`,
@@ -76,7 +76,7 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor |
     32 positions (`transformers/cuda/attention.cu`). It is not known which fully masked blocks the kernel skips: FLOPs
     are those of the whole square.
     """
-    k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+    k, v = (expand_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
     batch, seq, heads, dim = q.shape
 
     def mask() -> Tensor:
@@ -95,7 +95,7 @@ def wide_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     `integrations/sdpa_attention.py`, use_gqa_in_sdpa), then the memory-efficient kernel runs, the only one that takes
     such heads.
     """
-    k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+    k, v = (expand_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
     batch, seq, heads, dim = q.shape
     return _efficient(tape, q, k, v, 2 * batch * seq * seq * heads * dim, None)
 
@@ -241,3 +241,21 @@ def repeat_heads(tape: Tape, x: Tensor, count: int) -> Tensor:
     out = new(tape, (batch, seq, heads * count, dim), dtype, "heads", x.nbytes, Kernel.COPY)
     out.node = node
     return out
+
+
+def expand_heads(tape: Tape, x: Tensor, count: int) -> Tensor:
+    """Keys or values with each head `count` times, as transformers 5.23 repeat_kv expands and reshapes them.
+
+    [batch, sequence, heads, d] to [batch, sequence, heads * count, d]: a copy, but of a single head a view.
+    """
+    batch, seq, heads, dim = shape = x.shape
+    if heads > 1 or count == 1:
+        return repeat_heads(tape, x, count)
+    dtype = x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        return [new(tape, shape, dtype, "grad_heads", grad.nbytes, flops=grad.numel)]
+
+    return Tensor(x.storage, (batch, seq, count, dim), dtype, tape.node((x,), (), backward))

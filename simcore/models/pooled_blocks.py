@@ -1,0 +1,73 @@
+"""Parts of a vision tower whose patches are padded to one number for every image, and averaged in squares at its end.
+
+An image keeps the ratio of its sides: the processor makes it as large as `padded` patches allow, and fills them up
+(transformers 5.23 `models/gemma4`, image_processing_gemma4.py). All images of a microbatch are one batch, under a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["PooledLayer", "PooledPatches", "PooledProjector"]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledPatches:
+    """Cut of an image into patches, a product without a bias and two learned positions, by column and by row.
+
+    `padded`: patches of an image in the tower; `patch`: length of a patch's side in pixels; `width`: elements of a
+    patch; `positions`: learned ones of each side. `rotary_dim`: elements of a head, all of which are rotated.
+    """
+
+    padded: int
+    patch: int
+    channels: int
+    width: int
+    positions: int
+    rotary_dim: int
+
+    @property
+    def pixels(self) -> int:
+        """Number of values of an image, with those of patches that fill it up."""
+        return self.padded * self.channels * self.patch**2
+
+
+@dataclass(frozen=True, slots=True)
+class PooledLayer:
+    """Layer of a tower: attention under a mask and a gated GELU MLP, each between two RMSNorms; no biases.
+
+    Each head of query, key and value passes a norm. `patches`: of an image; `width`: elements of a patch; `ffn`: of the
+    MLP. `first`: the first layer, whose input the tower holds until it has returned.
+    """
+
+    patches: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn: int
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PooledProjector:
+    """End of a tower: squares of patches are averaged in fp32, normed and projected, and take the place of tokens.
+
+    `patches`, `width`: of an image and of a patch; `merged`: patches of a token; `tokens`: of an image in the sequence,
+    without those that fill it up. `standardised`: averages lose a mean and are scaled by numbers in buffers. `layers`:
+    of the tower. Other fields: see `Projector` and `Merger` (`vision_blocks`).
+    """
+
+    patches: int
+    width: int
+    merged: int
+    tokens: int
+    hidden: int
+    layers: int
+    below: int
+    text: str
+    patch_rotary_dim: int
+    standardised: bool = False
+    rotary_dim: int = 0
+    window: int = 0
+    further_dim: int = 0

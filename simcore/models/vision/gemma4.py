@@ -1,0 +1,95 @@
+"""Gemma 4 with its vision tower, as transformers 5.23 `Gemma4ForConditionalGeneration`.
+
+The processor makes an image as large as `vision_soft_tokens_per_image` (280; its own `max_soft_tokens`) allows, in
+multiples of the pixels of a token, keeps the ratio of its sides and fills it up to that many patches. Patches are
+averaged in squares of `pooling_kernel_size` each way (`models/gemma4`). The decoder is that of `gemma4_text`, one
+module deeper (`model.language_model`). With `use_bidirectional_attention: vision` tokens of an image see each other in
+layers with a window, so that these always have a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simcore.models.blocks import Attention, LayerKind
+from simcore.models.config import Architecture, Config, ModelFamily
+from simcore.models.families.gemma import gemma4
+from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
+from simcore.models.vision.around import image_sides, part_of, stem_of, with_layers, with_tower
+
+__all__ = ["FAMILY"]
+
+_TOWER = "model.vision_tower"
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers and sizes of a model with a `Gemma4Config`; InputError for values that are not modelled."""
+    if config.fields.get("audio_config") is not None:
+        raise config.fail("audio_config", "not modelled yet: a tower of audio")
+    text = part_of(config, "text_config", "gemma4_text")
+    vision = part_of(config, "vision_config", "gemma4_vision")
+    made, sees = gemma4.architecture(with_layers(config, text, tied=True)), _is_two_way(text)
+    made = replace(made, parts=tuple((path, _two_way(kind) if sees else kind) for path, kind in made.parts))
+    kernel, most = _kernel(vision), config.integer("vision_soft_tokens_per_image", default=280)
+    count = vision.integer("num_hidden_layers", default=16)
+    patches, stem = _patches(vision, most * kernel**2), stem_of(made)
+    rows, columns = image_sides(config, kernel * patches.patch)
+    if rows * columns > most:
+        raise config.fail("image_sides", f"expected at most {most} tokens, got {rows * columns}: the model's "
+                          "processor would have made the image smaller")
+    end = PooledProjector(
+        patches.padded, patches.width, kernel**2, rows * columns, made.hidden, count, count + 2, made.decoder,
+        patches.rotary_dim, vision.boolean("standardize", default=False), stem.rotary_dim,
+        1 if sees else stem.window, stem.further_dim)
+    rotary = 2 * 4 * (patches.rotary_dim // 4)
+    statistics = [(f"{_TOWER}.{name}", 4 * patches.width) for name in ("std_bias", "std_scale")] * end.standardised
+    return with_tower(made, "gemma4", _tower(vision, patches, end),
+                      [*statistics, (f"{_TOWER}.encoder.rotary_emb.inv_freq", rotary)])
+
+
+def _is_two_way(text: Config) -> bool:
+    return text.fields.get("use_bidirectional_attention") == "vision"
+
+
+def _two_way(kind: LayerKind) -> LayerKind:
+    """The layer with attention both ways within an image if it has a window."""
+    branches = tuple(replace(branch, block=replace(branch.block, two_way=True)) if isinstance(
+        branch.block, Attention) and branch.block.window else branch for branch in kind.branches)
+    return replace(kind, branches=branches)
+
+
+def _kernel(vision: Config) -> int:
+    kernel = vision.integer("pooling_kernel_size", default=3)
+    vision.choice("hidden_activation", ("gelu_pytorch_tanh",))
+    vision.refuse("attention_bias", "use_clipped_linears")
+    if vision.fraction("attention_dropout", 0):
+        raise vision.fail("attention_dropout", "not modelled yet")
+    return kernel
+
+
+def _patches(vision: Config, padded: int) -> PooledPatches:
+    dim = vision.integer("head_dim", default=64)
+    if dim % 4:
+        raise vision.fail("head_dim", f"expected a multiple of 4, half of it for each side, got {dim}")
+    return PooledPatches(padded, vision.integer("patch_size", default=16), 3,
+                         vision.integer("hidden_size", default=768),
+                         vision.integer("position_embedding_size", default=10240), dim)
+
+
+def _tower(vision: Config, patches: PooledPatches, end: PooledProjector) -> tuple[tuple[str, LayerKind], ...]:
+    heads = vision.integer("num_attention_heads", default=12)
+    few = vision.integer("num_key_value_heads", default=12)
+    if heads % few:
+        raise vision.fail("num_key_value_heads", f"expected a divisor of {heads} heads, got {few}")
+    layer = PooledLayer(patches.padded, patches.width, heads, few, patches.rotary_dim,
+                        vision.integer("intermediate_size", default=3072))
+    kind = LayerKind("vision_layer", "gemma4", patches.width, block=layer)
+    return (
+        (f"{_TOWER}.patch_embedder", LayerKind("vision_patches", "gemma4", patches.width, block=patches)),
+        *((f"{_TOWER}.encoder.layers.{i}", replace(kind, block=replace(layer, first=not i)))
+          for i in range(end.layers)),
+        ("model.embed_vision", LayerKind("vision_projector", "gemma4", end.hidden, block=end)),
+    )
+
+
+FAMILY = ModelFamily(architecture, further_fields=("vision_soft_tokens_per_image",))
