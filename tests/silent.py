@@ -186,7 +186,10 @@ _IMAGES: Final[tuple[Tree, ...]] = ({
     "training": {"seq_len": 1024, "images": 3, "frozen": ["model.vision_tower"]}}, {
     "model": "qwen2.5-vl-3b", "mesh": {"dp_shard": 8},
     "training": {"seq_len": 1024, "images": 2, "image_height": 448, "image_width": 476, "frozen": ["model.visual"]}})
-PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED, "automodel": _IMAGES}
+_BY_TE: Final[tuple[Tree, ...]] = ({
+    "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "te", "master": "fp32"}}},)
+PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED,
+                                             "automodel": (*_IMAGES, *_BY_TE)}
 """Jobs with options that matter in them alone; they come last, so that others keep their numbers."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "automodel": ({"framework_options": {"enable_fsdp2_prefetch": True}},), "megatron": _MEGATRON,

@@ -88,11 +88,11 @@ def allocated(report: Report) -> dict[str, int]:
     (rank,) = report.ranks
     assert isinstance(rank.peak, Peak)
     assert rank.end_bytes is not None
-    beside = rank.peak.by_category["workspace"] + rank.peak.by_category["buffer"]
+    beside = rank.peak.by_category["workspace"] + rank.peak.by_category.get("buffer", 0)
     forward = max(rank.peak.by_phase[phase] for phase in ("forward", "loss"))
     return {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "forward": forward - beside,
             "peak": rank.peak.allocated_bytes - beside, "end": rank.end_bytes - beside,
-            "trained": rank.at_rest["adapters"].num_params}
+            "trained": rank.at_rest["adapters"].num_params if "adapters" in rank.at_rest else 0}
 
 
 def written(out: Builder, *layer_paths: str) -> Program:

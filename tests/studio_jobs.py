@@ -8,7 +8,7 @@ from typing import Any, Final
 from simcore.studio.searching import Ready
 from simcore.studio.server import Lanes
 
-__all__ = ["HERE", "JOB", "RECIPE", "UNSERVED", "Asked", "NoLanes"]
+__all__ = ["HERE", "JOB", "OFFLOADED", "RECIPE", "UNSERVED", "Asked", "NoLanes"]
 
 HERE: Final = "http://127.0.0.1:8765"
 JOB: Final[dict[str, Any]] = {
@@ -25,6 +25,14 @@ attn_implementation: flash_attention_2
 optimizer: adamw_torch_fused
 """
 """A recipe of axolotl that leaves GPUs and machine open."""
+OFFLOADED: Final = """\
+adapter: qlora
+load_in_4bit: true
+lora_r: 16
+lora_target_linear: true
+gradient_checkpointing: offload
+"""
+"""Keys of a recipe of axolotl that waits on the host for what it does not replay, which is not modelled."""
 UNSERVED: Final = """\
 recipe: TrainFinetuneRecipeForNextTokenPrediction
 step_scheduler: {global_batch_size: 8, local_batch_size: 1}

@@ -25,6 +25,8 @@ SCAN: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/bitsandbytes/scan-0.50.2.json").read_text(encoding="utf-8"))
 INT8: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/bitsandbytes/int8-0.50.2.json").read_text(encoding="utf-8"))["cases"]
+FAMILIES: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/bitsandbytes/families-0.50.2.json").read_text(encoding="utf-8"))["cases"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RECORDED = ("llama-3-8b", "llama-3-70b", "llama-3.2-3b", "llama-tiny", "mixtral-8x7b", "qwen1.5-moe-a2.7b",
             "qwen2.5-7b", "qwen3-30b-a3b", "qwen3-8b", "gpt-oss-20b")
@@ -103,6 +105,22 @@ def test_a_step_with_mamba_layers_under_autocast_allocates_what_peft_allocates()
         found = {key: size for key, size in case["found"].items() if key != "head"}
         assert small.allocated(report) == found, name
         assert (head < 2 * 512 * 256) == (case["found"]["head"] < 2 * 512 * 256), name
+
+
+def test_a_step_of_other_families_under_autocast_allocates_what_peft_allocates() -> None:
+    """`tests/truth/probe_tuned_families.py`: biases of packed linears, cast for good by the first product; experts."""
+    for name, case in FAMILIES.items():
+        options = {"autocast": True, "prepare_model_for_kbit_training": "cast_back" if case.get("back") else True}
+        report = simulate(small.scenario(
+            "ddp", model={"config": case["preset"], "overrides": case["shape"]},
+            optimizer={"implementation": "fused"}, recompute="full" if case.get("recompute") else "none",
+            options=options if case.get("kbit") else {"experts_implementation": "grouped_mm"} if case.get("full") else
+            {"autocast": True}, **({} if case.get("full") else {
+                "method": "qlora" if case.get("packs") else "lora",
+                "lora": {"rank": 8, "target_modules": case.get("targets", ALL[:4]), "dtype": "fp32"}})))
+        left_out = ("rest", "biases", *["trained"] * ("full" in case))
+        assert {key: size for key, size in small.allocated(report).items() if key not in left_out} == {
+            key: size for key, size in case["found"].items() if key not in left_out}, name
 
 
 @pytest.mark.parametrize("name", INT8)

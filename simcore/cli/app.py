@@ -26,7 +26,7 @@ from simcore.cli.options.elsewhere import From, On, Part, elsewhere
 from simcore.cli.options.usage import called
 from simcore.cli.query import query
 from simcore.cli.read import read
-from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology, import_
+from simcore.cli.recipes import FilesBeside, Gpus, Loose, SeqLen, Topology, import_
 from simcore.cli.report import report
 from simcore.cli.search import search
 from simcore.cli.solve import solve
@@ -131,7 +131,7 @@ def run(
     unsure: CountsAs = None,
     advise: Advise = None, details: Details = False,
     sort: Sort = "", top: Top = None, fits: Fits = False, columns: Columns = "",
-    json: Json = False, rank: Rank = None, beside: FilesBeside = None,
+    json: Json = False, rank: Rank = None, beside: FilesBeside = None, loose: Loose = False,
     overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "",
 ) -> None:
     """Simulate scenarios, or recipes: memory, traffic and time of a training step.
@@ -147,7 +147,7 @@ def run(
     which = _choice(sort, top, columns, unsure, fits=fits)
     existing = _existing(output, append=append, overwrite=overwrite)
     away = elsewhere(on, shard, parts or (), jobs, output)
-    entries = _entries([*(paths or ()), *_examples(example or ())], overrides, gpus, seq_len, topology, beside)
+    entries = _entries(_named(paths, example), overrides, gpus, seq_len, topology, beside, loose=loose)
     _say_unmatched(entries, baseline)
     made = work(len(entries), asked=advise, drawn=html is not None, shown=not (json or output or report_format))
     chosen = partial(answered_in_full, made, rank=rank)
@@ -261,20 +261,21 @@ for _command in (calibrate, convert, explain, export, *LISTS, init, lint, query,
 app.command("import")(import_)
 
 
-def _examples(names: Sequence[str]) -> list[Path]:
+def _named(paths: Sequence[str] | None, examples: Sequence[str] | None) -> list[str | Path]:
+    """Files that are named, and those of examples."""
     from simcore.inputs.shipped import example
 
-    return [*map(example, names)]
+    return [*(paths or ()), *map(example, examples or ())]
 
 
 def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None, gpus: int | None, seq_len: int | None,
-             topology: str, beside: Sequence[str] | None) -> list[Entry]:
+             topology: str, beside: Sequence[str] | None, *, loose: bool = False) -> list[Entry]:
     from simcore.cli.recipes import read_entries
     from simcore.lint.all_problems import in_full
 
     if not paths:
         raise InputError(Problem("", "no scenario given: name files, folders or globs, or --example NAME"))
-    if entries := read_entries(paths, overrides or (), gpus, seq_len, topology, beside=beside):
+    if entries := read_entries(paths, overrides or (), gpus, seq_len, topology, beside=beside, loose=loose):
         return [in_full(entry) for entry in entries]
     raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
 

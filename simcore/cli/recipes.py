@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from simcore.inputs.loading import Entry
     from simcore.recipes.imported import Imported
 
-__all__ = ["FilesBeside", "Gpus", "SeqLen", "Topology", "import_", "read_entries"]
+__all__ = ["FilesBeside", "Gpus", "Loose", "SeqLen", "Topology", "import_", "read_entries"]
 
 Gpus = Annotated[int | None, typer.Option("--gpus", min=1, max=4_194_304, help="Of a recipe: number of GPUs.")]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Of a recipe: tokens of a sequence.")]
 FilesBeside = Annotated[list[str] | None, typer.Option(
     "--with", metavar="FILE", help="Of a recipe: a file beside it, such as its launch script or DeepSpeed's JSON.")]
+Loose = Annotated[bool, typer.Option("--loose", help="Of a recipe: leave out what is unknown or not modelled.")]
 Topology = Annotated[str, typer.Option("--topology", metavar="NAME", help="Of a recipe: the machine.")]
 
 
@@ -104,12 +105,13 @@ def _json(imported: Imported) -> str:
 
 def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: int | None, seq_len: int | None,
                  topology: str, *, beside: Sequence[str] | None = None, only: bool = True,
-                 taken: list[Imported] | None = None) -> list[Entry]:
+                 loose: bool = False, taken: list[Imported] | None = None) -> list[Entry]:
     """Entries of scenario files and of recipes; `gpus`, `seq_len`, `topology` answer what recipes leave open.
 
-    `beside`: further files of each recipe; `overrides` may have variables of its script (`env.NAME=VALUE`).
+    `beside`: further files of each recipe; `loose`: what is unknown or not modelled there is left out; `overrides` may
+    have variables of its script (`env.NAME=VALUE`).
 
-    What a recipe asks for and is not modelled is said on standard error. `only`: the answers are for recipes alone;
+    What a recipe asks for and the answer leaves out is said on standard error. `only`: answers are for recipes alone;
     InputError if there is none. `taken`: gets every recipe that was imported.
     """
     from simcore.inputs.loading import read, settings_of
@@ -120,8 +122,8 @@ def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: in
     taken = [] if taken is None else taken
     variables, others = _split(overrides)
     answers = Answers.of_options(gpus, seq_len, topology, settings_of(others), variables)
-    entries = read(paths, others, Opener(answers, taken.append, tuple(beside or ()), expect_all))
-    _say_missed(taken)
+    entries = read(paths, others, Opener(answers, taken.append, tuple(beside or ()), loose, expect_all))
+    _say_missed(taken, loose=loose)
     given = [*(f"--with {path}" for path in beside or ()), *(f"--set env.{name}" for name in variables)]
     if only:
         given += [one.where for one in (answers.gpus, answers.seq_len, answers.topology) if one]
@@ -144,10 +146,16 @@ def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return variables, others
 
 
-def _say_missed(taken: Sequence[Imported]) -> None:
+def _say_missed(taken: Sequence[Imported], *, loose: bool) -> None:
     from simcore.cli.output import complain
+    from simcore.recipes.text import missed, missed_line
 
     together: dict[tuple[str, str], list[str]] = {}
     for one in (one for imported in taken for one in imported.left if one.kind == "not modelled"):
         together.setdefault((one.where, one.why), []).append(f"{one.key}: {one.value}")
     complain([Problem(where, f"{', '.join(keys)}: not modelled: {why}") for (where, why), keys in together.items()])
+    if loose:
+        unknown = [one for imported in taken for one in imported.left if one.kind == "unknown"]
+        complain([Problem(one.where, f"{one.key}: {one.value}: unknown; {one.why}" if one.key else one.why)
+                  for one in unknown])
+        complain([Problem(imported.path, missed_line(keys)) for imported in taken if (keys := missed(imported.left))])

@@ -11,7 +11,7 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.models.graph import ModelGraph
-from simcore.models.vision_blocks import AnySize, VisionPart
+from simcore.models.vision_blocks import AnySize, SoundPart, VisionPart
 from simcore.simulate import check_step
 
 __all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "reading_images", "scenario_of"]
@@ -66,10 +66,11 @@ def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[s
     """Keys of the same scenario of the model `graph` with an image in each sequence.
 
     First with a frozen vision tower, which adapters are left out of, with eager attention, which any mask of images
-    needs, and with the framework's own; then with all that trains, in each of the framework's `versions`. A model
-    without a tower: the keys as they are.
+    needs, and with the framework's own; then with all that trains, and with the tower frozen, in each of its
+    `versions`. A model without a tower: the keys as they are.
     """
-    tower = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)]
+    parts = [(layer, graph.kinds[layer.kind].block) for layer in graph.layers]
+    tower = [layer for layer, block in parts if isinstance(block, VisionPart) and not isinstance(block, SoundPart)]
     if not tower:
         yield keys
         return
@@ -82,7 +83,9 @@ def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[s
         options = {**keys.get("framework_options", {}), **attention}
         yield {**keys, "training": training, "framework_options": options}
     for version in versions:
-        yield {**keys, "framework_version": version, "training": {**keys.get("training", {}), **_IMAGES, **sides}}
+        trained = {**keys.get("training", {}), **_IMAGES, **sides}
+        for frozen in ([], [path])[:1 + (not adapted)]:
+            yield {**keys, "framework_version": version, "training": {**trained, "frozen": frozen}}
 
 
 def scenario_of(keys: dict[str, Any]) -> Scenario:

@@ -64,6 +64,7 @@ COMPONENTS: Final = {
     "latent_projections": "projections to the routed experts' width and back",
     "router": "the router's weight; its correction bias is a buffer, in no component",
     "norms": "norms of layers, heads and latent vectors, and the final norm",
+    "sound_tower": "convolutions and layers of a tower of sound",
     "vision_tower": "patches, layers and norm of a vision tower", "projector": "from the tower's width to the text's",
     "lm_head": "output head, unless tied",
     "mtp": "modules of multi-token prediction, everything in them (under `automodel` but routed experts)",

@@ -145,7 +145,9 @@ class FrameworkAdapter:
     the same, each with the framework options that choose it.
     `needs`: framework options without which a training method is refused, by its name; a search that comes from another
     framework sets them.
-    `foreign`: first words of the names of programs that never run it, as logs have them; a wrapper of PyTorch has none.
+    `foreign`: first words of the names of programs that never run it, as logs have them, by what their code imports:
+    axolotl 067b021c and TRL f2cd5771 neither `megatron.core` nor `nemo_automodel`, Automodel 36044ad3, torchtitan 0.2.2
+    and Megatron-LM d98e8a64 no DeepSpeed, torchtitan none of them; () for a wrapper of PyTorch.
     """
 
     write_table: Callable[[Draft], Framework]

@@ -23,7 +23,8 @@ class Attention:
     all. `dropout`: some of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added
     to their score. `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a
     limit. `whole_norms`: the norms of q and of k are over all heads together. `gated`: the query's projection is twice
-    as wide, and a sigmoid of its second half weighs the output of each head.
+    as wide, and a sigmoid of its second half weighs the output of each head. `value_norm`: a norm without a weight over
+    each head of values. `values_from_keys`: values are the keys' products before norm and rotation.
     """
 
     hidden: int
@@ -41,6 +42,8 @@ class Attention:
     capped: bool = False
     whole_norms: bool = False
     gated: bool = False
+    value_norm: bool = False
+    values_from_keys: bool = False
 
     @property
     def q_size(self) -> int:
@@ -233,8 +236,8 @@ class Embedding:
 
     `rotary_dim` > 0: cos and sin tables for the layers. `positions`: number of learned position vectors, 0 none.
     `shared`: multi-token prediction looks tokens up in it too. `window` > 0: a mask for layers that see this many
-    tokens, if sequences are as long or longer. `further_tables`: rotary tables beside those that `rotary_dim` tells of,
-    of the same size. `tower`: number of parts of a vision tower that run before what is made for the layers; the last
+    tokens, if sequences are as long or longer. `further_dim`: columns of a second pair of rotary tables, 0
+    none. `tower`: number of parts of a vision tower that run before what is made for the layers; the last
     of them makes it.
     """
 
@@ -244,7 +247,7 @@ class Embedding:
     positions: int = 0
     shared: bool = False
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
     tower: int = 0
 
 
@@ -336,7 +339,8 @@ class LayerKind:
     transformer in front of the branches, whose output the first of them reads too. `beside`: all branches read the
     output of the first one's norm, and their outputs are added to the stream at the end. `paired`: so do the first two,
     whose sum is added to the stream before the others. `fed`: tokens of an image to which the model adds features
-    behind the layer; `behind_fed`: it does so behind the layer before.
+    behind the layer; `behind_fed`: it does so behind the layer before. `scales_output`: a number in a buffer multiplies
+    the layer's output in place.
     """
 
     name: str
@@ -354,3 +358,4 @@ class LayerKind:
     paired: bool = False
     fed: int = 0
     behind_fed: bool = False
+    scales_output: bool = False

@@ -82,7 +82,7 @@ class PlacedMerger:
     patch_rotary_dim: int
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
 
     @property
     def tokens(self) -> int:

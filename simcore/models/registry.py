@@ -8,12 +8,13 @@ from typing import Final
 
 from simcore.models.config import ModelFamily
 
-__all__ = ["family_of", "known_families"]
+__all__ = ["family_of", "known_families", "type_in_transformers"]
 
 _MODULES: Final = {
     "arcee": "llama", "bailing_moe": "bailing", "bamba": "bamba", "cohere2": "mistral", "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek", "ernie4_5": "llama", "falcon_h1": "bamba", "gemma": "gemma", "gemma2": "gemma",
-    "gemma3_text": "gemma", "glm": "glm", "glm4": "glm", "glm4_moe": "glm", "glm4_moe_lite": "glm", "gpt2": "gpt2",
+    "deepseek_v3": "deepseek", "ernie4_5": "llama", "falcon_h1": "bamba", "gemma": "gemma.earlier",
+    "gemma2": "gemma.earlier", "gemma3_text": "gemma.earlier", "gemma4_text": "gemma.gemma4", "glm": "glm",
+    "glm4": "glm", "glm4_moe": "glm", "glm4_moe_lite": "glm", "gpt2": "gpt2",
     "gpt_oss": "gpt_oss", "granite": "llama", "granitemoehybrid": "granitemoehybrid", "hunyuan_v1_dense": "llama",
     "hy_v3": "bailing", "llama": "llama", "mamba2": "mamba2", "minimax_m2": "minimax", "mistral": "mistral",
     "mixtral": "mistral", "mpt": "mpt", "nemotron": "llama", "nemotron-nas": "nemotron_nas",
@@ -23,14 +24,22 @@ _MODULES: Final = {
     "starcoder2": "mistral", "zamba2": "zamba2",
 }
 """The module in `families` of each `model_type`, which is loaded when a configuration has it."""
-_WITH_TOWERS: Final = {"gemma3": "gemma3", "mistral3": "mistral3", "qwen2_5_vl": "qwen2_5_vl", "qwen3_5": "qwen3_5",
-                       "qwen3_5_moe": "qwen3_5", "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}
+_WITH_TOWERS: Final = {"gemma3": "gemma3", "mistral3": "mistral3", "nemotron_h_omni": "nemotron_omni",
+                       "qwen2_5_vl": "qwen2_5_vl", "qwen3_5": "qwen3_5", "qwen3_5_moe": "qwen3_5",
+                       "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}
 """The module in `vision` of each `model_type` of a model that reads images."""
+_PUBLISHED: Final = {"NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h_omni"}
+"""The `model_type` in transformers of those that published files, with code of their own, call otherwise."""
 
 
 def known_families() -> tuple[str, ...]:
     """Every `model_type` that a configuration may have, in alphabetical order."""
     return tuple(sorted((*_MODULES, *_WITH_TOWERS)))
+
+
+def type_in_transformers(model_type: str) -> str:
+    """The `model_type` that transformers has for one of a published file."""
+    return _PUBLISHED.get(model_type, model_type)
 
 
 @lru_cache

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.sized_patches import SizedPatches
 
 __all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
-           "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart"]
+           "RowProjector", "SoundPart", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart", "WholePart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Projector:
     text: str
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Merger:
     patch_rotary_dim: int
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
 
     @property
     def tokens(self) -> int:
@@ -213,7 +214,7 @@ class RowProjector:
     patch_rotary_dim: int
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
 
     @property
     def patches(self) -> int:
@@ -226,8 +227,14 @@ class RowProjector:
         return self.patches // self.merged
 
 
-AnySize = GridPatches | RowPatches | PlacedPatches
+AnySize = GridPatches | RowPatches | PlacedPatches | RadioPatches
 """Patches of images whose size a scenario says."""
-TowerEnd = Projector | Merger | RowProjector | PlacedMerger
+WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger | RowPatches | RowLayer
+             | RowProjector)
+"""Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
+TowerEnd = Projector | Merger | RowProjector | PlacedMerger | RadioProjector
+SoundPart = SoundEncoder | SoundProjector
+"""Parts of a tower that reads sound, which stand before those of the one that reads images."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
-              | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger)
+              | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
+              | RadioProjector | SoundPart)

@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from simcore.models.blocks import Attention, LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import DeepMerger
+from simcore.models.vision_blocks import SoundPart
 from simcore.operators.registry import implementation_of
 from simcore.placement.framework import LayerOffload, UpdateTime
 from simcore.placement.optimizer_step import step_of
@@ -209,7 +210,7 @@ def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: froz
     """Parameters of a kind; `there`: indices of those that already have a gradient. An adapter is its module's own."""
     return _Params(tuple(_param(p, optimizer, there=number in there, tied=(
         tied and p.spec.module != "adapter") or p.spec.name in twice)
-                         for number, p in enumerate(kind) if not p.spec.is_buffer))
+                         for number, p in enumerate(kind) if not p.spec.is_buffer or p.spec.module == "factors"))
 
 
 def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
@@ -225,13 +226,13 @@ def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
 def _trained_below(plan: Plan) -> dict[int, bool]:
     """True for each layer of the stage whose input carries a gradient; inside a vision tower, from its own layers.
 
-    A merger of features passes nothing on to the layer behind it.
+    A merger of features passes nothing on to the layer behind it, a tower of sound nothing to that of images.
     """
     kind_of = [layer.kind for layer in plan.graph.layers]
     trains = [kind.is_trained for kind in plan.kinds]
     tower = range(1, 1 + plan.graph.num_tower_parts)
     of_tower = next((layer for layer in tower if trains[kind_of[layer]] and not isinstance(
-        plan.graph.kinds[kind_of[layer]].block, DeepMerger)), len(kind_of))
+        plan.graph.kinds[kind_of[layer]].block, DeepMerger | SoundPart)), len(kind_of))
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
     first = 0 if plan.framework.options.embeddings_require_grad else first
     return {layer: layer > (of_tower if layer in tower else first) for layer in plan.layers}

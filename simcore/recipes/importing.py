@@ -115,14 +115,15 @@ def _overridden(file: RecipeFile, overrides: Sequence[Override]) -> Iterator[Lef
 class Opener:
     """Reads files for `inputs.loading.read`: a scenario as it is, a recipe as the scenario that it is imported as.
 
-    `beside`: files that belong to each recipe, such as its launch script. `expect`: raises what keeps a recipe from
-    being a scenario.
+    `beside`: files that belong to each recipe, such as its launch script. `loose`: as `import_recipe` has it. `expect`:
+    raises what keeps a recipe from being a scenario.
     """
 
     answers: Answers
     imported: Callable[[Imported], object]
     """Called with each recipe that was imported, with what `--set` changes in it."""
     beside: tuple[str, ...] = ()
+    loose: bool = False
     expect: Callable[[Imported], None] = Imported.expect_complete
 
     def __call__(self, path: str | os.PathLike[str]) -> Document:
@@ -132,7 +133,7 @@ class Opener:
         is_own = _may_be_values(file) if document is None else is_scenario(document)  # or has a mistake of its own
         if is_own or format_of([file]) is None:
             return file.document
-        imported = import_recipe([file.path, *self.beside], self.answers)
+        imported = import_recipe([file.path, *self.beside], self.answers, loose=self.loose)
         self.expect(imported)
         self.imported(imported.with_settings(self.answers.settings))  # the document gets them where all do
         return imported.document()

@@ -14,7 +14,7 @@ from simcore.inputs.yaml_parser import KeyPath, dotted
 from simcore.recipes.converted import Converted
 from simcore.recipes.imported import Imported, Left
 
-__all__ = ["left_line", "origin_lines", "recipe_text", "scenario_text"]
+__all__ = ["left_line", "missed", "missed_line", "origin_lines", "recipe_text", "scenario_text"]
 
 _COLUMN: Final = 40
 """Column at which origins begin, unless a value is longer."""
@@ -22,6 +22,9 @@ _WIDTH: Final = 140
 """Columns of a line on which several keys stand, unless one is longer."""
 _GLUE: Final = "\0"
 """Stands for a blank at which no line ends."""
+_NOT_YET: Final = "not yet: "
+_MOST_NAMED: Final = 10
+"""Keys that are named in a line about what is left out."""
 _DECIDES: Final = "Read, and named in no line above."
 _LISTS: Final = {"not modelled": "Not modelled: it changes what is run, and the answer leaves it out.",
                  "default": "Not said by the recipe, and decided by its release.",
@@ -60,6 +63,25 @@ def recipe_text(converted: Converted, name: str) -> str:
 def left_line(left: Left) -> str:
     """A key of a scenario that its recipe does not have, with its value and the reason, in one line."""
     return _one_line(f"{left.key}: {left.value}: {left.why}" if left.key else f"{left.where}: {left.why}")
+
+
+def missed(left: Iterable[Left]) -> dict[str, Left]:
+    """Keys that a recipe says and the answer leaves out: refused ones, then those that change little, then unknown."""
+    rows = [one for one in left if one.kind in ("not modelled", "unknown") and one.where.rpartition(":")[2].isdigit()]
+    return {one.key or one.why.removeprefix(_NOT_YET).partition(": ")[0]: one for one in sorted(rows, key=_weight)}
+
+
+def missed_line(keys: Iterable[str]) -> str:
+    """Line about keys of a recipe that the answer leaves out: all to ten, of more the number."""
+    names = [*keys]
+    more = len(names) - _MOST_NAMED
+    *first, last = names if more <= 0 else [*names[:_MOST_NAMED - 1], f"{more + 1} more keys"]
+    told = f"{', '.join(first)} and {last}" if first else last
+    return f"without {told} of the recipe, which may change the answer"
+
+
+def _weight(one: Left) -> int:
+    return 0 if one.kind == "unknown" and not one.key else 1 if one.kind == "not modelled" else 2
 
 
 def _head(converted: Converted, name: str) -> Iterator[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem, RankscopeError
 from simcore.inputs.dump import yaml_text
 from simcore.inputs.scenario import parse_scenario
+from simcore.inputs.yaml_parser import dotted
 from simcore.recipes.answers import Answers
 from simcore.recipes.conversion.converting import convert
 from simcore.recipes.conversion.writing import writable_formats
@@ -18,7 +20,8 @@ from simcore.recipes.importing import import_files
 from simcore.recipes.model_file import is_of_model, problems_of_model
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.registry import is_scenario
-from simcore.recipes.text import left_line, recipe_text, scenario_text
+from simcore.recipes.text import left_line, missed, recipe_text, scenario_text
+from simcore.results.report import ProblemRow
 from simcore.simulate import check
 from simcore.studio.question import Question
 
@@ -35,6 +38,8 @@ _TOO: Final = "drop that file too"
 """Words of the page about a file that is not there; its script looks for them."""
 _NAMED: Final = ("name that file beside the recipe", "name it beside the recipe", "name it too, by --with")
 """The same of the command line."""
+_STAYS: Final = ", so --loose does not leave it out"
+"""Words of a key without which the layout is another one."""
 _LISTS: Final = re.compile(r": `rankscope models` lists .*?download its config.json \((.*?)\) and .*$")
 """Ways of the command line to a model that is not built in."""
 
@@ -72,6 +77,8 @@ def _of_page(message: str, files: tuple[RecipeFile, ...]) -> str:
                 "once; arguments of TRL's scripts can stand in a YAML file, as `trl sft --config` reads them")
     for words in _NAMED:
         message = message.replace(words, _TOO)
+    message = message.replace(_STAYS, "")
+    message = message.removeprefix(_NOT_YET) if _TOO in message else message
     return message.removesuffix(": --from says which it is")
 
 
@@ -86,7 +93,7 @@ def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[s
                 for one in (*found.wrong, *found.refused, *_of_files(found.left), *_of_model(found))]
     made = {"kind": "recipe", "format": found.format, "values": found.values,
             "origins": {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()},
-            "left": [asdict(one) for one in found.left], **_left_out(found.left),
+            "names": _names(found), "left": [asdict(one) for one in found.left], **_left_out(found.left),
             "questions": [asdict(one) for one in found.questions], "problems": [asdict(one) for one in problems],
             "early": [] if problems or not found.questions else _early(files, rest)}
     return {**made, "text": "" if found.questions else scenario_text(found)}
@@ -102,12 +109,29 @@ def _early(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> list[str]:
             found = import_files(files, answers, str(rest.get("format") or ""), loose=True)
             if not (found.wrong or found.questions):
                 problems = check(parse_scenario(found.document())).problems
-                said.append([one.message for one in problems if one.message.startswith(_NOT_YET)])
+                said.append([_keyed(one, found) for one in problems if one.message.startswith(_NOT_YET)])
         except InputError:  # degrees that these GPUs cannot have
             continue
         if len(said) > 1 or [] in said:
             break
-    return [one.removeprefix(_NOT_YET) for one in said[0] if one in said[1]] if len(said) > 1 else []
+    return [one for one in said[0] if one in said[1]] if len(said) > 1 else []
+
+
+def _keyed(problem: ProblemRow, found: Imported) -> str:
+    """Message of a problem, behind the recipe's key that stands where it is."""
+    keys = (one.text for one in found.origins.values() if one.kind == "recipe" and one.where == problem.where)
+    decides = (one.key for one in found.decides if one.where == problem.where)
+    named = next(chain(keys, decides), "")
+    return f"{named}: {problem.message.removeprefix(_NOT_YET)}" if named else problem.message.removeprefix(_NOT_YET)
+
+
+def _names(found: Imported) -> dict[str, str]:
+    """The recipe's own key of each key of the job that comes from one, by the job's."""
+    names = {dotted(path): one.text for path, one in found.origins.items() if one.kind == "recipe"}
+    for one in found.decides:
+        for key in one.keys:
+            names.setdefault(key, one.key)
+    return names
 
 
 def _lacks(left: Left) -> bool:
@@ -134,11 +158,13 @@ def _of_model(found: Imported) -> list[Problem]:
 def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
     """Keys that the answer leaves out, in words that know no option of the command line.
 
-    `missed`: those that the recipe says; `unsaid`: defaults of the release, and what it does without being asked. Each
-    with its key, value and why.
+    `missed`: those that the recipe says, what is refused before what changes little and what is not known; `unsaid`:
+    defaults of the release, and what it does without being asked. Each with its key, value and why.
     """
     rows: dict[str, list[dict[str, str]]] = {"missed": [], "unsaid": []}
-    for one in left:
+    left = [*left]
+    said = [*missed(left).values()]
+    for one in (*said, *(one for one in left if one not in said)):
         if one.kind == "no effect" or _lacks(one):
             continue
         why = re.sub(_LOOSE, "", one.why)
@@ -148,8 +174,7 @@ def _left_out(left: Iterable[Left]) -> dict[str, list[dict[str, str]]]:
             key, _, why = why.partition(": ")
         why = why or f"rankscope does not know it{one.near and f', only {one.near}'}"
         why = f"not modelled yet: {why}" if is_early else why
-        is_said = one.kind != "default" and one.where.rpartition(":")[2].isdigit()
-        rows["missed" if is_said else "unsaid"].append({"key": key, "value": one.value, "why": why})
+        rows["missed" if one in said else "unsaid"].append({"key": key, "value": one.value, "why": why})
     return rows
 
 

@@ -13,6 +13,7 @@ from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.frameworks.setup import configuration
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
+from simcore.inputs.training import Pipeline
 from simcore.models.graph import build
 from simcore.results.report import Advice, Report
 from simcore.search.meshes import DEGREES
@@ -60,18 +61,21 @@ def sharding(scenario: Scenario, known: Sequence[Advice]) -> tuple[Advice, ...]:
 def answering(scenario: Scenario) -> tuple[tuple[dict[str, Any], Report], ...]:
     """Keys that give a job, which its own framework refuses, to at most 3 others, each with its report, by peak.
 
-    All ranks are data-parallel, and each framework has its own defaults, also for keys of `_OWN` that it does not take.
+    Its own comes first where it takes the job with such keys. All ranks are data-parallel, and each framework has its
+    own defaults, also for keys of `_OWN` that it does not take.
     """
     found: list[tuple[dict[str, Any], Report]] = []
     try:
         configuration(scenario)
     except InputError:  # no framework knows the model
         return ()
+    stages: dict[str, Any] = {} if scenario.training.pipeline == Pipeline() else {"training.pipeline": {}}
     for name in known_frameworks():
         axis = "dp_shard" if "dp_shard" in axes_of(scenario, name, "auto") else "dp_replicate"
-        taken = _taken(scenario, {**_framework_keys(scenario, name), "mesh": {axis: scenario.world_size}})
+        keys = {**_framework_keys(scenario, name), **stages, "mesh": {axis: scenario.world_size}}
+        taken = _taken(scenario, keys)
         found += [] if taken is None else [taken]
-    return tuple(sorted(found, key=lambda one: one[1].highest_bytes or 0)[:_MOST])
+    return tuple(sorted(found, key=lambda one: ("framework" in one[0], one[1].highest_bytes or 0))[:_MOST])
 
 
 def _taken(scenario: Scenario, keys: dict[str, Any]) -> tuple[dict[str, Any], Report] | None:

@@ -23,7 +23,7 @@ from simcore.studio.worker import problems_json
 from viz.pages.studio import page_of_studio, script_of_pages
 from viz.stylesheet import stylesheet
 
-__all__ = ["MOST_SEARCHES", "Lanes", "app"]
+__all__ = ["MOST_SEARCHES", "SCRIPTS", "Lanes", "app"]
 
 _LANES: Final[Mapping[str, tuple[str, ...]]] = {
     "quick": ("view", "answer"),
@@ -31,7 +31,8 @@ _LANES: Final[Mapping[str, tuple[str, ...]]] = {
              "convert", "explain", "compare"),
     "long": ("measured", "limit", "advice", "faster")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
-_SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps", "limits")
+SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps", "limits",
+                   "left", "mesh", "offers", "steppers", "values")
 _LAST: Final = "pictures"
 _JSON: Final = "application/json"
 MOST_SEARCHES: Final = 4
@@ -89,7 +90,7 @@ def app(access: Access | None = None, made: Callable[[], Lanes] = Lanes) -> Guar
         Route("/", _page),
         Route("/style.css", _style),
         Route("/pages.js", _script_of_pages),
-        *(Route(f"/{name}.js", _script) for name in _SCRIPTS),
+        *(Route(f"/{name}.js", _script) for name in SCRIPTS),
         Route("/api/search", _searched, methods=["POST"]),
         Route("/api/{kind}", _asked, methods=["POST"])]
     return Guard(Starlette(routes=routes, lifespan=lifespan), access or Access())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from simcore.docgen.glossary import CATEGORIES
 from simcore.errors import InputError, Problem
@@ -19,12 +19,22 @@ from viz.pages import studio
 
 __all__ = ["figure", "memory", "pictures", "priced", "view"]
 
+_NOT_YET: Final = "not yet: "
+"""Begin of a problem that is of rankscope, not of the job."""
+
 
 def view(report: Report, marks: Sequence[Mark] = ()) -> dict[str, Any]:
     """Parts that a page shows at once: verdict, bars of the classes, traffic, facts, problems, and the numbers."""
-    parts = {**studio.first_parts(report, marks), "mostly": _mostly(report)}
+    parts = {**studio.first_parts(_said(report), marks), "mostly": _mostly(report)}
     return {"parts": parts, "problems": [row.model_dump() for row in report.problems], "status": report.status,
             "verdict": report.job_verdict, "numbers": _numbers(report)}
+
+
+def _said(report: Report) -> Report:
+    """The report, of which a layout is called illegal only where nothing else stands in the way of an answer."""
+    if report.status == "illegal" and any(row.message.startswith(_NOT_YET) for row in report.problems):
+        return report.model_copy(update={"status": "error"})
+    return report
 
 
 def _mostly(report: Report) -> str:

@@ -6,7 +6,7 @@ import json
 
 from browsed_page import Page
 from simcore.studio.link import packed
-from studio_jobs import JOB, RECIPE, UNSERVED
+from studio_jobs import JOB, OFFLOADED, RECIPE, UNSERVED
 
 STAGED = {**JOB, "mesh": {"pp": 2, "dp_shard": 4}, "training": {**JOB["training"], "pipeline": {"virtual_stages": 2}}}
 IS_SEEN = "document.querySelector('[data-part=verdict]').checkVisibility()"
@@ -52,6 +52,9 @@ def test_a_file_that_a_recipe_names_completes_it(page: Page) -> None:
     page.open()
     page.drop("recipe.yaml", FACTORY.encode())
     page.until("document.getElementById('recipe').innerText.includes('drop that file too')")
+    assert "examples/ds_z3_config.json" in page.text("#recipe .wrong")
+    assert not page.run("!!document.querySelector('#recipe .asked')"), "nothing is asked that the file may answer"
+    assert page.text("#waiting") == "recipe.yaml is not the job yet: a file that it names is missing."
     page.drop("ds_z3_config.json", ZERO3.encode())
     page.until("document.querySelector('#recipe h3').innerText.includes('ds_z3_config.json')")
     page.choose("#asked-topology", "dgx-a100-40gb")
@@ -103,6 +106,37 @@ def test_the_card_of_a_recipe_comes_back(page: Page) -> None:
     assert page.run("document.getElementById('recipe').hidden")
     page.click("#why-missed")
     assert not page.run("document.getElementById('recipe').hidden")
+
+
+def test_an_answer_of_another_layout_says_so(page: Page) -> None:
+    page.open()
+    text = f"{RECIPE}expert_parallel_size: 4 # of 8\n".replace("Qwen3-8B", "Qwen3-30B-A3B")
+    page.drop("recipe.yaml", text.encode())
+    page.until("!!document.querySelector('#recipe .wrong')")
+    assert page.text("#waiting") == "recipe.yaml is not the job: rankscope does not model a part of it yet."
+    assert "recipe.yaml:9: not modelled yet: expert_parallel_size: " in page.text("#recipe .wrong")
+    assert "loose" not in page.text("#recipe")
+    assert not page.run("!!document.querySelector('#recipe .asked')"), "no answer would help"
+    page.click("#recipe .wrong button")
+    page.until("!!document.querySelector('#recipe .asked')")
+    page.choose("#asked-topology", "dgx-h100")
+    page.choose("#asked-gpus", "4")
+    page.click("#recipe [type=submit]")
+    page.until(IS_SEEN)
+    page.settled()
+    said = "The answer is of another layout: without expert_parallel_size 4 of the recipe. It does not say"
+    assert page.text("#other-layout").startswith(said)
+    assert page.run("getComputedStyle(document.querySelector('.answer > .verdict')).borderStyle") == "dashed"
+    page.picture("other-layout")
+    page.run("new Promise(done => setTimeout(done, 300))")
+    page.open(address=page.run("location.href"))
+    assert page.text("#other-layout").startswith(said), "a link has it too"
+    page.drop("recipe.yaml", RECIPE.encode())
+    page.until("!!document.querySelector('#recipe .asked')")
+    page.choose("#asked-topology", "dgx-h100")
+    page.choose("#asked-gpus", "4")
+    page.click("#recipe [type=submit]")
+    page.until("document.getElementById('other-layout').hidden")
 
 
 def test_a_recipe_that_is_closed_leaves_the_job_before(page: Page) -> None:
@@ -179,6 +213,33 @@ def test_frameworks_without_a_layout_come_last(page: Page) -> None:
     assert order == "e d b a c"
 
 
+def test_fewer_gpus_with_several_options_are_counted_and_taken_over(page: Page) -> None:
+    """A framework of which a layout fits with several options only is one that fits."""
+    page.open()
+    page.run("""import('/search.js').then(({ Search }) => {
+        const layout = (gpus) => ({ layout: `dp_shard ${gpus}`, keys: { 'mesh.dp_shard': gpus }, framework: 'fsdp2',
+          peak_bytes: 2 ** 34, step_s: 1, tokens_per_s_per_gpu: 10, usd_per_million_tokens: 1 });
+        const row = { why: 'oom, in backward', nearest: null, untried: 0, skipped: [], is_fewest: true, is_best: true };
+        const search = new Search(document.createElement('form'), { frameworks: [] },
+          () => ({ values: {} }), (keys) => { window.taken = keys; });
+        Object.assign(search, { counted: [], layouts: [], sized: [] });
+        search.show({ fewest: { ...row, framework: 'ddp', value: null, layout: null } });
+        search.show({ fewest: { ...row, framework: 'fsdp2', value: null, layout: null,
+          together: { gpus: 2, layout: layout(2) } } });
+        search.show({ fewest: { ...row, framework: 'zero3', value: 4, layout: layout(4),
+          together: { gpus: 3, layout: layout(3) } } });
+        search.show({ over: true });
+        window.over = search.over; })""")
+    assert page.run("window.over") == "3 frameworks: 2 fit, some only with several options at once."
+    assert json.loads(page.run("""JSON.stringify([...document.querySelectorAll('#frontier tbody tr:not(.below)')]
+        .map(row => [row.cells[1].innerText, row.cells[2].innerText, !!row.querySelector('button')]))""")) == [
+            ["fsdp2, several options at once", "2", True], ["fsdp2", "none that was tried fits", False],
+            ["zero3", "4", True], ["zero3, several options at once", "3", True],
+            ["ddp", "none that was tried fits", False]]
+    page.click("#frontier button")
+    assert page.run("window.taken['mesh.dp_shard']") == 2
+
+
 def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
     job = {**JOB, "framework": "automodel", "training": {**JOB["training"], "sequence_parallel": True}}
     page.open(address=f"{page.address}#{packed(job)}")
@@ -187,6 +248,25 @@ def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
     page.click("[data-part=problems] li button + button")
     page.settled()
     assert "Fits" in page.text("[data-part=verdict]")
+    assert page.text("#missed").startswith("Without training.sequence_parallel true, which may change the answer")
+    page.run("new Promise(done => setTimeout(done, 300))")
+    page.open(address=page.run("location.href"))
+    assert "training.sequence_parallel" in page.text("#missed"), "a link has it too"
+
+
+def test_a_key_of_a_recipe_that_is_left_out_has_the_recipes_own_name(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", f"{RECIPE}{OFFLOADED}mine: 1\n".encode())
+    page.until("!!document.querySelector('#recipe .asked')")
+    assert "gradient_checkpointing: " in page.text("#recipe .wrong")
+    page.choose("#asked-topology", "dgx-h100")
+    page.choose("#asked-gpus", "8")
+    page.click("#recipe [type=submit]")
+    page.until("!!document.querySelector('[data-part=problems] li button + button')")
+    page.click("[data-part=problems] li button + button")
+    page.settled()
+    page.picture("left-out")
+    assert page.text("#missed").startswith("Without gradient_checkpointing and mine of the recipe")
 
 
 def test_what_was_offered_to_the_job_before_is_out_of_reach_while_another_is_simulated(page: Page) -> None:
@@ -214,7 +294,7 @@ def test_a_model_that_the_framework_lacks_is_told_before_the_questions_and_given
     page.open()
     page.drop("recipe.yaml", UNSERVED.encode())
     page.until("!!document.querySelector('#recipe .asked')")
-    assert "rankscope does not model this yet: Automodel's own layers of nemotron-nas" in page.text("#recipe .wrong")
+    assert "model.pretrained_model_name_or_path: Automodel's own layers of nemotron-nas" in page.text("#recipe .wrong")
     page.tab.picture(page.shots / "recipe-early.png")
     for field, value in (("topology", "dgx-h100"), ("gpus", "8"), ("seq_len", "2048")):
         page.choose(f"#asked-{field}", value)

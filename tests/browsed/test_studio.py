@@ -136,8 +136,10 @@ def test_wrong_input_is_told_at_its_field_and_nothing_is_lost(page: Page) -> Non
     assert "whole number" in page.text("#field-training-seq_len-told")
     page.set("training.global_batch_size", "63")
     assert "multiple" in page.text("#field-training-global_batch_size-told")
-    page.set("training.global_batch_size", "64")
-    assert page.text("[data-part=verdict] .verdict")
+    page.click("#field-training-global_batch_size-told button")
+    page.settled()
+    assert page.run("document.getElementById('field-training-global_batch_size').value") == "64"
+    assert "Fits" in page.text("[data-part=verdict] .verdict")
 
 
 def test_three_wrong_values_are_told_at_once_and_the_verdict_says_of_which_it_is(page: Page) -> None:
@@ -190,6 +192,18 @@ def test_a_large_file_is_refused_before_it_is_read(page: Page) -> None:
         data.items.add(new File([new Uint8Array(100 * 2 ** 20)], 'big.pickle'));
         dispatchEvent(new DragEvent('drop', { dataTransfer: data, cancelable: true })); })()""")
     page.until("document.getElementById('notice').innerText.includes('100 MiB')")
+    assert not page.run("document.getElementById('notice').classList.contains('fine')")
+
+
+def test_what_was_done_is_not_told_as_what_failed(page: Page) -> None:
+    page.open()
+    page.set("model", "qwen2.5-7b")
+    page.until("!document.getElementById('notice').hidden")
+    assert page.text("#notice").startswith("qwen2.5-7b cannot have the degrees of the model before")
+    assert page.run("document.getElementById('notice').classList.contains('fine')")
+    page.choose("#field-training-seq_len", "many")
+    page.set("topology", "dgx-h200")
+    assert page.run("document.getElementById('notice').hidden")
 
 
 def test_fifty_changes_a_second_end_with_the_last(page: Page) -> None:

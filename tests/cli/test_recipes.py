@@ -47,6 +47,19 @@ def test_import_writes_it_once(ran: Run, recipe: str) -> None:
     assert ran("import", recipe, *ANSWERS, "-o", "own.yaml", "--force").code == 0
 
 
+def test_run_leaves_out_what_is_not_modelled_where_it_is_asked_to_and_names_it(ran: Run, recipe: str) -> None:
+    Path(recipe).write_text(f"{RECIPE}mine: 3\nqat: {{enabled: true}}\n", encoding="utf-8")
+    strict = ran("run", recipe, *ANSWERS)
+    assert (strict.code, "unknown key 'mine'" in strict.err) == (2, True)
+    loose = ran("run", recipe, *ANSWERS, "--loose", "--json")
+    assert loose.code == 0
+    assert "mine.yaml:11: mine: 3: unknown; left out by --loose" in loose.err
+    assert "without qat.enabled" in loose.err
+    assert "and mine of the recipe, which may change the answer" in loose.err
+    Path(recipe).write_text(RECIPE, encoding="utf-8")
+    assert json.loads(ran("run", recipe, *ANSWERS, "--json").out) == json.loads(loose.out)
+
+
 def test_import_as_json_has_every_origin(ran: Run, recipe: str) -> None:
     [shown] = json.loads(ran("import", recipe, *ANSWERS, "--json").out)
     assert shown["format"] == "automodel"

@@ -170,7 +170,10 @@ def _too_few(imported: Imported) -> bool:
     """True if the framework asks for more ranks, such as those of expert parallelism."""
     mesh = imported.values.get("mesh", {})
     ranks = mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1) * mesh.get("cp", 1) * mesh.get("tp", 1)
-    return bool(ranks % mesh.get("ep", 1))
+    experts = mesh.get("ep", 1)
+    if experts > 1 and str(imported.values.get("framework", "")).startswith("megatron"):
+        experts *= mesh.get("etp", mesh.get("tp", 1))  # each expert is cut as the rest is, unless told otherwise
+    return bool(ranks % experts)
 
 
 def _files(names: list[str]) -> Iterator[Path]:

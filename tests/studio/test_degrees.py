@@ -114,3 +114,14 @@ def test_a_job_with_a_legal_layout_is_not_given_away() -> None:
     assert degrees(Document("mine.yaml", JOB))["frameworks"] == []
     job = {**JOB, "model": "llama-9-99b"}
     assert degrees(Document("mine.yaml", job))["frameworks"] == []
+
+
+def test_a_job_of_another_framework_is_offered_with_what_its_own_takes() -> None:
+    training = {**JOB["training"], "method": "lora", "loss": "masked_fp32", "lora": {"target_modules": ["*_proj"]},
+                "pipeline": {"virtual_stages": 2}}
+    job = {**JOB, "mesh": {"pp": 2, "dp_shard": 4}, "training": training}
+    first, *others = degrees(Question.of({"values": job}).document())["frameworks"]
+    assert "framework" not in first["keys"], "its own framework comes first"
+    assert first["keys"]["training.pipeline"] == {}
+    assert "q_proj" in first["keys"]["training.lora.target_modules"]
+    assert all(one["keys"]["framework"] for one in others)

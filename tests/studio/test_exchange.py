@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
-from studio_jobs import JOB, RECIPE, UNSERVED, Asked
+from simcore.recipes.answers import Answers
+from simcore.recipes.importing import import_files
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.text import missed as said_to_miss
+from studio_jobs import JOB, OFFLOADED, RECIPE, UNSERVED, Asked
 
 pytestmark = pytest.mark.slow
 ZERO3 = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
@@ -23,7 +27,9 @@ def test_a_recipe_asks_for_what_it_leaves_open(asked: Asked) -> None:
 
 def test_what_no_answer_makes_modelled_is_told_with_the_questions(asked: Asked) -> None:
     (early,) = asked("import", files={"recipe.yaml": UNSERVED})["early"]
-    assert early.startswith("Automodel's own layers of nemotron-nas")
+    assert "Automodel's own layers of nemotron-nas" in early
+    (early,) = asked("import", files={"recipe.yaml": f"{RECIPE}{OFFLOADED}"})["early"]
+    assert early.startswith("gradient_checkpointing: "), "the recipe's own key says where to look"
     assert asked("import", files={"recipe.yaml": RECIPE})["early"] == []
     newer = f"{RECIPE}fp8: true\n"  # a question of the machine: one of the likely ones is too old
     assert asked("import", files={"recipe.yaml": newer})["early"] == []
@@ -39,10 +45,14 @@ def test_an_answered_recipe_is_a_job_with_the_origin_of_each_key(asked: Asked) -
 
 
 def test_keys_that_the_answer_leaves_out_are_told_without_words_of_the_command_line(asked: Asked) -> None:
-    text = f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_modules_to_save: [lm_head]\nmine: 3\n"
+    text = (f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_mlp_kernel: true\nmine: 3\n"
+            "lora_modules_to_save: [lm_head]\n")
     answer = asked("import", files={"recipe.yaml": text}, gpus=8, topology="dgx-h100")
     missed = {one["key"]: one["why"] for one in answer["missed"]}
-    assert set(missed) == {"lora_modules_to_save", "mine"}
+    assert [*missed] == ["lora_modules_to_save", "lora_mlp_kernel", "mine"], "what is refused first, unknown keys last"
+    assert answer["names"]["training.lora.rank"] == "lora_r"
+    command = import_files([RecipeFile("recipe.yaml", text)], Answers.of_options(8, None, "dgx-h100"), loose=True)
+    assert [*said_to_miss(command.left)] == [*missed], "`rankscope run --loose` names the same"
     assert missed["lora_modules_to_save"].startswith("not modelled yet: parameters")
     assert missed["mine"].startswith("rankscope does not know it")
     assert "gradient_checkpointing" in {one["key"] for one in answer["unsaid"]}
@@ -107,7 +117,8 @@ def test_a_recipe_that_lacks_a_file_is_told_in_words_of_the_page(asked: Asked) -
     assert problem["message"].endswith("one.yaml: no such file: drop that file too")
     text = f"{RECIPE}deepspeed: mine/zero.json\n"
     (problem,) = asked("import", files={"recipe.yaml": text}, gpus=8, topology="dgx-h100")["problems"]
-    assert problem["message"] == "deepspeed: DeepSpeed's configuration in another file: drop that file too"
+    assert problem["message"] == ("deepspeed: DeepSpeed's configuration in another file, 'mine/zero.json': "
+                                  "drop that file too")
     both = asked("import", files={"recipe.yaml": text, "zero.json": ZERO3}, gpus=8, topology="dgx-h100")
     assert (both["problems"], both["values"]["framework"]) == ([], "zero3")
 

@@ -54,3 +54,12 @@ def test_a_problem_that_is_told_stays_when_the_others_are_mended(asked: Asked) -
     assert without(document, "framework_options.foo").data["framework_options"] == {}
     dotted = Question.of({"values": {**JOB, "framework_options": {"moe.a": 1, "b": 2}}}).document()
     assert without(dotted, "framework_options.moe.a").data["framework_options"] == {"b": 2}
+
+
+def test_a_layout_is_called_illegal_only_where_everything_else_is_modelled(asked: Asked) -> None:
+    illegal = {**JOB, "mesh": {"dp_shard": 8, "ep": 2}}
+    assert "Illegal layout" in asked("view", values=illegal)["parts"]["verdict"]
+    also = {**illegal, "training": {**_TRAINING, "loss": "masked_fp32"}}
+    answer = asked("view", values=also)
+    assert {one["where"] for one in answer["problems"]} == {"mesh.ep", "training.loss"}
+    assert "Could not be answered" in answer["parts"]["verdict"]

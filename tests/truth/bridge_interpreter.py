@@ -230,6 +230,8 @@ class Run:
     def _attribute(self, module, scope, node):
         if isinstance(node.value, ast.Name) and node.value.id == "torch":
             return DTYPES.get(node.attr, UNKNOWN)
+        if isinstance(node.value, ast.Name) and node.value.id == "AttnBackend":  # an enumeration of core's
+            return node.attr
         held = self.value(module, scope, node.value)
         if isinstance(held, Thing) and node.attr in OF_MODELS and node.attr not in held.values:
             return Method(held, node.attr)

@@ -78,6 +78,7 @@ def as_autocast_of_cuda() -> None:
 
     torch.nn.functional.layer_norm = layer_norm
     torch.pow = lambda x, exponent: power(x.float(), exponent)
+    torch.square = lambda x: power(x.float(), 2)  # at::square is made of at::pow, which autocast is asked for again
     asked = torch.is_autocast_enabled
     torch.is_autocast_enabled = lambda device="cpu": asked(device)  # Nemotron's own code asks of CUDA
 

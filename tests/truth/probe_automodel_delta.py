@@ -1,4 +1,4 @@
-"""Measures layers of nemo-automodel 0.7.0's Qwen 3.5 event by event, and what its models register.
+"""Measures layers of nemo-automodel 0.7.0's Qwen 3.5 and Qwen3-Next event by event, and what its models register.
 
     python tests/truth/probe_automodel_delta.py > tests/truth/tape/automodel-delta-0.7.0-torch-2.13.0.json
 
@@ -39,6 +39,7 @@ from nemo_automodel.components.models.qwen3_5 import model as qwen3_5  # noqa: E
 from nemo_automodel.components.models.qwen3_5_moe import cp_linear_attn  # noqa: E402
 from nemo_automodel.components.models.qwen3_5_moe import model as qwen3_5_moe  # noqa: E402
 from nemo_automodel.components.models.qwen3_next import layers as next_layers  # noqa: E402
+from nemo_automodel.components.models.qwen3_next import model as qwen3_next  # noqa: E402
 from nemo_automodel.components.moe.layers import MLP, MoE  # noqa: E402
 from oracle.steps.tracker import Tracker  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -47,6 +48,7 @@ from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config, Qwen3_5TextConfig  # noqa: E402
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeTextConfig  # noqa: E402
+from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig  # noqa: E402
 
 COMMON = {"hidden_size": 256, "vocab_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8,
           "num_key_value_heads": 2, "head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
@@ -59,6 +61,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": COMMON | {"intermediate_size": 640},
     "qwen3_5_moe_text": COMMON | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96,
                                   "shared_expert_intermediate_size": 80},
+    "qwen3_next": COMMON | {"intermediate_size": 640, "num_experts": 8, "num_experts_per_tok": 2,
+                            "moe_intermediate_size": 96, "shared_expert_intermediate_size": 80,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                                "partial_rotary_factor": 0.25}},
 }
 BACKEND = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch", experts="torch_mm", dispatcher="torch",
                         rope_fusion=False, enable_hf_state_dict_adapter=False)
@@ -74,20 +80,27 @@ CASES: dict[str, dict[str, Any]] = {
     "attention, in parts": {"layer": 1, "batch": 1, "seq": 192, "checkpoint": "parts"},
     "attention, whole": {"layer": 1, "batch": 1, "seq": 192, "checkpoint": "whole", "te": True},
     "shared": {"shared": True, "batch": 2, "seq": 192},
+    "next, delta": {"next": True, "layer": 0, "batch": 2, "seq": 192},
+    "next, delta, a key head each": {"next": True, "layer": 0, "batch": 1, "seq": 192, "fields": ONE_EACH},
+    "next, delta, whole": {"next": True, "layer": 0, "batch": 1, "seq": 192, "checkpoint": "whole"},
+    "next, attention": {"next": True, "layer": 1, "batch": 2, "seq": 192},
+    "next, attention by te": {"next": True, "layer": 1, "batch": 2, "seq": 192, "te": True},
+    "next, attention, whole": {"next": True, "layer": 1, "batch": 1, "seq": 192, "checkpoint": "whole", "te": True},
 }
 
 
 def config(family: str, fields: dict[str, Any]) -> Any:
-    made = {"qwen3_5_text": Qwen3_5TextConfig, "qwen3_5_moe_text": Qwen3_5MoeTextConfig}[family](
-        **SHAPES[family] | fields)
+    made = {"qwen3_5_text": Qwen3_5TextConfig, "qwen3_5_moe_text": Qwen3_5MoeTextConfig,
+            "qwen3_next": Qwen3NextConfig}[family](**SHAPES[family] | fields)
     made.torch_dtype = torch.bfloat16
     made.num_experts = getattr(made, "num_experts", 0) or 0
-    made.mlp_only_layers = []
+    made.mlp_only_layers = fields.get("mlp_only_layers", [])
     return made
 
 
 def registered(family: str) -> dict[str, Any]:
-    made = {"qwen3_5_text": qwen3_5.Qwen3_5ForCausalLM, "qwen3_5_moe_text": qwen3_5_moe.Qwen3_5MoeForCausalLM}[family]
+    made = {"qwen3_5_text": qwen3_5.Qwen3_5ForCausalLM, "qwen3_5_moe_text": qwen3_5_moe.Qwen3_5MoeForCausalLM,
+            "qwen3_next": qwen3_next.Qwen3NextForCausalLM}[family]
     with torch.device("meta"):
         model = made(config(family, {}), backend=BACKEND)
     qwen3_5.cast_model_to_dtype(model, torch.bfloat16, skip_modules=("_fp32_params",))
@@ -152,8 +165,13 @@ def shared_of(case: dict[str, Any]) -> Any:
 
 
 def block_of(case: dict[str, Any]) -> Any:
-    made = config("qwen3_5_text", case.get("fields", {}))
-    block = qwen3_5.Qwen3_5DenseBlock(case["layer"], made, qwen3_5._dense_moe_config(made, torch.bfloat16), BACKEND)
+    """A layer with an MLP; of Qwen3-Next too, whose configuration lists such layers."""
+    if case.get("next"):
+        made = config("qwen3_next", {"mlp_only_layers": [0, 1]} | case.get("fields", {}))
+        block = qwen3_next.Block(case["layer"], made, None, BACKEND)
+    else:
+        made = config("qwen3_5_text", case.get("fields", {}))
+        block = qwen3_5.Qwen3_5DenseBlock(case["layer"], made, qwen3_5._dense_moe_config(made, torch.bfloat16), BACKEND)
     assert isinstance(block.mlp, MLP)
     if case.get("te"):
         block.self_attn.backend = BackendConfig(attn="te", linear="torch", rms_norm="torch", rope_fusion=False)
@@ -194,13 +212,25 @@ VISION = {"model_type": "qwen3_5_moe", "depth": 2, "hidden_size": 160, "intermed
           "out_hidden_size": 256, "num_position_embeddings": 64, "patch_size": 16, "spatial_merge_size": 2,
           "temporal_patch_size": 2, "hidden_act": "gelu_pytorch_tanh"}
 WRAPPED: dict[str, dict[str, Any]] = {"over 4": {"ep": 4}, "over 8": {"ep": 8}, "over 8, checkpointed": {
-    "ep": 8, "checkpoint": True}}
+    "ep": 8, "checkpoint": True}, "next, over 4": {"ep": 4, "next": True},
+    "next, over 8, checkpointed": {"ep": 8, "next": True, "checkpoint": True}}
+
+
+def sparse_next() -> Any:
+    with torch.device("meta"):
+        model = qwen3_next.Qwen3NextForCausalLM(config("qwen3_next", {}), backend=BACKEND)
+    qwen3_5.cast_model_to_dtype(model, torch.bfloat16, skip_modules=("_fp32_params",))
+    return model
 
 
 def wrapped(case: dict[str, Any]) -> dict[str, Any]:
-    """FSDP2 units of a model with experts and a frozen tower, root first: name and elements; what is checkpointed."""
-    model = seeing({"model_type": "qwen3_5_moe", "tie_word_embeddings": False, "vision_config": VISION,
-                    "text_config": SHAPES["qwen3_5_moe_text"]})
+    """FSDP2 units of a model with experts, root first: name and elements; what is checkpointed.
+
+    Qwen 3.5 has a frozen tower.
+    """
+    model = sparse_next() if case.get("next") else seeing({
+        "model_type": "qwen3_5_moe", "tie_word_embeddings": False, "vision_config": VISION,
+        "text_config": SHAPES["qwen3_5_moe_text"]})
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("visual" not in name)
     mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case["ep"]), world_size=8,

@@ -46,6 +46,11 @@ TARGETS: dict[str, dict[str, Any]] = {
                         "fields": {"hybrid_override_pattern": "M*E", "num_hidden_layers": 3}},
     "granite 4, all": {"model": "granite-4.0-h-tiny", "targets": [*ATTENTION, *MLP, "input_linear", "output_linear"],
                        "fields": {"layer_types": ["attention", "mamba"]}},
+    "glm 4.5, all": {"model": "glm-4.5-air", "targets": [*ATTENTION, *MLP], "fields": DENSE_FIRST},
+    "glm 4.7 flash, all": {"model": "glm-4.7-flash", "targets": ["o_proj", *MLP]},
+    "olmoe, all": {"model": "olmoe-1b-7b", "targets": [*ATTENTION, *MLP]},
+    "qwen3-next, all": {"model": "qwen3-next-80b-a3b", "targets": [*ATTENTION, *MLP]},
+    "minimax 2, all": {"model": "minimax-m2", "targets": [*ATTENTION, "w1", "w2", "w3"]},
     "gpt-oss, all": {"model": "gpt-oss-20b", "targets": [*ATTENTION, *MLP],
                      "fields": {"layer_types": ["sliding_attention", "full_attention"]}}}
 SHAPE = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,

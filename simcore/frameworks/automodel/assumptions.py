@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simcore.frameworks.automodel.attention import packed_assumptions, runs_flex
+from simcore.frameworks.automodel.fused_adam import fused_adam_assumptions
 from simcore.frameworks.automodel.pipeline import STAGES
 from simcore.frameworks.automodel.policies import policy_assumptions, trains_policies
 from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
@@ -57,7 +58,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     A mesh that the parallelizer serves and the loader before it does not is shown, with that said. `has_liger`:
     transformers' layers run with Liger's kernels; `is_read`: the release was read, not run.
     """
-    made = packed_assumptions(job)
+    made = [*packed_assumptions(job), *fused_adam_assumptions(job)]
     made += [_INSTALLED] if has_liger else []
     made += [STAGES] if job.mesh.pp > 1 else []
     made += [_PATCHES] if job.graph.architecture.has_tower else []
@@ -73,6 +74,8 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     elif job.graph.architecture.family == "gpt_oss" and job.graph.implementation != "hf":
         made += [*(_FLEX if runs_flex(job, options) else (_LATENT,)), _FAKE_GATE if is_forced(options) else
                  _BALANCED_OSS]
+    elif job.graph.architecture.family == "qwen3_next" and job.graph.implementation != "hf":
+        made += [*([] if options.get("attn") == "sdpa" else [_LATENT]), _FAKE_GATE if is_forced(options) else _BALANCED]
     elif job.graph.architecture.decoder in QWEN3_5 and job.graph.implementation != "hf":
         made += [_UNPREDICTED_BY_QWEN, *([] if options.get("attn") == "sdpa" else [_LATENT]),
                  *([_FAKE_GATE if is_forced(options) else _BALANCED] if job.has_experts else [])]

@@ -7,13 +7,14 @@ from typing import Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
+from simcore.frameworks.automodel.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts, trains_policies
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
+from simcore.operators.automodel.sparse import FROM_ZERO, SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
@@ -21,7 +22,7 @@ __all__ = ["QUANTISED", "check"]
 
 CAPABILITIES: Final = Capabilities(
     axes=ALL_AXES, no_capacity="0.7.0 moe/experts.py: tokens are never dropped",
-    fixed={"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
+    fixed={"training.precision.main_grads": "auto"})
 QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
 def check(job: Job) -> None:
@@ -52,6 +53,8 @@ def check(job: Job) -> None:
         raise job.not_yet("training.loss", "a head of values with pipeline or context parallelism")
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
+    if not runs_fused_adam(job):
+        job.refuse_given({"training.optimizer.master": "none"})
     replace(CAPABILITIES, offload=offload_parts(job), virtual_stages=job.mesh.pp > 1).check(job)
 
 
@@ -194,18 +197,23 @@ def _check_sparse(job: Job) -> None:
 
 
 def _check_delta(job: Job) -> None:
-    """Raises NotYet for what was not measured of Qwen 3.5: layers of another release, or that are split or packed."""
-    if job.graph.implementation != "automodel" or job.graph.architecture.decoder not in QWEN3_5:
+    """Raises NotYet for what was not measured of Qwen 3.5 and Qwen3-Next.
+
+    Layers of another release, or that are split or packed.
+    """
+    if job.graph.implementation != "automodel" or job.graph.architecture.decoder not in FROM_ZERO:
         return
     mesh, name = job.mesh, job.graph.architecture.family
+    if job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", f"packed sequences of {name} under automodel")
+    if name == "qwen3_next":
+        return  # the axes are those that its class says it supports
     if job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("framework_version", f"{name} under automodel {job.scenario.framework_version}")
     for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
         if size > 1:
             raise job.not_yet(f"mesh.{axis}", f"{axis} {size} of {name} under automodel, whose gated delta nets are "
                               "measured on whole sequences and heads")
-    if job.scenario.training.lengths == "packed":
-        raise job.not_yet("training.lengths", f"packed sequences of {name} under automodel")
 
 
 def _check_frozen(job: Job) -> None:

@@ -10,9 +10,9 @@ from typing import Final
 __all__ = ["BY_TRANSFORMERS", "implementation_of"]
 
 _NOT_REGISTERED: Final = (
-    "arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite",
-    "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi", "phi3", "qwen2_5_vl",
-    "qwen3_vl", "seed_oss", "starcoder2")
+    "arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4_text", "glm",
+    "glm4", "granite", "hunyuan_v1_dense", "mistral", "mistral3", "mixtral", "nemotron", "olmo2", "olmo3", "phi",
+    "phi3", "qwen2_5_vl", "qwen3_vl", "seed_oss", "starcoder2")
 """Families without own code, and Qwen 3 VL, whose class runs transformers' layers without context parallelism
 (models/qwen3_vl/model.py)."""
 BY_TRANSFORMERS: Final = ("llama", "qwen2", "qwen3", "qwen3_moe", *_NOT_REGISTERED)

@@ -76,6 +76,8 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
 def _inside(kind: LayerKind) -> str:
     """Path of a module in front of the names of its tensors, with a dot at the end; "" for parts around layers."""
     if isinstance(kind.block, VisionPart):
+        if kind.family not in _TOWERS:
+            raise NotYet(Problem(_WHERE, f"not yet: adapters of {kind.family}"))
         return _TOWERS[kind.family][isinstance(kind.block, TowerEnd)]
     return "" if kind.block is not None else _LAYER
 

@@ -32,6 +32,7 @@ from simcore.frameworks.automodel.attention import (
 from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
+from simcore.frameworks.automodel.fused_adam import FUSED_ADAM_OPTIONS, kept_states, optimizer_of
 from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
@@ -70,9 +71,8 @@ from simcore.frameworks.common.hot_ranks import fullest_load
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
-from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
+from simcore.frameworks.common.torch import States, all_or_no_checkpoint
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
-from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
@@ -114,6 +114,7 @@ OPTIONS = {
     **STAGE_OPTIONS,
     **FP8_OPTIONS,
     **FLOAT8_OPTIONS,
+    **FUSED_ADAM_OPTIONS,
 }
 
 
@@ -133,11 +134,10 @@ def table(job: Draft) -> Framework:
     version = _version(job)
     made = Framework(
         name="automodel", version=version,
-        rules=_rules(job, stored, _packed(job, options), holds_fp32=version not in _ONE_TYPE),
+        rules=_rules(job, stored, options, holds_fp32=version not in _ONE_TYPE),
         units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
         strategy=_strategy(job, options),
-        optimizer=torch_optimizer(job, "recipes: torch.optim.Adam, foreach by default on CUDA",
-                                  plain=not is_sharded(job)),
+        optimizer=optimizer_of(job, options, plain=not is_sharded(job)),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", training.loss, *loss_by_default(job)),
@@ -165,9 +165,6 @@ def _note_defaults(job: Draft, stored: str) -> None:
     if training.method != "full" and stored == "fp32" and _casts_frozen(job):
         source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
         job.note("precision of frozen parameters", job.compute, source)
-    if OPTIMIZERS[training.optimizer.name].states:
-        job.auto("training.optimizer.moments", training.optimizer.moments, AS_STORED,
-                 "recipes: torch.optim.Adam, zeros_like(parameter)")
     if training.method == "qlora":
         job.auto("implementation", job.scenario.implementation, "hf", f"{QUANTISED}: transformers' loader packs them")
     elif job.graph.architecture.family in BY_TRANSFORMERS:
@@ -307,13 +304,13 @@ def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
                       "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
 
 
-def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: bool) -> tuple[Rule, ...]:
-    mesh, training = job.mesh, job.scenario.training
+def _rules(job: Draft, stored: str, options: dict[str, Any], *, holds_fp32: bool) -> tuple[Rule, ...]:
+    mesh, training, packed = job.mesh, job.scenario.training, _packed(job, options)
     frozen = job.compute if training.method != "full" and _casts_frozen(job) else stored
     experts = training.precision.experts
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
-        job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
+        job.compute, kept_states(job, options, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
         mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job),
         split_by_inputs(job)))
 

@@ -97,7 +97,8 @@ def check_tensor_parallel(job: Job) -> None:
              "experts or Mamba that every rank of tp trains"),
             ("training.method", policies and training.method != "full", "adapters of layers that tp splits"),
             ("mesh.dp_shard", policies and mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),
-            ("training.lengths", training.lengths == "packed", "packed sequences with tp"),
+            ("training.lengths", training.lengths == "packed" and (policies or job.graph.implementation == "hf"),
+             "packed sequences of transformers' layers with tp"),
             ("training.precision.compute", bool(job.narrow) or runs_float8(job), "products in 8 bits with tp"),
             ("model", job.graph.has_tied_head, "a tied table with tp")):
         if said:
@@ -147,7 +148,10 @@ def _check_sizes(job: Job, block: object) -> None:
 
 def split_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """Returns what the report says about tp, as (key, value, kind, source)."""
-    return (("mesh.tp", "gradients of what every rank has whole, such as norms, are averaged over tp once a step: left "
+    packs = ("training.lengths", "TE's attention of packs runs over the heads of a rank", "derived",
+             "0.7.0 components/distributed/context_parallel/utils.py attach_te_context_parallel")
+    return (*((packs,) if job.scenario.training.lengths == "packed" else ()),
+            ("mesh.tp", "gradients of what every rank has whole, such as norms, are averaged over tp once a step: left "
              "out", "derived",
              "0.7.0 components/distributed/tp_replicas.py: one flat buffer of them"),
             ("training.sequence_parallel", "false", "derived", f"{_PLAN}: hidden states are whole on every rank"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Mamba2, Mlp
+from simcore.models.blocks import Attention, Mamba2, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 
@@ -60,7 +60,7 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
     if autocast and options.get("autocast") is None:
         job.note("framework_options.autocast", "true", "accelerate 1.15 accelerator.py prepare_model")
     if autocast:
-        _check(job, stored)
+        _check(job, stored, casts=bool(options.get(_KBIT)))
     elif wide:
         raise job.illegal("framework_options.autocast", f"{stored} parameters and {job.compute} products without "
                           "autocast: expected mat1 and mat2 to have the same dtype", "torch 2.13 F.linear")
@@ -77,17 +77,22 @@ def stays_wide(spec: TensorSpec) -> bool:
             and spec.component not in ("embedding", "lm_head"))
 
 
-def _check(job: Job, stored: str) -> None:
+def _check(job: Job, stored: str, *, casts: bool) -> None:
     if stored not in ("fp32", job.compute) or job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision", f"{stored} parameters under autocast to {job.compute}")
     training = job.scenario.training
     if job.compute == "fp16" and stored == "fp16" and (training.method == "full" or training.lora.dtype != "fp32"):
         raise job.illegal("training.precision.params", "Attempting to unscale FP16 gradients: parameters in fp32 are "
                           "asked for", _UNSCALED)
+    if casts and job.has_experts:
+        raise job.not_yet("framework_options.autocast", "experts that PEFT casts to fp32, whose grouped products "
+                          "autocast leaves in fp32 (prepare_model_for_kbit_training)")
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     if not all(isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks)
-               or (isinstance(block, Mamba2) and stored == job.compute) for block in blocks):
-        raise job.not_yet("framework_options.autocast", "autocast over experts, attention sinks, or Mamba layers in "
-                          "fp32")
+               or (isinstance(block, Mamba2) and stored == job.compute)
+               or (isinstance(block, Moe) and stored == job.compute and job.graph.implementation == "hf")
+               for block in blocks):
+        raise job.not_yet("framework_options.autocast", "autocast over experts or Mamba layers in fp32, over attention "
+                          "sinks, or over the gated delta rule")
     if stored != job.compute:
         job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))

@@ -24,7 +24,10 @@ __all__ = ["TARGETS", "adapts_experts", "check_expert_adapters", "expert_adapter
 _LAYERS: Final = "hf"
 _QWEN: Final = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
 _MIXTRAL: Final = {"w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
-_NAMES: Final = {"qwen3_moe": _QWEN, "deepseek_v2": _QWEN, "deepseek_v3": _QWEN, "mixtral": _MIXTRAL}
+_NAMES: Final = {**dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "olmoe", "qwen3_moe",
+                                  "qwen3_next"), _QWEN),
+                 **dict.fromkeys(("minimax_m2", "mixtral"), _MIXTRAL)}
+"""By family: parameters by the names that linears of experts had (_MODEL_TO_CONVERSION_PATTERN of transformers)."""
 _ROUTER: Final = "gate"
 _PEFT: Final = "PEFT 0.21.2 "
 _CONVERTED: Final = f"{_PEFT}utils/transformers_weight_conversion.py _convert_peft_config_moe"

@@ -50,6 +50,9 @@ def _attention(job: Draft, options: Mapping[str, Any]) -> str:
     if given == "flash_attention_2" and job.compute == "fp32":
         raise job.illegal("framework_options.attn_implementation", "FlashAttention only support fp16 and bf16 data "
                           "type", "flash-attn 2 csrc/flash_attn/flash_api.cpp")
+    if given == "flash_attention_2" and _has_wide_heads(job):
+        raise job.illegal("framework_options.attn_implementation", "FlashAttention forward only supports head "
+                          f"dimension at most {_WIDEST}", "flash-attn 2 csrc/flash_attn/flash_api.cpp")
     if given not in ("", "None", "sdpa"):
         job.refuse_idle(options, "sdpa_backend", f"with attn_implementation: {given}")
     if given == "eager":  # products, counted as such
@@ -99,7 +102,14 @@ def _of_16_bits_alone(job: Job) -> tuple[str, str] | tuple[()]:
     return ("Expected query, key and value to all be of dtype: {Half, BFloat16}", f"{_FILE} check_tensor_dtype")
 
 
+def _has_wide_heads(job: Job) -> bool:
+    return any(isinstance(branch.block, Attention) and branch.block.head_dim > _WIDEST
+               for kind in job.graph.kinds for branch in kind.branches)
+
+
 def _not_by_cudnn(job: Job) -> tuple[str, str] | tuple[()]:
+    if _has_wide_heads(job):
+        return (f"cuDNN MHA only supports heads of at most {_WIDEST} elements", f"{_FILE} check_cudnn_tensor_shapes")
     if job.compute_capability >= (8, 0):
         return ()
     return ("cuDNN MHA only supports gpu architectures in the range [sm80, sm121]",
@@ -124,6 +134,9 @@ def _not_by_flash(job: Job) -> tuple[str, str] | tuple[()]:
     if job.compute_capability < (8, 0):
         return ("Flash attention is only supported on compute capability 8.0 to 12.1",
                 f"{_FILE} check_flash_attention_hardware_support")
+    if _has_wide_heads(job):
+        return (f"Flash attention requires q, k and v to have a head dimension of at most {_WIDEST}",
+                f"{_FILE} check_head_dim_size_flash")
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     for block in blocks:
         if isinstance(block, LatentAttention) and block.nope + block.rope != block.value:

@@ -17,6 +17,7 @@ same linears, by torchao's NF4Tensor.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -25,8 +26,8 @@ from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 from simcore.recording.number_formats import PackedWeights
 
-__all__ = ["OUTLIERS", "SKIP_OPTION", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_head",
-           "is_packed", "packed_of", "packs_head"]
+__all__ = ["OUTLIERS", "SKIP_OPTION", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION",
+           "is_cast_by_product", "is_head", "is_packed", "packed_of", "packs_head"]
 
 STORAGE_OPTION: Final = "bnb_4bit_quant_storage"
 TUNE_OPTION: Final = "quantize_base"
@@ -129,6 +130,17 @@ def is_packed(spec: TensorSpec) -> bool:
     """
     return (spec.module == "linear" and not spec.trainable and spec.component not in ("embedding", "lm_head")
             and not _is_taken_by_kernel(spec))
+
+
+def is_cast_by_product(spec: TensorSpec) -> bool:
+    """True for the bias of a linear that is packed in 4 bits: it rests in the type of the product.
+
+    bitsandbytes 0.50.2 `nn/modules.py` Linear4bit.forward replaces its data in the first step, whatever type
+    prepare_model_for_kbit_training gave it.
+    """
+    at = spec.path.rpartition(".")[2]
+    return (spec.module == "bias" and spec.component not in ("router", "routed_experts") and at != "conv1d"
+            and is_packed(replace(spec, module="linear")))
 
 
 def packs_head(job: Job, options: dict[str, Any]) -> bool:

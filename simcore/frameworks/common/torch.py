@@ -132,7 +132,8 @@ class States:
 
     `name`: of the optimizer. `moments`: dtype of its moments as the scenario says it ("auto": like the parameter).
     `low_bit`: library of kernels for 8-bit or paged states, or "". `paged`: states are in managed memory.
-    `has_momentum`: SGD keeps a momentum buffer.
+    `has_momentum`: SGD keeps a momentum buffer. `narrow_master`: format of the masters of bf16 parameters, "" without
+    masters; those of others are fp32.
     """
 
     name: str
@@ -140,6 +141,7 @@ class States:
     low_bit: str
     paged: bool
     has_momentum: bool
+    narrow_master: str = ""
 
     def of(self, placements: Placements, stored: str, space: str = "device", *,
            hidden: bool = False) -> tuple[tuple[str, TensorLayout], ...]:
@@ -154,6 +156,9 @@ class States:
             return tuple((name, plain) for name in kind.matrix_states)
         momentum = tuple((name, plain) for name in kind.momentum_states if self.has_momentum)
         layout, names = self._moment(placements, stored, space), kind.states
+        if self.narrow_master:
+            master = TensorLayout(placements, self.narrow_master if stored == "bf16" else "fp32", space)
+            return (*((name, layout) for name in names), ("master_param", master))
         if not (self.paged and layout.blocks):
             return (*((name, layout) for name in names), *momentum)
         scales = replace(layout, space=space, blocks=replace(layout.blocks, part="scales"))

@@ -150,9 +150,9 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
                  "transformers 5.23 modeling_utils.py get_correct_experts_implementation")
-    elif given is None and adapts_experts(job):
+    elif given is None and (adapts_experts(job) or (job.has_experts and options.get("autocast"))):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm", "transformers 5.23 integrations/"
-                 "moe.py has it as its default on a GPU; the stand-in has no adapters of experts")
+                 "moe.py has it as its default on a GPU; the stand-in has no adapters of experts, and no autocast")
     elif given is None:
         if job.has_experts and isinstance(job.scenario.training.routing, Draws):
             raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "

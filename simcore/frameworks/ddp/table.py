@@ -28,6 +28,7 @@ from simcore.frameworks.common.qlora import (
     STORAGES,
     THRESHOLD_OPTION,
     TUNE_OPTION,
+    is_cast_by_product,
     is_head,
     is_packed,
     packed_of,
@@ -243,9 +244,13 @@ def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: St
     rest = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", rest, rest, rest, rest, at_rest_category="buffer", updated=UpdateTime.NEVER)
     unsharded = _policy("whole", stored, kept, updated)
-    in_bits = () if packed is None else (Rule(lambda t: is_packed(t) or (head and is_head(t)), replace(
-        unsharded, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
-        in_use=TensorLayout((), compute))),)
+    in_bits: tuple[Rule, ...] = ()
+    if packed is not None:
+        in_bits = (Rule(lambda t: is_packed(t) or (head and is_head(t)), replace(
+            unsharded, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
+            in_use=TensorLayout((), compute))),)
+    if packed is not None and packed.storage != "int8":
+        in_bits += (Rule(is_cast_by_product, _policy("biases", compute, kept, updated)),)
     wide = (Rule(stays_wide, _policy("wide", "fp32", kept, updated)),) if casts_back else ()
     factors = replace(buffer, name="factors", at_rest=TensorLayout((), stored))
     return (Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer), *in_bits,

@@ -125,6 +125,7 @@ class MegatronHooks:
                     if not self.strategy.overlap:
                         self._reduce(b, buffer, bucket)
                     self.out.wait(bucket, REDUCE_HANDLE + b)
+            self._average()
 
     def optimize(self) -> None:
         """Simulates this rank's optimizer step, then the gathers that are not left to the next forward.
@@ -192,6 +193,18 @@ class MegatronHooks:
             comm = self.tables.comm("all_gather", axis_name, dtype)
             self.out.collective(layer, comm, total, Stream.COMPUTE, IN_LINE)
             self.out.free(layer, slot, copies)
+
+    def _average(self) -> None:
+        """One copy of gradients that are averaged over tp, and back (core `finalize_model_grads.py:416`)."""
+        if not (size := self.sizes.averaged):
+            return
+        layer, slot = self.plan.layers[0], self.tables.slot("averaged_gradients", "backward_temp")
+        self.out.alloc(layer, slot, size)
+        self.out.compute(Kernel.COPY, 0, 2 * size)
+        comm = self.tables.comm("all_reduce", "tp", self.strategy.grad_dtype)
+        self.out.collective(layer, comm, size, Stream.COMPUTE, IN_LINE)
+        self.out.compute(Kernel.COPY, 0, 2 * size)
+        self.out.free(layer, slot, size)
 
     # ---- pieces -------------------------------------------------------------------------------------------------
     def _gather(self, b: int, buffer: BufferSizes, bucket: int, stream: Stream = Stream.ALL_GATHER) -> None:

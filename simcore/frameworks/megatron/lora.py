@@ -32,6 +32,8 @@ from simcore.recording.options import LoraDropout
 __all__ = ["DEFAULT_TARGETS", "adapters", "bridge_dropout", "matches"]
 
 DEFAULT_TARGETS: Final = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
+_NO_MAMBA: Final = ("self_attention.in_proj", "self_attention.out_proj", "self_attn.out_proj")
+"""Modules of delta nets and of SigLIP, whose names are Mamba's, for which recipes name six targets, and not four."""
 _NUMBERS: Final = 256
 """Layers whose numbers a pattern is tried with: twice as many as any model here has."""
 _ADAPTABLE: Final = ("linear", "grouped", "router")
@@ -104,7 +106,7 @@ def matches(path: str, module: str, lora: LoraChoice) -> bool:
         is_listed = module == "linear" and name not in _DUPLICATED
         return is_listed and not any(_hit(pattern, name, path) for pattern in lora.exclude_modules)
     # What every recipe of this family writes; only Mamba's name its projections.
-    return name in DEFAULT_TARGETS and not path.endswith(("self_attention.in_proj", "self_attention.out_proj"))
+    return name in DEFAULT_TARGETS and not path.endswith(_NO_MAMBA)
 
 
 def _hit(pattern: str, name: str, path: str) -> bool:

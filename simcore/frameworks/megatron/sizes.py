@@ -22,6 +22,7 @@ from simcore.frameworks.common.cpu_optimizer import share_on_host
 from simcore.frameworks.common.optimizer_memory import muon_transient
 from simcore.frameworks.megatron.flat_parameters import RankBuffer, rank_buffers
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
+from simcore.frameworks.megatron.vision.averaged import averaged_elements
 from simcore.placement.plan import Plan
 from simcore.units import dtype_bytes, packed_bytes
 
@@ -60,8 +61,8 @@ class MegatronSizes:
     """Sizes of the rank's flat buffers and of its optimizer's step (`program.hooks.Sizes`).
 
     `copied`: fp32 copies of gradients; `scaled`: fp32 copies of states in fp16; `muon`: temporary memory of Muon;
-    `away`: elements that a CPU updates; `flops`, `moved`: of the update on the device. `own`: the plan,
-    where whole parameters are dealt to ranks, else None.
+    `away`: elements that a CPU updates; `flops`, `moved`: of the update on the device. `averaged`: bytes of gradients
+    that are averaged over tp. `own`: the plan, where whole parameters are dealt to ranks, else None.
     """
 
     buffers: tuple[BufferSizes, ...]
@@ -71,18 +72,24 @@ class MegatronSizes:
     away: int
     flops: int
     moved: int
+    averaged: int
     own: Plan | None = None
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """All sizes, as `renumbered` takes them."""
         calls = (size for b in self.buffers for sizes in (b.gathers, b.reductions, b.replicas) for size in sizes)
-        return (self.copied, self.scaled, self.muon, self.away, self.flops, self.moved, *calls)
+        average = (self.averaged,) * self._averages
+        return (self.copied, self.scaled, self.muon, self.away, self.flops, self.moved, *calls, *average)
 
     @property
     def form(self) -> Hashable:
         """Settings on which rows depend besides sizes."""
-        return tuple(buffer.form for buffer in self.buffers), self.own
+        return tuple(buffer.form for buffer in self.buffers), self._averages, self.own
+
+    @property
+    def _averages(self) -> bool:
+        return self.averaged > 0
 
     def renumbered(self, numbers: Sequence[int]) -> MegatronSizes:
         """Copy with other sizes."""
@@ -90,7 +97,8 @@ class MegatronSizes:
         copied, scaled, muon, away, flops, moved = (next(left) for _ in range(6))
         buffers = tuple(BufferSizes(b.chunk, b.axis, b.replicate_axis, b.dtype, b.first_use, *(
             tuple(next(left) for _ in sizes) for sizes in (b.gathers, b.reductions, b.replicas))) for b in self.buffers)
-        return MegatronSizes(buffers, copied, scaled, muon, away, flops, moved, self.own)
+        return MegatronSizes(buffers, copied, scaled, muon, away, flops, moved,
+                             next(left) if self._averages else 0, self.own)
 
 
 @lru_cache(maxsize=64)
@@ -107,6 +115,7 @@ def megatron_sizes(plan: Plan) -> MegatronSizes:
                          4 * states * _largest_group(plan, strategy, buffers) if states else 0,
                          muon_transient(plan), away,
                          12 * here, 2 * held + (dtype_bytes(strategy.grad_dtype) + 2 + _RESCALED * states) * here,
+                         dtype_bytes(strategy.grad_dtype) * averaged_elements(plan),
                          plan if plan.framework.dealt else None)
 
 

@@ -79,7 +79,8 @@ def _olmo3(config: Config) -> Architecture:
                            tables=mixer.head_dim * (len(names) - 1)) for name in names}
     made = chain(config, "olmo3", [kinds[name] for name in types], mixer.head_dim,
                  window=window if _SLIDING in names else 0)
-    parts = tuple((path, replace(kind, block=replace(kind.block, further_tables=len(names) - 1)) if isinstance(
+    further = (len(names) - 1) * mixer.head_dim
+    parts = tuple((path, replace(kind, block=replace(kind.block, further_dim=further)) if isinstance(
         kind.block, Embedding) else kind) for path, kind in made.parts)
     return replace(made, parts=parts, buffers=tuple(
         (f"model.rotary_emb.{name}", size) for name in names for _, size in made.buffers))

@@ -26,7 +26,7 @@ from typing import Final
 from simcore.models.blocks import Attention
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import column, core_attention, linear, norm, row, te_attention
-from simcore.operators.automodel.sparse import QWEN3_5
+from simcore.operators.automodel.sparse import FROM_ZERO
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.operators.shared.eager_attention import eager_core
@@ -42,12 +42,14 @@ DENSE: Final = ("llama", "qwen2", "qwen3")
 def dense_norm(env: Env, x: Tensor, path: str, family: str) -> Tensor:
     """RMSNorm of `x`, in its shape and type; `path`: name of the norm's module in the layer.
 
-    Automodel's compiled kernel, or for Qwen3 and Qwen 3.5 the norm of transformers, operator by operator.
+    Automodel's compiled kernel, or for Qwen3, Qwen3-Next's layers and Qwen 3.5 the norm of transformers, operator by
+    operator.
     """
-    if family not in ("qwen3", *QWEN3_5):
+    by_kernel = family not in ("qwen3", *FROM_ZERO) or (family == "qwen3_next" and path == "model.norm")
+    if by_kernel:
         return norm(env, x, path)
     env.tape.scope = f"{path}."
-    if family in QWEN3_5:
+    if family in FROM_ZERO:
         return rms_norm_from_zero(env.tape, env.param(f"{path}.weight"), x)
     return rms_norm(env.tape, env.param(f"{path}.weight"), x, weight_in_fp32=False)
 

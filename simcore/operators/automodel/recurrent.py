@@ -1,4 +1,4 @@
-"""Mixers with a recurrent state: Nemotron-H's Mamba-2 and Qwen 3.5's gated delta net, as NeMo Automodel runs them.
+"""Mixers with a recurrent state: Nemotron-H's Mamba-2 and Qwen's gated delta net, as NeMo Automodel runs them.
 
 nemo-automodel 0.7.0 `components/models/nemotron_v3/layers.py`: one kernel call from the input projection to the output,
 that of `operators/shared/mamba_scan.py`.
@@ -8,7 +8,8 @@ that of `operators/shared/mamba_scan.py`.
 convolution, rule and norm, with two differences. Query and key are repeated for every value head before the rule, which
 then copies the value alone (fla-core 0.6.0 `utils`, input_guard). The decay is that of a module with A_log and dt_bias
 in fp32. Where the batch has a mask of its tokens, what the net is given is multiplied by it first
-(`apply_mask_to_padding_states`).
+(`apply_mask_to_padding_states`). Qwen3-Next's (`models/qwen3_next/layers.py`, Qwen3NextFp32GatedDeltaNet) is the same
+net behind two joint projections.
 """
 
 from __future__ import annotations
@@ -80,9 +81,15 @@ def delta_net(env: Env, x: Tensor, block: GatedDeltaNet, path: str) -> Tensor:
     tape, shape = env.tape, x.shape
     if env.options.masks_padding:
         x = _masked(tape, x)
-    mixed, z, b, a = (linear(env, x, f"{path}.in_proj_{part}") for part in ("qkv", "z", "b", "a"))
+    held, pieces = list[Tensor](), list[Tensor]()
+    if block.joint:
+        held += [linear(env, x, f"{path}.in_proj_{part}") for part in ("qkvz", "ba")]
+        mixed, z, b, a = delta_rule.by_key_heads(tape, block, held, pieces)
+    else:
+        mixed, z, b, a = (linear(env, x, f"{path}.in_proj_{part}") for part in ("qkv", "z", "b", "a"))
     mixed = delta_rule.convolution(tape, env.param(f"{path}.conv1d.weight"), mixed, block.conv_kernel)
     query, key, value = aten.split(tape, mixed, (block.keys, block.keys, block.values))
+    pieces.clear()
     beta = aten.sigmoid(tape, b)
     g = _decay(env, a, f"{path}._fp32_params")
     times = block.num_value_heads // block.num_key_heads

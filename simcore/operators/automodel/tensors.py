@@ -135,16 +135,20 @@ def _mamba(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 
 
 def _delta_net(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
-    """`CPAwareGatedDeltaNet`: A_log and dt_bias in a module of their own, in fp32."""
+    """`CPAwareGatedDeltaNet`, `Qwen3NextFp32GatedDeltaNet`: A_log and dt_bias in a module of their own, in fp32."""
     b: Any = branch.block
     at, hidden, heads = branch.name, (b.hidden, "hidden"), b.num_value_heads
-    parts = (("qkv", b.conv_dim), ("z", b.values), ("b", heads), ("a", heads))
+    parts = (("qkvz", b.conv_dim + b.values), ("ba", 2 * heads)) if b.joint else (
+        ("qkv", b.conv_dim), ("z", b.values), ("b", heads), ("a", heads))
+    projections = tuple(_linear(f"{at}.in_proj_{part}", (size, "delta_in"), hidden, "delta_net")
+                        for part, size in parts)
     return (
         TensorSpec(f"{at}.conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("delta_conv", "one", "kernel"), "delta_net",
                    "conv"),
+        *(projections if b.joint else ()),
         TensorSpec(f"{at}.norm.weight", (b.value_dim,), ("value_dim",), "delta_net", "norm"),
         _linear(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
-        *(_linear(f"{at}.in_proj_{part}", (size, "delta_in"), hidden, "delta_net") for part, size in parts),
+        *(() if b.joint else projections),
         *(TensorSpec(f"{at}._fp32_params.{name}", (heads,), ("value_heads",), "delta_net", stored="fp32")
           for name in ("A_log", "dt_bias")),
     )

@@ -11,6 +11,9 @@ GLM-4 turns neighbours of a head: tables are repeated for it, and what is not ro
 in fp32 over all of a head, Cohere 2 over tables that are repeated already. Cohere 2's norm is plain operators in fp32.
 Ministral 3 multiplies a rotated query by a number of its position, which each layer makes anew in fp32. Phi's GELU is
 written out (`activations.py`, NewGELUActivation). Nemotron's LayerNorm adds one to its weight.
+
+Gemma 4: query, key and value each pass their norm before the next is projected; query and key are turned before heads
+come first.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from simcore.operators.hf.layers import (
     Inputs,
     column,
     core_of,
+    has_flash_attention,
     linear,
     pair_of,
     rotate,
@@ -35,11 +39,13 @@ from simcore.operators.hf.layers import (
 )
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import cut_columns, gathered_columns, sum_everywhere, whole_columns
+from simcore.operators.shared.rms_norm import rms_norm_by_power
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "glm_rotate", "ministral3_turn", "nemotron_norm",
-           "nemotron_rotate", "new_gelu", "olmo2_attention", "olmo2_norm", "phi3_attention", "phi3_mlp", "two_linears"]
+__all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "gemma4_attention", "glm_rotate", "ministral3_turn",
+           "nemotron_norm", "nemotron_rotate", "new_gelu", "olmo2_attention", "olmo2_norm", "phi3_attention",
+           "phi3_mlp", "two_linears"]
 
 
 Activation = Callable[[Tape, Tensor], Tensor]
@@ -322,3 +328,40 @@ def _worth(tape: Tape, q: Tensor) -> Tensor:
     for step in ("positions", "floor", "plus_one", "log", "beta", "worth"):
         worth = aten.select(tape, worth, shape, "fp32", step)
     return aten.cast(tape, worth, q.dtype)
+
+
+# ---- Gemma 4 ---------------------------------------------------------------------------------------------------------
+def gemma4_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None) -> Tensor:
+    """Output of attention for `inputs.hidden`, in its shape; `core`: without projections, None for `core_of`.
+
+    Where values are the keys' products, these live until the values' norm is there. Gradients of values that are
+    repeated for every head, or of eager attention, arrive by heads and are copied; norms of query and key turn theirs.
+    """
+    block, name, x = branch.block, branch.name, inputs.hidden
+    assert isinstance(block, Attention)
+    repeats = block.num_kv_heads < block.num_heads and (inputs.mask is not None or block.head_dim > aten.WIDEST)
+    copies = core is not None or (repeats and not has_flash_attention(run))
+    query = _normed_heads(tape, run, f"{name}.q", _of_heads(tape, run, f"{name}.q_proj", block, x))
+    query = _turned_heads(tape, query, inputs)
+    key = _of_heads(tape, run, f"{name}.k_proj", block, x, copies=copies and block.values_from_keys)
+    value = key if block.values_from_keys else _of_heads(tape, run, f"{name}.v_proj", block, x, copies=copies)
+    key = _normed_heads(tape, run, f"{name}.k", key)
+    key = _turned_heads(tape, key, inputs)
+    value = rms_norm_by_power(tape, None, value)
+    out = core(query, key, value) if core else core_of(tape, run, block, (query, key, value), inputs.mask)
+    return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * block.head_dim))
+
+
+def _of_heads(tape: Tape, run: LayerWorkload, name: str, block: Attention, x: Tensor, *,
+           copies: bool = False) -> Tensor:
+    return aten.to_heads(tape, linear(tape, run, name, x), block.head_dim, copy_grad=copies)
+
+
+def _normed_heads(tape: Tape, run: LayerWorkload, path: str, x: Tensor) -> Tensor:
+    return rms_norm_by_power(tape, run.params[f"{path}_norm.weight"], x)
+
+
+def _turned_heads(tape: Tape, x: Tensor, inputs: Inputs) -> Tensor:
+    assert inputs.cos is not None
+    assert inputs.sin is not None
+    return rotate(tape, x, inputs.cos, inputs.sin)

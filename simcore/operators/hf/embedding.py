@@ -36,7 +36,7 @@ class _Stem(Protocol):
     @property
     def window(self) -> int: ...
     @property
-    def further_tables(self) -> int: ...
+    def further_dim(self) -> int: ...
 
 
 def window_of(kind: LayerKind) -> int:
@@ -148,8 +148,8 @@ def _make_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload, posi
     if block.rotary_dim and of_family(family).grids:
         made += _tables_of_grids(tape, run, block.rotary_dim, positions, of_family(family).grids)
     else:
-        for _ in range(1 + block.further_tables if block.rotary_dim else 0):
-            made += _rotary_tables(tape, run, block.rotary_dim, positions, of_family(family))
+        for dim in filter(None, (block.rotary_dim, block.further_dim)):
+            made += _rotary_tables(tape, run, dim, positions, of_family(family))
     names = ["position_ids", *TABLES][:len(made)]
     if _is_masked(run, family, block.window):
         names.insert(1, "causal_mask")

@@ -21,7 +21,7 @@ from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.recurrent import delta_net, mamba
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
+from simcore.operators.shared.rms_norm import rms_norm, rms_norm_by_power, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -79,6 +79,12 @@ def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
                              "flash-attn with one is not served)"))
     core = eager_core(tape, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
     return layers.attention(tape, run, branch, inputs, core=core, head_norm=rms_norm_from_zero), held
+
+
+def _attention_of_gemma4(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    held: list[Tensor] = []
+    core = eager_core(tape, inputs.mask, held, by_heads=False) if has_eager_attention(run) else None
+    return decoders.gemma4_attention(tape, run, branch, inputs, core), held
 
 
 def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -230,8 +236,10 @@ FAMILIES: Final = {
     "gemma": Family(norm=rms_norm_from_zero),
     "gemma2": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
     "gemma3_text": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
+    "gemma4_text": Family(norm=rms_norm_by_power, attention=_attention_of_gemma4, masks=2),
     "glm": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
     "glm4": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
+    "glm4_moe": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
     "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granite": Family(scales_behind=True),

@@ -138,7 +138,7 @@ def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tens
     x = _gate(tape, x)
     biases = aten.index(tape, params["down_proj_bias"], found.ids, "row_biases")
     x = _grouped_linear(tape, x, params["down_proj"], biases, found.offsets)
-    return by_token(tape, block, x, found, hidden.dtype)
+    return by_token(tape, run, block, x, found, hidden.dtype)
 
 
 def _grouped_linear(tape: Tape, x: Tensor, weight: Param, biases: Tensor, offsets: Tensor) -> Tensor:

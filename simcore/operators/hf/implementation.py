@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.hf.embedding import (
@@ -61,7 +61,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "norms over all heads of query and key", "norms behind blocks", "scores below a cap",
                            "logits below a cap", "LayerNorm", "LayerNorm without a bias", "dropout",
                            "biases of the MLP", "a bias of the head", "attention and MLP beside each other",
-                           "a vision tower", "a mixer beside attention"})
+                           "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
+                           "a scaled output of layers", "gated experts chosen by sigmoid"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -98,6 +99,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     return _layer(tape, kind, run)
 
 
+_SIGMOID: Final = ("glm4_moe",)
+"""Families whose gated experts are chosen by the router of Nemotron-H, operator for operator."""
 _OTHERS: Final = ("gpt2", "mpt")
 """Families whose layers transformers builds of modules that are not recorded (`Conv1D`; a fused projection)."""
 
@@ -106,6 +109,10 @@ def _refuse_others(kind: LayerKind, run: LayerWorkload) -> None:
     """Raises NotYet for layers of `_OTHERS`, and for dropout of attention's weights where they are plain operators."""
     if kind.family in _OTHERS and kind.branches:
         raise NotYet(Problem("model", f"not yet: layers of {kind.family} in the layers of hf; placement is served"))
+    if kind.family not in _SIGMOID and any(isinstance(branch.block, Moe) and branch.block.gated
+                                           and branch.block.router == "sigmoid" for branch in kind.branches):
+        raise NotYet(Problem("model", f"not yet: gated experts chosen by sigmoid ({kind.family}, {kind.name}) in the "
+                             f"layers of hf (served: those of {', '.join(_SIGMOID)}); placement is served"))
     plain = has_eager_attention(run) or HfOptions.of(run.options).math_attention
     if plain and any(isinstance(branch.block, Attention) and branch.block.dropout for branch in kind.branches):
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: dropout in attention of plain "
@@ -241,8 +248,10 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
     if rotary:
         rotary //= 1 + family.halves_rotary
         dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), run.batch if family.grids else 1
-        shared += [tape.external((rows, run.seq, 1, rotary), dtype, tape.slot(name, "activation"), down)
-                   for name in TABLES[:4 if kind.tables and _turns(kind) else 2]]
+        passing = kind.tables if _turns(kind) else 0
+        sizes = zip(_names_of_tables(rotary, passing), (rotary, rotary, passing, passing), strict=True)
+        shared += [tape.external((rows, run.seq, 1, size), dtype, tape.slot(name, "activation"), down)
+                   for name, size in sizes if size]
     mask = mask_of(tape, run, kind.family, window_of(kind))
     are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
@@ -252,6 +261,11 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
         mask.disown()
     positions, cos, sin = [*shared, None, None, None][:3]
     return Inputs(hidden, cos, sin, positions, mask), shared[3:]
+
+
+def _names_of_tables(own: int, passing: int) -> tuple[str, ...]:
+    """Storages of a layer's own tables, of `own` columns, then of others; the embedding makes the wider pair last."""
+    return TABLES if not passing or own <= passing else (*TABLES[2:], *TABLES[:2])
 
 
 def _cast(tape: Tape, run: LayerWorkload, inputs: Inputs) -> Inputs:
@@ -324,6 +338,8 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
             x = norm(tape, run, f"{branch.behind}.", x, kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
+    if kind.scales_output:
+        aten.mul_(tape, x, run.params["layer_scalar"])
     return x
 
 

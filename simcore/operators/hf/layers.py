@@ -13,7 +13,7 @@ from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.operators.automodel.adapters.lora import linear_lora
 from simcore.operators.automodel.adapters.split import adapted_column, adapted_row, apart, is_turned
 from simcore.operators.hf import liger as hf_liger
-from simcore.operators.hf.autocast import narrowed, product
+from simcore.operators.hf.autocast import is_autocast, narrowed, product
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
@@ -227,7 +227,8 @@ def _has_unfused_attention(run: LayerWorkload, block: Attention, mask: Tensor | 
 
 def runs_math(run: LayerWorkload, block: Attention, mask: Tensor | None) -> bool:
     """True if torch's SDPA has no kernel: [Note: attention without a kernel]."""
-    return HfOptions.of(run.options).math_attention and mask is None and block.num_kv_heads < block.num_heads
+    return (HfOptions.of(run.options).math_attention and mask is None and block.num_kv_heads < block.num_heads
+            and block.head_dim <= aten.WIDEST)
 
 
 def has_flash_attention(run: LayerWorkload) -> bool:
@@ -259,6 +260,8 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
         return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
     if mask is not None:
         return aten.masked_attention(tape, query, key, value)
+    if block.head_dim > aten.WIDEST:
+        return aten.wide_attention(tape, query, key, value)
     if runs_math(run, block, mask):
         return math_attention(tape, query, key, value)
     return aten.scaled_dot_product_attention(tape, query, key, value)
@@ -309,7 +312,7 @@ def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Ten
     SwiGLU if the block is gated, with GELU in the place of SiLU if it says so, else relu squared between two linears.
     """
     if not block.gated:
-        return linear(tape, run, f"{name}.down_proj", relu2(tape, linear(tape, run, f"{name}.up_proj", x)))
+        return linear(tape, run, f"{name}.down_proj", relu2(tape, run, linear(tape, run, f"{name}.up_proj", x)))
     if hf_liger.has_liger(run):
         gate = linear(tape, run, f"{name}.gate_proj", x)
         made = hf_liger.silu_mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
@@ -331,6 +334,10 @@ def swiglu(tape: Tape, run: LayerWorkload, linears: Sequence[str], x: Tensor,
     return linear(tape, run, linears[2], product)
 
 
-def relu2(tape: Tape, x: Tensor) -> Tensor:
-    """`relu(x) ** 2` in a new tensor like `x`; the input lives until the square is made."""
-    return aten.square(tape, aten.relu(tape, x))
+def relu2(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    """`relu(x) ** 2` in a new tensor like `x`; the input lives until the square is made.
+
+    torch.square is a power, which autocast makes in fp32 (torch 2.13 `ATen/autocast_mode.h`, AT_FORALL_FP32).
+    """
+    kept = aten.relu(tape, x)
+    return aten.square(tape, aten.cast(tape, kept, "fp32") if is_autocast(run) else kept)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators.hf import remote_code
-from simcore.operators.hf.autocast import product
+from simcore.operators.hf.autocast import is_autocast, product
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.peft import ExpertWeights
@@ -203,7 +203,7 @@ def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tens
         x = aten.all_to_all(tape, x, received, run.ep_axis)
         x = _regroup(tape, run, name, x, "experts_in")
     h = _product(tape, run, f"{name}.experts.{first}", x, matrices, 0)
-    h = _swiglu(tape, h) if block.gated else relu2(tape, h)
+    h = _swiglu(tape, h) if block.gated else relu2(tape, run, h)
     y = _product(tape, run, f"{name}.experts.down_proj", h, matrices, 1)
     if run.ep > 1:
         y = _regroup(tape, run, name, y, "experts_out")
@@ -221,9 +221,9 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
     matrices = ExpertWeights(tape, run, f"{name}.experts", (first, "down_proj"))
     found = by_expert(tape, block, hidden, indices, weights)
     x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
-    x = _swiglu(tape, x) if block.gated else relu2(tape, x)
+    x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)
     x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
-    return by_token(tape, block, x, found, hidden.dtype)
+    return by_token(tape, run, block, x, found, hidden.dtype)
 
 
 class ByExpert(NamedTuple):
@@ -251,13 +251,13 @@ def by_expert(tape: Tape, block: Moe, hidden: Tensor, indices: Tensor, weights: 
     return ByExpert(ids, order, rows, row_weights, counted, counts, offsets)
 
 
-def by_token(tape: Tape, block: Moe, x: Tensor, found: ByExpert, dtype: str) -> Tensor:
-    """Output [tokens, hidden] of experts' rows `x`, weighted and added, in the type `dtype`."""
+def by_token(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, found: ByExpert, dtype: str) -> Tensor:
+    """Output [tokens, hidden] of experts' rows `x`, weighted and added, in the type `dtype`; autocast adds in fp32."""
     weighted = aten.mul_rows(tape, x, found.weights, "weighted")
     inverse = aten.select(tape, found.order, found.order.shape, "int64", "inverse")
     aten.select(tape, found.order, found.order.shape, "int64", "arange")
     weighted = aten.index(tape, weighted, inverse, "weighted")
-    out = aten.sum_of(tape, weighted, block.top_k)
+    out = aten.sum_of(tape, weighted, block.top_k, "fp32" if is_autocast(run) else "")
     return aten.cast(tape, out, dtype)
 
 

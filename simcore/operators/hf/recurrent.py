@@ -65,13 +65,8 @@ def _joint(tape: Tape, run: LayerWorkload, name: str, block: GatedDeltaNet, x: T
            pieces: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(query, key and value as one, gate, learning rate, decay) of `x`, each [b, s, ...] (`Qwen3NextGatedDeltaNet`).
 
-    Of the two projections parts lie by key heads, so all of them are copied. `held`: gets the projections, which live
-    until the layer returns; `pieces`: query, key and value, which live until the convolution's output is split.
+    `held`: gets the projections, which live until the layer returns; `pieces`: as in `by_key_heads`.
     """
     held.append(linear(tape, run, f"{name}.in_proj_qkvz", x))
     held.append(linear(tape, run, f"{name}.in_proj_ba", x))
-    query, key, value, z = aten.split(tape, held[0], (block.keys, block.keys, block.values, block.values))
-    b, a = aten.split(tape, held[1], (block.num_value_heads, block.num_value_heads))
-    value, z, b, a = (aten.contiguous(tape, part, "by_heads") for part in (value, z, b, a))
-    pieces += [aten.contiguous(tape, query, "by_heads"), aten.contiguous(tape, key, "by_heads"), value]
-    return aten.cat(tape, *pieces), z, b, a
+    return delta_rule.by_key_heads(tape, block, held, pieces)

@@ -42,7 +42,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         return mpt_tensors.plain_tensors(kind)
     block = kind.block
     if isinstance(block, Embedding):
-        return (*_embedding(block), *(_scale() if kind.family in ("gemma", *_GEMMA) else ()))
+        return (*_embedding(block), *(_scale() if kind.family in ("gemma", *_GEMMA, "gemma4_text") else ()))
     if isinstance(block, FinalNorm):
         return _norm("", block.hidden, biased=block.layer_norm and block.norm_bias)
     if isinstance(block, Head):
@@ -77,9 +77,11 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
         return [*norms, blocks[1], blocks[0]]
     if kind.family == "glm4":
         return [*blocks, *norms, *(_norm(f"{b.behind}.", kind.hidden) for b in kind.branches)]
-    if kind.family in (*_GEMMA, "olmo2", "olmo3"):
+    if kind.family in (*_GEMMA, "gemma4_text", "olmo2", "olmo3"):
         behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
-        return [*blocks, *(norm for pair in zip(norms, behind, strict=True) for norm in pair)]
+        scalar = (TensorSpec("layer_scalar", (1,), ("one",), "norms", "factors", is_buffer=True, trainable=False),)
+        return [*[scalar] * kind.scales_output, *blocks,
+                *(norm for pair in zip(norms, behind, strict=True) for norm in pair)]
     if kind.shared is not None:
         own, shared = _shared(kind.shared)
         return [own, *blocks, *norms, shared]
@@ -118,6 +120,9 @@ def _conv1d(name: str, out: tuple[int, str], into: tuple[int, str], component: s
 
 
 def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    if family == "gemma4_text":
+        yield from _gemma4_attention(name, b)
+        return
     hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "kv_heads")
     if family == "gpt2":
         yield from _conv1d(f"{name}.c_attn", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
@@ -140,6 +145,18 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         names = ("query_layernorm", "key_layernorm") if family == "hunyuan_v1_dense" else ("q_norm", "k_norm")
         for part, size in zip(names, sizes, strict=True):
             yield from _norm(f"{name}.{part}.", size, "heads" if b.whole_norms else "head_dim")
+
+
+def _gemma4_attention(name: str, b: Any) -> Iterable[TensorSpec]:
+    """`Gemma4TextAttention`: the norm of values has no weight."""
+    hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "kv_heads")
+    yield _linear(f"{name}.q_proj", q, hidden, "attention")
+    yield from _norm(f"{name}.q_norm.", b.head_dim, "head_dim")
+    yield from _norm(f"{name}.k_norm.", b.head_dim, "head_dim")
+    yield _linear(f"{name}.k_proj", kv, hidden, "attention")
+    if not b.values_from_keys:
+        yield _linear(f"{name}.v_proj", kv, hidden, "attention")
+    yield _linear(f"{name}.o_proj", hidden, q, "attention")
 
 
 def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:

@@ -8,16 +8,19 @@ query of grouped heads is copied by its reshape, keys and values (views at an of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
 from simcore.operators.megatron.attention_8_bits import attends_by_tensor, core_8_bits
 from simcore.operators.megatron.exchange_heads import send_output, send_parts
+from simcore.operators.megatron.ops.capped import capped_attention
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.offload import offloaded
 from simcore.operators.megatron.ops.rotation import turned_by_token
+from simcore.operators.megatron.ops.weighed import weighed
 from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.operators.shared.quantizer import Producer
@@ -25,6 +28,12 @@ from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["attention", "core", "mlp", "turning_passes"]
+
+_BIASED: Final = ("gemma3_text",)
+"""Families that see images by a bias of their scores, as all pairs without a mask (Bridge 067f987d
+models/gemma/gemma3_provider.py:260): cuDNN's kernel alone adds it."""
+_BY_POSITION: Final = ("ministral3", "gemma3_text")
+"""Decoders behind a tower whose positions are those of the sequence, the same in each."""
 
 
 def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) -> Tensor:
@@ -37,8 +46,14 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
     query, key, value, gate = _split(c, block, mixed)
 
     def attend(query: Tensor) -> Tensor:
+        query = weighed(c, query)
         if block.sinks:
             return _with_sinks(c, block, (query, key, value))
+        if c.options.reads_images and c.kind.family in _BIASED:
+            return _core(c, block.num_heads, (query, key, value), query.shape[1], plain=False,
+                         pairs=2 * c.run.pairs, bias=True)
+        if block.capped:
+            return _capped(c, block, (query, key, value))
         return core(c, block.num_heads, query, key, value, plain=_is_plain(block), dropout=block.dropout,
                     window=block.window)
 
@@ -62,6 +77,17 @@ def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tenso
     def run() -> Tensor:
         made = core_8_bits if attends_by_tensor(c) else _core
         return made(c, block.num_heads, parts, block.q_size // c.run.tp, plain=False, pairs=pairs, sinks=sinks)
+
+    return c.region(run) if c.recomputes("core_attn") else run()
+
+
+def _capped(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Scores below a cap, by torch's kernel, or one by one with dropout, which is not served."""
+    if block.dropout:
+        raise NotYet(Problem("model.overrides.attention_dropout", "not yet: scores below a cap with dropout"))
+
+    def run() -> Tensor:
+        return capped_attention(c, block.num_heads, parts, _pairs(c, block.window))
 
     return c.region(run) if c.recomputes("core_attn") else run()
 
@@ -170,7 +196,7 @@ def _moved(c: Context, x: Tensor, name: str, block: Attention) -> Tensor:
     apply_rotary_pos_emb: mscale), which GPT-OSS has (Bridge 0.3.1
     `models/gpt_oss/gpt_oss_provider.py`, yarn_rotary_scaling_factor).
     """
-    if block.rotary and c.options.reads_images:
+    if block.rotary and c.options.reads_images and c.kind.family not in _BY_POSITION:
         return turned_by_token(c, x, name, block.rotated or block.head_dim, block.head_dim)
     rows, columns = x.shape
 
@@ -230,31 +256,30 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
 
 
 def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, plain: bool,
-          pairs: int = 0, sinks: Param | None = None) -> Tensor:
-    """Keeps q, k, v, the output, the softmax statistics and sinks (fp32, one a head). `pairs`: seen, 0 for all."""
+          pairs: int = 0, sinks: Param | None = None, bias: bool = False) -> Tensor:
+    """Keeps q, k, v, the output, the softmax statistics and sinks (fp32, one a head). `pairs`: seen, 0 for all.
+
+    `bias`: of the scores; all layers keep one, and each makes its gradient (TE d0067d0d csrc/extensions/attention.cpp).
+    """
     q, k, v = parts
     rows, heads = q.shape[0], num_heads // c.run.tp
     sizes = q.shape[1] // heads, columns // heads, rows * heads
-    flash = c.has_flash_attention and sinks is None
+    flash = c.has_flash_attention and sinks is None and not bias
     flops = (pairs or c.run.pairs) * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
     shapes = [t.shape for t in (q, k, v)]
     moved = [t.nbytes for t in parts]
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
-        if plain:
-            whole = c.new(rows, sum(s[1] for s in shapes), "grad_qkv")
-            grads = [Tensor(whole.storage, s, c.dtype) for s in shapes]
-            del whole
-        else:
-            names = ("query", "key", "value")
-            grads = [tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, names, strict=True)]
+        grads = _grads_of_parts(c, rows, shapes, plain=plain)
         # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
         around = 128 * c.run.sequences * flash  # [Note: packing]
+        of_bias = [c.new(rows, c.run.seq, "grad_attention_bias")] if bias else []
         work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
         send_output(c, c.size * rows * columns)
         kernel = _in_8_bits(c, rows, (columns,))
         tape.compute(kernel, flops * 5 // 2, 2 * sum(t.nbytes for t in saved), shape_of_heads(*sizes, backward=True))
         send_parts(c, moved, backward=True)
+        of_bias.clear()
         del work
         return [*grads, grad_of_sinks(c, sinks) if sinks else None]
 
@@ -269,6 +294,15 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     send_output(c, out.nbytes)
     c.node(out, (q, k, v, sinks), (*made, out, stats, *own), back)
     return _handed_on(c, out) if (flash and c.run.batch > 1) or c.swaps_heads else out
+
+
+def _grads_of_parts(c: Context, rows: int, shapes: Sequence[tuple[int, ...]], *, plain: bool) -> list[Tensor]:
+    """Gradients of query, key and value: parts of one tensor if they are `plain`."""
+    if plain:
+        whole = c.new(rows, sum(s[1] for s in shapes), "grad_qkv")
+        return [Tensor(whole.storage, s, c.dtype) for s in shapes]
+    names = ("query", "key", "value")
+    return [c.tape.empty(s, c.dtype, f"grad_{n}") for s, n in zip(shapes, names, strict=True)]
 
 
 def _in_8_bits(c: Context, rows: int, columns: Sequence[int]) -> Kernel:

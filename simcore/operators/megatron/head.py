@@ -27,6 +27,7 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Embedding, Head, Mtp
 from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
+from simcore.operators.megatron.ops.capped import capped_logits
 from simcore.operators.megatron.ops.context import Context, Grads, Saved, fuses_wgrad
 from simcore.operators.megatron.ops.elementwise import dropped, reordered, scaled
 from simcore.operators.megatron.ops.fp8 import column_fp8
@@ -191,12 +192,17 @@ def _sequence_first(c: Context, x: Tensor) -> Tensor:
 
 
 def head(c: Context, block: Head, x: Tensor) -> Tensor:
-    """Logits [tokens, this rank's vocabulary] of the hidden state `x` [local tokens, hidden].
+    """Logits [tokens, this rank's vocabulary] of the hidden state `x` [local tokens, hidden], below its cap if any.
 
     `ColumnParallelLinear` without TE, but in 8 bits TE's linear ([Note: fp8 weights] of the framework). Local:
     after sequence parallelism. Under sequence parallelism the gathered input is in the global "mpu" buffer. With a
     frozen weight the gather is an ordinary one and only the weight is saved (`linear_with_frozen_weight`).
     """
+    out = _uncapped(c, block, x)
+    return capped_logits(c, out) if block.capped else out
+
+
+def _uncapped(c: Context, block: Head, x: Tensor) -> Tensor:
     if c.scaling is not None:
         return _with_adapter(c, x, column_fp8(c, "output_layer", x), c.pair("output_layer"))
     name = "embedding.word_embeddings.weight" if block.tied and "output_layer.weight" not in c.run.params else \

@@ -31,7 +31,7 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
-from simcore.models.vision_blocks import GridLayer, Merger, VisionPart
+from simcore.models.vision_blocks import VisionPart, WholePart
 from simcore.operators.implementation import Implementation
 from simcore.operators.megatron.attention import attention, mlp
 from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
@@ -69,7 +69,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a gate of the shared expert", "the gated delta rule", "a gate of attention's output",
                            "rotation of a part of each head", "norms behind blocks",
                            "norms over all heads of query and key", "a vision tower",
-                           "a scaled embedding or scaled logits", LATENT})
+                           "a scaled embedding or scaled logits", "scores below a cap", "logits below a cap", LATENT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _EMPTY = Section(())
@@ -83,7 +83,7 @@ def idle_gradients(kind: LayerKind, run: LayerWorkload) -> frozenset[tuple[tuple
     layer can record. Their sum over the distinct shapes of all kinds is 0.81 GiB for Nemotron 3 Nano at tp 1. Empty
     without gradient accumulation fusion.
     """
-    if not fuses_wgrad(run) or isinstance(kind.block, GridLayer | Merger):  # transformers' own linears
+    if not fuses_wgrad(run) or isinstance(kind.block, WholePart):  # transformers' own linears
         return frozenset()
     made_by_gemm = {s.name for s in tensors(kind) if s.module in ("linear", "grouped")}
     return frozenset((p.shape[-2:], p.dtype) for name, p in run.params.items()

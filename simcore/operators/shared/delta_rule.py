@@ -22,10 +22,28 @@ from simcore.operators.shared import aten
 from simcore.recording.host_operators import MAMBA_SCAN
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["convolution", "gated_norm", "rule"]
+__all__ = ["by_key_heads", "convolution", "gated_norm", "rule"]
 
 _CHUNK: Final = 64
 """Tokens of a chunk (`chunk_gated_delta_rule`)."""
+
+
+def by_key_heads(tape: Tape, block: GatedDeltaNet, projected: list[Tensor],
+                 pieces: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(query, key and value as one, gate, learning rate, decay), each [b, s, ...], of two joint projections.
+
+    `projected`: outputs of in_proj_qkvz and in_proj_ba, whose parts lie by key heads: query and key are copied, and
+    where a key head has several value heads all others (`Qwen3NextGatedDeltaNet`, fix_query_key_value_ordering).
+    `pieces`: gets query, key and value, which live until the convolution's output is split.
+    """
+    query, key, value, z = aten.split(tape, projected[0], (block.keys, block.keys, block.values, block.values))
+    b, a = aten.split(tape, projected[1], (block.num_value_heads, block.num_value_heads))
+    if block.num_value_heads > block.num_key_heads:
+        value, z, b, a = (aten.contiguous(tape, part, "by_heads") for part in (value, z, b, a))
+        pieces += [aten.contiguous(tape, query, "by_heads"), aten.contiguous(tape, key, "by_heads"), value]
+    else:
+        pieces += [aten.contiguous(tape, part, "by_heads") for part in (query, key, value)]
+    return aten.cat(tape, *pieces), z, b, a
 
 
 def convolution(tape: Tape, weight: Param, x: Tensor, width: int) -> Tensor:

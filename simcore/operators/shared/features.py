@@ -77,6 +77,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
                     ("attention and MLP beside each other", kind.beside), ("a mixer beside attention", kind.paired),
                     ("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),
                     ("a transformer that layers share", kind.shared is not None),
+                    ("a scaled output of layers", kind.scales_output),
                     ("a vision tower", isinstance(kind.block, VisionPart)),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
@@ -97,7 +98,8 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("biases of query, key and value", block.bias == "qkv"),
                           ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi),
                           ("scores below a cap", block.capped),
-                          ("a gate of attention's output", block.gated),
+                          ("a gate of attention's output", block.gated), ("a norm of values", block.value_norm),
+                          ("values out of keys", block.values_from_keys),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),

@@ -1,11 +1,11 @@
-"""RMSNorm of transformers 5.23, operator by operator (`models/llama`, `models/nemotron_h`, `models/gemma`)."""
+"""RMSNorm of transformers 5.23, operator by operator (`models/llama`, `nemotron_h`, `gemma`, `gemma4`)."""
 
 from __future__ import annotations
 
 from simcore.operators.shared import aten
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["rms_norm", "rms_norm_from_zero"]
+__all__ = ["rms_norm", "rms_norm_by_power", "rms_norm_from_zero"]
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> Tensor:
@@ -29,3 +29,20 @@ def rms_norm_from_zero(tape: Tape, weight: Param, x: Tensor) -> Tensor:
     x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, aten.mean(tape, aten.square(tape, x)))))
     x = aten.mul(tape, x, aten.add_scalar(tape, aten.cast(tape, weight, "fp32")))
     return aten.cast(tape, x, dtype)
+
+
+def rms_norm_by_power(tape: Tape, weight: Param | None, x: Tensor) -> Tensor:
+    """RMSNorm in fp32 that takes the mean square to the power of -0.5 (`Gemma4RMSNorm`); like `x`.
+
+    `weight` None for a norm without one.
+    """
+    dtype = x.dtype
+    x = _by_power(tape, aten.cast(tape, x, "fp32"))
+    if weight is not None:
+        x = aten.mul(tape, x, aten.cast(tape, weight, "fp32"))
+    return aten.cast(tape, x, dtype)
+
+
+def _by_power(tape: Tape, x: Tensor) -> Tensor:
+    mean = aten.add_scalar(tape, aten.mean(tape, aten.square(tape, x)))
+    return aten.mul(tape, x, aten.square(tape, mean))  # pow too, and as many kernels in backward

@@ -149,7 +149,8 @@ def _has_own_batches(reader: Reader, draft: Draft, local: Taken[int] | None, who
         return False
     step = whole.value if whole else _GLOBAL
     if draft.values.get("mesh", {}).get("pp", 1) > 1 or step % counted:
-        draft.refuse(by[0], f"batches of {rows} rows, {counted} of which a step is counted by (local_batch_size)")
+        draft.refuse(by[0], f"the loader's batches have {rows} row{'' if rows == 1 else 's'}, where a step counts each "
+                            f"as step_scheduler.local_batch_size {counted}")
         draft.use(*by[1:])
         return False
     rule = ("the loader's batch goes before local_batch_size" if said else "samples of the data set are batches "

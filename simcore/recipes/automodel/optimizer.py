@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.automodel.fused_adam import names_fused_adam, read_fused_adam
 from simcore.recipes.automodel.model import BY_BACKEND
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
@@ -39,6 +40,9 @@ _LOSS_ROWS: Final = (
 
 def read_optimizer(reader: Reader, draft: Draft) -> None:
     """Reads the block `optimizer`."""
+    if names_fused_adam(reader.look("optimizer._target_")):
+        read_fused_adam(reader, draft, "optimizer._target_", "optimizer.")
+        return
     read_implementation(reader, draft, "optimizer.")
     read_rows(reader, draft, OPTIMIZER_ROWS)
     if draft.refuses("optimizer._target_"):

@@ -12,6 +12,7 @@ from simcore.operators.automodel.sparse import SPARSE
 from simcore.recipes.automodel.config_fields import FORMAT_ROW
 from simcore.recipes.automodel.distributed import EXPERT_ROWS, PARAM_DTYPE, PIPELINE_ROWS, STRATEGY_ROWS
 from simcore.recipes.automodel.float8 import write_float8
+from simcore.recipes.automodel.fused_adam import FUSED_ADAM, write_fused_adam
 from simcore.recipes.automodel.model import ATTENTION_ROW, BACKEND_ROWS, BY_BACKEND, REST_ROWS
 from simcore.recipes.automodel.optimizer import LOSSES, OPTIMIZER_ROWS, OPTIMIZERS
 from simcore.recipes.automodel.peft import ADAPTER_ROWS, EFFICIENT_ROW, PACKED_ROWS
@@ -184,9 +185,12 @@ def _write_optimizer(outline: Outline) -> None:
     if target is None:
         outline.refuse("training.optimizer.name", f"{name}: read are {', '.join(OPTIMIZERS)}")
         return
-    outline.put("optimizer._target_", target, "training.optimizer.name")
-    outline.put("optimizer.lr", 0.0001, stand_in=True)
     runs = outline.given("training.optimizer.implementation")
+    outline.put("optimizer._target_", FUSED_ADAM if runs == "te" else target, "training.optimizer.name")
+    outline.put("optimizer.lr", 0.0001, stand_in=True)
+    if runs == "te":
+        write_fused_adam(outline, "optimizer.")
+        return
     if runs in ("foreach", "for_loop"):
         outline.put("optimizer.foreach", runs == "foreach", "training.optimizer.implementation")
     elif runs == "fused":

@@ -6,6 +6,6 @@ axolotl 067b021c (2026-07-24), `src/axolotl/`, and of the versions of the librar
 `recipe`: the format, block by block. `ranks`, `environment`: workers of Ray, variables of the command. `model`: model,
 formats, attention, kernels. `sharding`: what the GPUs split (DDP, FSDP 1 and 2). `batches`: batch sizes and lengths.
 `checkpointing`: what is recomputed, and what waits on the host. `adapters`: LoRA and packed bases. `optimizer`: its
-states and its code. `refused`, `without_effect`: keys that are not simulated, or change nothing in a step. `written`:
-recipes of scenarios.
+states and its code. `unfrozen`: what trains by pattern. `refused`, `without_effect`: keys that are not simulated, or
+change nothing in a step. `written`: recipes of scenarios.
 """

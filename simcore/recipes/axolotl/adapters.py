@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.experts import experts_of
 from simcore.recipes.huggingface.modules import LINEARS, family_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
@@ -22,6 +23,10 @@ _EMBEDDING: Final = "lora_embedding_kernel"
 _OF_EMBEDDING: Final = "the fused embedding keeps less for backward than PEFT's layer, which is counted"
 _WITHOUT: Final = "no embedding has an adapter"
 _QUANTIZED: Final = "loaders/model.py _set_quantization_config"
+_KBIT: Final = "prepare_model_for_kbit_training"
+_PREPARED: Final = "loaders/model.py _prepare_model_for_quantization, _convert_embedding_modules_dtype"
+_OF_STAGE_3: Final = "zero_hpz_partition_size"
+"""Option of the one stage of ZeRO beside which axolotl leaves PEFT's preparation out."""
 _STORED: Final = "model_quantization_config"
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
 ADAPTER_ROWS: Final = (
@@ -130,6 +135,8 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
     """
     if family_of(draft.values.get("model")) == "falcon_h1":
         _read_falcon(reader, draft, on, shards)
+    elif on and experts_of(draft):
+        _read_experts(reader, draft, on, shards)
     if any(one.key == "load_in_8bit" for one in on):
         draft.infer("training.quantization.format", "int8", "load_in_8bit", source="LLM.int8() of bitsandbytes")
         draft.idle(reader.matching("bnb_config_kwargs.*"), f"read with load_in_4bit alone ({_QUANTIZED})")
@@ -141,6 +148,15 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
         read_rows(reader, draft, [*BASE_ROWS, *_OF_FOUR])
     else:
         draft.idle(reader.matching("bnb_config_kwargs.*"), "no base is packed")
+
+
+def _read_experts(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
+    """Writes that PEFT casts experts, one parameter, to fp32 beside a packed base, but where weights are shared out."""
+    if draft.has_option(_KBIT):
+        draft.infer(f"framework_options.{_KBIT}", "cast_back", "experts beside a packed base", *on, source=_PREPARED)
+    elif shards is not Shards.FLAT and shards is not Shards.EACH and not draft.has_option(_OF_STAGE_3):
+        draft.fail(reader.document.path, "not yet: experts that PEFT casts to fp32 beside a packed base under ZeRO "
+                                         f"without shards of parameters ({_PREPARED})")
 
 
 def _read_falcon(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
@@ -156,8 +172,7 @@ def _read_falcon(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
                                          "llm_int8_skip_modules is out_proj alone)")
         return
     draft.infer("framework_options.llm_int8_skip_modules", ["out_proj"], "Falcon-H1 in 4 bits", *on, source=_QUANTIZED)
-    draft.infer("framework_options.prepare_model_for_kbit_training", "cast_back", "a base in 4 bits", *on,
-                source="loaders/model.py _prepare_model_for_quantization, _convert_embedding_modules_dtype")
+    draft.infer(f"framework_options.{_KBIT}", "cast_back", "a base in 4 bits", *on, source=_PREPARED)
 
 
 def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:

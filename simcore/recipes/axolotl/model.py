@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.recipes.axolotl.sharding import Sharding
+from simcore.recipes.axolotl.unfrozen import read_unfrozen
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.attention import read_attention
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
@@ -76,7 +77,7 @@ def _read_kind(reader: Reader, draft: Draft) -> None:
     draft.refuse(reader.text("processor_type"), "a model with images or sound")
     method = reader.text("rl")
     if method is not None:
-        draft.refuse(method, f"training by {method.value}")
+        draft.refuse(method, f"training by {method.value}", always=True)
         draft.idle(reader.matching(*_OF_RL), f"settings of {method.value}")
     named, same = reader.text("model_type"), reader.text("type_of_model")
     if named is not None:
@@ -95,7 +96,7 @@ def _read_kind(reader: Reader, draft: Draft) -> None:
     for block in ("diffusion", "qat", "llmcompressor"):
         for one in reader.matching(f"{block}.*"):
             draft.refuse(one, f"training with {block}")
-    draft.refuse(reader.take("unfrozen_parameters"), "parameters that are trained by pattern")
+    read_unfrozen(reader, draft)
 
 
 def _read_attention(reader: Reader, draft: Draft) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from simcore.inputs.block import shorten
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin
@@ -19,7 +20,9 @@ __all__ = ["Sharding", "read_sharding"]
 
 
 _VERSION: Final = "utils/schemas/validation.py _resolve_fsdp_version: version 1 where nothing is said"
-_DEGREES: Final = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
+_DEGREES: Final = {"tensor_parallel_size": "matrices", "context_parallel_size": "sequences",
+                   "expert_parallel_size": "experts"}
+"""Degrees of transformers' own parallelism, each with what it splits over ranks."""
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args, to which axolotl hands the block",
                         ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch",
@@ -40,10 +43,11 @@ class Sharding:
 
 def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding:
     """Writes `framework`, its options and the mesh; `file`: a DeepSpeed JSON that the user names behind it."""
-    for name in _DEGREES:
+    for name, what in _DEGREES.items():
         degree = reader.integer(name)
         if degree is not None and degree.value > 1:
-            draft.refuse(degree, "transformers' own parallelism beside data parallel")
+            draft.refuse(degree, f"{what} that are split over {degree.value} ranks; without it the answer would be of "
+                         "another layout, so --loose does not leave it out", always=True)
         else:
             draft.idle(degree, "one rank")
     read_rows(reader, draft, _ROWS)
@@ -52,7 +56,8 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
         draft.use(zero, why="names the file that stands beside the recipe")
         check_named(draft, zero, file)
         return _read_zero(reader, draft, file)
-    draft.refuse(zero, "DeepSpeed's configuration in another file: name it too, by --with")
+    draft.refuse(zero, f"DeepSpeed's configuration in another file, {shorten(zero.value) if zero else ''}: name it "
+                       "too, by --with")
     if file is not None:
         draft.fail(file.document.path, "the recipe asks for no DeepSpeed")
         draft.idle(file.matching("*"), "of no part of the run")

@@ -13,6 +13,8 @@ from simcore.models.names import find
 from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.provider import read_provider
 from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.bridge.towers.builds import in_16_bits, write_own_head
+from simcore.recipes.bridge.towers.omni import read_fields
 from simcore.recipes.bridge.vocabulary import read_vocabulary
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
@@ -34,7 +36,7 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "num_attention_heads": (), "attention_dropout": ("attention_dropout",), "hidden_dropout": ()}
 """Fields of Hugging Face's configurations by the provider's (models/conversion/model_bridge.py:455), of which a model
 has one; a width, or number of heads, changes others that the provider has from the configuration."""
-TURNED_APART: Final = ("qwen/", "zai-org/glm-4", "google/gemma")
+TURNED_APART: Final = ("qwen/", "zai-org/glm-4", "google/gemma", "mistralai/ministral-3")
 """Models whose converters leave apply_rope_fusion as core has it; Llama's and Nemotron's switch it on."""
 _SHAPES: Final = ("gated_linear_unit", "qk_layernorm", "add_bias_linear", "add_qkv_bias", "multi_latent_attention",
                   "moe_shared_expert_gate", "normalization", "share_embeddings_and_output_weights")
@@ -75,7 +77,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
         _read_hybrid(reader, draft, pattern, name)
     elif name is not None:
         draft.use(target, why="the provider of the model by its name")
-        _read_named(reader, draft, name)
+        _read_named(reader, draft, in_16_bits(name))
     elif reader.has("model.num_layers") and reader.has("model.hidden_size"):
         draft.use(target, why="the provider; its sizes are the model")
         read_provider(reader, draft)
@@ -107,8 +109,8 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     _expect_shape(reader, draft, name.value)
     own = 0 if "mtp_num_layers" in reader.document.data.get("model", {}) else _predicted(name.value)
     _write_rotation(reader, draft, name.value)
-    changed = _changed(reader, draft, name)
-    if not read_vocabulary(reader, draft, name) and not (own or (further and further.value) or changed or depth):
+    changed, heads = _changed(reader, draft, name), write_own_head(draft, name)
+    if not (read_vocabulary(reader, draft, name) or heads or own or (further and further.value) or changed or depth):
         draft.put("model", name)
         draft.use(further, reader.text("model.mtp_hybrid_override_pattern"),
                   reader.flag("model.mtp_use_repeated_layer"), why="no modules of multi-token prediction")
@@ -150,7 +152,10 @@ def _write_rotation(reader: Reader, draft: Draft, name: str) -> None:
 
 
 def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[Any]]:
-    """Sizes that differ from the model's own, by the field of its configuration; those without a field are refused."""
+    """Sizes that differ from the model's own, by the field of its configuration; those without a field are refused.
+
+    Towers that the recipe does not build are among them.
+    """
     config = model_config(name.value, None, "") if find(name.value) is not None else {}
     found: dict[str, Taken[Any]] = {}
     for key, fields in _FIELDS.items():
@@ -167,7 +172,7 @@ def _changed(reader: Reader, draft: Draft, name: Taken[str]) -> dict[str, Taken[
         draft.unmodelled(share, "as much of each head is rotated as the model by its name says")
     else:
         draft.idle(share, "the model's own")
-    return found
+    return found | read_fields(reader, draft, config)
 
 
 def _expect_shape(reader: Reader, draft: Draft, name: str) -> None:

@@ -82,30 +82,34 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
     shards = draft.has_option("data_parallel_sharding_strategy")
     scatters = reader.flag("ddp.use_distributed_optimizer")
     has_one = reader.is_mapping("comm_overlap") and scatters is not None and scatters.value
-    for name in ("overlap_grad_reduce", "overlap_param_gather"):
+    overlaps = True
+    for name in ("overlap_param_gather", "overlap_grad_reduce"):
         given = [reader.flag(f"{block}.{name}") for block in ("comm_overlap", "ddp", "optimizer")]
         draft.use(*given, why=_OVERLAPS if shards else "on, as without it" if not has_one else
                   "comm_overlap goes before ddp and the optimizer, and overlaps where there are several data-parallel "
                   "ranks (training/comm_overlap.py)")
         own = given[0].value if given[0] is not None else data != 1
-        is_on = own if has_one else any(one.value for one in given if one) or not any(given)
-        if not is_on and not shards:
+        overlaps = own if has_one else any(one.value for one in given if one) or not any(given)
+        if not overlaps and not shards:
             draft.infer(f"{_OPTION}{name}", False, "comm_overlap, else ddp or the optimizer", *given)  # noqa: FBT003
     _read_products(reader, draft)
     few = reader.integer("ddp.num_buckets")
-    if few is not None and (shards or draft.values.get("framework_options", {}).get("overlap_grad_reduce", True)):
+    if few is not None and overlaps:
         draft.put(f"{_OPTION}num_buckets", few)
     else:
         draft.idle(few, "without overlap_grad_reduce there is one bucket")
-    _read_buckets(reader, draft, data, has_one=bool(has_one), shards=shards)
+    _read_buckets(reader, draft, overlaps=overlaps, has_one=bool(has_one), is_made=bool(has_one) and data > 1)
+    if shards and not overlaps:
+        draft.infer(f"{_OPTION}bucket_size", WHOLE, "without overlap_grad_reduce parameters of no unit are one bucket",
+                    source="Megatron-LM d98e8a64 megatron_fsdp/param_and_grad_buffer.py:1862")
 
 
-def _read_buckets(reader: Reader, draft: Draft, data: int, *, has_one: bool, shards: bool) -> None:
+def _read_buckets(reader: Reader, draft: Draft, *, overlaps: bool, has_one: bool, is_made: bool) -> None:
     """Writes the size of buckets: a CommOverlapConfig's goes before that of ddp, of any (training/comm_overlap.py:570).
 
-    Without either core has a size of its own, and Megatron-FSDP closes no bucket of parameters outside its units.
+    Without either core has a size of its own (Megatron-LM d98e8a64 training/models/dist_utils.py:315). `has_one`: there
+    is such a config, and the distributed optimizer; `is_made`: it makes buckets.
     """
-    overlaps = draft.values.get("framework_options", {}).get("overlap_grad_reduce", True)
     chosen, own = reader.integer("comm_overlap.bucket_size"), reader.integer("ddp.bucket_size")
     if has_one:
         draft.idle(own, "comm_overlap goes before it, with or without a size (training/comm_overlap.py:570)")
@@ -116,12 +120,9 @@ def _read_buckets(reader: Reader, draft: Draft, data: int, *, has_one: bool, sha
         draft.put(f"{_OPTION}bucket_size", chosen)
     elif chosen is not None:
         draft.idle(chosen, "without overlap_grad_reduce there is one bucket")
-    elif has_one and data > 1 and overlaps:
+    elif is_made and overlaps:
         draft.infer(f"{_OPTION}bucket_size", BUCKET, "128 Mi with a CommOverlapConfig",
                     source="Bridge training/comm_overlap.py")
-    elif shards:
-        draft.infer(f"{_OPTION}bucket_size", WHOLE, "nothing says a size: parameters of no unit are one bucket",
-                    source="Megatron-LM d98e8a64 megatron_fsdp/param_and_grad_buffer.py:1862")
 
 
 def _read_products(reader: Reader, draft: Draft) -> None:

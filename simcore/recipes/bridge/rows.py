@@ -74,10 +74,8 @@ REFUSED: Final[tuple[Row, ...]] = (
     Off("peft.experts_shared_outer_loras", "halves of adapters that experts share"),
     On("peft.share_expert_adapters", "an adapter for each expert"),
     Off("model.freeze_mtp_model", "frozen modules of multi-token prediction"),
-    Off("model.freeze_sound_encoder", "towers beside text"),
     Off("model.freeze_audio_model", "towers beside text"),
     Off("model.qk_clip", "clipping of query and key"),
-    Off("model.freeze_sound_projection", "towers beside text"),
     Off("model.freeze_audio_projection", "towers beside text"),
 )
 IDLE: Final[tuple[Row, ...]] = (

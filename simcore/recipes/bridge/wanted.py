@@ -188,8 +188,11 @@ def _buckets(outline: Outline, base: Mapping[str, Any], *, has_one: bool) -> Ite
     bucket, shards = outline.value(f"{_OPTION}bucket_size"), outline.has_option("data_parallel_sharding_strategy")
     if bucket is not None and has_one:
         yield "comm_overlap.bucket_size", bucket, BUCKET
-    elif bucket is not None and (shards or outline.given(f"{_OPTION}bucket_size") or "ddp.bucket_size" in base):
-        yield "ddp.bucket_size", bucket, WHOLE if shards else None
+        return
+    if shards:
+        yield "ddp.overlap_grad_reduce", bucket != WHOLE, True
+    if bucket not in (None, WHOLE) and (outline.given(f"{_OPTION}bucket_size") or "ddp.bucket_size" in base):
+        yield "ddp.bucket_size", bucket, None
 
 
 def _experts(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Final
 
+from simcore.inputs.block import shorten
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.deepspeed import check_named, read_deepspeed, shard_over_ranks
@@ -157,7 +158,8 @@ def _read_degrees(reader: Reader, draft: Draft, *, cuts: bool) -> None:
     for name in ("tp", "cp", "sp"):
         degree = reader.integer(f"{at}{name}_size")
         if degree is not None and degree.value > 1:
-            draft.refuse(degree, f"{name} of accelerate's parallelism_config")
+            draft.refuse(degree, f"{name} of accelerate's parallelism_config: without it the answer would be of "
+                         "another layout, so --loose does not leave it out", always=True)
         else:
             draft.idle(degree, "one rank")
     draft.idle(reader.matching(f"{at}cp_*", f"{at}sp_*", f"{at}tp_*"), "settings of a degree of one rank")
@@ -212,7 +214,8 @@ def _read_zero(reader: Reader, draft: Draft, mixed: Taken[Any] | None, file: Rea
         draft.idle(reader.matching("deepspeed_config.*"), "the file that is named says all of it")
         if file is None:
             draft.fail(named.where if named else draft.path,
-                       "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
+                       "not yet: DeepSpeed's configuration stands in another file"
+                       f"{f', {shorten(named.value)}' if named else ''}: name it too, by --with")
             return Launch(Shards.ZERO, mixed)
         check_named(draft, named, file)
         zero = read_deepspeed(file, draft)

@@ -13,10 +13,11 @@ __all__ = ["BALANCING", "LINEARS", "NAMED_BY_PEFT", "family_of", "is_dense"]
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 LINEARS: Final = {
-    **dict.fromkeys(("cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "hunyuan_v1_dense", "llama", "mistral",
-                     "olmo3", "qwen2", "qwen3", "seed_oss"), (*_ATTENTION, *_MLP)),
+    **dict.fromkeys(("cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "gemma4_text", "hunyuan_v1_dense",
+                     "llama", "mistral", "olmo3", "qwen2", "qwen3", "seed_oss"), (*_ATTENTION, *_MLP)),
     **dict.fromkeys(("arcee", "nemotron"), (*_ATTENTION, "up_proj", "down_proj")),
     **dict.fromkeys(("glm", "glm4"), (*_ATTENTION, "gate_up_proj", "down_proj")),
+    "qwen2_moe": (*_ATTENTION, *_MLP, "shared_expert_gate"),
     "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "starcoder2": (*_ATTENTION, "c_fc", "c_proj"),

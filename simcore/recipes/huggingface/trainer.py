@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.inputs.block import shorten
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_launch
 from simcore.recipes.huggingface.companions import Companions
@@ -190,7 +191,8 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
     if file is None and not inside:
         draft.use(named, why="names the file that stands beside the recipe")
         draft.fail(named.where if named else draft.path,
-                   "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
+                   "not yet: DeepSpeed's configuration stands in another file"
+                   f"{f', {shorten(named.value)}' if named else ''}: name it too, by --with")
         return Launch(Shards.ZERO)
     draft.use(named, why="names the file that stands beside the recipe")
     if file is not None:

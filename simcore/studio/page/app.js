@@ -3,6 +3,7 @@ import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
 import { Form, said } from "./form.js";
+import { NOTHING, left_in_link, left_of_link, said_again, show_left, without_key } from "./left.js";
 import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
@@ -20,7 +21,7 @@ const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What woul
 const remedies = document.getElementById("remedies");
 const recipe_card = document.getElementById("recipe");
 const busy = document.getElementById("busy");
-const state = { job: {}, files: {}, missed: [], pins: [], marks: [], curve: [], price: null };
+const state = { job: {}, files: {}, left: NOTHING, pins: [], marks: [], curve: [], price: null };
 const opened = new Set(); /* pictures that are drawn on demand */
 let catalogue;
 let form;
@@ -134,7 +135,7 @@ const told_at = (others, all) => {
       there.addEventListener("click", () => form.focus(name));
       const why = (all.find((one) => one.where.split(" ")[0] === name) || all[0]).message;
       const out = make("button", { type: "button", textContent: "leave it out" });
-      out.addEventListener("click", () => apply({ [name]: undefined }));
+      out.addEventListener("click", () => apply({}, [name]));
       return make("li", {}, there, ` ${said(why, name)} `, ...(form.is_added(name) && why.includes("not yet") ? [out] : []));
     })));
   fill({ parts: { problems: null } });
@@ -195,21 +196,25 @@ const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["fr
 /* Keeps the job in view as a step of the browser's way back, before another takes its place. */
 const keep = () => write(true);
 
-/* Takes changes of keys, {dotted key: value}; undefined leaves a key out. A change on its own is a step of the way back. */
-const change = (changes, is_step = performance.now() - stepped_at > STEP_MS) => {
+/* Takes changes of keys, {dotted key: value}; undefined leaves a key out. A change on its own is a step of the way back.
+   `left`: what the answer then leaves out. */
+const change = (changes, is_step = performance.now() - stepped_at > STEP_MS, left = said_again(state.left, changes)) => {
   notice("");
   stepped_at = performance.now();
   if (is_step) keep();
   const { framework, framework_options: own } = state.job;
   let { job } = state;
   for (const [key, value] of Object.entries(changes)) job = with_value(job, key, is_usual(key, value) ? undefined : value);
-  take(job);
-  if (own && !job.framework_options && job.framework !== framework) notice(`Options of ${framework} alone, left out with ${job.framework}: ${[...leaves(own)].map((key) => `${key} ${JSON.stringify(own[key] ?? value_of(own, key))}`).join(", ")}. "undo" brings them back.`);
+  take(job, state.files, left);
+  if (own && !job.framework_options && job.framework !== framework) notice(`Options of ${framework} alone, left out with ${job.framework}: ${[...leaves(own)].map((key) => `${key} ${JSON.stringify(own[key] ?? value_of(own, key))}`).join(", ")}. "undo" brings them back.`, true);
 };
 
-/* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict. */
-const apply = (changes) => {
-  change(changes, true);
+/* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict.
+   `dropped`: keys that are left out, which the verdict then names. */
+const apply = (changes, dropped = []) => {
+  const { job } = state;
+  const left = dropped.reduce((found, key) => without_key(found, job, key, files.name_of(key)), said_again(state.left, changes));
+  change({ ...changes, ...Object.fromEntries(dropped.map((key) => [key, undefined])) }, true, left);
   const place = document.querySelector("[data-part=verdict]");
   place.tabIndex = -1;
   place.focus({ preventScroll: true });
@@ -229,18 +234,12 @@ const again = () => {
   refresh();
 };
 
-/* Shows a job. `missed`: keys of its recipe that the answer leaves out. */
-const take = (job, texts = state.files, missed = state.missed) => {
-  state.job = job;
-  state.files = texts;
-  state.missed = missed;
+/* Shows a job. `left`: what the answer leaves out of it. */
+const take = (job, texts = state.files, left = state.left) => {
+  Object.assign(state, { job, files: texts, left });
   wait("");
   document.getElementById("example").hidden = JSON.stringify(job) !== JSON.stringify(catalogue.start);
-  const box = document.getElementById("missed");
-  const few = missed.length > 4 ? [...missed.slice(0, 3), `${missed.length - 3} more keys`] : missed;
-  box.textContent = `Without ${few.join(", ").replace(/, ([^,]*)$/, " and $1")} of the recipe, which may change the answer. `;
-  if (recipe_card.childElementCount) box.append(make("button", { type: "button", id: "why-missed", textContent: "why" }));
-  box.hidden = !missed.length;
+  show_left(left, recipe_card.childElementCount > 0);
   wanted += 1;
   const now = performance.now();
   is_apart = now - changed_at > APART_MS;
@@ -265,8 +264,8 @@ const show_price = () => {
 };
 
 const packed = () => {
-  const { job, files, missed, pins, price } = state;
-  return { job, ...(Object.keys(files).length ? { files } : {}), ...(missed.length ? { missed } : {}), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) };
+  const { job, files, left, pins, price } = state;
+  return { job, ...(Object.keys(files).length ? { files } : {}), ...left_in_link(left), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) };
 };
 
 /* Puts the state as it is now into the address, after those before it. `is_step`: as a step that the way back leads to. */
@@ -302,8 +301,7 @@ const follow = (found) => {
   state.pins = Array.isArray(found.pins) ? found.pins.slice(0, 4).filter((pin) => pin && typeof pin === "object") : [];
   state.price = Number.isFinite(found.price) && found.price >= 0 ? found.price : null;
   versus.show().catch(told);
-  const missed = Array.isArray(found.missed) ? found.missed.filter((one) => typeof one === "string").slice(0, 40) : [];
-  replace(found.job, found.files && typeof found.files === "object" ? found.files : {}, missed);
+  replace(found.job, found.files && typeof found.files === "object" ? found.files : {}, left_of_link(found));
 };
 
 const explain = async (what) => {

@@ -1,7 +1,8 @@
 /* Files that are dropped or opened: scenarios, recipes, a model's config.json, measured runs. */
 import { Away, Problems, ask } from "./door.js";
-import { GUESS, machine_words } from "./form.js";
+import { NOTHING } from "./left.js";
 import { clear, fill, make, notice, wait } from "./panels.js";
+import { GUESS, machine_words } from "./values.js";
 
 const LARGEST = 45 * 2 ** 20;
 const TEXT = 2 ** 18;
@@ -20,6 +21,8 @@ const base64 = (blob) => new Promise((done, failed) => {
 });
 
 const WITH = "drop that file too"; /* in the message of a recipe that names a file which is not there */
+const NOT_YET = "not yet: "; /* begins what is of rankscope, not of the recipe */
+const OTHER_LAYOUT = "of another layout"; /* in the message of a key that --loose does not leave out either */
 /* What helps where a recipe does not say how long its samples are. */
 const LENGTHS = "It is the longest sample of your data after the tokenizer, in tokens. Not known yet? Take a length to begin with: \u201clongest sequence\u201d then says up to which one the job fits.";
 const USUAL = [512, 1024, 2048, 4096, 8192];
@@ -40,8 +43,10 @@ export class Files {
     this.state = state;
     this.machines = machines; /* rows of the catalogue */
     this.dropped = null; /* name and content of a measured run */
+    this.layout = []; /* keys that were taken out of the recipe, without which its layout is another one */
     this.waiting = null; /* texts of a recipe that names another file, and what was told about it */
-    this.open = open; /* called with the keys of a job, its files, and keys of a recipe that the answer leaves out */
+    this.names = { job: "", keys: {} }; /* of the newest recipe: its own keys by those of its job */
+    this.open = open; /* called with the keys of a job, its files, and what the answer leaves out */
     this.measured = measured; /* called when marks of a measured run are there */
     this.box = document.getElementById("recipe");
     const input = document.getElementById("file");
@@ -67,6 +72,7 @@ export class Files {
 
   async read(list) {
     if (!list.length) return;
+    if (!this.waiting) this.layout = [];
     notice("");
     try {
       const large = list.find((file) => file.size > LARGEST);
@@ -118,9 +124,14 @@ export class Files {
     }
     this.waiting = null;
     if (found.kind !== "recipe") { this.box.hidden = true; wait(""); }
-    if (found.kind === "model") this.open({ ...this.state.job, ...found.values }, files, this.state.missed);
-    else if (found.kind === "scenario") this.open(found.values, {}, []);
+    if (found.kind === "model") this.open({ ...this.state.job, ...found.values }, files);
+    else if (found.kind === "scenario") this.open(found.values, {}, NOTHING);
     else this.recipe(found, files, answers);
+  }
+
+  /* The recipe's own key that a key of the job comes from; "" where the job is of no recipe that is known here. */
+  name_of(key) {
+    return (this.names.job === this.state.job.name && this.names.keys[key]) || "";
   }
 
   of(files, answers = {}) {
@@ -131,30 +142,33 @@ export class Files {
      answer of the job before is out of sight. */
   recipe(found, files, answers) {
     const names = Object.keys(files).join(", ");
-    const asks = found.questions.length > 0;
+    const lacks = found.problems.find((one) => one.message.includes(WITH));
+    const is_refused = found.problems.some((one) => one.message.startsWith(NOT_YET));
+    const asks = found.questions.length > 0 && !lacks && !is_refused; /* a file that is not there may answer them; where a part is not modelled no answer helps */
     const is_job = !asks && !found.problems.length;
     const away = make("button", { type: "button", textContent: "close" });
     away.addEventListener("click", () => { this.box.hidden = true; wait(""); });
     this.box.hidden = false;
-    const lacks = found.problems.find((one) => one.message.includes(WITH));
     this.waiting = lacks ? { texts: files, words: lacks.message, answers } : null;
     const answered = !asks && Object.keys(answers).length ? this.box.querySelector("form.asked") : null; /* to be corrected there */
     this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
-      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where.replace("--gpus", "number of GPUs")}: ${one.message} ` }, ...this.guessed(one.message, files, answers))),
+      ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where.replace("--gpus", "number of GPUs")}: ${one.message.replace(NOT_YET, "not modelled yet: ")} ` }, ...this.guessed(one.message, files, answers), ...this.without(one, files, answers))),
       ...(found.values.training && found.values.training.packed_length && found.values.training.seq_len !== found.values.training.packed_length ? [make("p", { className: "note", textContent: packed_words(found) })] : []),
-      ...(found.early || []).map((why) => make("p", { className: "wrong", textContent: `Whatever you answer below, rankscope does not model this yet: ${why}. The page then offers the nearest jobs that it can answer.` })),
+      ...(found.early || []).map((why) => make("p", { className: "wrong", textContent: `Whatever you answer below, rankscope does not model this yet: ${why}. The page then offers to go on without it, or with another layout, where that can be answered.` })),
       ...(asks ? [this.asks(found.questions, files, answers)] : answered ? [answered] : []),
       ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
       ...keys_of(found.unsaid.map(left_of), (n) => `${counted(n, "default", "defaults")} of the tool, which the recipe does not say`, false),
       ...keys_of(Object.entries(found.origins), (n) => `${counted(n, "key", "keys")}, and where each comes from`, false),
       make("p", { className: "buttons" }, away));
-    if (is_job) this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), found.missed.map((one) => one.key));
-    else {
+    if (is_job) {
+      this.names = { job: found.values.name, keys: found.names };
+      this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), { ...NOTHING, layout: this.layout, missed: found.missed.map((one) => one.key) });
+    } else {
       const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent.split(":")[0]);
       const several = Object.keys(files).length > 1;
       const lacking = open.length ? `${several ? "they do" : "it does"} not say the ${open.join(", the ").replace(/, the (?=[^,]*$)/, " and the ")}` : "is this its machine?";
       const part = `${several ? "they are" : "it is"} a part of a recipe`;
-      wait(`${names} ${several ? "are" : "is"} not the job${asks && !found.problems.length ? ` yet: ${this.box.querySelector("form.asked") ? lacking : part}` : `: ${counted(found.problems.length, "problem", "problems")}`}.`);
+      wait(`${names} ${several ? "are" : "is"} not the job${asks && !found.problems.length ? ` yet: ${this.box.querySelector("form.asked") ? lacking : part}` : lacks ? " yet: a file that it names is missing" : is_refused ? ": rankscope does not model a part of it yet" : `: ${counted(found.problems.length, "problem", "problems")}`}.`);
       this.box.scrollIntoView({ block: "nearest" });
       const empty = [...this.box.querySelectorAll("[data-answer]")].find((one) => !one.value) || this.box.querySelector("[data-answer]") || away;
       empty.focus();
@@ -169,6 +183,21 @@ export class Files {
     take.addEventListener("click", () => {
       const texts = Object.fromEntries(Object.entries(files).map(([file, text]) => [file, text.replaceAll(unknown, id || name)]));
       this.texts(texts, answers).catch((error) => notice(error.message));
+    });
+    return [take];
+  }
+
+  /* A button that reads the recipe without a key of which it has another layout, where that stands on a line of its own. */
+  without({ where, message }, files, answers) {
+    const [, file, line] = where.match(/^(.*):(\d+)$/) || [];
+    const [key] = message.replace(NOT_YET, "").split(": ");
+    const rows = (files[file] || "").split("\n");
+    const at = Number(line) - 1;
+    if (!message.includes(OTHER_LAYOUT) || !rows[at] || !new RegExp(`^\\s*${key.split(".").pop()}:\\s*[\\w.]+\\s*(#.*)?$`).test(rows[at])) return [];
+    const take = make("button", { type: "button", textContent: `answer another layout, without ${key}` });
+    take.addEventListener("click", () => {
+      this.layout = [...this.layout, rows[at].split("#")[0].trim().replace(":", "")];
+      this.texts({ ...files, [file]: rows.with(at, "").join("\n") }, answers).catch((error) => notice(error.message));
     });
     return [take];
   }

@@ -1,40 +1,14 @@
 /* The job as a form: fields that most people change, steppers of degrees, and every other key found by search. */
+import { AXES, mesh_words, short } from "./mesh.js";
+import { offers, say_changes } from "./offers.js";
 import { make, notice } from "./panels.js";
 import { leaves, value_of } from "./state.js";
+import { Steppers } from "./steppers.js";
+import { GUESS, decimal, machine_words, plain_value, whole } from "./values.js";
 
-const AXES = { gpus: "GPUs", tp: "tensor parallel", pp: "pipeline stages", cp: "context parallel", ep: "expert parallel",
-  etp: "expert tensor parallel", dp_replicate: "replicas" };
 const METHODS = ["full", "lora", "qlora"];
 /* Settings of adapters and of weights in 4 bits, which mean nothing with a method that has none. */
 const NOT_WITH = { full: ["training.lora", "training.quantization"], lora: ["training.quantization"], qlora: [] };
-/* What a message takes a name for: a model built in, and its id where an id was asked for. */
-export const GUESS = /unknown model '([^']+)' \(did you mean '([\w.-]+)'(?:, ([\w./-]+))?\?/;
-const GROUPED = /^\d{1,3}([.,'\u2019\u00a0\u202f _]\d{3})+$/;
-
-/* A whole number as people write it in English, German, French or Swiss; null for anything else. */
-export const whole = (text) => {
-  const plain = text.trim();
-  if (/^\d+$/.test(plain)) return Number(plain);
-  return GROUPED.test(plain) ? Number(plain.replace(/\D/g, "")) : null;
-};
-
-/* A number with decimals, which a point or a comma begins; null for anything else. */
-export const decimal = (text) => (/^\d+([.,]\d+)?$/.test(text.trim()) ? Number(text.trim().replace(",", ".")) : null);
-
-export const machine_words = ({ name, gpu, usable_gib: usable }) => {
-  const short = gpu.replace(/NVIDIA |GeForce | HBM.*/g, "");
-  return `${name} (${short}${/\d ?GB/.test(short) ? "" : `, ${usable.toFixed(1)} GiB`})`;
-};
-
-/* A value as YAML would read it: numbers, true, false, null, JSON lists; else text. */
-export const plain_value = (text) => {
-  const trimmed = text.trim();
-  if (/^(true|false|null|-?\d+(\.\d+)?([eE][+-]?\d+)?|[[{"].*)$/s.test(trimmed)) {
-    try { return JSON.parse(trimmed); } catch { return trimmed; }
-  }
-  return trimmed;
-};
-
 export class Form {
   constructor(root, catalogue, change, options_of, price, apply, is_unread) {
     this.root = root;
@@ -49,7 +23,7 @@ export class Form {
     this.kept = new Set(); /* keys that a user asked for, which stay without a value */
     this.job = {};
     this.fields = new Map();
-    this.steppers = new Map();
+    this.steppers = new Steppers((changes) => change(changes), (key) => this.label(key));
     this.build();
   }
 
@@ -62,10 +36,7 @@ export class Form {
       this.select("framework", "framework", frameworks.map((one) => one.name), (name) => ({
         framework: name, framework_version: undefined, framework_options: undefined, implementation: undefined })),
       this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, machine_words(one)]))));
-    const degrees = make("fieldset", { className: "degrees" }, make("legend", { textContent: "GPUs and degrees" }));
-    for (const axis of Object.keys(AXES)) degrees.append(this.stepper(axis));
-    degrees.append(make("p", { className: "note", id: "rest" }));
-    this.root.append(degrees,
+    this.root.append(this.steppers.box,
       this.number("training.micro_batch_size", "micro batch"),
       this.number("training.global_batch_size", "global batch"),
       this.number("training.seq_len", "sequence length"),
@@ -148,170 +119,6 @@ export class Form {
     const input = make("select", {}, ...values.map((value) => make("option", { value, textContent: words[value] || value })));
     input.addEventListener("change", () => this.change(changes ? changes(input.value) : { [key]: input.value }));
     return this.row(key, label, input);
-  }
-
-  stepper(axis) {
-    const name = AXES[axis];
-    const down = make("button", { type: "button", textContent: "\u2212", tabIndex: -1, ariaLabel: `less: ${name}` });
-    const up = make("button", { type: "button", textContent: "+", tabIndex: -1, ariaLabel: `more: ${name}` });
-    const value = make("span", { className: "value", tabIndex: 0, role: "spinbutton" });
-    value.setAttribute("aria-label", name);
-    const why = make("details", { className: "why", hidden: true }, make("summary"), make("ul"));
-    const step = (by) => () => this.step(axis, by);
-    down.addEventListener("click", step(-1));
-    up.addEventListener("click", step(1));
-    value.addEventListener("keydown", (event) => {
-      if (/^\d$/.test(event.key) || (event.key === "Enter" && this.typed)) {
-        event.preventDefault();
-        this.type(axis, event.key);
-        return;
-      }
-      const by = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1 }[event.key];
-      if (!by) return;
-      event.preventDefault();
-      this.step(axis, by);
-    });
-    const row = make("div", { className: "stepper" }, make("span", { className: "name", textContent: name }), down, value, up, why);
-    row.dataset.axis = axis;
-    this.steppers.set(axis, { row, down, up, value, why, values: [] });
-    return row;
-  }
-
-  /* The legal values on each side of the present one; null without one. */
-  next(axis, by) {
-    const { values } = this.steppers.get(axis);
-    const now = this.now(axis);
-    const at = values.findIndex((one) => one.value === now);
-    if (at < 0) return null;
-    const beside = [];
-    for (let n = at + by; n >= 0 && n < values.length; n += by) if (values[n].mesh) beside.push(values[n]);
-    /* from a job that is refused as it is, a step may lead to another one that is: else some could not be left */
-    return beside.find((one) => !one.why) || (values[at].why && beside[0]) || null;
-  }
-
-  now(axis) {
-    if (axis !== "gpus") return this.mesh ? this.mesh[axis] : null;
-    return this.mesh ? ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, one) => all * (this.mesh[one] || 1), 1) : null;
-  }
-
-  step(axis, by) {
-    const next = this.next(axis, by);
-    if (next && !this.is_fresh(axis)) this.put(axis, next.value, next.also); /* quicker than the answer about the change before */
-    else if (next) {
-      const words = this.also_words(next.also);
-      this.change({ mesh: short(next.mesh), ...next.also, ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
-      if (words) notice(`Also changed: ${words}, a multiple of the data-parallel ranks.`);
-    }
-    else this.steppers.get(axis).row.animate([{ background: "var(--bad-wash)" }, {}], 700); /* the line below says why not */
-  }
-
-  /* A number that is typed at a degree, taken by Enter or after a while; data parallelism takes what is left. */
-  type(axis, key) {
-    clearTimeout(this.typing);
-    if (key !== "Enter") {
-      this.typed = `${this.typed || ""}${key}`.slice(0, 6);
-      this.steppers.get(axis).value.textContent = this.typed;
-      this.typing = setTimeout(() => this.type(axis, "Enter"), 1200);
-      return;
-    }
-    const number = Number(this.typed);
-    this.typed = "";
-    this.put(axis, number);
-  }
-
-  /* True if the values of an axis are those of the job in view. */
-  is_fresh(axis) {
-    const own = this.steppers.get(axis).values.find((one) => one.value === this.now(axis));
-    return Boolean(own && own.mesh && Object.entries(own.mesh).every(([name, degree]) => degree === this.mesh[name]));
-  }
-
-  /* Takes a degree; the number of GPUs stays, data parallelism takes what is left. */
-  put(axis, number, also = {}) {
-    const gpus = axis === "gpus" ? number : this.now("gpus");
-    const mesh = axis === "gpus" ? { ...this.mesh } : { ...this.mesh, [axis]: number };
-    const others = ["pp", "dp_replicate", "cp", "tp"].reduce((all, one) => all * mesh[one], 1);
-    if (number !== 0 && gpus % others === 0) this.change({ mesh: short({ ...mesh, dp_shard: gpus / others }), ...also });
-    else {
-      this.show_steppers();
-      notice(`${AXES[axis]} ${number}: ${gpus} GPUs are no multiple of the degrees' product.`);
-    }
-  }
-
-  /* Takes the legal values that the engine found for this job. */
-  degrees(answer) {
-    this.says = answer.says;
-    for (const [axis, stepper] of this.steppers) {
-      stepper.values = answer.values[axis];
-      stepper.row.title = answer.says[axis] || "";
-      const own = stepper.values.find((one) => one.value === this.now(axis));
-      const has_none = answer.idle.includes(axis) || (axis === "etp" && stepper.values.length === 1);
-      stepper.row.hidden = has_none && [null, 1].includes(this.now(axis) ?? null);
-      /* of a job that is refused as it is, only values that have another reason: its own is told beside the verdict */
-      const refused = stepper.values.filter((one) => one.why && one.why !== (own || {}).why);
-      stepper.why.hidden = !refused.length;
-      stepper.why.querySelector("summary").textContent = `why not ${refused.map((one) => one.value ?? "auto").join(", ")}`;
-      stepper.why.querySelector("ul").replaceChildren(...refused.map((one) => make("li", {}, make("b", { textContent: String(one.value ?? "auto") }), ` ${one.why}`)));
-    }
-    const box = document.getElementById("plain");
-    box.hidden = !answer.plain && !answer.frameworks.length;
-    if (answer.plain && this.is_other_model && !answer.is_unknown) {
-      this.is_other_model = false;
-      this.change({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
-      notice(`${this.job.model} cannot have the degrees of the model before: ${this.layout_words()} instead. "undo" goes back.`);
-      return;
-    }
-    this.is_other_model = false;
-    if (!box.hidden) {
-      box.replaceChildren(...(answer.is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" })] : []),
-        ...alone([...(answer.plain ? [answer, ...answer.others].map((one) => this.plain(one)) : []), ...answer.frameworks.map((one) => this.other(one))]));
-    }
-    this.show_steppers();
-  }
-
-  /* A button that takes a legal layout in the place of one that is refused. */
-  plain({ plain, drops }) {
-    const degrees = Object.entries(short(plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
-    const gone = Object.entries(this.job.mesh || {}).filter(([axis, n]) => n > 1 && !(axis in short(plain))).map(([axis, n]) => `, ${axis} ${n} \u2192 1`).join("");
-    const button = make("button", { type: "button", textContent: `take ${degrees}${gone}${drops.length ? `, without ${drops.join(", ")}` : ""}` });
-    button.addEventListener("click", () => this.apply({ mesh: short(plain), ...Object.fromEntries(drops.map((key) => [key, undefined])) }));
-    return button;
-  }
-
-  /* A button that gives the job to another framework, with that one's own defaults. */
-  other({ keys, says }) {
-    const { framework, mesh, framework_options: options, ...others } = keys;
-    const degrees = Object.entries(short(mesh)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
-    const own = Object.entries(others).filter(([key, value]) => value !== value_of(this.job, key)).map(([key, value]) => `, ${key.split(".").pop()} ${Array.isArray(value) && value.length > 2 ? `as ${value.length} names` : [value].flat().join(" ")}`).join("");
-    const button = make("button", { type: "button", textContent: `take ${framework}, ${degrees}${own}: ${says}` });
-    button.addEventListener("click", () => this.apply({ framework, framework_options: options, mesh: short(mesh), ...others }));
-    return button;
-  }
-
-  also_words(changes = {}) {
-    return Object.entries(changes).map(([key, one]) => `${this.label(key)} ${value_of(this.job, key)} \u2192 ${one}`).join(", ");
-  }
-
-  layout_words() {
-    return Object.entries(short(this.mesh)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
-  }
-
-  show_steppers() {
-    for (const [axis, { down, up, value }] of this.steppers) {
-      const now = this.now(axis);
-      value.textContent = now === null || now === undefined ? "auto" : now.toLocaleString("en");
-      value.setAttribute("aria-valuetext", value.textContent);
-      if (typeof now === "number") value.setAttribute("aria-valuenow", now);
-      else value.removeAttribute("aria-valuenow");
-      for (const [button, by] of [[down, -1], [up, 1]]) {
-        const next = this.next(axis, by);
-        button.disabled = !next;
-        button.title = next ? this.also_words(next.also) : "";
-      }
-    }
-    const rest = document.getElementById("rest");
-    const { dp_shard: shards = 1, dp_replicate: copies = 1 } = this.mesh || {};
-    const ranks = [shards > 1 && `${shards} sharded`, copies > 1 && `${copies} replicas`].filter(Boolean).join(" \u00d7 ") || "one rank";
-    rest.textContent = this.mesh ? `data parallel takes the rest: ${ranks}` : "";
   }
 
   others() {
@@ -397,8 +204,6 @@ export class Form {
   show(job) {
     for (const key of this.unread.keys()) if (value_of(job, key) !== value_of(this.job, key)) this.unread.delete(key);
     this.job = job;
-    const mesh = job.mesh || {};
-    this.mesh = { pp: 1, dp_replicate: 1, dp_shard: 1, cp: 1, tp: 1, ep: 1, etp: null, ...mesh };
     const there = new Set(leaves(job));
     for (const [key, { row }] of this.fields) {
       if (!this.added.contains(row) || there.has(key) || this.kept.has(key)) continue;
@@ -407,31 +212,34 @@ export class Form {
     }
     for (const key of there) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "mesh" && key !== "name") this.add(key);
     for (const key of this.fields.keys()) if (key !== "price") this.show_value(key);
-    this.show_steppers();
+    this.steppers.show(job);
     this.is_unread();
   }
 
-  /* Puts what a change means in the form's words before its keys: old and new value; keys that stay are left out. */
-  say_changes(buttons) {
-    for (const button of buttons) {
-      const changes = JSON.parse(button.dataset.changes);
-      const mesh = { ...this.mesh };
-      for (const [key, value] of Object.entries(changes)) if (key.startsWith("mesh.")) mesh[key.slice(5)] = value;
-      const gpus = (one) => ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, axis) => all * (one[axis] || 1), 1);
-      const rows = Object.entries(changes).map(([key, value]) => [this.label(key), key.startsWith("mesh.") ? this.mesh[key.slice(5)] : value_of(this.job, key), value, key]);
-      const said = [["GPUs", gpus(this.mesh), gpus(mesh)], ...rows].filter(([, before, after]) => JSON.stringify(before) !== JSON.stringify(after))
-        .map(([name, before, after]) => `${name} ${before === undefined || before === null ? "" : `${words_of(before)} `}\u2192 ${words_of(after)}`).join(", ");
-      const place = button.nextElementSibling;
-      const stay = rows.filter(([, before, after]) => JSON.stringify(before) === JSON.stringify(after)).map(([, , , key]) => `${key}=`);
-      place.querySelectorAll("code").forEach((one) => { if (stay.some((key) => one.textContent.startsWith(key))) one.remove(); });
-      if (said && !place.querySelector("b")) place.prepend(make("b", { textContent: said }), " ");
+  /* Takes the legal values that the engine found for this job, and what it offers in the place of one that is refused. */
+  degrees(answer) {
+    this.steppers.take(answer);
+    const is_other_model = this.is_other_model && answer.plain && !answer.is_unknown;
+    this.is_other_model = false;
+    if (is_other_model) {
+      this.change({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
+      notice(`${this.job.model} cannot have the degrees of the model before: ${mesh_words(this.job.mesh || {})} instead. "undo" goes back.`, true);
+      return;
     }
+    const found = offers(answer, this.job, this.apply);
+    const box = document.getElementById("plain");
+    box.replaceChildren(...found);
+    box.hidden = !found.length;
+  }
+
+  say_changes(buttons) {
+    say_changes(buttons, this.job, (key) => this.label(key));
   }
 
   label(key) {
     if (key === "mesh.dp_shard") return "data parallel (sharded)";
     const field = this.fields.get(key);
-    return AXES[key.replace("mesh.", "")] || (field && field.row.querySelector("label").textContent) || key.split(".").pop().replaceAll("_", " ");
+    return AXES[key.replace("mesh.", "")] || (field && field.row.querySelector("label").textContent) || key.split(".").slice(1).slice(-2).join(" ").replaceAll("_", " ") || key.replaceAll("_", " ");
   }
 
   show_value(key) {
@@ -450,12 +258,10 @@ export class Form {
   /* Problems where they were made: at their fields; those of no field are returned. */
   problems(rows) {
     for (const [key, field] of this.fields) if (!this.unread.has(key)) this.untell(field);
-    this.steppers.forEach(({ row }) => row.classList.remove("wrong"));
+    this.steppers.mark(rows.map((one) => one.where.split(" ")[0].replace(/^mesh\./, "")));
     this.told = new Set(); /* keys of the fields that tell a problem */
     return rows.filter((one) => {
       const key = one.where.split(" ")[0];
-      const axis = key.startsWith("mesh.") && this.steppers.get(key.slice(5));
-      if (axis) axis.row.classList.add("wrong");
       const field = [key, ...[...this.fields.keys()].filter((name) => one.message.startsWith(`${name}:`))].find((name) => this.fields.has(name));
       if (field) {
         if (!this.unread.has(field)) this.tell(field, one.message);
@@ -486,10 +292,10 @@ export class Form {
   tell(key, message) {
     const { input, told, row } = this.fields.get(key);
     told.textContent = said(message, key);
-    const guess = message.match(GUESS);
-    if (guess && key === "model") {
-      const take = make("button", { type: "button", textContent: `take ${guess[2]}` });
-      take.addEventListener("click", () => this.change({ model: guess[2] }));
+    const cure = cure_of(message, key);
+    if (cure) {
+      const take = make("button", { type: "button", textContent: `take ${cure}` });
+      take.addEventListener("click", () => this.change({ [key]: cure }));
       told.append(" ", take);
     }
     told.hidden = false;
@@ -498,17 +304,17 @@ export class Form {
   }
 }
 
+/* The value that a message takes a wrong one for, or the next that it allows; null without one. */
+const cure_of = (message, key) => {
+  const guess = key === "model" && message.match(GUESS);
+  if (guess) return guess[2];
+  const [, step, value] = message.match(/expected a multiple of (\d+)\b.*, got (\d+)$/) || [];
+  return step && key === "training.global_batch_size" ? Math.ceil(Number(value) / Number(step)) * Number(step) : null;
+};
+
 /* A problem in words for the page: without the key that it is told at, and without commands. */
 export const said = (message, key) => (message.startsWith(`${key}: `) ? message.slice(key.length + 2) : message)
   .replace(/`rankscope models`[^]*$/, "the list of the field has those that are built in; drop another's config.json on the page");
 
-/* Buttons without those that say the same as one before. */
-const alone = (buttons) => buttons.filter((one, n) => buttons.findIndex((other) => other.textContent === one.textContent) === n);
-
 /* A dotted name that may be cut into lines behind its dots and underscores. */
 const broken = (name) => name.split(/(?<=[._])/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));
-
-const words_of = (value) => (value !== null && typeof value === "object" ? (Object.keys(value).length ? JSON.stringify(value) : "as usual") : String(value));
-
-/* A mesh as a person writes it: degrees of one are left out. */
-const short = (mesh) => Object.fromEntries(Object.entries(mesh).filter(([name, value]) => value !== null && (value !== 1 || name === "etp")));

@@ -57,7 +57,7 @@ const space = (words) => words && ` ${words}`;
 
 /* Fewest GPUs of layouts without states on the host, where the fewest have some there: number, and what is known of it. */
 export const device_words = ({ value, layout, beyond, why, nearest_bytes, is_fewest, skipped, together }, job) => {
-  const below = beyond ? ` ${count(beyond)} ${why_not(why)}${nearest_bytes ? `; its best layout with one option needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
+  const below = beyond ? ` ${gpus_words(beyond)}: ${why_not(why)}${nearest_bytes ? `; its best layout with one option needs ${gib(nearest_bytes)}` : ""}.` : value === null && why ? ` ${why_not(why)}.` : "";
   return [value === null ? "none that was tried surely fits" : `${is_fewest ? "" : "at most "}${count(value)}`, `${there_words(layout, job)}${below}${space(together_words(together, job)).trimEnd()}${space(batch_words({ skipped }, job, false))}`];
 };
 
@@ -77,7 +77,7 @@ const unserved_words = (unserved) => {
   return all ? `${count(all)} layouts that the framework may run are not simulated yet, so they were not tried: ${found.slice(0, 2).map(([what]) => what).join("; ")}.` : "";
 };
 
-const gpus_words = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
+export const gpus_words = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
 
 /* Fewer GPUs that fit where several options at once are added to the layout nearest to fitting there. */
 const together_words = (found, job) => (found ? `With several options at once ${gpus_words(found.gpus)} ${found.gpus === 1 ? "fits" : "fit"}: ${there_words(found.layout, job)} ` : "");
@@ -253,8 +253,12 @@ export class Limits {
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
+/* A value of a limit with its unit. */
+const value_words = ({ quantity }, value) => (quantity === "gpus" ? gpus_words(value) : quantity === "sequence" ? `${count(value)} tokens` : count(value));
+
 const words_of = (found) => {
-  if (found.value === null) return `${found.words}: none surely fits. ${sentence(found.problem || mostly(found.why))}${found.words === "fewest GPUs" ? ". The answer above has other layouts too." : ""}`;
+  const tried = found.beyond === null || !found.beyond_peak ? "" : `${value_words(found, found.beyond)}, ${found.quantity === "gpus" ? "the most that were tried" : "the least that was tried"}: ${BEYOND[found.beyond_verdict]} ${found.beyond_peak}; `;
+  if (found.value === null) return `${found.words}: none surely fits. ${sentence(found.problem || `${tried}${mostly(found.why)}`)}${found.words === "fewest GPUs" ? ". The answer above has other layouts too." : ""}`;
   const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}: ${mostly(found.why)}` : why_not(found.why);
   const batch = found.beyond_batch ? ` with a global batch of ${count(found.beyond_batch)}` : "";
   return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)}${batch} ${beyond}`}`;

@@ -27,10 +27,12 @@ export const make = (tag, properties = {}, ...children) => {
   return made;
 };
 
-export const notice = (text) => {
+/* Words above the page. `is_fine`: they tell what was done, and nothing failed. */
+export const notice = (text, is_fine = false) => {
   const box = document.getElementById("notice");
   box.textContent = text;
   box.hidden = !text;
+  box.classList.toggle("fine", is_fine);
 };
 
 /* Old answers stay in view while a new one is computed, paler; what they offer about the job before is out of reach. */

@@ -1,6 +1,6 @@
 /* Search: free keys, the frontier as it fills in, and a point taken over into the form. */
 import { stream } from "./door.js";
-import { FREE as FEWEST, NOT_TRIED, TRIED, batch_words, device_words, key_words, mesh_of, nearest_words, none_words, why_not } from "./limits.js";
+import { FREE as FEWEST, NOT_TRIED, TRIED, batch_words, device_words, gpus_words, key_words, mesh_of, nearest_words, none_words, why_not } from "./limits.js";
 import { make } from "./panels.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
@@ -34,10 +34,14 @@ const svg = (name, attributes, ...children) => {
   return made;
 };
 
+/* What the first row of a framework has: its fewest GPUs, or those with several options at once; null without either. */
+const first_of = ({ value, layout, together }) => (layout ? { gpus: value, layout } : together || null);
+
 /* Order of frameworks: fewest GPUs, then the fastest layout there; last those of which no layout fits. */
 export const by_fewest = (a, b) => {
-  if (!a.layout || !b.layout) return Number(!a.layout) - Number(!b.layout);
-  return a.value - b.value || b.layout.tokens_per_s_per_gpu - a.layout.tokens_per_s_per_gpu;
+  const [one, other] = [first_of(a), first_of(b)];
+  if (!one || !other) return Number(!one) - Number(!other);
+  return one.gpus - other.gpus || other.layout.tokens_per_s_per_gpu - one.layout.tokens_per_s_per_gpu;
 };
 
 export class Search {
@@ -162,7 +166,7 @@ export class Search {
       this.counted = [...this.counted.filter((one) => one.framework !== line.fewest.framework), line.fewest];
       this.count();
     }
-    if (line.over && this.counted.length) this.over = `${this.counted.length} framework${this.counted.length === 1 ? "" : "s"}: ${this.counted.filter((one) => one.value !== null).length} fit.`;
+    if (line.over && this.counted.length) this.over = `${this.counted.length} framework${this.counted.length === 1 ? "" : "s"}: ${this.counted.filter(first_of).length} fit${this.counted.some((one) => one.value === null && one.together) ? ", some only with several options at once" : ""}.`;
     else if (line.over) {
       const { counts } = line;
       this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked${[[counts.alike, "equal one of these"], [counts.slower, "fit but are slower for certain"], [counts.excluded, "are excluded"]].filter(([n]) => n).map(([n, words]) => `, ${n.toLocaleString("en")} ${words}`).join("")}.`;
@@ -253,16 +257,18 @@ export class Search {
     const job = this.question().values;
     const cells = (layout, is_best) => (layout ? [`${layout.layout}${is_best ? "" : " (first that fits)"}`, others(layout.keys), gib(layout.peak_bytes), seconds(layout.step_s), whole(layout.tokens_per_s_per_gpu), money(layout, this.price)] : ["\u2013", "", "", "", "", ""]);
     const open = this.is_stopped ? "fewer were not all tried" : "trying fewer \u2026";
-    const below = (one) => `${one.value !== null && one.why ? "with fewer: " : ""}${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${one.beyond} ` : ""}${why_not(one.why)}${one.nearest ? `; nearest: ${nearest_words(one.nearest, job).replace(/\.$/, "")}` : ""}${one.together ? `; ${one.together.gpus} GPU${one.together.gpus === 1 ? " fits" : "s fit"} with several options at once: ${[one.together.layout.layout, others(one.together.layout.keys)].join(", ")}: ${gib(one.together.layout.peak_bytes)}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${semicolon(batch_words(one, job))}`;
+    const below = (one) => `${one.value !== null && one.why ? "with fewer: " : ""}${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${gpus_words(one.beyond)}: ` : ""}${why_not(one.why)}${one.nearest ? `; nearest: ${nearest_words(one.nearest, job).replace(/\.$/, "")}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${semicolon(batch_words(one, job))}`;
     const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? none_words(one.nearest) : this.is_stopped ? "not known" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
     const taken = (layout) => layout && { ...layout, is_pareto: false };
+    /* fewer GPUs that fit where several options are added to one layout: a row of its own, to be taken over like any */
+    const several = ({ together }, name) => (together ? [[taken(together.layout), [`${name}, several options at once`, together.gpus.toLocaleString("en"), ...cells(together.layout, true)], ""]] : []);
     const rows = [...this.counted].sort(by_fewest).flatMap((one) => {
       const { on_device: device } = one;
       const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below(one)];
-      if (!device) return [own];
+      if (!device) return one.value === null && one.together ? [...several(one, one.framework), own] : [own, ...several(one, one.framework)];
       const [n] = device_words(device, job);
-      const fewer = device.beyond ? `with fewer: ${device.beyond} ${why_not(device.why)}${device.nearest_bytes ? `; its best layout with one option needs ${gib(device.nearest_bytes)}` : ""}${semicolon(batch_words(device, job, false))}` : why_not(device.why);
-      return [own, [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer]];
+      const fewer = device.beyond ? `with fewer: ${gpus_words(device.beyond)}: ${why_not(device.why)}${device.nearest_bytes ? `; its best layout with one option needs ${gib(device.nearest_bytes)}` : ""}${semicolon(batch_words(device, job, false))}` : why_not(device.why);
+      return [own, ...several(one, one.framework), [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer], ...several(device, `${one.framework}, all on the device`)];
     });
     this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows, this.take));
   }

@@ -1,13 +1,14 @@
 /* Side by side: up to four pinned jobs and the one in view. */
 import { Problems, Superseded, ask } from "./door.js";
+import { gpus_of } from "./mesh.js";
 import { clear, fill, make, notice } from "./panels.js";
 
 const MOST = 4;
 const letter_of = (n) => String.fromCharCode(65 + n);
 const signed = (number, digits) => `${number < 0 ? "\u2212" : "+"}${Math.abs(number).toFixed(digits)}`;
-const gpus_of = ({ mesh = {} }) => ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, axis) => all * (mesh[axis] || 1), 1);
+const gpus = ({ mesh }) => gpus_of(mesh || {});
 /* Words for a job, where several stand beside each other. */
-const name_of = (job) => `${typeof job.model === "string" ? job.model : "model"} ${(job.training || {}).method || ""}, ${job.framework || ""}, ${gpus_of(job)} GPUs`.replace(/[^\w .,:/-]/g, "_").slice(0, 90);
+const name_of = (job) => `${typeof job.model === "string" ? job.model : "model"} ${(job.training || {}).method || ""}, ${job.framework || ""}, ${gpus(job)} GPUs`.replace(/[^\w .,:/-]/g, "_").slice(0, 90);
 
 export class Versus {
   constructor(state, take, write, beside) {
@@ -23,7 +24,7 @@ export class Versus {
   pin() {
     const { pins, job, answer } = this.state;
     const same = pins.findIndex((one) => JSON.stringify(one) === JSON.stringify(job));
-    if (same >= 0) return notice(`This job is ${letter_of(same)} already. Change something: the difference stands at the verdict, and in full under "Side by side".`);
+    if (same >= 0) return notice(`This job is ${letter_of(same)} already. Change something: the difference stands at the verdict, and in full under "Side by side".`, true);
     if (pins.length >= MOST) return notice(`Up to ${MOST} jobs can be pinned: let one go first.`);
     pins.push(job);
     if (answer && answer.status === "ok") this.numbers.set(JSON.stringify(job), { numbers: answer.numbers, verdict: answer.verdict });
@@ -42,7 +43,7 @@ export class Versus {
     if (box.hidden) return;
     const gib = (now.peak_bytes - then.peak_bytes) / 2 ** 30;
     const share = now.step_s && then.step_s ? `, step ${signed(100 * (now.step_s / then.step_s - 1), 0)} %` : "";
-    box.textContent = JSON.stringify(pins[last]) === JSON.stringify(job) ? `Kept as ${letter_of(last)} to compare with: change something.` : `Against the kept job ${letter_of(last)} (${pins[last].framework}, ${gpus_of(pins[last])} GPUs): ${signed(gib, 2)} GiB${share}`;
+    box.textContent = JSON.stringify(pins[last]) === JSON.stringify(job) ? `Kept as ${letter_of(last)} to compare with: change something.` : `Against the kept job ${letter_of(last)} (${pins[last].framework}, ${gpus(pins[last])} GPUs): ${signed(gib, 2)} GiB${share}`;
   }
 
   /* Draws the pins beside the job in view, by one question. */

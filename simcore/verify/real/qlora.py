@@ -72,6 +72,8 @@ def packed(plain: Any, double_quant: bool, device: str = "cpu", skipped: list[st
             weight = torch.empty_like(weight, device=device).normal_(std=0.02) if weight.is_meta else weight
             part.weight = bnb.nn.Params4bit(weight, requires_grad=False, compress_statistics=double_quant,
                                             quant_type="nf4", module=part).to(device)
+            if part.bias is not None:
+                part.bias = torch.nn.Parameter(weights.pop(f"{name}.bias"), requires_grad=False)
             del old, weight
     model.is_loaded_in_4bit = True  # what PEFT asks for
     return model

@@ -33,6 +33,8 @@ def _case(settings: Settings, rank: int) -> dict[str, Any]:
     settings.expect("model", fields["model_type"], _FAMILIES)
     settings.expect("training.method", scenario.training.method, ("full", "lora"))
     settings.expect("training.optimizer.name", settings["training.optimizer.name"], ("adamw", "adam"))
+    settings.expect("training.optimizer.implementation", settings["training.optimizer.implementation"],
+                    ("foreach", "fused", "for_loop"))
     settings.expect("mesh.etp", mesh.etp, (1,))
     lora = scenario.training.lora
     given = {} if lora.target_modules == "auto" else {"target_modules": list(lora.target_modules)}

@@ -90,6 +90,17 @@ def test_packs_go_round_a_ring_by_te_alone() -> None:
         small.prepared("automodel", {"cp": 2, "dp_shard": 2}, options={"attn": "sdpa"}, lengths="packed", **LLAMA)
 
 
+def test_packs_over_tp_attend_by_a_rank_s_heads() -> None:
+    """0.7.0 distributed/context_parallel/utils.py, attach_te_context_parallel; transformers' layers are not described.
+
+    What is kept is that of rows of one sequence.
+    """
+    packed, rows = (_ran({"tp": 2}, **given) for given in ({"lengths": "packed", "packed_length": 128}, {}))
+    assert packed.peak == rows.peak
+    with pytest.raises(NotYet, match="packed sequences of transformers' layers with tp"):
+        small.prepared("automodel", {"tp": 2, "dp_shard": 2}, implementation="hf", lengths="packed", **LLAMA)
+
+
 def test_the_layers_are_told_of_quack() -> None:
     """The turned tensors are kept in either way: what changes are temporaries of a layer."""
     told = {name: small.prepared("automodel", {"dp_shard": 2}, options={"backend.rope": name}, **LLAMA)[1].options

@@ -86,7 +86,7 @@ def test_zero_does_not_know_norms_behind_blocks(framework: str) -> None:
 def test_tables_of_two_kinds_of_layers() -> None:
     """Layers with a window and whole ones each have their own."""
     both, one = graph("gemma-3-1b"), graph("gemma-3-1b", num_hidden_layers=3)
-    assert [made.kinds[0].block.further_tables for made in (both, one, graph())] == [1, 0, 0]  # type: ignore[union-attr]
+    assert [made.kinds[0].block.further_dim for made in (both, one, graph())] == [256, 0, 0]  # type: ignore[union-attr]
     assert [kind.tables for kind in both.kinds if kind.branches] == [256, 256]
     assert [kind.block.capped for made in (graph(), both) for kind in made.kinds if isinstance(kind.block, Head)] == [
         True, False]

@@ -1,4 +1,4 @@
-"""Qwen 3.5 in Automodel as measured, see tests/truth/tape/README.md."""
+"""Qwen 3.5 and Qwen3-Next in Automodel as measured, see tests/truth/tape/README.md."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Ta
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-delta-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
-PRESETS = {"qwen3_5_text": "qwen3.5-9b-text", "qwen3_5_moe_text": "qwen3.5-35b-a3b-text"}
+PRESETS = {"qwen3_5_text": "qwen3.5-9b-text", "qwen3_5_moe_text": "qwen3.5-35b-a3b-text",
+           "qwen3_next": "qwen3-next-80b-a3b"}
 LAYERS = {name: row for name, row in STORED["layers"].items() if "layer" in row["case"]}
 
 
 def graph(family: str, **overrides: Any) -> ModelGraph:
-    shape = {key: value for key, value in STORED["shapes"][family].items() if key != "mtp_num_hidden_layers"}
+    out = ("mtp_num_hidden_layers", *(["rope_parameters"] if family == "qwen3_next" else []))  # the preset's are older
+    shape = {key: value for key, value in STORED["shapes"][family].items() if key not in out}
     return build(model_config(PRESETS[family], shape | overrides, "test"), "automodel")
 
 
@@ -44,7 +46,8 @@ def test_tensors_are_those_that_automodel_registers(family: str) -> None:
 
 
 def layer_of(case: dict[str, Any]) -> RecordedLayer:
-    made = graph("qwen3_5_text", **case.get("fields", {}))
+    dense = {"mlp_only_layers": [0, 1]} if case.get("next") else {}
+    made = graph("qwen3_next" if case.get("next") else "qwen3_5_text", **dense | case.get("fields", {}))
     kind = made.layers[1 + case["layer"]].kind
     params = {t.name: Param(t.name, t.shape, t.stored or "bf16", trainable=True) for t in made.tensors[kind]}
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, ep=2 if case.get("checkpoint") == "whole" else 1,
@@ -90,6 +93,22 @@ def test_a_shared_expert_is_weighed_as_automodel_s_is(monkeypatch: pytest.Monkey
     assert grouped(changes(tape.cut())) == grouped(row["backward"])
 
 
+def test_units_of_qwen3_next_are_those_that_automodel_wraps() -> None:
+    out = ("mtp_num_hidden_layers", "rope_parameters")
+    shape = {key: value for key, value in STORED["shapes"]["qwen3_next"].items() if key not in out}
+    for name in (name for name, row in STORED["wrapped"].items() if row["case"].get("next")):
+        case = STORED["wrapped"][name]["case"]
+        job, table = prepare(Scenario.model_validate({
+            "name": "wraps", "model": {"config": "qwen3-next-80b-a3b", "overrides": shape}, "framework": "automodel",
+            "topology": "dgx-h100", "mesh": {"dp_shard": 8, "ep": case["ep"]}, "training": {
+                "seq_len": 512, "recompute": "full" if case.get("checkpoint") else "none"}}))
+        graph = job.graph
+        found = [["" if unit.is_root else unit.name, sum(
+            graph.tensors[graph.layers[layer].kind][number].numel for layer, numbers in unit.members
+            for number in numbers)] for unit in table.units]
+        assert sorted(found) == sorted(STORED["wrapped"][name]["units"]), name
+
+
 def test_units_of_experts_behind_a_frozen_tower_are_those_that_automodel_wraps(tmp_path: Path) -> None:
     """The tower is the root's, the decay in fp32 a unit in its layer, experts one where several ranks share them."""
     text = {**STORED["shapes"]["qwen3_5_moe_text"], "model_type": "qwen3_5_moe_text", "mtp_num_hidden_layers": 0}
@@ -97,6 +116,8 @@ def test_units_of_experts_behind_a_frozen_tower_are_those_that_automodel_wraps(t
     config.write_text(json.dumps({"model_type": "qwen3_5_moe", "tie_word_embeddings": False, "text_config": text,
                                   "vision_config": STORED["vision"]}), encoding="utf-8")
     for name, row in STORED["wrapped"].items():
+        if row["case"].get("next"):
+            continue
         job, table = prepare(Scenario.model_validate({
             "name": "wraps", "model": {"config": str(config)}, "framework": "automodel", "topology": "dgx-h100",
             "mesh": {"dp_shard": 8, "ep": row["case"]["ep"]}, "training": {

@@ -351,3 +351,25 @@ def test_a_norm_over_all_heads_has_a_statistic_a_token() -> None:
                                      QWEN3.branches[1]))
     by_heads, together = (kept_in(kind, run_of(kind)) for kind in (QWEN3, whole))
     assert by_heads - together == 4 * (32 + 4 - 2) * T
+
+
+def test_scores_below_a_cap_keep_the_tensor_that_values_lie_in() -> None:
+    """FlexAttention copies no values; in backward one sum a row is all that it makes beside gradients."""
+    block = LLAMA.branches[0].block
+    assert isinstance(block, Attention)
+    capped = replace(LLAMA, branches=(replace(LLAMA.branches[0], block=replace(block, capped=True)),
+                                      *LLAMA.branches[1:]))
+    q, kv = block.q_size, block.kv_size
+    assert kept_in(capped, run_of(capped)) - kept_in(LLAMA, run_of(LLAMA)) == 2 * T * (q + 2 * kv) - 2 * T * kv
+    for run in (run_of(capped), run_of(capped, tp=2)):
+        check_closed(capped, run, record(capped, run, {}, {}))
+    slots: dict[tuple[str, str], int] = {}
+    made = record(capped, run_of(capped), slots, {})
+    names = {number: name for (name, _), number in slots.items()}
+    rows = [names[row[2]] for row in made.backward.rows if row[0] == Op.ALLOC]
+    at = rows.index("attention_delta")
+    assert rows[at:at + 4] == ["attention_delta", "grad_query", "grad_value", "grad_key"]
+    assert "attention_workspace" not in rows
+    dropped = replace(block, capped=True, dropout=True)
+    with pytest.raises(NotYet, match="scores below a cap with dropout"):
+        record(replace(capped, branches=(replace(LLAMA.branches[0], block=dropped),)), run_of(capped), {}, {})

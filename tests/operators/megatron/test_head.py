@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from operators.megatron.kinds import EMBEDDING, HEAD, LOSS, T, V, kept_in, live_bytes, run_of
+from simcore.models.blocks import Head
 from simcore.operators.megatron.implementation import record
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.kernel_shape import shapes_in
@@ -85,3 +86,12 @@ def test_a_scaled_embedding_is_a_tensor_more_while_it_is_multiplied() -> None:
     for one, other in ((plain.forward, scaled.forward), (plain.backward, scaled.backward)):
         counts = [sum(row[0] == Op.ALLOC and row[3] == size for row in section.rows) for section in (one, other)]
         assert counts[1] == counts[0] + 1
+
+
+def test_logits_below_a_cap_keep_what_tanh_has_made() -> None:
+    """Beside the logits there are a quotient and its tanh, then the product, of which the head keeps the tanh."""
+    assert isinstance(HEAD.block, Head)
+    capped = replace(HEAD, block=replace(HEAD.block, capped=True))
+    plain, more = (live_bytes((record(kind, run_of(kind), {}, {}).forward,)) for kind in (HEAD, capped))
+    assert more[0] - plain[0] == 2 * T * V
+    assert more[1] - plain[1] == 2 * 2 * T * V

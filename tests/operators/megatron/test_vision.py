@@ -141,9 +141,28 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     {"frozen": [*LANGUAGE, "model.visual.blocks", "model.visual.patch_embed"]},
     {"method": "lora", "lora": {"rank": 8}}], ids=str)
 def test_a_tower_of_transformers_modules_ends_with_what_it_began_with(whole: str, given: dict[str, Any]) -> None:
-    sized = {"image_height": 112} | given
-    frozen = "lora" in given or given.get("frozen") == ["model.visual"]
-    expect_balance(whole, sized, {}, {"pp": 2}, *([{"tp": 2}] if frozen else []))
+    expect_balance(whole, {"image_height": 112} | given, {}, {"pp": 2}, {"tp": 2})
+
+
+def averaged(config: str, mesh: dict[str, int], **given: Any) -> int:
+    """Bytes of gradients that are copied behind the step's reductions, to be averaged over tp."""
+    program = program_of(config, mesh, **given)
+    rows = program.columns[program.columns[:, OP] == Op.ALLOC]
+    return sum(int(row[AMOUNT]) for row in rows
+               if program.owner(row[LAYER], row[SLOT])[0].endswith("averaged_gradients"))
+
+
+def test_gradients_of_transformers_modules_are_averaged_over_tp(config: str, whole: str) -> None:
+    """All in fp32, in one copy (finalize_model_grads.py:473); none of a tower that is cut, frozen, or alone."""
+    sized = {"image_height": 112}
+    plan = plan_of(whole, {}, **sized)
+    placed = [one for layer in plan.layers for one in plan.of_layer(layer) if one.trainable]
+    tower, merger = (sum(one.local for one in placed if one.spec.component in parts)
+                     for parts in (("vision_tower", "projector"), ("projector",)))
+    assert averaged(whole, {"tp": 2}, **sized) == 4 * tower > 0
+    assert averaged(whole, {"tp": 2}, **sized, frozen=["model.visual.blocks", "model.visual.patch_embed"]) == 4 * merger
+    assert averaged(whole, {}, **sized) == averaged(config, {"tp": 2}) == 0
+    assert averaged(whole, {"tp": 2}, **sized, frozen=["model.visual"]) == 0
 
 
 @pytest.mark.parametrize("given", [

@@ -266,8 +266,11 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("keys", "told"), [
-    ({"deepspeed": "zero3.json"}, "DeepSpeed's configuration in another file: name it too"),
-    ({"tensor_parallel_size": 2}, "transformers' own parallelism"),
+    ({"deepspeed": "zero3.json"}, "DeepSpeed's configuration in another file, 'zero3.json': name it too"),
+    ({"tensor_parallel_size": 2}, "matrices that are split over 2 ranks"),
+    ({"unfrozen_parameters": ["^lm_head.weight$", "model.layers.3.mlp"]}, "trained by pattern"),
+    ({"unfrozen_parameters": ["^lm_head.weight$"], "adapter": "lora", "lora_target_linear": True},
+     "match no parameter: PEFT's begin with base_model.model."),
     ({"optimizer": "adopt_adamw"}, "the optimizer adopt_adamw"),
     ({"rl": "dpo"}, "training by dpo"),
     ({"processor_type": "AutoProcessor"}, "a model with images or sound"),
@@ -294,6 +297,13 @@ def test_what_cannot_be_followed_is_refused_by_its_key(tmp_path: Path, keys: dic
     with pytest.raises(RankscopeError) as caught:
         imported(tmp_path, changed(RECIPE, **keys)).expect_complete()
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("keys", [{"expert_parallel_size": 4}, {"context_parallel_size": 2}, {"rl": "dpo"}])
+def test_a_key_that_makes_it_another_layout_is_never_left_out(tmp_path: Path, keys: dict[str, Any]) -> None:
+    (tmp_path / "mine.yaml").write_text(changed(RECIPE, **keys), encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml")], Answers.of_options(4, None, "dgx-h100"), loose=True)
+    assert [next(iter(keys)) in one.message for one in found.refused] == [True]
 
 
 def test_the_number_of_gpus_is_asked_once(tmp_path: Path) -> None:
@@ -412,6 +422,18 @@ def test_falcon_h1_has_its_head_packed_and_mambas_own_parameters_in_fp32(tmp_pat
                        ({"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True}, "packed in 8 bits")):
         with pytest.raises(RankscopeError, match=told):
             imported(tmp_path, changed(QLORA, **keys, **more)).expect_complete()
+
+
+def test_experts_beside_a_packed_base_are_cast_to_fp32(tmp_path: Path) -> None:
+    """PEFT's preparation reaches parameters that bitsandbytes does not pack; beside 16 bits nothing is cast."""
+    packed = changed(QLORA, base_model="mixtral-8x7b")
+    assert imported(tmp_path, packed).values["framework_options"]["prepare_model_for_kbit_training"] == "cast_back"
+    (problem,) = check(parse_scenario(imported(tmp_path, packed).document())).problems
+    assert "experts that PEFT casts to fp32" in problem.message
+    plain = changed(packed, adapter="lora", load_in_4bit=None, base_model="qwen1.5-moe-a2.7b")
+    found = scenario(tmp_path, plain)
+    assert found.framework_options == {"attn_implementation": "flash_attention_2", "autocast": True}
+    assert "shared_expert_gate" in found.training.lora.target_modules
 
 
 def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:

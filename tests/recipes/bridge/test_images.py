@@ -76,3 +76,20 @@ def test_other_towers_are_refused_by_name(tmp_path: Path, override: str, told: s
 def test_a_text_model_is_not_frozen(tmp_path: Path) -> None:
     found = imported(tmp_path, "llama3_8b_sft_2gpu_h100_bf16_config model.freeze_language_model=true")
     assert any("a frozen language model beside other towers" in problem.message for problem in found.refused)
+
+
+def test_ministral_is_built_as_bridge_does(tmp_path: Path) -> None:
+    """In 16 bits though its weights are published in fp8, a head of its own unless text_config says otherwise."""
+    small, large = (imported(tmp_path, f"run ministral3_{name}_config") for name in (
+        "3b_sft_1gpu_h100_bf16", "8b_sft_2gpu_h100_bf16"))
+    assert value(small, "model") == "mistralai/Ministral-3-3B-Instruct-2512-BF16"
+    assert value(large, "model") == {"config": "mistralai/Ministral-3-8B-Instruct-2512-BF16",
+                                     "overrides": {"tie_word_embeddings": False}}
+    for found in (small, large):
+        assert value(found, "framework_options.apply_rope_fusion") is False
+        (question,) = found.questions
+        assert "at most 1,540" in question.text
+    mock = "run ministral3_3b_sft_1gpu_h100_bf16_config dataset._target_=MockVLMSFTDatasetConfig"
+    for sides, expected in (("", (280, None)), (" 'dataset.image_size=[3080,1500]'", (756, 1540))):
+        found = imported(tmp_path, mock + sides)
+        assert (value(found, "training.image_height"), value(found, "training.image_width")) == expected, sides

@@ -106,7 +106,11 @@ def test_an_override_has_its_line_and_the_rest_the_name(tmp_path: Path) -> None:
     ("ddp.use_megatron_fsdp=true ddp.data_parallel_sharding_strategy=optim_grads_params",
      "framework_options.bucket_size", 134217728),
     ("ddp.use_megatron_fsdp=true ddp.data_parallel_sharding_strategy=optim_grads_params comm_overlap=null",
-     "framework_options.bucket_size", 2**40),
+     "framework_options.bucket_size", None),
+    ("ddp.use_megatron_fsdp=true ddp.data_parallel_sharding_strategy=optim_grads_params comm_overlap=null "
+     "ddp.overlap_grad_reduce=false", "framework_options.bucket_size", 2**40),
+    ("ddp.use_megatron_fsdp=true ddp.data_parallel_sharding_strategy=optim_grads_params comm_overlap=null "
+     "ddp.num_buckets=48", "framework_options.num_buckets", 48),
     ("ddp.use_distributed_optimizer=false optimizer.use_distributed_optimizer=false",
      "framework_options.use_distributed_optimizer", False),
     ("model.recompute_granularity=full model.recompute_method=uniform model.recompute_num_layers=1",

@@ -298,7 +298,7 @@ def test_a_hostile_value_is_told_at_its_line(hostile: dict[str, Any]) -> None:
     (({**LORA, "additional_target": "embed_tokens"},), "not yet: additional_target"),
     (({**LORA, "adapter_name_or_path": "old"},), "adapters that are read from files"),
     (({**FULL, "pure_bf16": True, "bf16": None, "deepspeed": "beside1.yaml"}, ZERO), "parameters of 16 bits"),
-    (({**FULL, "deepspeed": "zero.json"},), "DeepSpeed's configuration stands in another file"),
+    (({**FULL, "deepspeed": "zero.json"},), "DeepSpeed's configuration stands in another file, 'zero.json': name it"),
     (({**FULL, "fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2}},), "FSDP by the trainer's own"),
     ((FULL, fsdp(2, fsdp_activation_checkpointing=True)), "beside LLaMA-Factory's own checkpoints"),
     (({**FULL, "use_galore": True, "galore_rank": 8},), "not yet: use_galore: GaLore"),

@@ -197,7 +197,7 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     (({**RECIPE, "loss_type": "dft"},), "not yet: loss_type"),
     (({**RECIPE, "max_length": None},), "max_length is null, so that nothing is cut"),
     (({**RECIPE, "beta": 0.1},), "unknown key 'beta'"),
-    (({**RECIPE, "deepspeed": "zero.json"},), "stands in another file: name it too"),
+    (({**RECIPE, "deepspeed": "zero.json"},), "stands in another file, 'zero.json': name it too"),
     (({**RECIPE, "bf16": True, "fp16": True},), "bf16 and fp16 are both asked for"),
     (({**LORA, "bf16": False}, {**FSDP1, "mixed_precision": "no"}), "adapters in fp32 under FSDP 1 without mixed"),
     (({**RECIPE, "fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1, "limit_all_gathers": False}},),

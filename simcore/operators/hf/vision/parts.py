@@ -1,6 +1,6 @@
 """SigLIP's tower under eager PyTorch: patches, layers, and the norm behind them (transformers 5.23 `models/siglip`).
 
-Images of a microbatch are one batch. The tower is frozen: no operator makes a node, and what a layer has made is freed
+Images of a microbatch are one batch. In a frozen tower no operator makes a node, and what a layer has made is freed
 when it returns, but for its output.
 
 [Note: attention of a tower]
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simcore.errors import NotYet, Problem
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.vision_blocks import (
     GridLayer,
     GridPatches,
@@ -34,13 +36,14 @@ from simcore.operators.hf.vision.projector import projector
 from simcore.operators.hf.vision.row_projector import row_projector
 from simcore.operators.hf.vision.rows import row_layer, row_patches
 from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.layer_borders import BEFORE, hand_on
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["record_part"]
+__all__ = ["record_part", "siglip_part"]
 
 MakeTables = Callable[[TowerEnd], None]
 _AnySizePart = (GridPatches | GridLayer | Merger | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RowPatches
@@ -55,16 +58,26 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
     makes for its layers.
     """
     match block:
+        case Patches() | TowerLayer() | TowerNorm():
+            return siglip_part(tape, block, run, "eager")
+        case Projector():
+            return projector(tape, block, run, lambda: make_tables(block))
+        case RadioPatches() | RadioLayer() | RadioProjector() | SoundEncoder() | SoundProjector():
+            raise NotYet(Problem("model", "not yet: RADIO and Parakeet on eager PyTorch (served: megatron's)"))
+        case _:
+            return _of_any_size(tape, block, run, attention, make_tables)
+
+
+def siglip_part(tape: Tape, block: Patches | TowerLayer | TowerNorm, run: LayerWorkload,
+                attention: str) -> RecordedLayer:
+    """Recording of a part of SigLIP's tower; `attention`: eager, or torch's (sdpa)."""
+    match block:
         case Patches():
             return _patches(tape, block, run)
         case TowerLayer():
-            return _behind(tape, block, run, lambda x: _layer(tape, block, run, x))
+            return _behind(tape, block, run, lambda x: _layer(tape, block, run, x, attention))
         case TowerNorm():
             return _behind(tape, block, run, lambda x: _norm(tape, run, "", x))
-        case Projector():
-            return projector(tape, block, run, lambda: make_tables(block))
-        case _:
-            return _of_any_size(tape, block, run, attention, make_tables)
 
 
 def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, attention: str,
@@ -98,48 +111,73 @@ def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:
     pixels, given = (run.images, block.pixels), run.options.pixels
     copy = None if given == run.compute else aten.new(tape, pixels, run.compute, "pixel_values.to",
                                                       run.images * block.pixels * dtype_bytes(given))
-    weight, shape = run.params["patch_embedding.weight"], (run.images, block.count, block.width)
-    read = run.images * block.pixels * (weight.nbytes // weight.numel) + weight.nbytes
+    weight, bias, table = (run.params[name] for name in ("patch_embedding.weight", "patch_embedding.bias",
+                                                         "position_embedding.weight"))
+    shape = (run.images, block.count, block.width)
+    read = run.images * block.pixels * (weight.nbytes // weight.numel)
     flops = 2 * run.images * block.count * weight.numel
-    found = aten.new(tape, shape, run.compute, "patch_embedding", read, Kernel.GEMM, flops)
+
+    def of_convolution(tape: Tape, _grads: Grads, _saved: Saved) -> Grads:
+        return [aten.new(tape, weight.shape, weight.dtype, "grad_patch_embedding", read, Kernel.GEMM, flops),
+                aten.new(tape, bias.shape, bias.dtype, "grad_bias")]
+
+    def of_table(tape: Tape, _grads: Grads, _saved: Saved) -> Grads:
+        return [aten.new(tape, table.shape, table.dtype, "grad_position_embedding")]
+
+    node = tape.node((weight, bias), (copy,) if copy else (), of_convolution)
+    found = aten.new(tape, shape, run.compute, "patch_embedding", read + weight.nbytes, Kernel.GEMM, flops)
+    found.node = node
     del copy
     positions = aten.new(tape, (1, *shape[1:]), run.compute, "position_embedding")
+    positions.node = tape.node((table,), (), of_table)
     out = aten.add(tape, found, positions, "embeddings")
     hand_on(tape, out)
     del found, positions
-    return RecordedLayer(tape.cut(), Section(()))
+    forward = tape.cut()
+    return RecordedLayer(forward, run_backward(tape, out, None, nothing), grads=tape.release_grads())
 
 
 def _behind(tape: Tape, block: TowerLayer | TowerNorm, run: LayerWorkload,
             body: Callable[[Tensor], Tensor]) -> RecordedLayer:
-    """A part whose caller holds its input until it has returned; the tower holds the first layer's to its end."""
+    """A part whose caller holds its input until it has returned; a frozen tower holds the first layer's to its end.
+
+    In a trained one the first norm keeps that longer.
+    """
     shape = (run.images, block.patches, block.width)
     hidden: Tensor | None = tape.external(shape, run.compute, HIDDEN, BEFORE)
-    held = [tape.external(shape, run.compute, HIDDEN, BEFORE - block.layers)] if isinstance(block, TowerNorm) else []
+    trains = run.input_requires_grad
+    held = ([tape.external(shape, run.compute, HIDDEN, BEFORE - block.layers)]
+            if isinstance(block, TowerNorm) and not trains else [])
     assert hidden is not None
-    if isinstance(block, TowerLayer) and block.first:
+    leaf = Node() if trains else None
+    hidden.node = leaf
+    if isinstance(block, TowerLayer) and block.first and not trains:
         hidden.disown()
-    hand_on(tape, body(hidden))
+    out = body(hidden)
+    hand_on(tape, out)
     forward = tape.cut()
     hidden = None
     held.clear()
-    return RecordedLayer(forward, Section(()), tape.cut())
+    after = tape.cut()
+    return RecordedLayer(forward, run_backward(tape, out, leaf, nothing), after, grads=tape.release_grads())
 
 
-def _layer(tape: Tape, block: TowerLayer, run: LayerWorkload, x: Tensor) -> Tensor:
+def _layer(tape: Tape, block: TowerLayer, run: LayerWorkload, x: Tensor, attention: str) -> Tensor:
     """`SiglipEncoderLayer`."""
     held: list[Tensor] = []
-    made = _attention(tape, block, run, _norm(tape, run, "layer_norm1.", x), held)
+    made = _attention(tape, block, run, attention, _norm(tape, run, "layer_norm1.", x), held)
     residual = aten.add(tape, x, made, "residual")
     del made
     made = _mlp(tape, run, _norm(tape, run, "layer_norm2.", residual))
     return aten.add(tape, residual, made, "residual")
 
 
-def _attention(tape: Tape, block: TowerLayer, run: LayerWorkload, x: Tensor, held: list[Tensor]) -> Tensor:
+def _attention(tape: Tape, block: TowerLayer, run: LayerWorkload, attention: str, x: Tensor,
+               held: list[Tensor]) -> Tensor:
     tape.scope = "self_attn."
     q, k, v = (aten.to_heads(tape, _linear(tape, run, f"self_attn.{part}_proj", x), block.head_dim) for part in "qkv")
-    out = eager_core(tape, None, held, by_heads=False)(q, k, v)
+    out = (eager_core(tape, None, held, by_heads=False)(q, k, v) if attention == "eager" else
+           aten.scaled_dot_product_attention(tape, q, k, v, 2 * run.images * block.patches**2))
     return _linear(tape, run, "self_attn.out_proj", out.view(*x.shape))
 
 

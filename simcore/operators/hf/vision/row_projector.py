@@ -22,7 +22,7 @@ from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
 
-__all__ = ["row_projector"]
+__all__ = ["drop_tower", "projected", "row_projector"]
 
 
 def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload,
@@ -34,8 +34,8 @@ def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload,
     rows = run.images * block.patches
     patches: Tensor | None = tape.external((1, rows, block.width), run.compute, HIDDEN, BEFORE)
     assert patches is not None
-    _drop_tower(tape, block, run, rows)
-    tokens: Tensor | None = _projected(tape, block, run, patches)
+    drop_tower(tape, block, run, rows)
+    tokens: Tensor | None = projected(tape, block, run, patches)
     assert tokens is not None
     features: Tensor | None = _regrouped(tape, tokens)
     assert features is not None
@@ -55,7 +55,7 @@ def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload,
     return replace(made, release=tape.cut())
 
 
-def _drop_tower(tape: Tape, block: RowProjector, run: LayerWorkload, rows: int) -> None:
+def drop_tower(tape: Tape, block: RowProjector, run: LayerWorkload, rows: int) -> None:
     """Frees what the tower held: tables and a mask, and the inputs of its layers."""
     shape = (1, rows, block.width)
     _inputs = [tape.external(shape, run.compute, HIDDEN, BEFORE - i) for i in range(1, block.layers + 1)]
@@ -63,7 +63,7 @@ def _drop_tower(tape: Tape, block: RowProjector, run: LayerWorkload, rows: int) 
     _kept = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()]
 
 
-def _projected(tape: Tape, block: RowProjector, run: LayerWorkload, x: Tensor) -> Tensor:
+def projected(tape: Tape, block: RowProjector, run: LayerWorkload, x: Tensor) -> Tensor:
     """`Mistral3MultiModalProjector`: [tokens of all images, hidden]."""
     tape.scope = "multi_modal_projector."
     x = rms_norm(tape, run.params["norm.weight"], x, weight_in_fp32=False)

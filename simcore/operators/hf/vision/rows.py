@@ -1,7 +1,8 @@
 """Pixtral's tower under eager PyTorch: patches of images of any size, and layers (transformers 5.23 `models/pixtral`).
 
-The patches of all images of a microbatch are one sequence, under a mask of all its pairs. The tower is frozen: see
-`parts`. It is asked for the outputs of its layers (`output_capturing.py`), so that all of them live until it returns.
+The patches of all images of a microbatch are one sequence, under a mask of all its pairs. The tower is asked for the
+outputs of its layers (`output_capturing.py`), so that all of them live until it returns. What layers of a trained tower
+save of it, tables and the mask, lives until its backward is over.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 from simcore.models.vision_blocks import RowLayer, RowPatches
 from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.layer_borders import BEFORE, hand_on
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["kept_by_rows", "row_layer", "row_patches"]
@@ -22,10 +24,14 @@ _Spec = tuple[tuple[int, ...], str]
 _COPY, _CONV, _POSITIONS, _MASK = "pixel_values.to", "patch_conv", "patches.positions", "patches.mask"
 _NUMBERS = ("patches.rows", "patches.columns")
 _TABLES = ("patches.cos", "patches.sin")
+_SAVED = (*_TABLES, _MASK)
+"""Names of what layers of a trained tower save."""
 
 
 def kept_by_rows(run: LayerWorkload, sides: tuple[int, int], width: int, dim: int) -> dict[str, _Spec]:
     """(shape, dtype) by name of what lives from the patches to the end of the tower, beside hidden states.
+
+    The end of a trained tower has an input with a gradient, and less to drop.
 
     `sides`: patches of an image by rows and columns, whose numbers live as those of the last image; `width`: elements
     of a patch; `dim`: elements of a head.
@@ -33,22 +39,21 @@ def kept_by_rows(run: LayerWorkload, sides: tuple[int, int], width: int, dim: in
     rows, columns = sides
     patches = run.images * rows * columns
     table: _Spec = ((1, patches, 1, dim), run.compute)
-    return {_CONV: ((patches, width), run.compute), _POSITIONS: ((patches, 2), "int64"),
-            "patches.rows": ((rows,), "int64"), "patches.columns": ((columns,), "int64"),
-            **dict.fromkeys(_TABLES, table), _MASK: ((1, patches, patches), run.compute)}
+    found = {_CONV: ((patches, width), run.compute), _POSITIONS: ((patches, 2), "int64"),
+             "patches.rows": ((rows,), "int64"), "patches.columns": ((columns,), "int64"),
+             **dict.fromkeys(_TABLES, table), _MASK: ((1, patches, patches), run.compute)}
+    return {name: spec for name, spec in found.items() if not (run.input_requires_grad and name in _SAVED)}
 
 
 def row_patches(tape: Tape, block: RowPatches, run: LayerWorkload) -> RecordedLayer:
     """Front of `PixtralVisionModel.forward`: a convolution without overlap, one sequence of it, tables and a mask."""
     rows, given = run.images * block.count, run.options.pixels
     specs = kept_by_rows(run, (block.rows, block.columns), block.width, block.rotary_dim)
-    weight = run.params["patch_conv.weight"]
-    _copy = None if given == run.compute else aten.new(tape, (run.images * block.pixels,), run.compute, _COPY,
-                                                       run.images * block.pixels * dtype_bytes(given))
-    made = {_CONV: aten.new(tape, *specs[_CONV], _CONV, 2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM,
-                            2 * rows * weight.numel)}
-    del _copy
-    joined = aten.new(tape, (1, rows, block.width), run.compute, "patches", made[_CONV].nbytes, Kernel.COPY)
+    copy = None if given == run.compute else aten.new(tape, (run.images * block.pixels,), run.compute, _COPY,
+                                                      run.images * block.pixels * dtype_bytes(given))
+    made = {_CONV: _convolved(tape, block, run, copy)}
+    del copy
+    joined = _joined_patches(tape, made[_CONV], (1, rows, block.width))
     out = rms_norm(tape, run.params["ln_pre.weight"], joined, weight_in_fp32=False)
     del joined
     made |= {name: aten.new(tape, *specs[name], name) for name in _NUMBERS}
@@ -56,10 +61,42 @@ def row_patches(tape: Tape, block: RowPatches, run: LayerWorkload) -> RecordedLa
     made |= dict(zip(_TABLES, _tables(tape, run, rows, block.rotary_dim, made[_POSITIONS]), strict=True))
     made[_MASK] = aten.new(tape, *specs[_MASK], _MASK)
     hand_on(tape, out)
+    if out.node is not None:
+        tape.save(made[_CONV].node, *(made.pop(name) for name in _SAVED))
     for name, tensor in made.items():
         tape.rename(tensor.storage, tape.slot(name, "activation"))
         tensor.disown()
-    return RecordedLayer(tape.cut(), Section(()))
+    made.clear()
+    forward = tape.cut()
+    return RecordedLayer(forward, run_backward(tape, out, None, nothing), grads=tape.release_grads())
+
+
+def _convolved(tape: Tape, block: RowPatches, run: LayerWorkload, pixels: Tensor | None) -> Tensor:
+    """Patches [patches of all images, width]; `pixels`: in the layers' type, None if they are given so."""
+    weight, rows, moved = run.params["patch_conv.weight"], run.images * block.count, 2 * run.images * block.pixels
+
+    def backward(tape: Tape, _grads: Grads, _saved: Saved) -> Grads:
+        return [aten.new(tape, weight.shape, weight.dtype, "grad_patch_conv", moved, Kernel.GEMM, flops)]
+
+    flops = 2 * rows * weight.numel
+    node = tape.node((weight,), (pixels,) if pixels is not None else (), backward)
+    out = aten.new(tape, (rows, block.width), run.compute, _CONV, moved + weight.nbytes, Kernel.GEMM,
+                   flops)
+    out.node = node
+    return out
+
+
+def _joined_patches(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """One sequence of the patches of all images; its gradient is put together image by image (torch's unbind)."""
+    given, dtype, size = x.shape, x.dtype, x.nbytes
+
+    def backward(tape: Tape, _grads: Grads, _saved: Saved) -> Grads:
+        return [aten.new(tape, given, dtype, "grad_patches", size, Kernel.COPY)]
+
+    node = tape.node((x,), (), backward)
+    out = aten.new(tape, shape, dtype, "patches", size, Kernel.COPY)
+    out.node = node
+    return out
 
 
 def _tables(tape: Tape, run: LayerWorkload, rows: int, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,6 +119,8 @@ def row_layer(tape: Tape, block: RowLayer, run: LayerWorkload, attention: str) -
     """`PixtralAttentionLayer`; the tower holds its input. `attention`: eager, flash_attention_2, or torch's (sdpa)."""
     hidden = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
     hidden.disown()
+    leaf = Node() if run.input_requires_grad else None
+    hidden.node = leaf
     held: list[Tensor] = []
     made = _attention(tape, block, run, attention, _norm(tape, run, "attention_norm", hidden), held)
     residual = aten.add(tape, hidden, made, "residual")
@@ -91,7 +130,8 @@ def row_layer(tape: Tape, block: RowLayer, run: LayerWorkload, attention: str) -
     del residual, made
     hand_on(tape, out)
     held.clear()
-    return RecordedLayer(tape.cut(), Section(()))
+    forward = tape.cut()
+    return RecordedLayer(forward, run_backward(tape, out, leaf, nothing), grads=tape.release_grads())
 
 
 def _attention(tape: Tape, block: RowLayer, run: LayerWorkload, attention: str, x: Tensor,
@@ -111,7 +151,7 @@ def _attention(tape: Tape, block: RowLayer, run: LayerWorkload, attention: str, 
         pairs = 2 * run.images * block.patches**2
         out = aten.flash_attention(tape, q, k, v, pairs, run.images)
     else:
-        out = aten.masked_attention(tape, q, k, v)
+        out = aten.masked_attention(tape, q, k, v, mask)
     return _linear(tape, run, "attention.o_proj", out.view(*x.shape))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import (
     GridLayer,
@@ -22,6 +23,7 @@ from simcore.models.vision_blocks import (
     TowerNorm,
     VisionPart,
 )
+from simcore.operators.hf.vision.radio_tensors import radio_tensors, sound_tensors
 
 __all__ = ["tower_tensors"]
 
@@ -41,6 +43,10 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(_norm("", block.width))
         case Projector():
             return tuple(_projector(block))
+        case RadioPatches() | RadioLayer() | RadioProjector():
+            return tuple(radio_tensors(block))
+        case SoundEncoder() | SoundProjector():
+            return tuple(sound_tensors(block))
         case _:
             return tuple(_of_any_size(block))
 

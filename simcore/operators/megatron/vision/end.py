@@ -20,7 +20,7 @@ from simcore.operators.megatron.ops.parts import all_gather
 from simcore.operators.megatron.vision.tower import squares, tower_context
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["cut", "with_image_tokens"]
+__all__ = ["cut", "of_this_rank", "put", "with_image_tokens"]
 
 
 def with_image_tokens(c: Context, block: PlacedMerger, x: Tensor, embedded: Tensor) -> Tensor:
@@ -39,21 +39,21 @@ def with_image_tokens(c: Context, block: PlacedMerger, x: Tensor, embedded: Tens
     c.node(cloned, (embedded,), (), lambda tape, grads, saved: [grads[0]])
     whole = cloned if c.run.batch == 1 else reordered(c, cloned, "combined_embeddings", "grad_combined_embeddings")
     del cloned
-    put = _put(c, whole, tokens)
+    filled = put(c, whole, tokens, views=c.run.batch == 1)
     del whole
-    out = put if c.run.batch == 1 else reordered(c, put, "combined_embeddings", "grad_combined_embeddings")
-    del put
-    out = _of_this_rank(c, out)
+    out = filled if c.run.batch == 1 else reordered(c, filled, "combined_embeddings", "grad_combined_embeddings")
+    del filled
+    out = of_this_rank(c, out)
     return cut(c, out)
 
 
-def _put(c: Context, whole: Tensor, tokens: Tensor) -> Tensor:
+def put(c: Context, whole: Tensor, tokens: Tensor, *, views: bool) -> Tensor:
     """`whole[mask] = tokens`, in place: `whole` [rows, hidden] itself, with a node.
 
-    Of one sequence it is a view of the clone that is written (torch 2.13 `autograd/custom_function.h`, CopySlices):
-    backward copies the gradient, and the part that was written once more. Values get the gradient's rows.
+    `views`: it is a view that is written (torch 2.13 `autograd/custom_function.h`, CopySlices), as Qwen's of one
+    sequence: backward copies the gradient, and the part that was written once more. Values get the gradient's rows.
     """
-    shape, given, views = whole.shape, tokens.shape, c.run.batch == 1
+    shape, given = whole.shape, tokens.shape
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         result = c.tape.empty(shape, c.dtype, "grad_combined_embeddings")
@@ -69,7 +69,7 @@ def _put(c: Context, whole: Tensor, tokens: Tensor) -> Tensor:
     return out
 
 
-def _of_this_rank(c: Context, x: Tensor) -> Tensor:
+def of_this_rank(c: Context, x: Tensor) -> Tensor:
     """The rank's two chunks of the sequence, a copy (`split_data_cp_rank`); backward puts them into zeros."""
     if c.run.cp == 1:
         return x

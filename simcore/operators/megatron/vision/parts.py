@@ -8,12 +8,36 @@ by, and down to the merger of features from its layer of the decoder.
 from __future__ import annotations
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, VisionPart
+from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector
+from simcore.models.vision_blocks import (
+    GridLayer,
+    GridPatches,
+    Merger,
+    Patches,
+    Projector,
+    RowLayer,
+    RowPatches,
+    RowProjector,
+    SoundPart,
+    TowerLayer,
+    TowerNorm,
+    VisionPart,
+)
+from simcore.operators.hf.vision.parts import siglip_part
+from simcore.operators.hf.vision.rows import row_layer, row_patches
 from simcore.operators.megatron.ops.context import Context
 from simcore.operators.megatron.vision.end import cut, with_image_tokens
 from simcore.operators.megatron.vision.features import FEATURES, GRAD_FEATURES
+from simcore.operators.megatron.vision.pooled import attention_biases
+from simcore.operators.megatron.vision.radio import radio_context, radio_patches, tokens_of_radio
 from simcore.operators.megatron.vision.tower import Attend, layer, patches, squares, tower_context
-from simcore.operators.megatron.vision.whole import patches_of_grid, record_grid_layer, tokens_of_grid
+from simcore.operators.megatron.vision.whole import (
+    patches_of_grid,
+    record_grid_layer,
+    tokens_of_grid,
+    tokens_of_rows,
+    tokens_of_squares,
+)
 from simcore.recording.layer import RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Tape, Tensor
 
@@ -38,13 +62,33 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
             return _recorded(c, layer(inner, block, x[0], attend), x, caught)
         case DeepMerger():
             return _deep_merger(c, block)
-        case PlacedMerger() | Merger():
+        case PlacedMerger() | Merger() | RowProjector() | Projector() | RadioProjector():
             return _end(c, block)
+        case RadioPatches():
+            return radio_patches(c, block)
+        case RadioLayer():
+            inner, caught = radio_context(c, block.patches), _Grads()
+            x = _input(inner, 1, block.width, caught)
+            return _recorded(c, layer(inner, block, x[0], attend), x, caught)
+    if isinstance(block, SoundPart):  # no sound is given
+        return RecordedLayer(c.tape.cut(), c.tape.cut())
+    return _whole(c, block)
+
+
+def _whole(c: Context, block: GridPatches | GridLayer | RowPatches | RowLayer | Patches | TowerLayer | TowerNorm,
+           ) -> RecordedLayer:
+    """A part that is transformers' own module."""
+    match block:
         case GridPatches():
             return patches_of_grid(c, block)
         case GridLayer():
             return record_grid_layer(c, block)
-    raise AssertionError(f"{block} is refused when its tensors are asked for")
+        case RowPatches():
+            return row_patches(c.tape, block, c.run)
+        case RowLayer():
+            return row_layer(c.tape, block, c.run, "sdpa")
+        case Patches() | TowerLayer() | TowerNorm():
+            return siglip_part(c.tape, block, c.run, "sdpa")
 
 
 def _input(c: Context, down: int, width: int, caught: _Grads) -> _Grads:
@@ -120,28 +164,49 @@ def _deep_merger(c: Context, block: DeepMerger) -> RecordedLayer:
     return RecordedLayer(forward, tape.cut(), grads=grads)
 
 
-def _end(c: Context, block: PlacedMerger | Merger) -> RecordedLayer:
+def _end(c: Context, block: PlacedMerger | Merger | RowProjector | Projector | RadioProjector) -> RecordedLayer:
     """The last merger, whose output is the embedded sequence with image tokens: the first layer's input."""
-    tape, inner, caught, passed = c.tape, tower_context(c, block.patches), _Grads(), _Grads()
+    prefix = block.prefix if isinstance(block, RadioProjector) else 0
+    tape, inner, caught, passed = c.tape, tower_context(c, block.patches + prefix), _Grads(), _Grads()
     x = _input(inner, block.down if isinstance(block, PlacedMerger) else 1, block.width, caught)
     embedded = [tape.external((c.tokens * c.run.cp, block.hidden), c.dtype, HIDDEN, -block.below)]
     if c.run.embedding_trains:
         _catch(c, embedded[0], passed)
+    biases = list[Tensor]()
     if isinstance(block, PlacedMerger):
         out = with_image_tokens(c, block, x.pop(), embedded.pop())
         held = [tape.external((c.run.images * block.tokens, block.hidden), c.dtype,
                               tape.slot(FEATURES, "activation"), -down) for down in block.deep]
+    elif isinstance(block, RadioProjector):
+        out, held = tokens_of_radio(c, block, x, embedded), []
     else:
-        out, held = tokens_of_grid(c, block, x.pop(), embedded.pop())
+        out, held = _with_tokens(c, block, x, embedded)
+        if isinstance(block, Projector):
+            biases = attention_biases(c)
         out = cut(c, out)
     _hand_over(tape, out, HIDDEN)
+    if c.run.no_grad:
+        biases.clear()
     forward = tape.cut()
-    if c.run.checkpoint != "full" or c.run.no_grad or isinstance(block, Merger):
+    if c.run.checkpoint != "full" or c.run.no_grad or not isinstance(block, PlacedMerger):
         held.clear()  # else features are inputs of every replayed layer
     late = tape.cut()
     held.clear()
+    biases.clear()  # the decoder's first layer was the last to read them
     _backward(c, out, GRAD_HIDDEN, 1)
     _give_back(tape, caught, GRAD_HIDDEN)
     _give_back(tape, passed, tape.slot(GRAD_EMBEDDED, "backward_temp"))
     grads = tape.release_grads()
     return RecordedLayer(forward, tape.cut(), late=late, grads=grads)
+
+
+def _with_tokens(c: Context, block: Merger | RowProjector | Projector, x: _Grads,
+                 embedded: _Grads) -> tuple[Tensor, list[Tensor]]:
+    """(the embedded sequence with image tokens, what lives until the model's forward is over); both lists get empty."""
+    match block:
+        case Merger():
+            return tokens_of_grid(c, block, x.pop(), embedded.pop())
+        case RowProjector():
+            return tokens_of_rows(c, block, x.pop(), embedded.pop())
+        case Projector():
+            return tokens_of_squares(c, block, x.pop(), embedded.pop())

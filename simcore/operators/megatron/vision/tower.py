@@ -14,6 +14,7 @@ from typing import Final
 
 from simcore.models.blocks import Attention
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.radio_blocks import RadioLayer
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act, add, summed
 from simcore.operators.megatron.ops.linear import column, norm_linear, row
@@ -80,11 +81,17 @@ def patches(c: Context, block: PlacedPatches) -> Tensor:
     return add(c, found, placed, "embeddings")
 
 
-def layer(c: Context, block: PlacedLayer, x: Tensor, attend: Attend) -> Tensor:
-    """Output of core's layer for `x` [patches, width], in x's shape; `attend`: core's attention and its projections."""
+def layer(c: Context, block: PlacedLayer | RadioLayer, x: Tensor, attend: Attend) -> Tensor:
+    """Output of core's layer for `x` [patches, width], in x's shape; `attend`: core's attention and its projections.
+
+    RADIO's configuration is a copy of the decoder's, which fuses the sum of residual and bias
+    (Bridge 067f987d `models/hybrid/hybrid_provider.py:148`).
+    """
+    joined = add if isinstance(block, RadioLayer) else _joined
+
     def run() -> Tensor:
-        residual = _joined(c, x, attend(c, attention_of(block), x), "residual")
-        return _joined(c, residual, _mlp(c, residual), "hidden_states")
+        residual = joined(c, x, attend(c, attention_of(block), x), "residual")
+        return joined(c, residual, _mlp(c, residual), "hidden_states")
 
     return c.region(run) if c.run.checkpoint == "full" else run()
 

@@ -1,27 +1,32 @@
-"""Tower of Qwen 2.5 VL as Megatron-Bridge has it: transformers' own modules, whole on every tp rank.
+"""Towers of Qwen 2.5 VL, Ministral 3 and Gemma 3 as Megatron-Bridge has them: transformers' modules on every tp rank.
 
-Megatron-Bridge 067f987d `models/qwen_vl/modeling_qwen25_vl.py` (Qwen25VLModel.forward): the tower runs behind the
-embedding, its tokens are put in their place by `masked_scatter`. Layers and merger are those of `operators/hf/vision`,
-with attention by torch's `scaled_dot_product_attention`, which `_from_config` chooses. A trained tower keeps its tables
-and its images in 16 bits until its backward is over, a frozen one drops them at its end.
+Megatron-Bridge 067f987d `models/qwen_vl/modeling_qwen25_vl.py` (Qwen25VLModel.forward),
+`models/ministral3/modeling_ministral3.py` and `models/gemma_vl/modeling_gemma3_vl.py`: the tower runs behind the
+embedding, its tokens are put in their place by `masked_scatter`. Layers, and ends but Gemma 3's (`pooled`), are those
+of `operators/hf/vision`, with attention by torch's `scaled_dot_product_attention`, which both ways to build a tower
+from a configuration choose. A trained tower keeps its tables and its images in 16 bits until its backward is over, a
+frozen one drops them at its end.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from simcore.models.vision_blocks import GridLayer, GridPatches, Merger
+from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, Projector, RowProjector
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches, in_order, kept_by_tower, tables_of_patches
 from simcore.operators.hf.vision.merger import tokens_of
+from simcore.operators.hf.vision.row_projector import drop_tower, projected
 from simcore.operators.hf.vision.scatter import masked_scatter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import reordered
+from simcore.operators.megatron.vision.pooled import pooled_tokens
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import nothing, run_backward
 from simcore.recording.layer import RecordedLayer
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["patches_of_grid", "record_grid_layer", "tokens_of_grid"]
+__all__ = ["patches_of_grid", "record_grid_layer", "tokens_of_grid", "tokens_of_rows",
+           "tokens_of_squares"]
 
 _UNTIL_BACKWARD: Final = ("patches.cos", "patches.sin", "pixel_values.to")
 """Tensors that a trained tower keeps for its backward."""
@@ -79,8 +84,42 @@ def tokens_of_grid(c: Context, block: Merger, x: Tensor, embedded: Tensor) -> tu
                 if not (run.input_requires_grad and name in _UNTIL_BACKWARD)]
     made = tokens_of(tape, block, run, x)
     of_tower.clear()
-    tokens = aten.new(tape, made.shape, run.compute, "image_embeds", made.nbytes, Kernel.COPY)
+    tokens = _joined(tape, run.compute, made)
+    out, mask = _with_tokens(c, block, tokens, embedded)
+    return out, [made, tokens, mask]
+
+
+def tokens_of_rows(c: Context, block: RowProjector, x: Tensor, embedded: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The same of a tower of rows of patches; the tokens by images are dropped when they are joined."""
+    tape, run = c.tape, c.run
+    drop_tower(tape, block, run, run.images * block.patches)
+    made = projected(tape, block, run, x.view(1, *x.shape))
+    del x
+    tokens = _joined(tape, run.compute, made)
+    del made
+    out, mask = _with_tokens(c, block, tokens, embedded)
+    return out, [tokens, mask]
+
+
+def tokens_of_squares(c: Context, block: Projector, x: Tensor, embedded: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The same of Gemma 3's tower, whose tokens are no copies of others."""
+    tokens = pooled_tokens(c, block, x)
+    del x
+    out, mask = _with_tokens(c, block, tokens, embedded)
+    return out, [tokens, mask]
+
+
+def _joined(tape: Tape, dtype: str, made: Tensor) -> Tensor:
+    """`torch.cat` of the tokens of all images, which are views of one."""
+    tokens = aten.new(tape, made.shape, dtype, "image_embeds", made.nbytes, Kernel.COPY)
     tokens.node = tape.node((made,), (), lambda tape, grads, saved: [grads[0]])
+    return tokens
+
+
+def _with_tokens(c: Context, block: Merger | RowProjector | Projector, tokens: Tensor,
+                 embedded: Tensor) -> tuple[Tensor, Tensor]:
+    """(the sequence [tokens, hidden] with those of images in their place, the mask of their places)."""
+    tape, run = c.tape, c.run
     mask = aten.new(tape, (run.batch, run.seq), "uint8", "image_mask", 8 * run.tokens)
     rows = reordered(c, embedded, "inputs_embeds", "grad_inputs_embeds") if run.batch > 1 else embedded
     shape = (run.batch, run.seq, block.hidden)
@@ -88,4 +127,4 @@ def tokens_of_grid(c: Context, block: Merger, x: Tensor, embedded: Tensor) -> tu
     out = out.view(run.tokens, block.hidden)
     if run.batch > 1:
         out = reordered(c, out, "inputs_embeds", "grad_inputs_embeds")
-    return out, [made, tokens, mask]
+    return out, mask

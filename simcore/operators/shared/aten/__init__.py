@@ -11,6 +11,7 @@ Modules go by subject; all functions are names of this package, so that code rea
 """
 
 from simcore.operators.shared.aten.attention import (
+    WIDEST,
     flash_attention,
     flash_attention_with_sinks,
     masked_attention,
@@ -18,6 +19,7 @@ from simcore.operators.shared.aten.attention import (
     rotate,
     scaled_dot_product_attention,
     to_heads,
+    wide_attention,
 )
 from simcore.operators.shared.aten.elementwise import (
     add,
@@ -31,6 +33,7 @@ from simcore.operators.shared.aten.elementwise import (
     gelu,
     masked_fill,
     mul,
+    mul_,
     mul_rows,
     mul_scalar,
     neg,
@@ -76,11 +79,11 @@ from simcore.operators.shared.aten.matmul import (
 from simcore.operators.shared.aten.normalization import layer_norm, rms_norm
 from simcore.operators.shared.aten.reduction import log_softmax, mean, softmax, sum_last, sum_of
 
-__all__ = ["Grads", "Operand", "Saved", "add", "add_", "add_scalar", "all_to_all", "baddbmm", "bmm", "cast", "cat",
-           "chunk", "clamp", "contiguous", "cross_entropy", "div_", "dropout", "embedding", "exp", "flash_attention",
-           "flash_attention_with_sinks", "gather", "gelu", "grouped_mm", "index", "index_add", "layer_norm", "linear",
-           "log_softmax", "masked_attention", "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "needs_grad",
-           "neg", "new", "permuted", "product", "relu", "repeat_heads", "reshaped", "rms_norm", "rotate", "rsqrt",
-           "scaled_dot_product_attention", "select", "shapes_of_group", "sigmoid", "silu", "slice_half", "slice_last",
-           "softmax", "softplus", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims",
-           "tanh", "to_heads", "topk"]
+__all__ = ["Grads", "Operand", "Saved", "WIDEST", "add", "add_", "add_scalar", "all_to_all", "baddbmm", "bmm", "cast",
+           "cat", "chunk", "clamp", "contiguous", "cross_entropy", "div_", "dropout", "embedding", "exp",
+           "flash_attention", "flash_attention_with_sinks", "gather", "gelu", "grouped_mm", "index", "index_add",
+           "layer_norm", "linear", "log_softmax", "masked_attention", "masked_fill", "mean", "mul", "mul_", "mul_rows",
+           "mul_scalar", "needs_grad", "neg", "new", "permuted", "product", "relu", "repeat_heads", "reshaped",
+           "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention", "select", "shapes_of_group", "sigmoid",
+           "silu", "slice_half", "slice_last", "softmax", "softplus", "sort", "split", "square", "strided", "sub",
+           "sum_last", "sum_of", "swap_dims", "tanh", "to_heads", "topk", "wide_attention"]

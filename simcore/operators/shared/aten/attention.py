@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from simcore.operators.shared.aten.kernels import Grads, Saved, new
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["flash_attention", "flash_attention_with_sinks", "masked_attention", "repeat_heads", "rotate",
-           "scaled_dot_product_attention", "to_heads"]
+           "scaled_dot_product_attention", "to_heads", "wide_attention", "WIDEST"]
+
+WIDEST: Final = 256
+"""Elements of a head of which flash attention has a kernel (torch 2.13 `transformers/cuda/sdp_utils.cpp`,
+check_head_dim_size_flash); cuDNN's have no wider ones."""
 
 
 def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> Tensor:
@@ -61,19 +66,45 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
     return out
 
 
-def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of `q` [batch, sequence, heads, d] under a boolean mask by the memory-efficient kernel.
+def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Attention of `q` [batch, sequence, heads, d] under a mask by the memory-efficient kernel.
 
-    Returns q's shape. torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes the mask out
-    anew in the type of q, for every row of the batch, and the node saves it. Keys and values are repeated for every
-    head before (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions
-    (`transformers/cuda/attention.cu`). It is not known which fully masked blocks the kernel skips: FLOPs are those of
-    the whole square.
+    Returns q's shape. torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes a boolean
+    mask out anew in the type of q, for every row of the batch, and the node saves it. `bias`: a mask that is of that
+    type already, and saved as it is if 8 divide the sequence (preprocess_mask, which else pads it). Keys and values are
+    repeated for every head before (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to
+    32 positions (`transformers/cuda/attention.cu`). It is not known which fully masked blocks the kernel skips: FLOPs
+    are those of the whole square.
     """
     k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+    batch, seq, heads, dim = q.shape
+
+    def mask() -> Tensor:
+        if bias is not None and seq % 8 == 0:
+            return bias
+        columns = seq if bias is None else -(-seq // 8) * 8
+        return new(tape, (batch, seq, columns), q.dtype, "attention_bias", seq * seq)
+
+    return _efficient(tape, q, k, v, 4 * batch * seq * seq * heads * dim, mask)
+
+
+def wide_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of `q` [batch, sequence, heads, d] without a mask where heads are wider than `WIDEST`.
+
+    Returns q's shape. Keys and values are repeated for every head before (transformers 5.23
+    `integrations/sdpa_attention.py`, use_gqa_in_sdpa), then the memory-efficient kernel runs, the only one that takes
+    such heads.
+    """
+    k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+    batch, seq, heads, dim = q.shape
+    return _efficient(tape, q, k, v, 2 * batch * seq * seq * heads * dim, None)
+
+
+def _efficient(tape: Tape, q: Tensor, k: Tensor, v: Tensor, flops: int,
+               bias_of: Callable[[], Tensor] | None) -> Tensor:
+    """The memory-efficient kernel of as many heads of each; `bias_of`: makes the mask as it is added, None without."""
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
-    flops = 4 * batch * seq * seq * heads * dim
     moved = q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -83,9 +114,9 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                      shape_of_heads(dim, dim, batch * seq * heads, backward=True))
         return made
 
-    bias = new(tape, (batch, seq, seq), dtype, "attention_bias", seq * seq)
-    node = tape.node((q, k, v), (q, k, v, bias), backward)
-    moved += bias.nbytes
+    bias = [bias_of()] if bias_of else []
+    node = tape.node((q, k, v), (q, k, v, *bias), backward)
+    moved += sum(one.nbytes for one in bias)
     del bias
     out, lse = tape.outputs("attention", lambda: (
         new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,

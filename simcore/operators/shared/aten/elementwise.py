@@ -10,7 +10,7 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div_", "dropout", "exp", "gelu", "masked_fill", "mul",
-           "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "softplus", "square",
+           "mul_", "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "softplus", "square",
            "sub", "tanh"]
 
 
@@ -169,6 +169,22 @@ def sub(tape: Tape, a: Tensor, b: Tensor, name: str = "sub") -> Tensor:
     out = new(tape, shape, dtype, name, a.nbytes + b.nbytes)
     out.node = node
     return out
+
+
+def mul_(tape: Tape, a: Tensor, b: Param) -> None:
+    """Records `a *= b` in place, for `b` of one element without a gradient, which autograd saves.
+
+    The gradient of `a` is made in the wider of their types and then cast.
+    """
+    shape, dtype, wide = a.shape, a.dtype, max((a.dtype, b.dtype), key=dtype_bytes)
+    moved = a.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [new(tape, shape, wide, "grad_mul", moved), None]
+
+    node = tape.node((a, b), (b,), backward, reduce_to=(shape, b.shape), cast_to=(dtype, b.dtype))
+    tape.compute(Kernel.ELEMENTWISE, a.numel, 2 * moved)
+    a.node = node
 
 
 def _pass_twice(tape: Tape, grads: Grads, saved: Saved) -> Grads:

@@ -28,14 +28,14 @@ def mean(tape: Tape, x: Tensor) -> Tensor:
     return out
 
 
-def sum_of(tape: Tape, x: Tensor, count: int) -> Tensor:
+def sum_of(tape: Tape, x: Tensor, count: int, out_dtype: str = "") -> Tensor:
     """`x.view(-1, count, k).sum(1)`: sums each `count` consecutive rows of `x` [r, k] into [r / count, k].
 
-    Backward copies the expanded gradient, because of the view.
+    Backward copies the expanded gradient, because of the view. `out_dtype`: type of the sum, "" for x's.
     """
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_sum")])
-    out = new(tape, (shape[0] // count, *shape[1:]), dtype, "sum", x.nbytes, flops=x.numel)
+    out = new(tape, (shape[0] // count, *shape[1:]), out_dtype or dtype, "sum", x.nbytes, flops=x.numel)
     out.node = node
     return out
 

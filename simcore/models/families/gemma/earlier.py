@@ -45,7 +45,7 @@ def _around(config: Config, family: str, made: Architecture, further: int) -> tu
     """The parts with a scaled embedding that makes `further` tables, and logits below a cap if there is one."""
     (path, stem), *others = made.parts
     assert isinstance(stem.block, Embedding)
-    first = (path, replace(stem, scaled=True, block=replace(stem.block, further_tables=further)))
+    first = (path, replace(stem, scaled=True, block=replace(stem.block, further_dim=further * stem.block.rotary_dim)))
     caps = config.fields.get("final_logit_softcapping", 30.0 if family == "gemma2" else None) is not None
     return first, *((path, replace(kind, block=replace(kind.block, capped=caps)) if isinstance(kind.block, Head) else
                      kind) for path, kind in others)

@@ -1,0 +1,89 @@
+"""The text part of Gemma 4, as transformers 5.23 `models/gemma4` (`Gemma4ForCausalLM`).
+
+All but every sixth layer slide. Whole layers have wider heads (`global_head_dim`), fewer of keys
+(`num_global_key_value_heads`) and, with `attention_k_eq_v`, no projection of values: those are the keys' products
+before their norm. Every head of a query, a key and a value passes a norm, that of values without a weight; both kinds
+of layers have rotary tables of their own size. A number in a buffer multiplies what a layer puts out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mlp
+from simcore.models.config import Architecture, Config, ModelFamily
+from simcore.models.families.decoder import attention, chain
+
+__all__ = ["FAMILY"]
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_FAMILY = "gemma4_text"
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers and sizes of a model with a `Gemma4TextConfig`; InputError for values that are not modelled."""
+    _refuse(config)
+    types, mlp = _types(config), Mlp(config.integer("hidden_size", default=2304), config.integer(
+        "intermediate_size", default=9216), gated=True, gelu=True)
+    mixers = {_SLIDING: _sliding(config), _FULL: _full(config)}
+    used = [kind for kind in (_SLIDING, _FULL) if kind in types]
+    kinds = {kind: _layer(mixers[kind], mlp, sum(mixers[other].head_dim for other in used if other != kind))
+             for kind in used}
+    first = mixers[used[0]]
+    made = chain(config, _FAMILY, [kinds[name] for name in types], first.head_dim, window=first.window, tied=True)
+    return replace(made, parts=_around(config, made, kinds[used[0]].tables), buffers=tuple(
+        (f"model.rotary_emb.{kind}_inv_freq", 2 * 4 * (mixers[kind].head_dim // 2)) for kind in sorted(used)))
+
+
+def _refuse(config: Config) -> None:
+    """Raises InputError for what is not modelled. Attention both ways among tokens of an image changes no size."""
+    config.refuse("attention_bias", "enable_moe_block")
+    config.choice("hidden_activation", ("gelu_pytorch_tanh",))
+    if config.fields.get("use_bidirectional_attention") not in (None, "vision"):
+        raise config.fail("use_bidirectional_attention", "not modelled yet: other values than vision")
+    for name, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
+        if config.integer(name, default=default, least=0):
+            raise config.fail(name, "not modelled yet: another value than 0")
+
+
+def _types(config: Config) -> tuple[str, ...]:
+    """The last layer is a whole one, whatever the list says (`Gemma4TextConfig.__post_init__`)."""
+    count = config.integer("num_hidden_layers", default=30)
+    usual = tuple(_SLIDING if (i + 1) % 6 else _FULL for i in range(count))
+    return (*config.names("layer_types", usual, (_SLIDING, _FULL))[:-1], _FULL)
+
+
+def _sliding(config: Config) -> Attention:
+    made = attention(config, qk_norm=True, window=config.integer("sliding_window", default=512), head_dim=256)
+    return replace(made, value_norm=True)
+
+
+def _full(config: Config) -> Attention:
+    """`num_global_key_value_heads` is read with `attention_k_eq_v` alone."""
+    is_one = config.boolean("attention_k_eq_v", default=False)
+    heads = config.integer("num_global_key_value_heads", default=0, least=0) if is_one else 0
+    fields = {**config.fields, "head_dim": config.integer("global_head_dim", default=512),
+              "num_key_value_heads": heads or config.integer("num_key_value_heads", default=4)}
+    return replace(attention(Config(fields, config.where), qk_norm=True), value_norm=True, values_from_keys=is_one)
+
+
+def _layer(mixer: Attention, mlp: Mlp, passing: int) -> LayerKind:
+    """`passing`: columns of the rotary tables of layers of the other type."""
+    return LayerKind("decoder", _FAMILY, mixer.hidden, (
+        Branch("input_layernorm", "self_attn", mixer, behind="post_attention_layernorm"),
+        Branch("pre_feedforward_layernorm", "mlp", mlp, behind="post_feedforward_layernorm")), tables=passing,
+        scales_output=True)
+
+
+def _around(config: Config, made: Architecture, further: int) -> tuple[tuple[str, LayerKind], ...]:
+    """The parts with a scaled embedding that makes two pairs of tables, and logits below a cap if there is one."""
+    (path, stem), *others = made.parts
+    assert isinstance(stem.block, Embedding)
+    first = (path, replace(stem, scaled=True, block=replace(stem.block, further_dim=further)))
+    caps = config.fields.get("final_logit_softcapping") is not None
+    return first, *((path, replace(kind, block=replace(kind.block, capped=caps)) if isinstance(kind.block, Head) else
+                     kind) for path, kind in others)
+
+
+FAMILY = ModelFamily(architecture, further_fields=(
+    "final_logit_softcapping", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"))

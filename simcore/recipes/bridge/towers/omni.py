@@ -1,0 +1,79 @@
+"""Nemotron Omni in Megatron-Bridge's recipes: its towers, which of them are built, and which are frozen.
+
+Megatron-Bridge 067f987d `models/nemotron_omni/nemotron_omni_provider.py`: without `has_sound` no sound is read, and
+none of its modules is built; `temporal_patch_dim` over 1 builds a second product, of videos' patches, where
+`separate_video_embedder` says so, as published files do, and else one that reads images as videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simcore.models.graph import architecture_of
+from simcore.models.radio_blocks import SoundEncoder
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+
+__all__ = ["FAMILY", "leave_sound", "read_fields", "read_frozen_parts"]
+
+FAMILY: Final = "nemotron_h_omni"
+"""Family (`model_type`) whose towers these are."""
+_PROVIDER: Final = "Bridge 067f987d models/nemotron_omni/nemotron_omni_provider.py"
+_FRAMES: Final = 2
+"""Frames of a video in a patch, as published files say."""
+_PARTS: Final = (("language_model", ("language_model",)), ("vision_model", ("vision_model",)),
+                 ("vision_projection", ("vision_projector",)), ("sound_encoder", ("sound_encoder",)),
+                 ("sound_projection", ("sound_projection",)))
+"""Word of each switch `freeze_*`, and the modules that it freezes."""
+_OF_SOUND: Final = ("sound_encoder", "sound_projection")
+
+
+def read_fields(reader: Reader, draft: Draft, config: Mapping[str, Any]) -> dict[str, Taken[Any]]:
+    """Fields of the model's configuration that the recipe changes: sound, and frames of a patch; {} for others."""
+    if config.get("model_type") != FAMILY:
+        return {}
+    hears, frames = reader.flag("model.has_sound"), reader.integer("model.temporal_patch_dim")
+    apart = reader.flag("model.separate_video_embedder")
+    draft.idle(reader.flag("model.temporal_ckpt_compat"), "how files are read that lack a product of videos' patches")
+    found: dict[str, Taken[Any]] = {}
+    if hears is not None and not hears.value:
+        found["has_sound"] = hears
+    else:
+        draft.idle(hears, "the model's own")
+    if apart is not None and not apart.value and (frames is None or frames.value > 1):
+        draft.refuse(apart, "one product for patches of images and of videos")
+    else:
+        draft.idle(apart, "the model's own")
+    if frames is not None and frames.value != _FRAMES:
+        found["video_temporal_patch_size"] = frames
+    else:
+        draft.idle(frames, "the model's own")
+    return found
+
+
+def read_frozen_parts(reader: Reader, draft: Draft, fields: Mapping[str, Any]) -> None:
+    """Writes modules without gradients, for the switches of the provider; `fields`: the model's configuration."""
+    hears = any(isinstance(kind.block, SoundEncoder) for _, kind in architecture_of(fields).parts)
+    frozen, by = list[str](), list[Taken[bool]]()
+    for word, modules in _PARTS:
+        flag = reader.flag(f"model.freeze_{word}")
+        if flag is None or not flag.value:
+            draft.idle(flag, "it is trained")
+        elif word in _OF_SOUND and not hears:
+            draft.idle(flag, "the model is built without sound")
+        else:
+            frozen += modules
+            by.append(flag)
+    if frozen:
+        draft.infer("training.frozen", frozen, "modules that the switches freeze", *by, source=_PROVIDER)
+
+
+def leave_sound(reader: Reader, draft: Draft) -> None:
+    """Refuses frozen parts of a tower of sound where no model with such a tower is known."""
+    for word in _OF_SOUND:
+        flag = reader.flag(f"model.freeze_{word}")
+        if flag is not None and flag.value:
+            draft.refuse(flag, "towers beside text")
+        else:
+            draft.idle(flag, "the default")

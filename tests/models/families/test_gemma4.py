@@ -1,0 +1,87 @@
+"""Gemma 4's text part: which layers slide, sizes of both kinds of heads, tables, placement, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.errors import InputError
+from simcore.models.blocks import Attention, Embedding, Head
+from simcore.models.graph import ModelGraph, build, model_config
+from simcore.simulate import simulate
+
+SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512, "num_hidden_layers": 6,
+                         "num_attention_heads": 4, "num_key_value_heads": 2, "num_global_key_value_heads": 1,
+                         "head_dim": 64, "global_head_dim": 128}
+
+
+def graph(**changed: Any) -> ModelGraph:
+    return build(model_config("gemma-4-31b-text", changed, "model"), "hf")
+
+
+def mixers(made: ModelGraph) -> list[Attention]:
+    blocks = [made.kinds[layer.kind].branches[0].block for layer in made.layers[1:-3]]
+    return [block for block in blocks if isinstance(block, Attention)]
+
+
+def test_whole_layers_have_wide_heads_and_no_projection_of_values() -> None:
+    blocks = mixers(graph())
+    assert [i for i, block in enumerate(blocks) if not block.window] == [*range(5, 60, 6)]
+    assert blocks[0] == Attention(5376, 32, 16, 256, rotary=True, qk_norm=True, window=1024, value_norm=True)
+    assert blocks[5] == Attention(5376, 32, 4, 512, rotary=True, qk_norm=True, value_norm=True, values_from_keys=True)
+
+
+def test_heads_of_whole_layers_follow_the_flag_of_shared_products() -> None:
+    assert [(b.num_kv_heads, b.values_from_keys) for b in mixers(graph(attention_k_eq_v=False))[5:6]] == [(16, False)]
+    assert [b.num_kv_heads for b in mixers(graph(num_global_key_value_heads=None))[5:6]] == [16]
+
+
+def test_the_last_layer_is_a_whole_one() -> None:
+    types = ["full_attention", "sliding_attention", "sliding_attention"]
+    assert [block.window for block in mixers(graph(num_hidden_layers=3, layer_types=types))] == [0, 1024, 0]
+
+
+def test_tables_of_both_sizes_and_a_cap_on_logits() -> None:
+    made = graph()
+    stem, head = made.kinds[0], next(kind for kind in made.kinds if isinstance(kind.block, Head))
+    assert stem.block == Embedding(262144, 5376, 256, window=1024, further_dim=512)
+    assert [kind.tables for kind in made.kinds if kind.branches] == [512, 256]
+    assert isinstance(head.block, Head)
+    assert head.block.capped
+    assert made.architecture.buffers == (("model.rotary_emb.full_attention_inv_freq", 2048),
+                                         ("model.rotary_emb.sliding_attention_inv_freq", 1024))
+    whole = graph(layer_types=["full_attention"] * 60)
+    assert [kind.tables for kind in whole.kinds if kind.branches] == [0]
+    assert whole.kinds[0].block == Embedding(262144, 5376, 512)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("attention_bias", True), ("enable_moe_block", True), ("use_bidirectional_attention", "all"),
+    ("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 10), ("hidden_activation", "silu")])
+def test_what_is_not_modelled_is_refused_by_its_name(field: str, value: Any) -> None:
+    fields = {**model_config("gemma-4-31b-text", {}, "model"), field: value}
+    with pytest.raises(InputError, match=field):
+        build(fields, "hf")
+
+
+@pytest.mark.parametrize(("framework", "mesh"), [
+    ("fsdp2", {"dp_shard": 2}), ("fsdp1", {"dp_shard": 2}), ("ddp", {"dp_replicate": 2}), ("zero1", {"dp_shard": 2}),
+    ("automodel", {"dp_shard": 2})])
+def test_it_is_placed_and_simulated(framework: str, mesh: dict[str, int]) -> None:
+    model = {"config": "gemma-4-31b-text", "overrides": SMALL}
+    made = graph(**SMALL)
+    rest = small.plan_of(framework, mesh, model=model).at_rest()
+    parts = 1 if framework in ("ddp", "zero1") else 2
+    assert {name: part.num_params * parts for name, part in rest.items()} == {
+        name: made.count(name) for name in ("embedding", "attention", "mlp", "norms")}
+    report = simulate(small.scenario(framework, mesh, model=model))
+    assert report.status == "ok", report.problems
+
+
+def test_flash_attention_has_no_kernel_for_wide_heads() -> None:
+    given = {"framework": "fsdp2", "mesh": {"dp_shard": 2}, "options": {"attn_implementation": "flash_attention_2"}}
+    wide = small.scenario(**given, model={"config": "gemma-4-31b-text", "overrides": {**SMALL, "global_head_dim": 512}})
+    assert "256" in simulate(wide).problems[0].message
+    assert simulate(small.scenario(**given, model={"config": "gemma-4-31b-text", "overrides": SMALL})).status == "ok"

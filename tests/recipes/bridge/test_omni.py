@@ -1,0 +1,49 @@
+"""Nemotron Omni in recipes of Megatron-Bridge: which towers are built, and which are frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recipes.looked_into import value
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+
+SFT = "nemotron_omni_cord_v2_sft_4gpu_h100_bf16_config"
+LONG = "nemotron_omni_cord_v2_long_context_sft_8gpu_h100_bf16_config"
+LORA = "nemotron_omni_cord_v2_peft_4gpu_h100_bf16_config"
+VIDEOS = "nemotron_omni_valor32k_sft_4gpu_h100_bf16_config"
+
+
+def imported(folder: Path, text: str) -> Imported:
+    (folder / "run.sh").write_text(text, encoding="utf-8")
+    return import_recipe([str(folder / "run.sh")], Answers.of_options(8, 4096, "dgx-h100"))
+
+
+def test_towers_are_built_and_frozen_as_switches_say(tmp_path: Path) -> None:
+    """Images alone need no tower of sound, whose switches then freeze nothing; each has one image, of any size."""
+    silent = {"has_sound": False, "video_temporal_patch_size": 1}
+    cases: tuple[tuple[str, dict[str, Any] | None, list[str]], ...] = (
+        (SFT, silent, ["vision_model"]), (LONG, silent, ["vision_model"]),
+        (LORA, silent, ["vision_model", "vision_projector"]),
+        (f"{SFT} model.has_sound=true", {"video_temporal_patch_size": 1}, ["vision_model", "sound_encoder"]),
+        (f"{SFT} model.freeze_language_model=true", silent, ["language_model", "vision_model"]),
+        (f"{SFT} model.has_sound=true model.temporal_patch_dim=2 model.freeze_sound_projection=true", None,
+         ["vision_model", "sound_encoder", "sound_projection"]))
+    for launch, overrides, frozen in cases:
+        found = imported(tmp_path, launch)
+        assert value(found, "model.overrides") == overrides, launch
+        assert value(found, "training.frozen") == frozen, launch
+        assert value(found, "training.images") == 1
+        assert [question.key for question in found.questions] == ["training.image_height"]
+        assert not found.refused, launch
+
+
+def test_other_towers_and_inputs_are_refused_by_name(tmp_path: Path) -> None:
+    for launch, words in ((VIDEOS, "videos and their sound"),
+                          (f"{SFT} model.separate_video_embedder=false model.temporal_patch_dim=2",
+                           "one product for patches of images and of videos")):
+        assert any(words in problem.message for problem in imported(tmp_path, launch).refused), launch
+    text = imported(tmp_path, "llama3_8b_sft_2gpu_h100_bf16_config model.freeze_sound_encoder=true")
+    assert any("towers beside text" in problem.message for problem in text.refused)
