@@ -162,6 +162,9 @@ class Generation(Block):
     kv_cache_memory: BytesOrAuto = Field(
         default="auto", description="KV cache of a rank, such as 20 GiB; auto: what gpu_memory_utilization leaves"
     )
+    block_size: Literal[16, 32, 64, 128, 256] | None = Field(
+        default=None, description="vLLM: tokens of a block of the KV cache; left out: 16"
+    )
     quantization: Literal["auto", "fp8", "bitsandbytes", "awq_marlin", "gptq_marlin", "compressed-tensors", "modelopt",
                           "modelopt_fp4", "mxfp8"] = Field(
         default="auto", description="Format of weights: fp8 or bitsandbytes quantise 16 bits while loading; auto, and "

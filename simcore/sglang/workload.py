@@ -10,7 +10,7 @@ from simcore.frameworks.setup import configuration
 from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
-from simcore.models.blocks import Embedding, LatentAttention, Mamba2
+from simcore.models.blocks import Attention, Embedding, LatentAttention, Mamba2
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
 from simcore.results.report import Assumption
@@ -38,7 +38,7 @@ _UNSERVED: Final = (
     ("mamba_cache_mode", "Mamba's states in SGLang"), ("num_speculative_tokens", "speculative decoding in SGLang"),
     ("accepted_tokens", "speculative decoding in SGLang"),
     ("expert_parallel", "experts of SGLang on ranks of their own"),
-    ("chunked_prefill", "prefills of another size than SGLang's own"),
+    ("chunked_prefill", "prefills of another size than SGLang's own"), ("block_size", "pages of another size"),
     ("max_num_batched_tokens", "prefills of another size than SGLang's own"))
 
 
@@ -97,6 +97,8 @@ def _check_model(scenario: Scenario, architecture: Architecture, fields: Mapping
     for kinds, what in ((LatentAttention, "multi-head latent attention"), (Mamba2, "Mamba layers")):
         if any(isinstance(block, kinds) for block in blocks):
             raise NotYet(Problem(at, f"not yet: serving {what} by SGLang"))
+    if any(isinstance(block, Attention) and (block.window or block.sinks) for block in blocks):
+        raise NotYet(Problem(at, "not yet: serving attention with sinks or a window by SGLang"))
     if fields.get("quantization_config"):
         raise NotYet(Problem(at, "not yet: weights of SGLang in few bits"))
     if problems := refusals(architecture, tp):

@@ -9,11 +9,14 @@ of equal number, the least of any kind (or the most, where that is not many more
 table, groups share memory, and a block is a page of each layer of a group (`v1/core/kv_cache_utils.py`
 _get_kv_cache_groups_uniform_page_size, get_kv_cache_config_from_groups). A sequence has one state in each of Mamba's
 groups, whatever its length. With prefix caching, which is off for hybrids unless asked for, it has two, or one for
-every block; then blocks are also whole chunks of Mamba's scan.
+every block; then blocks are also whole chunks of Mamba's scan. Layers with a sliding window (0.25.1
+`v1/kv_cache_interface.py` SlidingWindowSpec) are of a kind of their own: a sequence has blocks there for the window
+before a pass and the tokens of the longest pass, and one more, where it does not begin with a block.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +31,8 @@ from simcore.vllm.weights import layers_of
 
 __all__ = ["Cache", "Formats", "Pages", "pages"]
 
+_MOST: Final = 2**24
+"""Tokens beyond those of any sequence."""
 _ALIGNED: Final = 16
 """Tokens of a block by default: FlashAttention takes multiples of it."""
 
@@ -51,6 +56,7 @@ class Pages:
     `attention_groups` a sequence takes a block for every `block_size` tokens; in each of `mamba_groups` 1 ("one"), 2
     ("last") or as many as of attention ("every"), as `states` says. `by_group`: True if vLLM counts the need of a
     sequence in blocks, False if in pages of layers. `drafted`: tokens of speculative decoding, each with a state more.
+    `windows`: layers that see `window` tokens alone, in `window_groups`; `longest_pass`: tokens of one pass.
     """
 
     token_bytes: int
@@ -65,6 +71,15 @@ class Pages:
     states: States = "one"
     by_group: bool = False
     drafted: int = 0
+    windows: int = 0
+    window_groups: int = 0
+    window: int = 0
+    longest_pass: int = 0
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of layers."""
+        return self.attention_groups + self.mamba_groups + self.window_groups
 
     @property
     def block_bytes(self) -> int:
@@ -74,7 +89,16 @@ class Pages:
     def blocks_of(self, tokens: int) -> int:
         """Number of blocks that a sequence of `tokens` tokens takes; one of 0 tokens as many as one of 1."""
         each, fixed = self._pages(self.attention_groups, self.mamba_groups)
-        return each * -(-max(1, tokens) // self.block_size) + fixed
+        seen = self.window_groups * self._seen(max(1, tokens))
+        return each * -(-max(1, tokens) // self.block_size) + fixed + seen
+
+    def _seen(self, tokens: int) -> int:
+        """Blocks of a sequence of `tokens` tokens in a group of layers with a window."""
+        return -(-min(self.window - 1 + self.longest_pass, tokens) // self.block_size) + 1
+
+    def read(self, context: int, layers: int) -> int:
+        """Bytes of keys and values that one token reads: in `layers` of the context, in those with a window of that."""
+        return self.token_bytes * (layers * context + self.windows * min(context, self.window))
 
     def _pages(self, attention: int, mamba: int) -> tuple[int, int]:
         """(pages for each block of tokens, pages for each sequence) of these numbers of layers or groups."""
@@ -92,13 +116,16 @@ class Pages:
     def needed(self, tokens: int) -> int:
         """Bytes that vLLM demands at start for a sequence of `tokens` tokens (`check_enough_kv_cache_memory`)."""
         each, fixed = self._counted()
-        return self.page_bytes * (each * -(-tokens // self.block_size) + fixed)
+        seen = self.window_groups * self.group_size * self._seen(tokens) if self.windows else 0
+        return self.page_bytes * (each * -(-tokens // self.block_size) + fixed + seen)
 
     def longest(self, num_bytes: int) -> int:
         """Tokens of the longest sequence that vLLM admits with `num_bytes` of cache; 0 if none.
 
         As `estimate_max_model_len`.
         """
+        if self.windows:
+            return max(0, bisect.bisect_right(range(1, _MOST + 1), num_bytes, key=self.needed))
         each, fixed = self._counted()
         return max(0, num_bytes // self.page_bytes - fixed) // each * self.block_size
 
@@ -126,7 +153,7 @@ class Cache:
         """
         if self.pages.by_group:
             return int(self.concurrency(longest) * longest)
-        return self.num_blocks // (self.pages.attention_groups + self.pages.mamba_groups) * self.pages.block_size
+        return self.num_blocks // self.pages.groups * self.pages.block_size
 
     def concurrency(self, tokens: int) -> float:
         """Number of sequences of `tokens` tokens that the cache holds ("Maximum concurrency")."""
@@ -134,11 +161,14 @@ class Cache:
 
 
 def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False,
-          mode: str = "auto", drafter: Drafter | None = None) -> Pages:
+          mode: str = "auto", drafter: Drafter | None = None, longest_pass: int = 0,
+          block: int = _ALIGNED) -> Pages:
     """Layout of the KV cache of a model on one of `tp` ranks; the model needs attention layers, all of equal widths.
 
     `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching, whose states of Mamba are
     those of `mode` (`Release.states`). `drafter`: that of speculative decoding, whose layers are like the model's.
+    `longest_pass`: tokens of one pass, which layers with a window make room for. `block`: tokens
+    of a block of attention, where no state makes it larger.
     """
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention | LatentAttention)]
@@ -147,12 +177,14 @@ def pages(architecture: Architecture, tp: int, formats: Formats, release: Releas
     drafted, layers = (drafter.tokens, drafter.attention_layers) if drafter else (0, 0)
     state = _state(mamba[0], tp, formats, drafted) if mamba else 0
     states = release.states(architecture.family, mode, cached=cached)
-    step = math.lcm(_ALIGNED, mamba[0].chunk) if mamba and states == "every" else _ALIGNED
+    step = math.lcm(block, mamba[0].chunk) if mamba and states == "every" else block
     block_size = step * max(1, -(-state // (step * token)))
-    attending = len(attention) + layers
-    size = _group_size([count for count in (attending, len(mamba)) if count], release.padded_below)
+    seen = [block.window for block in attention if isinstance(block, Attention) and block.window]
+    attending = len(attention) - len(seen) + layers
+    size = _group_size([count for count in (attending, len(mamba), len(seen)) if count], release.padded_below)
     return Pages(token, state, attending, len(mamba), block_size, block_size * token, size,
-                 -(-attending // size), -(-len(mamba) // size), states, release.by_group, drafted)
+                 -(-attending // size), -(-len(mamba) // size), states, release.by_group, drafted, len(seen),
+                 -(-len(seen) // size), max(seen, default=0), longest_pass)
 
 
 def _elements(block: Attention | LatentAttention, tp: int) -> int:

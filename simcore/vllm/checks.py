@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from simcore.errors import IllegalLayout, NotYet, Problem
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
-from simcore.models.blocks import Moe
+from simcore.models.blocks import LatentAttention, Mamba2, Moe
 from simcore.models.config import Architecture
 from simcore.results.report import Assumption
 from simcore.vllm.engine import Engine
@@ -23,6 +23,10 @@ def check_asked(scenario: Scenario, given: Generation, architecture: Architectur
     """
     _check_passes(scenario, given, version, longest)
     _check_experts(scenario, given, architecture)
+    blocks = [branch.block for _, kind in architecture.parts for branch in kind.branches]
+    if given.block_size is not None and any(isinstance(block, LatentAttention | Mamba2) for block in blocks):
+        raise NotYet(Problem(scenario.where("generation", "block_size"), "not yet: blocks of a given size of latent "
+                             "attention, or beside states of Mamba"))
 
 
 def _check_passes(scenario: Scenario, given: Generation, version: str, longest: int) -> None:
@@ -69,6 +73,9 @@ def check_states(scenario: Scenario, engine: Engine) -> None:
 def switch_assumptions(engine: Engine) -> Iterator[Assumption]:
     """Assumptions on prompts that are read whole, and on experts that tp does not cut."""
     generation = engine.generation
+    if generation.block_size is not None:
+        yield Assumption(what="generation.block_size", value=f"{generation.block_size} tokens", kind="derived",
+                         source="vLLM 0.25.1 config/cache.py: blocks of the cache, whole ones for each sequence")
     if not generation.chunked_prefill:
         yield Assumption(what="generation.chunked_prefill", value="a pass reads prompts whole", kind="derived",
                          source="vLLM 0.25.1 config/scheduler.py")

@@ -46,7 +46,7 @@ def _of_pass(engine: InferenceEngine, sequences: int, context: int, tokens: int 
     weights = sum(_of_weight(weight, engine.bytes_of(weight), sequences, share) for weight in engine.weights
                   if weight.component != "embedding" or engine.architecture.tied)
     pages, drafter = engine.pages, engine.drafter
-    kv = pages.token_bytes * (pages.attention_layers - (drafter.attention_layers if drafter else 0)) * context
+    kv = pages.read(context, pages.attention_layers - (drafter.attention_layers if drafter else 0))
     return weights + sequences * (kv + (1 + tokens) * pages.state_bytes * pages.mamba_layers)
 
 
@@ -76,8 +76,13 @@ def seconds(engine: InferenceEngine, num_bytes: int) -> float:
 def decode_seconds(engine: InferenceEngine, sequences: int, prompt: int, last: int) -> float:
     """Seconds to decode `sequences` sequences together, each from a length of `prompt` to one of `last` tokens.
 
-    The bytes grow linearly with the tokens, so their mean is that of both ends.
+    The bytes grow linearly with the tokens, so their mean is that of both ends; beyond a window those in it grow no
+    more.
     """
-    steps = last - prompt
+    turn = min(max(engine.pages.window, prompt), last)
+    return sum(_between(engine, sequences, *ends) for ends in ((prompt, turn), (turn, last)))
+
+
+def _between(engine: InferenceEngine, sequences: int, prompt: int, last: int) -> float:
     first, final = (bytes_read(engine, sequences, context) for context in (prompt, last))
-    return seconds(engine, steps * (first + final) // 2)
+    return seconds(engine, (last - prompt) * (first + final) // 2)

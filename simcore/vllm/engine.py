@@ -159,7 +159,8 @@ class Engine:
     def pages(self) -> Pages:
         """Layout of the KV cache on a rank: sizes of pages and blocks."""
         return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes,
-                     mode=self.generation.mamba_cache_mode, drafter=self.drafter)
+                     mode=self.generation.mamba_cache_mode, drafter=self.drafter, longest_pass=self.limits.tokens,
+                     block=self.generation.block_size or 16)
 
     @cached_property
     def profile(self) -> Profile:

@@ -1,8 +1,8 @@
 """Time of passes over prompts: arithmetic of their tokens, at the rate that matrix products reach.
 
 An assumed model: every weight multiplies every token once (of routed experts those that a token goes to), attention
-multiplies every pair of a query and a key before it. Reading weights, collectives of tensor parallelism and the host
-take no time, so passes of few tokens take longer in reality.
+multiplies every pair of a query and a key before it, as far as a window lets it see. Reading weights, collectives of
+tensor parallelism and the host take no time, so passes of few tokens take longer in reality.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ def prompt_flops(engine: Engine, sequences: int, tokens: int) -> int:
     moe = next((block for block in blocks if isinstance(block, Moe)), None)
     used = sum(weight.numel * moe.top_k // moe.num_experts if weight.routed and moe is not None else weight.numel
                for weight in engine.weights if weight.component not in ("embedding", "lm_head"))
-    width = sum(block.q_size for block in blocks if isinstance(block, Attention | LatentAttention)) // engine.tp
-    return sequences * (2 * used * tokens + _OF_PAIR * width * tokens * (tokens + 1) // 2)
+    pairs = sum(block.q_size * _pairs(block, tokens) for block in blocks
+                if isinstance(block, Attention | LatentAttention)) // engine.tp
+    return sequences * (2 * used * tokens + _OF_PAIR * pairs)
+
+
+def _pairs(block: Attention | LatentAttention, tokens: int) -> int:
+    """Pairs of a query and a key that is not after it, and in the window if there is one."""
+    seen = min(block.window or tokens, tokens) if isinstance(block, Attention) else tokens
+    return seen * tokens - seen * (seen - 1) // 2
 
 
 def prompt_seconds(engine: Engine, sequences: int, tokens: int) -> float:

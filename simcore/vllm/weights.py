@@ -33,8 +33,8 @@ from simcore.vllm.quantized.linears import Linear, conv_rows, kv_heads, linears
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.quantized.tensor import Tensor, num_bytes
 
-__all__ = ["MODEL_DTYPE", "Weight", "blocks", "layers_of", "modules", "padded_rows", "refusals", "unserved", "weights",
-           "weights_of_kind"]
+__all__ = ["MODEL_DTYPE", "WINDOWED", "Weight", "blocks", "layers_of", "modules", "padded_rows", "refusals", "unserved",
+           "weights", "weights_of_kind"]
 
 MODEL_DTYPE: Final = "bf16"
 """`dtype: auto` is the checkpoint's; all presets are published in bf16."""
@@ -43,6 +43,8 @@ _PADDING: Final = 64
 """Multiple to which rows of the vocabulary are padded (`DEFAULT_VOCAB_PADDING_SIZE`)."""
 _FP32: Final = 4
 _FIRST: Final = "0.12.0"
+WINDOWED: Final = ("gemma3_text", "gpt_oss", "mistral")
+"""Families whose attention with a window, or sinks, is described (`models/gemma3.py`, `gpt_oss.py`, `mistral.py`)."""
 _SERVED: Final = (Attention, LatentAttention, Mamba2, Moe, Mlp)
 
 
@@ -157,9 +159,12 @@ def unserved(architecture: Architecture, version: str) -> str:
         if isinstance(block, LatentAttention) and version == _FIRST:
             return f"multi-head latent attention with vLLM {version} (served: 0.25.1)"
         if isinstance(block, Attention) and (block.sinks or block.window):
-            return "attention with sinks or a window"
-        if isinstance(block, Moe) and block.bias:
-            return "experts with biases"
+            if version == _FIRST:
+                return f"attention with sinks or a window with vLLM {version} (served: 0.25.1)"
+            if architecture.family not in WINDOWED:
+                return f"attention with a window in {architecture.family} (served: {', '.join(WINDOWED)})"
+        if isinstance(block, Moe) and block.bias and version == _FIRST:
+            return f"experts with biases with vLLM {version} (served: 0.25.1)"
         if isinstance(block, Moe) and block.latent and version == _FIRST:
             return f"experts behind a latent projection with vLLM {version} (served: 0.25.1)"
     return ""
@@ -233,7 +238,8 @@ def _of_kind(kind: LayerKind, architecture: Architecture, tp: int, recipes: Iter
     elif isinstance(kind.block, FinalNorm):
         yield Weight("norms", hidden * (1 + (kind.block.layer_norm and kind.block.norm_bias)))
     for branch in kind.branches:
-        yield Weight("norms", hidden * (1 + (branch.layer_norm and branch.norm_bias)))
+        count = bool(branch.norm) + bool(branch.behind)
+        yield Weight("norms", hidden * count * (1 + (branch.layer_norm and branch.norm_bias)))
         yield from _of_block(branch, kind, tp, recipes, narrow=narrow)
 
 
@@ -259,6 +265,9 @@ def _of_block(branch: Branch, kind: LayerKind, tp: int, recipes: Iterator[Recipe
         yield from _beside_mamba(block, tp)
     elif isinstance(block, Moe):
         yield from _router(block, kind, narrow=narrow)
+        if block.bias:  # of gate and up cut by tp, of down and the router whole (`models/gpt_oss.py`)
+            yield Weight("routed_experts", block.num_experts * (2 * block.expert_ffn // tp + block.hidden))
+            yield Weight("router", block.num_experts)
     elif isinstance(block, Mlp) and block.bias:
         yield Weight("mlp", block.ffn // tp * (1 + block.gated) + block.hidden)
 
@@ -290,8 +299,10 @@ def _beside_attention(block: Attention, tp: int) -> Iterator[Weight]:
     if block.bias:
         rows = (block.num_heads // tp + 2 * kv_heads(block, tp)) * block.head_dim
         yield Weight("attention", rows + block.hidden * (block.bias == "all"))
+    if block.sinks:
+        yield Weight("attention", block.num_heads // tp)
     if block.qk_norm:
-        yield Weight("norms", 2 * block.head_dim)
+        yield Weight("norms", block.q_size + block.kv_size if block.whole_norms else 2 * block.head_dim)
 
 
 def _beside_mamba(block: Mamba2, tp: int) -> Iterator[Weight]:

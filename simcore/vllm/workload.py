@@ -148,7 +148,7 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     fields = configuration(scenario)
     architecture = architecture_of(fields, scenario.where("model"))
     release = release_of(given, "0.12.0" if use == "server" else "0.25.1")
-    _check_model(scenario, architecture, given.tp, release.name)
+    _check_model(scenario, architecture, given.tp, release.name, use)
     longest = given.max_model_len or scenario.training.seq_len
     _check_length(scenario, fields, longest)
     check_asked(scenario, given, architecture, release.name, longest)
@@ -168,8 +168,11 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     return engine
 
 
-def _check_model(scenario: Scenario, architecture: Architecture, tp: int, version: str) -> None:
-    if missing := unserved(architecture, version):
+def _check_model(scenario: Scenario, architecture: Architecture, tp: int, version: str, use: str) -> None:
+    missing = unserved(architecture, version)
+    if not missing and use == "server" and architecture.family == "gpt_oss":
+        missing = "experts in MXFP4 (served: beside NeMo RL, which takes them in 16 bits)"
+    if missing:
         raise NotYet(Problem(scenario.where("model"), f"not yet: serving {missing}"))
     blocks = [b.block for _, kind in architecture.parts for b in kind.branches]
     if not any(isinstance(block, Attention | LatentAttention) for block in blocks):
@@ -218,10 +221,15 @@ def _cut_at(scenario: Scenario) -> tuple[str, str]:
 
 
 def _rotary_bytes(architecture: Architecture, fields: Any) -> int:
-    """Bytes of cosine and sine of every position, one table (vLLM 0.12.0 `rotary_embedding/base.py`)."""
+    """Bytes of cosine and sine of every position, one table (vLLM 0.12.0 `rotary_embedding/base.py`).
+
+    Layers of Gemma 3 with a window have a table of their own, GPT-OSS's is in fp32 (0.25.1 `models/gemma3.py`:147,
+    `gpt_oss.py`:91).
+    """
     stems = [kind.block for _, kind in architecture.parts if isinstance(kind.block, Embedding)]
     positions = fields.get("max_position_embeddings")
-    return 2 * stems[0].rotary_dim * positions if stems and isinstance(positions, int) else 0
+    wide = 1 + (architecture.family in ("gemma3_text", "gpt_oss"))
+    return 2 * wide * stems[0].rotary_dim * positions if stems and isinstance(positions, int) else 0
 
 
 # ---- the result ------------------------------------------------------------------------------------------------------
@@ -283,10 +291,10 @@ def serving(engine: InferenceEngine) -> Serving:
         weight_bytes=engine.weight_bytes, adapter_buffer_bytes=engine.adapter_bytes,
         activation_bytes=engine.profile.highest, graph_bytes=engine.graph_bytes,
         cache_budget_bytes=max(0, engine.cache_budget), cache_bytes=cache.num_bytes,
-        kv_bytes_per_token=pages.token_bytes * pages.attention_layers,
+        kv_bytes_per_token=pages.token_bytes * (pages.attention_layers + pages.windows),
         state_bytes=pages.state_bytes * pages.mamba_layers,
         block_size=pages.block_size, page_bytes=pages.page_bytes, num_blocks=cache.num_blocks,
-        cache_groups=pages.attention_groups + pages.mamba_groups, cache_tokens=cache.tokens(engine.max_model_len),
+        cache_groups=pages.groups, cache_tokens=cache.tokens(engine.max_model_len),
         concurrency=cache.concurrency(engine.max_model_len),
         longest=pages.longest(max(0, engine.cache_budget)), decode=tuple(_decodes(engine)), refusal=engine.refusal)
 

@@ -32,7 +32,8 @@ ALL_STATES = {"0.12.0": ("bamba", "granitemoehybrid", "nemotron_h"), "0.25.1": (
 CASES = [
     {"name": name, "model": model, "tp": tp, "kv": kv, "ssm": ssm, "len": length, "bytes": size,
      "cached": "cached" in name} | ({"mode": "align"} if "align" in name else {}) | (
-        {"drafted": int(name[-1])} if "drafts" in name else {})
+        {"drafted": int(name[-1])} if "drafts" in name else {}) | (
+        {"pass": int(name.rpartition("-")[2])} if "pass" in name else {})
     for name, model, tp, kv, ssm, length, size in (
         ("nano-tp4", "nemotron-3-nano-30b-a3b", 4, "auto", "auto", 262144, 50 * 2**30),
         ("nano-tp4-fp8", "nemotron-3-nano-30b-a3b", 4, "fp8", "auto", 262144, 50 * 2**30),
@@ -46,6 +47,11 @@ CASES = [
         ("super-tp8-drafts-5", "nemotron-3-super-120b-a12b", 8, "auto", "auto", 32768, 40 * 2**30),
         ("super-tp4-cached-align-drafts-3", "nemotron-3-super-120b-a12b", 4, "auto", "float32", 65536, 40 * 2**30),
         ("super-tp8-cached-drafts-2", "nemotron-3-super-120b-a12b", 8, "fp8", "float32", 32768, 40 * 2**30),
+        ("gemma-1b-tp1-pass-8192", "gemma-3-1b", 1, "auto", "auto", 32768, 20 * 2**30),
+        ("gemma-1b-tp1-pass-256", "gemma-3-1b", 1, "auto", "auto", 512, 20 * 2**30),
+        ("gemma-27b-tp4-pass-16384", "gemma-3-27b-text", 4, "fp8", "auto", 131072, 30 * 2**30),
+        ("oss-tp2-pass-2048", "gpt-oss-20b", 2, "auto", "auto", 4096, 40 * 2**30),
+        ("mistral-tp2-pass-512", "mistral-7b-v0.1", 2, "auto", "auto", 32768, 10 * 2**30),
         ("bamba-tp2-cached", "bamba-9b", 2, "auto", "auto", 8192, 30 * 2**30),
         ("granite-tp1-cached", "granite-4.0-h-tiny", 1, "auto", "auto", 16384, 30 * 2**30),
         ("nano-4b-tp1", "nemotron-3-nano-4b", 1, "auto", "auto", 65536, 20 * 2**30),
@@ -94,6 +100,13 @@ def layers_of(fields) -> tuple[int, int]:
     return (fields["num_hidden_layers"], 0) if kinds is None else (kinds.count("attention"), kinds.count("mamba"))
 
 
+def sees_window(fields, number) -> bool:
+    """Layers with a window: of GPT-OSS every other, of Gemma all but each last of a pattern, else all."""
+    if fields["model_type"] == "gpt_oss":
+        return number % 2 == 0
+    return (number + 1) % fields.get("sliding_window_pattern", fields["num_hidden_layers"] + 1) != 0
+
+
 def mamba_of(fields) -> dict[str, int]:
     """What `mamba2_state_shape` is asked with, in whichever words the configuration has."""
     def first(*names):
@@ -124,7 +137,7 @@ def hybrid_blocks(vllm, family: str) -> None:
 def register(interface) -> None:
     """Tells 0.25.1 its own specs, as `single_type_kv_cache_manager.py` does with managers that nobody needs here."""
     if importlib.util.find_spec(REAL[-1]) is not None and hasattr(interface, "KVCacheSpecRegistry"):
-        for spec in (interface.FullAttentionSpec, interface.MambaSpec):
+        for spec in (interface.FullAttentionSpec, interface.SlidingWindowSpec, interface.MambaSpec):
             interface.KVCacheSpecRegistry.register(spec, manager_class=object)
 
 
@@ -145,7 +158,8 @@ def measure(case) -> dict[str, object]:
                 user_specified_mamba_block_size=False)
     parallel = Bag(tensor_parallel_size=tp, decode_context_parallel_size=1, prefill_context_parallel_size=1)
     vllm = Bag(model_config=model, cache_config=cache, parallel_config=parallel, kv_transfer_config=None,
-               scheduler_config=Bag(disable_hybrid_kv_cache_manager=False, enable_chunked_prefill=True),
+               scheduler_config=Bag(disable_hybrid_kv_cache_manager=False, enable_chunked_prefill=True,
+                                    max_num_batched_tokens=case.get("pass", 0)),
                compilation_config=MagicMock())
     attention, mamba = layers_of(fields)
     attention += "drafted" in case  # the module's own, of the pattern *E
@@ -169,7 +183,10 @@ def measure(case) -> dict[str, object]:
     dtype = torch.uint8 if case["kv"] == "fp8" else torch.bfloat16
     keys = interface.FullAttentionSpec(block_size=block, num_kv_heads=max(1, heads // tp), head_size=head_dim,
                                        dtype=dtype)
-    specs = {f"attention.{i}": keys for i in range(attention)} | specs
+    window = interface.SlidingWindowSpec(block_size=block, num_kv_heads=max(1, heads // tp), head_size=head_dim,
+                                         dtype=dtype, sliding_window=fields.get("sliding_window") or 1)
+    specs = {f"attention.{i}": window if "pass" in case and sees_window(fields, i) else keys
+             for i in range(attention)} | specs
     groups = utils.get_kv_cache_groups(vllm, specs)
     found = utils.get_kv_cache_config_from_groups(vllm, groups, case["bytes"])
     by_groups = getattr(utils, "_max_memory_usage_bytes_from_groups", None)
@@ -183,7 +200,7 @@ def measure(case) -> dict[str, object]:
 def main() -> None:
     sys.meta_path.insert(0, StandIns(Path(sys.argv[1])))
     newer = importlib.util.find_spec(REAL[-1]) is not None
-    rows = [measure(case) for case in CASES if newer or not {"mode", "drafted"} & case.keys()]
+    rows = [measure(case) for case in CASES if newer or not {"mode", "drafted", "pass"} & case.keys()]
     print(listed(rows))
 
 

@@ -20,21 +20,22 @@ DTYPES = {"auto": "bf16", "fp8": "fp8", "float32": "fp32"}
 
 
 def pages_of(model: str, tp: int, kv: str = "bf16", ssm: str = "bf16", version: str = "0.12.0", *,
-             cached: bool = False, mode: str = "auto", drafted: int = 0) -> Pages:
+             cached: bool = False, mode: str = "auto", drafted: int = 0, longest_pass: int = 0) -> Pages:
     fields = model_config(model, None, "")
     architecture = architecture_of(fields)
     drafter = drafter_of(fields, architecture, tp, drafted, 0, narrow_router=True) if drafted else None
     return pages(architecture, tp, Formats(kv, "bf16", ssm), RELEASES[version], cached=cached, mode=mode,
-                 drafter=drafter)
+                 drafter=drafter, longest_pass=longest_pass)
 
 
 @pytest.mark.parametrize(("version", "row"), ROWS, ids=[f"{version}-{row['name']}" for version, row in ROWS])
 def test_blocks_are_the_engines_own(version: str, row: dict[str, Any]) -> None:
     cache_pages = pages_of(row["model"], row["tp"], DTYPES[row["kv"]], DTYPES[row["ssm"]], version,
-                           cached=row["cached"], mode=row.get("mode", "auto"), drafted=row.get("drafted", 0))
+                           cached=row["cached"], mode=row.get("mode", "auto"), drafted=row.get("drafted", 0),
+                           longest_pass=row.get("pass", 0))
     cache = cache_pages.fill(row["bytes"])
     assert (cache_pages.block_size, cache_pages.page_bytes) == (row["block_size"], row["page_bytes"])
-    assert cache_pages.attention_groups + cache_pages.mamba_groups == row["groups"]
+    assert cache_pages.groups == row["groups"]
     assert (cache.num_blocks, cache.num_bytes) == (row["num_blocks"], row["cache_bytes"])
     assert cache_pages.needed(row["len"]) == row["needed_bytes"]
     assert cache.concurrency(row["len"]) == pytest.approx(row["concurrency"], rel=1e-12)
@@ -59,6 +60,18 @@ def test_the_longest_that_is_let_in_is_the_longest_that_fits(version: str, *, ca
     assert longest >= 50_000
     assert cache_pages.needed(longest) <= budget < cache_pages.needed(longest + 1)
     assert cache_pages.longest(0) == 0
+
+
+def test_the_longest_with_a_window_is_the_longest_that_fits() -> None:
+    """Beyond window and pass only layers of all tokens grow."""
+    seen = pages_of("gemma-3-1b", 1, version="0.25.1", longest_pass=2048)
+    for tokens in (300, 2560, 30_000):
+        longest = seen.longest(seen.needed(tokens))
+        assert seen.needed(longest) <= seen.needed(tokens) < seen.needed(longest + 1)
+    assert seen.longest(0) == 0
+    more = seen.needed(40_000 + 16) - seen.needed(40_000)
+    assert more == seen.page_bytes * seen.group_size
+    assert seen.read(9_000, 4) == seen.token_bytes * (4 * 9_000 + 22 * 512)
 
 
 def test_prefixes_cost_a_state_for_every_block() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from simcore.inputs.generation import Generation
+from simcore.models.graph import architecture_of, model_config
 from simcore.vllm.decode import bytes_read, decode_seconds, seconds
+from simcore.vllm.engine import Engine, Limits
+from simcore.vllm.release import RELEASES
 from vllm.test_engine import H100, engine
 
 
@@ -19,6 +23,15 @@ def test_few_tokens_visit_few_experts_and_many_visit_all() -> None:
     state = 2 * made.pages.state_bytes * 23
     alone = bytes_read(made, 1, 0) - state
     assert bytes_read(made, 2000, 0) - 2000 * state - alone == pytest.approx(experts * (1 - 6 / 128), rel=1e-6)
+
+
+def test_beyond_a_window_its_layers_read_no_more() -> None:
+    model = architecture_of(model_config("gemma-3-1b", None, ""))
+    made = Engine(model, Generation(version="0.25.1"), H100, 4096, RELEASES["0.25.1"], Limits(1024, 64))
+    token = made.pages.token_bytes
+    assert [bytes_read(made, 2, n + 1) - bytes_read(made, 2, n) for n in (100, 2000)] == [2 * 26 * token, 2 * 4 * token]
+    one_by_one = sum(seconds(made, bytes_read(made, 2, context)) for context in range(400, 800))
+    assert decode_seconds(made, 2, 400, 800) == pytest.approx(one_by_one, rel=1e-4)
 
 
 def test_the_time_is_that_of_the_bytes() -> None:

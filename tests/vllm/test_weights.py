@@ -25,7 +25,8 @@ def by_component(model: str, tp: int) -> Counter[str]:
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.2-3b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b",
                                    "mixtral-8x7b", "nemotron-3-nano-4b", "nemotron-nano-9b-v2", "bamba-9b",
-                                   "granite-4.0-h-tiny", "mistral-7b-v0.3", "gpt2", NANO])
+                                   "granite-4.0-h-tiny", "mistral-7b-v0.3", "gpt2", NANO, "olmo-2-1b",
+                                   "gemma-7b", "gemma-3-1b", "gpt-oss-20b", "mistral-7b-v0.1"])
 def test_one_rank_holds_the_model(model: str) -> None:
     graph = build(model_config(model, None, ""), "hf")
     vocab, hidden = graph.architecture.vocab, graph.architecture.hidden
@@ -66,12 +67,21 @@ def test_what_tp_cuts_is_not_refused() -> None:
     assert [refusals(architecture_of(model_config(NANO, None, "")), tp) for tp in (1, 2, 4, 8)] == [[]] * 4
 
 
-@pytest.mark.parametrize(("model", "told"), [("deepseek-v3", ""), ("gpt-oss-20b", "sinks"),
+@pytest.mark.parametrize(("model", "told"), [("deepseek-v3", ""), ("gpt-oss-20b", ""), ("gemma-2-2b", "in gemma2"),
                                             ("zamba2-1.2b", "share a transformer"), (NANO, "")])
 def test_what_is_not_described_is_named(model: str, told: str) -> None:
     found = unserved(architecture_of(model_config(model, None, "")), "0.25.1")
     assert told in found
     assert bool(told) == bool(found)
+
+
+def test_windows_sinks_and_biases_are_those_of_the_newer_version() -> None:
+    found = architecture_of(model_config("gpt-oss-20b", None, ""))
+    assert unserved(found, "0.12.0") == "attention with sinks or a window with vLLM 0.12.0 (served: 0.25.1)"
+    whole, half = (by_component("gpt-oss-20b", tp) for tp in (1, 2))
+    layers, experts, hidden = 24, 32, 2880
+    assert whole["routed_experts"] - 2 * half["routed_experts"] == -layers * experts * hidden, "down's"
+    assert whole["router"] == half["router"] == layers * experts * (hidden + 1)
 
 
 def test_experts_behind_a_latent_projection_by_hand() -> None:

@@ -96,6 +96,16 @@ def test_prompts_that_are_read_whole_make_passes_as_long_as_the_longest() -> Non
         assert told in report.problems[0].message
 
 
+def test_blocks_of_a_given_size_hold_as_many_tokens() -> None:
+    given = {"tp": 1, "version": "0.25.1", "max_model_len": 4096}
+    small, large = (found(served(model="gemma-3-1b", generation=given | more)) for more in ({}, {"block_size": 64}))
+    assert (small.block_size, large.block_size) == (16, 64)
+    assert small.num_blocks == pytest.approx(4 * large.num_blocks, abs=4)
+    for model, told in ((NANO["model"], "not yet: blocks of a given size"), ("gpt-oss-20b", "experts in MXFP4")):
+        report = served(model=model, generation=given | {"tp": 4, "block_size": 64})
+        assert told in report.problems[0].message
+
+
 def test_an_engine_that_does_not_start_does_not_fit() -> None:
     report = served(generation={"tp": 4, "max_model_len": 262144, "gpu_memory_utilization": 0.2})
     assert report.verdict == "oom"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Final
 
 from simcore.inputs.block import shorten
@@ -40,16 +40,18 @@ def read_named_model(reader: Reader, draft: Draft, key: str, *blocks: str, but: 
 
 
 def ask_for_model(draft: Draft, named: Taken[str] | None, key: str, model: str = "model") -> bool:
-    """True if the recipe names no model at `key`, or by a placeholder: then it is asked for.
+    """True if the recipe names no model at `key`, by a placeholder, or by a path of another machine: it is asked for.
 
     `model`: key of the scenario. The question names the preset that the recipe's path or the placeholder's words mean.
     """
-    if named is not None and not is_placeholder(named.value):
-        return False
     words = named.value if named else ""
+    is_elsewhere = PurePath(words).is_absolute() and not Path(words).exists()
+    if named is not None and not is_elsewhere and not is_placeholder(words):
+        return False
     near = meant(words, "/".join(PurePath(draft.path).parts[-3:]))
     draft.ask(model, f"--set {model}=NAME or PATH of its config.json" + (f", such as {near}" if near else ""),
-              f"model ({key}: {shorten(words)} stands for one)" if named else f"model ({key})", named)
+              f"model ({key}: {shorten(words)} {'is not here' if is_elsewhere else 'stands for one'})" if named else
+              f"model ({key})", named)
     return True
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.answers import Answer
+from simcore.recipes.automodel.fused_adam import names_fused_adam, read_fused_adam
 from simcore.recipes.automodel.optimizer import read_implementation
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.keys.dropout import read_dropout
@@ -208,6 +209,9 @@ def _read_adapters(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
 
 
 def _read_optimizer(reader: Reader, draft: Draft) -> None:
+    if names_fused_adam(reader.look("policy.optimizer.name")):
+        read_fused_adam(reader, draft, "policy.optimizer.name", "policy.optimizer.kwargs.")
+        return
     read_implementation(reader, draft, "policy.optimizer.kwargs.")
     read_rows(reader, draft, _OPTIMIZER)
     if draft.refuses("policy.optimizer.name"):

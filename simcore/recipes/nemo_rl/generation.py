@@ -54,6 +54,7 @@ _ROWS: Final = (
                 f"{_KWARGS}.disable_custom_all_reduce"), "kernels of the engine are not told apart"),
     Says(f"{_KWARGS}.enable_chunked_prefill", "generation.chunked_prefill", "flag"),
     Says(f"{_KWARGS}.max_num_seqs", "generation.max_num_seqs"),
+    Says(f"{_KWARGS}.block_size", "generation.block_size"),
     Says(f"{_KWARGS}.max_num_batched_tokens", "generation.max_num_batched_tokens"),
     Says(f"{_KWARGS}.mamba_ssm_cache_dtype", "generation.ssm_dtype", "text", _DTYPES, what="Mamba's state in"),
     Says(f"{_KWARGS}.mamba_cache_mode", "generation.mamba_cache_mode", "text", {"align": "align", "all": "all"},

@@ -126,6 +126,8 @@ def read_size(draft: Draft, key: str, stated: list[Taken[int]], tokens: Taken[in
                    else f"expected at least the {length} of a sequence")
             draft.fail(tokens.where if tokens else draft.path, f"microbatches of {most} tokens: {why} ({RELEASE} "
                        "utils/seqlen_balancing.py)")
+            draft.use(tokens)
+            draft.idle(stated, "the tokens of a microbatch decide")
             return
         draft.infer(key, size, f"{sequences} sequences in equal parts of about {most} tokens are at most {equal}, "
                     f"counted as {size}", tokens, source=f"{RELEASE} utils/seqlen_balancing.py")

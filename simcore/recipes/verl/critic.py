@@ -18,6 +18,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.verl.actor import ACTOR, MODEL, RELEASE, read_recompute, read_stored
 from simcore.recipes.verl.batches import read_size, sizes, split_of
+from simcore.recipes.verl.megatron_critic import read_megatron_critic
 
 __all__ = ["has_critic", "read_critic"]
 
@@ -71,8 +72,11 @@ def has_critic(reader: Reader) -> bool:
     return asked if isinstance(asked, bool) else reader.look("algorithm.adv_estimator") in (None, "gae")
 
 
-def read_critic(reader: Reader, draft: Draft, gpus: int) -> None:
-    """Writes the critic, behind the actor and its batches. `gpus`: ranks that train; nothing without a critic."""
+def read_critic(reader: Reader, draft: Draft, gpus: int, *, by_megatron: bool) -> None:
+    """Writes the critic, behind the actor and its batches; nothing without a critic.
+
+    `gpus`: ranks that train with data of their own; `by_megatron`: the workers are those of Megatron.
+    """
     enabled, estimator = reader.flag("critic.enable"), reader.look("algorithm.adv_estimator")
     if not has_critic(reader):
         if enabled is not None and estimator in (None, "gae"):
@@ -84,6 +88,9 @@ def read_critic(reader: Reader, draft: Draft, gpus: int) -> None:
         read_rows(reader, draft, _WITHOUT)
         return
     draft.use(enabled, why="there is a critic")
+    if by_megatron:
+        read_megatron_critic(reader, draft, gpus)
+        return
     _read_model(reader, draft)
     _read_as_actors(reader, draft)
     _read_sizes(reader, draft, gpus)

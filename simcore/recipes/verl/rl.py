@@ -69,10 +69,11 @@ def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
         estimator = None
     draft.infer("workload", "grpo", "a step that generates, scores and trains", estimator)
     read_machine(draft, None)
-    gpus = _WORKERS[_engine(reader).partition(" and ")[0]](reader, draft)
+    actor = _engine(reader).partition(" and ")[0]
+    gpus = _WORKERS[actor](reader, draft)
     read_rollout(reader, draft)
     read_batches(reader, draft, gpus)
-    read_critic(reader, draft, gpus)
+    read_critic(reader, draft, gpus, by_megatron=actor == "Megatron")
     read_reward(reader, draft)
     refuse_said(reader, draft, "data.gen_batch_size", "prompts that are generated beyond a step's (DAPO)")
     read_rows(reader, draft, _ROWS)
@@ -86,8 +87,9 @@ def _other(reader: Reader, trainer: str) -> str:
     if trainer != MAIN:
         return f"{_algorithm(reader)} by the trainer {trainer} (read: {MAIN})"
     actor, rollout = _engine(reader).split(" and ")
-    if has_critic(reader) and actor != "FSDP":
-        return f"PPO by verl's workers over {actor} and {rollout}: its critic is not described (served: over FSDP)"
+    if has_critic(reader) and actor not in _WORKERS:
+        return (f"PPO by verl's workers over {actor} and {rollout}: its critic is not described (served: over "
+                f"{' and '.join(_WORKERS)})")
     if actor not in _WORKERS or rollout not in ENGINES:
         return (f"{_algorithm(reader)} by verl's workers over {actor} and {rollout} (served: "
                 f"{' or '.join(_WORKERS)}, and {' or '.join(ENGINES)})")

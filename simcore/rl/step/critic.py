@@ -39,6 +39,7 @@ __all__ = ["Critics", "add_critic", "check_critic", "critics_of", "make_values",
 
 _OWN: Final = ("mesh", "sequence_parallel", "implementation", "framework_options")
 """Keys of a critic that has processes of its own."""
+_MAIN: Final = "main_param"
 _SHARED: Final = ("context",)
 """Memory outside the allocator that a process has once."""
 
@@ -157,8 +158,9 @@ def _simulated(scenario: Scenario, asked: generation.Critic, sequences: int, req
 
 def _in_the_policys_process(model: Policy, scenario: Scenario) -> Policy:
     has_groups = scenario.mesh.dp_replicate > 1 and scenario.mesh.dp_shard * scenario.mesh.cp > 1
-    return replace(model, fixed={}, outside={name: size for name, size in model.outside.items()
-                                             if has_groups and name not in _SHARED})
+    fixed = {name: size for name, size in model.fixed.items() if name == _MAIN}
+    return replace(model, fixed=fixed, outside={name: size for name, size in model.outside.items()
+                                                if has_groups and name not in _SHARED})
 
 
 def _merged(rows: Iterable[TrafficRow]) -> Iterator[TrafficRow]:

@@ -3,7 +3,7 @@
 Input: a policy's bytes and times on a class of ranks (`Policy`), and what a step generates (`GrpoStep`).
 Output: a journal of phases. Start: `workers.VERL`, the records that `rl/trainers.py` lists.
 
-`step`: phases over FSDP 1; `adapters`: of an actor with adapters; `megatron`: phases over Megatron. `streams`: how
-weights go to the engine; `mbridge`: how Megatron's are exported. `reward`: a reward model in an engine beside the
-policy. `workers`: what is refused and assumed.
+`step`: phases over FSDP 1; `adapters`: of an actor with adapters; `megatron`: phases over Megatron, with a
+critic `megatron_critic`. `streams`: how weights go to the engine; `mbridge`: how Megatron's are exported. `reward`: a
+reward model in an engine beside the policy. `workers`: what is refused and assumed.
 """

@@ -41,6 +41,7 @@ from simcore.rl.step.phases import (
     wake,
 )
 from simcore.rl.step.policy import Policy
+from simcore.rl.verl.megatron_critic import add_critic, make_values, train_critic
 from simcore.rl.verl.streams import Stream
 
 __all__ = ["Moves", "beside_engine", "megatron_step"]
@@ -74,7 +75,7 @@ def beside_engine(policy: Policy, *, params: bool, optimizer: bool, refers_on_de
 def megatron_step(policy: Policy, step: GrpoStep, topology: Topology, moves: Moves) -> Journal:
     """Memory and time of a steady step on one class of ranks, in the phases of `grpo_step`.
 
-    See [Note: verl's step over Megatron].
+    With a critic also "values" and "critic". See [Note: verl's step over Megatron], and the critic's.
     """
     refers_on_host = step.has_reference and not moves.refers_on_device
     journal = start(policy, has_reference=refers_on_host)
@@ -86,6 +87,8 @@ def megatron_step(policy: Policy, step: GrpoStep, topology: Topology, moves: Mov
         journal.put(_GRADS, policy.grads)
     if moves.optimizer:
         _move_states(journal, policy)
+    if step.critic is not None:
+        add_critic(journal, step.critic)
     put_asleep(journal, step.engine)
     journal.begin("refit")
     _refit(journal, policy, step, topology, moves)
@@ -96,6 +99,9 @@ def megatron_step(policy: Policy, step: GrpoStep, topology: Topology, moves: Mov
     if step.has_reference:
         journal.begin("reference")
         _refer(journal, policy, topology, on_host=refers_on_host)
+    if step.critic is not None:
+        make_values(journal, step.critic, topology)
+        train_critic(journal, step.critic, topology)
     journal.begin("training")
     _train(journal, policy, topology, moves)
     return journal

@@ -19,6 +19,7 @@ from simcore.rl.step.trainer import FLAT, Step, Trainer, check_reference
 from simcore.rl.verl.adapters import Adapted, adapted, are_units, check_adapters, sent_adapters
 from simcore.rl.verl.mbridge import exported
 from simcore.rl.verl.megatron import Moves, beside_engine, megatron_step
+from simcore.rl.verl.megatron_critic import critic_bytes
 from simcore.rl.verl.step import Offloads, summoned, verl_step
 from simcore.rl.verl.streams import EXPORTS, STREAMS, WHOLE
 from simcore.simulation.simulation import Simulation
@@ -167,8 +168,9 @@ def _megatron_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
 
 
 def _beside_megatron(rl: Rl, policy: Policy, critic: Critic | None) -> int:
-    return beside_engine(policy, params=rl.param_offload, optimizer=rl.optimizer_offload,
-                         refers_on_device=rl.reference == "device")
+    actor = beside_engine(policy, params=rl.param_offload, optimizer=rl.optimizer_offload,
+                          refers_on_device=rl.reference == "device")
+    return actor + (0 if critic is None else critic_bytes(critic))
 
 
 def _sent_by_megatron(scenario: Scenario, plans: Sequence[Plan], routes: Routes) -> Gathered:
@@ -185,6 +187,10 @@ def _told_of_megatron(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterat
     if rl.reference != "none":
         yield Assumption(what="reference policy", value="its passes take the memory of the policy's, which makes "
                          "entropies too", kind="assumed", source=f"{source} compute_ref_log_prob")
+    if rl.critic is not None:
+        yield Assumption(what="rl.critic", value="laid out and stored as the actor; every token of a sequence has a "
+                         "value in the loss; the MFU counts the policy's training alone", kind="assumed", source=
+                         f"{source}:1014: groups are made once; workers/critic/megatron_critic.py")
 
 
 def _check_megatron(scenario: Scenario, worker: str) -> None:
@@ -204,7 +210,7 @@ VERL: Final = (
             _check_verl, _verl_step, _sent_by_verl, _told_of_verl, in_place=True, critic_apart=False,
             use="server", engines=tuple(STREAMS), occupied=_beside_verl),
     Trainer(_SERVED, lambda worker: bool(worker) and worker not in MODULES,
-            ("param_offload", "optimizer_offload", "refit_bucket"), _check_megatron, _megatron_step,
+            ("param_offload", "optimizer_offload", "refit_bucket", "critic"), _check_megatron, _megatron_step,
             _sent_by_megatron, _told_of_megatron, in_place=False, critic_apart=False, use="server",
             engines=tuple(EXPORTS), occupied=_beside_megatron))
 """A record for each kind of verl's workers."""

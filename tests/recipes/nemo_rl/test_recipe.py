@@ -475,6 +475,16 @@ policy:
 """
 
 
+def test_transformer_engines_adam_has_its_own_states(tmp_path: Path) -> None:
+    """Parameters of these workers rest in fp32, which have masters in fp32 all the same."""
+    found = imported(tmp_path, SFT, "policy: {optimizer: {name: transformer_engine.pytorch.optimizers.fused_adam."
+                     "FusedAdam, kwargs: {master_weights: true, store_param_remainders: true, exp_avg_dtype: "
+                     "torch.bfloat16, exp_avg_sq_dtype: torch.bfloat16, foreach: null, fused: null}}}\n")
+    assert found.values["training"]["optimizer"] == {"implementation": "te", "name": "adamw", "master": "fp32",
+                                                     "moments": "bf16"}
+    assert found.values["framework_options"]["store_param_remainders"] is True
+
+
 def test_experts_of_the_engine_and_their_replay(tmp_path: Path) -> None:
     text = "policy: {router_replay: {enabled: true}, generation: {vllm_cfg: {expert_parallel_size: SIZE, " \
            "tensor_parallel_size: 4}, vllm_kwargs: {enable_chunked_prefill: false}}}\n"

@@ -118,8 +118,7 @@ def test_an_optimizer_on_the_host_is_cores_own(tmp_path: Path) -> None:
     ("+actor_rollout_ref.actor.megatron.override_transformer_config.fp8=e4m3", "a setting of Megatron-Core"),
     ("+actor_rollout_ref.actor.megatron.override_ddp_config.bucket_size=1", "a setting of Megatron-Core"),
     ("+actor_rollout_ref.actor.optim.override_optimizer_config.foo=1", "a field of core's optimizer that is not read"),
-    ("+actor_rollout_ref.model.override_config.model_config.hidden_size=8", "a field of the model's configuration"),
-    ("algorithm.adv_estimator=gae", "PPO by verl's workers")])
+    ("+actor_rollout_ref.model.override_config.model_config.hidden_size=8", "a field of the model's configuration")])
 def test_what_is_refused_by_its_key(tmp_path: Path, argument: str, told: str) -> None:
     found = imported(tmp_path, with_argument(argument))
     assert any(told in str(one) for one in found.refused), [str(one) for one in found.refused]
@@ -144,3 +143,44 @@ def test_the_trainers_own_file_sets_the_strategy(tmp_path: Path) -> None:
     for text in (command, parent):
         assert imported(tmp_path, text).values["framework"] == "megatron"
         assert imported(tmp_path, text.replace("ppo_megatron_trainer", "ppo_trainer")).values["framework"] == "fsdp1"
+
+
+CRITIC: Final = SCRIPT.replace("adv_estimator=grpo", "adv_estimator=gae").replace(_ANY, """\
+    critic.model.path=Qwen/Qwen2.5-1.5B-Instruct \\
+    critic.ppo_micro_batch_size_per_gpu=4 \\
+    critic.megatron.tensor_model_parallel_size=2 \\
+    critic.megatron.param_offload=True \\
+    critic.megatron.override_transformer_config.recompute_granularity=full \\
+    critic.megatron.override_transformer_config.recompute_method=uniform \\
+    critic.megatron.override_transformer_config.recompute_num_layers=1 \\
+    trainer.nnodes=1 $@
+""")
+
+
+def test_a_critic_is_laid_out_as_the_actor(tmp_path: Path) -> None:
+    found = imported(tmp_path, CRITIC)
+    found.expect_complete()
+    scenario = parse_scenario(found.document())
+    assert scenario.rl is not None
+    assert scenario.rl.critic is not None
+    said = {name: getattr(scenario.rl.critic, name) for name in scenario.rl.critic.model_fields_set}
+    assert said == {"model": "Qwen/Qwen2.5-1.5B-Instruct", "micro_batch_size": 4, "values_batch_size": 4,
+                    "recompute": "full", "param_offload": True}
+    assert not check(scenario).problems
+    left = {one.key: one.why for one in found.left}
+    assert "initialize_model_parallel runs once" in left["critic.megatron.tensor_model_parallel_size"]
+
+
+def test_what_another_critic_would_need_is_refused_by_its_key(tmp_path: Path) -> None:
+    for argument, told in (
+            ("critic.megatron.use_mbridge=False", "weights by verl's own converters"),
+            ("critic.model.lora.rank=8", "adapters of rank 8"), ("critic.ppo_epochs=2", "passes over a step's"),
+            ("critic.optim.optimizer=sgd", "a critic with another value than the actor's None"),
+            ("critic.megatron.override_transformer_config.attention_backend=fused", "than the actor's None"),
+            ("critic.megatron.override_transformer_config.recompute_granularity=selective", "than layer by layer"),
+            ("actor_rollout_ref.actor.megatron.override_ddp_config.overlap_grad_reduce=True",
+             "a critic without the actor's True")):
+        key = argument.partition("=")[0]
+        lines = [line for line in CRITIC.splitlines() if key not in line]
+        found = imported(tmp_path, "\n".join([*lines[:-1], f"    {argument} \\", lines[-1]]) + "\n")
+        assert any(told in problem.message for problem in found.refused), (argument, found.refused)

@@ -137,7 +137,6 @@ def test_a_step_ends_to_end_counts_every_byte(engine: str) -> None:
 @pytest.mark.parametrize(("told", "changed"), [
     ("reference: device", {"framework": "fsdp1", "mesh": {"dp_shard": 8, "tp": 1, "pp": 1}, "framework_options": {
         "cross_entropy_loss_fusion": None}, "training": {"loss": "flash"}, "rl": {"reference": "device"}}),
-    ("not yet: critic of this trainer under megatron", {"rl": {"critic": {}}}),
     ("not yet: reward of this trainer under megatron", {"rl": {"reward": {"model": "llama-tiny"}}}),
     ("adapters of verl's workers over Megatron", {"training": {"method": "lora"}}),
     ("log-probabilities in chunks of verl", {"training": {"logprob_chunk_size": 64}, "framework_options": {

@@ -17,7 +17,7 @@ from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["VALUE_HEADS", "value_head", "value_loss", "value_weight"]
 
-VALUE_HEADS: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+VALUE_HEADS: Final = ("deepseek_v3", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 """Families with a value head."""
 _KEPT: Final = 7
 """Numbers of a token that the loss keeps: bounds, values, differences and squares of both kinds."""
