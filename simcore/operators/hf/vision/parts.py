@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simcore.errors import NotYet, Problem
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.vision_blocks import (
@@ -33,6 +32,7 @@ from simcore.operators.hf.vision.grid import grid_layer, grid_patches
 from simcore.operators.hf.vision.merger import merger
 from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches
 from simcore.operators.hf.vision.projector import projector
+from simcore.operators.hf.vision.radio import radio_layer, radio_patches, radio_projector
 from simcore.operators.hf.vision.row_projector import row_projector
 from simcore.operators.hf.vision.rows import row_layer, row_patches
 from simcore.operators.shared import aten
@@ -65,10 +65,21 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
             return _behind(tape, block, run, lambda x: _norm(tape, run, "", x))
         case Projector():
             return projector(tape, block, run, lambda: make_tables(block))
-        case RadioPatches() | RadioLayer() | RadioProjector() | SoundEncoder() | SoundProjector():
-            raise NotYet(Problem("model", "not yet: RADIO and Parakeet on eager PyTorch (served: megatron's)"))
+        case RadioPatches() | RadioLayer() | RadioProjector():
+            return _of_radio(tape, block, run)
+        case SoundEncoder() | SoundProjector():  # no sound is given
+            return RecordedLayer(tape.cut(), Section(()))
         case _:
             return _of_any_size(tape, block, run, attention, make_tables)
+
+
+def _of_radio(tape: Tape, block: RadioPatches | RadioLayer | RadioProjector, run: LayerWorkload) -> RecordedLayer:
+    """The same of RADIO, before a decoder that knows no positions."""
+    if isinstance(block, RadioPatches):
+        return radio_patches(tape, block, run)
+    if isinstance(block, RadioLayer):
+        return radio_layer(tape, block, run)
+    return radio_projector(tape, block, run)
 
 
 def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, attention: str,
