@@ -45,13 +45,15 @@ class RadioLayer:
     """Layer of a tower: attention of each patch to all of its image, and a GELU MLP, each behind a LayerNorm.
 
     All linears and norms have biases; query, key and value are one linear. `patches`: of an image, with the learned
-    tokens before them; `width`: elements of a patch; `ffn`: of the MLP.
+    tokens before them; `width`: elements of a patch; `ffn`: of the MLP. `first`: the first layer, whose input the
+    tower holds until it has returned.
     """
 
     patches: int
     width: int
     num_heads: int
     ffn: int
+    first: bool = False
 
     @property
     def head_dim(self) -> int:

@@ -38,6 +38,7 @@ def check(job: Job) -> None:
     _check_mesh(job)
     _check_sparse(job)
     _check_delta(job)
+    _check_omni(job)
     _check_frozen(job)
     _check_tied(job)
     _check_predictions(job)
@@ -228,6 +229,19 @@ def _check_delta(job: Job) -> None:
         if size > 1:
             raise job.not_yet(f"mesh.{axis}", f"{axis} {size} of {name} under automodel, whose gated delta nets are "
                               "measured on whole sequences and heads")
+
+
+def _check_omni(job: Job) -> None:
+    """Raises NotYet for other layouts of Nemotron Omni than over experts, where its towers are the outermost unit's."""
+    mesh = job.mesh
+    if job.graph.implementation != "automodel" or job.graph.architecture.family != "nemotron_h_omni":
+        return
+    if job.scenario.framework_version not in ("auto", "0.7.0"):
+        raise job.not_yet("framework_version", f"Nemotron Omni under automodel {job.scenario.framework_version}")
+    for axis, said in (("ep", mesh.ep == 1), ("pp", mesh.pp > 1), ("tp", mesh.tp > 1)):
+        if said:
+            raise job.not_yet(f"mesh.{axis}", f"{axis} {getattr(mesh, axis)} of Nemotron Omni under automodel, which "
+                              "is described over experts and context parallel ranks alone")
 
 
 def _check_frozen(job: Job) -> None:

@@ -41,6 +41,7 @@ _OWN_EXPERTS: Final = "_projs"
 _LAYERS: Final = "model.layers"
 _LAYER: Final = f"{_LAYERS}.0."
 _TOWERS: Final = {
+    "nemotron_h_omni": ("vision_model.radio_model.model.blocks.0.", "vision_projector."),
     "gemma3": ("model.vision_tower.encoder.layers.0.", "model.multi_modal_projector."),
     "gemma4": ("model.vision_tower.encoder.layers.0.", "model.embed_vision."),
     "mistral3": ("model.vision_tower.transformer.layers.0.", "model.multi_modal_projector."),

@@ -238,7 +238,7 @@ def _ahead(job: Draft, options: dict[str, object]) -> tuple[int, int]:
 
     `apply_fsdp2_sharding_recursively` chains layers that reshard; the paths of experts and of Nemotron-H have no chain.
     """
-    if job.mesh.ep > 1 or job.graph.architecture.family == "nemotron_h":
+    if job.mesh.ep > 1 or job.graph.architecture.decoder == "nemotron_h":
         return 0, 0
     chained = job.flag(options, "enable_fsdp2_prefetch", "0.7.0 distributed/config.py:344", default=False)
     if not chained or options.get("reshard_after_forward") is False:

@@ -120,7 +120,7 @@ class _Maker:
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
         """Returns the units with ep > 1: by default none reshards; the outer model has a frozen tower, if any."""
-        reshard, inside = bool(self.asked), ".language_model" * self.graph.architecture.has_tower
+        reshard, text = bool(self.asked), self._text()
         kinds = {layer: self._kind(layer) for layer in stage}
         tower = [layer for layer in stage if isinstance(self._block_of(layer), VisionPart)]
         blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")
@@ -130,9 +130,9 @@ class _Maker:
         out = [self._unit("root", tower, stage[0], end, reshard=False, is_root=True) if tower else
                Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
         if norms:
-            out.append(self._unit(f"model{inside}", norms, stage[0], norms[-1], reshard=reshard))
+            out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard))
         if kinds[stage[0]] == "embedding":
-            out.append(self._unit(f"model{inside}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
+            out.append(self._unit(f"{text}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)
         out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard) for layer in stage
@@ -173,6 +173,13 @@ class _Maker:
             kept = generic and layer == blocks[-1] and self.asked is None
             out += self._block(layer, reshard=not kept and children, separate_experts=False)
         return out
+
+    def _text(self) -> str:
+        """Name of the module that holds the decoder's layers."""
+        architecture = self.graph.architecture
+        if not architecture.has_tower:
+            return "model"
+        return "language_model.model" if architecture.decoder == "nemotron_h" else "model.language_model"
 
     def _last_use(self, stage: tuple[int, ...], layer: int) -> int:
         """Number of the last layer of the stage that runs the head: a module of multi-token prediction, if any."""

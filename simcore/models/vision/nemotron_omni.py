@@ -42,7 +42,8 @@ def architecture(config: Config) -> Architecture:
     tower: _Parts = (
         *sound,
         (f"{_TOWER}.patch_generator", kind),
-        *((f"{_TOWER}.blocks.{i}", replace(kind, name="vision_layer", block=layer)) for i in range(count)),
+        *((f"{_TOWER}.blocks.{i}", replace(kind, name="vision_layer", block=replace(layer, first=not i)))
+          for i in range(count)),
         ("vision_projector", LayerKind("vision_projector", _FAMILY, made.hidden, block=end)))
     return _with_towers(made, tower, _buffers(sound))
 

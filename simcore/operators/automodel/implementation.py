@@ -99,6 +99,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     Raises NotYet for an unknown loss. `slots`, `comms`: shared tables of storages and
     communications, see `recording.rows.Recorder`; entries are added.
     """
+    if isinstance(kind.block, Embedding) and kind.block.tower:  # of whole sequences on each cp rank
+        run = replace(run, seq=run.seq * run.cp, cp=1)
     env = Env(Tape(slots, comms, no_grad=run.no_grad), run, AutomodelOptions.of(run.options), fp8=kind.fp8)
     if isinstance(kind.block, Embedding):
         return _embedding(env, kind, kind.block)
@@ -130,8 +132,9 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     masks.clear()
     tables.drop_late()
     dropped = tape.cut()
-    # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
-    late = run.first and (SPARSE[kind.family].holds_stem if kind.family in SPARSE else kind.family != "nemotron_h")
+    # Other models still hold the stem's output as `inputs_embeds`, as does one around these, which reuse the variable.
+    own = kind.family == "nemotron_h" and not run.images
+    late = run.first and (SPARSE[kind.family].holds_stem if kind.family in SPARSE else not own)
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
@@ -295,7 +298,7 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
         make_tables(env, block.rotary_dim)
     forward = tape.cut()
     if out.node is not None:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, block.tower or AFTER))
     tables.clear()
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:

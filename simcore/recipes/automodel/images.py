@@ -5,7 +5,8 @@
 tower; its switch matches modules with vision, visual or image_encoder in their name, that of the language model those
 with language, text or llm.
 A projector such as Gemma 3's `multi_modal_projector` has none of these words and is trained; Qwen's merger is a module
-of `visual`. `freeze_embeddings` is read by nothing in main of 2026-08-22 (36044ad3), whose examples have it, and
+of `visual`, that of Nemotron Omni `vision_projector`. `freeze_audio_tower` matches audio, speech and sound.
+`freeze_embeddings` is read by nothing in main of 2026-08-22 (36044ad3), whose examples have it, and
 refused by 0.7.0 (parse_freeze_config).
 """
 
@@ -33,10 +34,13 @@ _ONE_IMAGE: Final = ("make_rdr_dataset", "make_cord_v2_dataset", "make_medpix_da
 """Makers of data sets each sample of which has one image (`components/datasets/vlm/datasets.py`)."""
 _FREEZING: Final = "components/utils/model_utils.py apply_parameter_freezing"
 _TOWER, _LANGUAGE = "freeze_config.freeze_vision_tower", "freeze_config.freeze_language_model"
+_EXCLUDED: Final = "training.lora.exclude_modules"
+_AUDIO: Final = "freeze_config.freeze_audio_tower"
 _ROWS: Final[tuple[Row, ...]] = (
     Idle(("freeze_config.freeze_embeddings",), "nothing reads it (main 2026-08-22 components/utils/model_utils.py); "
          "0.7.0 refuses the file for it (parse_freeze_config)"),
-    Idle(("freeze_config.freeze_audio_tower", "freeze_config.freeze_video_embedder"), "the model has no such part"),
+    Idle(("freeze_config.freeze_audio_tower",), "the model has no such part"),
+    Idle(("freeze_config.freeze_video_embedder",), "the model has no such part, or it is frozen with the tower"),
     Idle(("processor._target_", "processor.pretrained_model_name_or_path", "processor.trust_remote_code",
           "processor.use_fast", "processor.revision"), "which processor reads an image"),
     Idle(("processor.padding_side", "processor.video_processor", "processor.video_processor.*"), "sequences are as "
@@ -59,7 +63,6 @@ def read_images(reader: Reader, draft: Draft) -> None:
                                          "text alone"))
         return
     draft.use(kind, why="samples have images")
-    read_rows(reader, draft, _ROWS)
     _read_number(reader, draft)
     _read_sides(reader, draft, any_size=any(isinstance(kind.block, AnySize) for _, kind in parts))
     for patches in (kind.block for _, kind in parts if isinstance(kind.block, PooledPatches)):
@@ -67,6 +70,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
                     "makes as large as 280 tokens allow: 256", source="transformers 5.23 models/gemma4/"
                     "image_processing_gemma4.py get_aspect_ratio_preserving_size")
     _read_frozen(reader, draft, parts)
+    read_rows(reader, draft, _ROWS)
     packs = reader.integer("packed_sequence.pack_size")
     if packs is not None and packs.value > 0:
         draft.refuse(packs, "packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
@@ -95,6 +99,7 @@ def _read_number(reader: Reader, draft: Draft) -> None:
 
 
 _WORDS: Final = ("vision", "visual", "image_encoder")
+_OF_SOUND: Final = ("audio", "speech", "sound")
 
 
 def _read_frozen(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:
@@ -102,11 +107,17 @@ def _read_frozen(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerK
     tower, language = reader.flag(_TOWER), reader.flag(_LANGUAGE)
     frozen, by = list[str](), list[Taken[bool]]()
     if reader.names("freeze_config") and (tower is None or tower.value):
-        modules = dict.fromkeys(".".join(path.split(".")[:2]) for path, _ in parts)
-        frozen += [module for module in modules if any(word in module for word in _WORDS)] or ["model.vision_tower"]
+        frozen += _named(parts, _WORDS) or ["model.vision_tower"]
         by += [tower] if tower else []
     else:
         draft.idle(tower, "the tower is trained")
+    if _named(parts, _OF_SOUND):
+        audio = reader.flag(_AUDIO)
+        if audio is not None and audio.value:
+            frozen += _named(parts, _OF_SOUND)
+            by.append(audio)
+        else:
+            draft.idle(audio, "the default")
     if language is not None and language.value:
         frozen.append("model.language_model")
         by.append(language)
@@ -114,3 +125,26 @@ def _read_frozen(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerK
         draft.idle(language, "the default")
     if frozen:
         draft.infer("training.frozen", frozen, "modules whose names the switches match", *by, source=_FREEZING)
+    if "vision_projector" in frozen:
+        _leave_projector(draft)
+
+
+def _leave_projector(draft: Draft) -> None:
+    """Leaves adapters of the projector out, which the same switch freezes: their names have its name in them."""
+    excluded = draft.values.get("training", {}).get("lora", {}).get("exclude_modules")
+    if excluded and not any("projector" in pattern or pattern == "*vision*" for pattern in excluded):
+        draft.leave_out(_EXCLUDED)
+        draft.infer(_EXCLUDED, [*excluded, "*vision_projector*"], "the recipe's; adapters of vision_projector are "
+                    "frozen by their names, and not counted", source=_FREEZING)
+
+
+def _named(parts: Sequence[tuple[str, LayerKind]], words: Sequence[str]) -> list[str]:
+    """Outermost modules of a model's towers whose names have one of the words."""
+    modules = dict.fromkeys(_module_of(path) for path, _ in parts)
+    return [module for module in modules if any(word in module for word in words)]
+
+
+def _module_of(path: str) -> str:
+    """A module of the model, or of the one that a conditional generation model holds."""
+    first, _, rest = path.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first == "model" else first

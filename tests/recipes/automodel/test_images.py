@@ -139,3 +139,21 @@ def test_gemma_4_takes_square_images_and_no_kernels_of_liger() -> None:
     assert why["model.use_liger_kernel"].startswith("Liger patches no class")
     assert told(recipe) == told(recipe.replace("eager", "sdpa")) == []
     assert "at most 256" in told(recipe.replace("eager", "flash_attention_2"))[0]
+
+
+OMNI = RECIPE.replace("google/gemma-3-4b-it", "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16").replace(
+    "  use_liger_kernel: false\n  attn_implementation: eager\n", "  backend: {attn: sdpa}\n").replace(
+    "dp_size: none", "dp_size: none, ep_size: 8").replace("freeze_vision_tower: true", "freeze_vision_tower: true\n  "
+                                                          "freeze_audio_tower: true")
+"""As Automodel 36044ad3 examples/vlm_finetune/nemotron_omni/nemotron_omni_cord_v2.yaml, with torch's AdamW."""
+
+
+def test_both_towers_of_an_omni_model_are_frozen_by_their_names() -> None:
+    """And its projector, whose adapters are left out."""
+    found = imported(OMNI)
+    towers = ["vision_model", "vision_projector", "sound_encoder", "sound_projection"]
+    assert found.values["training"]["frozen"] == towers
+    assert [question.key for question in found.questions] == ["training.image_height"]
+    assert not found.refused
+    adapted = imported(OMNI + "peft: {dim: 8, exclude_modules: ['*vision_model*', '*sound*']}\n")
+    assert adapted.values["training"]["lora"]["exclude_modules"] == ["*vision_model*", "*sound*", "*vision_projector*"]

@@ -41,9 +41,21 @@ def test_towers_are_built_and_frozen_as_switches_say(tmp_path: Path) -> None:
 
 
 def test_other_towers_and_inputs_are_refused_by_name(tmp_path: Path) -> None:
-    for launch, words in ((VIDEOS, "videos and their sound"),
+    for launch, words in ((f"{VIDEOS} dataset.task_encoder.max_audio_duration=90", "90 seconds of sound in a sample"),
                           (f"{SFT} model.separate_video_embedder=false model.temporal_patch_dim=2",
                            "one product for patches of images and of videos")):
         assert any(words in problem.message for problem in imported(tmp_path, launch).refused), launch
     text = imported(tmp_path, "llama3_8b_sft_2gpu_h100_bf16_config model.freeze_sound_encoder=true")
     assert any("towers beside text" in problem.message for problem in text.refused)
+
+
+def test_videos_are_pairs_of_frames_and_sound_is_told_as_left_out(tmp_path: Path) -> None:
+    for launch, frozen in ((VIDEOS, ["vision_model", "sound_encoder"]), (VIDEOS.replace("sft", "peft"), [
+            "vision_model", "vision_projector", "sound_encoder", "sound_projection"])):
+        found = imported(tmp_path, launch)
+        assert value(found, "model") == "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16"
+        assert value(found, "training.frozen") == frozen
+        assert [question.key for question in found.questions] == ["training.images", "training.image_height"]
+        assert "which have 8 frames at most each" in found.questions[0].text
+        assert any("at most 10 s of sound" in left.why for left in found.left)
+        assert not found.refused

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simcore.errors import NotYet, Problem
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
@@ -36,6 +35,7 @@ from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed
 from simcore.operators.hf.vision.pooled import pooled_layer, pooled_patches
 from simcore.operators.hf.vision.pooled_end import pooled_projector
 from simcore.operators.hf.vision.projector import projector
+from simcore.operators.hf.vision.radio import radio_layer, radio_patches, radio_projector
 from simcore.operators.hf.vision.row_projector import row_projector
 from simcore.operators.hf.vision.rows import row_layer, row_patches
 from simcore.operators.shared import aten
@@ -43,7 +43,7 @@ from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Node, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["record_part", "siglip_part"]
@@ -67,8 +67,10 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, attention: st
             return projector(tape, block, run, lambda: make_tables(block))
         case PooledPatches() | PooledLayer() | PooledProjector():
             return _of_filled_size(tape, block, run, attention, make_tables)
-        case RadioPatches() | RadioLayer() | RadioProjector() | SoundEncoder() | SoundProjector():
-            raise NotYet(Problem("model", "not yet: RADIO and Parakeet on eager PyTorch (served: megatron's)"))
+        case RadioPatches() | RadioLayer() | RadioProjector():
+            return _of_radio(tape, block, run)
+        case SoundEncoder() | SoundProjector():  # no sound is given
+            return RecordedLayer(tape.cut(), Section(()))
         case _:
             return _of_any_size(tape, block, run, attention, make_tables)
 
@@ -83,6 +85,15 @@ def siglip_part(tape: Tape, block: Patches | TowerLayer | TowerNorm, run: LayerW
             return _behind(tape, block, run, lambda x: _layer(tape, block, run, x, attention))
         case TowerNorm():
             return _behind(tape, block, run, lambda x: _norm(tape, run, "", x))
+
+
+def _of_radio(tape: Tape, block: RadioPatches | RadioLayer | RadioProjector, run: LayerWorkload) -> RecordedLayer:
+    """The same of RADIO, before a decoder that knows no positions."""
+    if isinstance(block, RadioPatches):
+        return radio_patches(tape, block, run)
+    if isinstance(block, RadioLayer):
+        return radio_layer(tape, block, run)
+    return radio_projector(tape, block, run)
 
 
 def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, attention: str,

@@ -69,6 +69,8 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
         case RadioLayer():
             inner, caught = radio_context(c, block.patches), _Grads()
             x = _input(inner, 1, block.width, caught)
+            if block.first and not any(param.trainable for param in c.run.params.values()):
+                x[0].disown()  # the tower's caller holds it, see `tokens_of_radio`
             return _recorded(c, layer(inner, block, x[0], attend), x, caught)
     if isinstance(block, SoundPart):  # no sound is given
         return RecordedLayer(c.tape.cut(), c.tape.cut())

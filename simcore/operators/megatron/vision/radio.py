@@ -7,8 +7,8 @@ it, with ten learned tokens before its patches. Nothing of the tower is recomput
 freeze it, or give it adapters.
 
 [Note: variables of RADIO's forward]
-The sums of patches and positions, and the sequence before learned tokens stand in it, are named until the tower
-returns (`radio.py:forward`, chunks and out).
+The sums of patches and positions, the sequence before learned tokens stand in it, and the first layer's input are named
+until the tower returns (`radio.py:forward`, chunks, out and x).
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ def tokens_of_radio(c: Context, block: RadioProjector, x: list[Tensor], embedded
     tape, rows = c.tape, c.run.images * block.patches
     named = [tape.external((rows, block.width), c.dtype, tape.slot(name, "activation"), -1 - block.depth)
              for name in _NAMED]
+    if not c.run.input_requires_grad:  # else the first layer's backward frees its input
+        named.append(tape.external(x[0].shape, c.dtype, HIDDEN, -block.depth - 1))
     named.clear()
     squares = _shuffled(c, block, x.pop())
     tokens = _projected(c, block, squares)

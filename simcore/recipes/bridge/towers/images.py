@@ -19,13 +19,12 @@ from simcore.models.names import find
 from simcore.models.towers import tower_of
 from simcore.models.vision_blocks import AnySize, RowPatches
 from simcore.recipes.bridge.towers.frozen import leave_frozen, read_frozen
-from simcore.recipes.bridge.towers.omni import FAMILY, leave_sound, read_frozen_parts
+from simcore.recipes.bridge.towers.omni import FAMILY, leave_sound, read_frozen_parts, read_videos
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_images", "splits_sequences"]
 
-_OF_VIDEOS: Final = "NemotronOmniEnergonTaskEncoderConfig"
 _MOCK: Final = "MockVLMSFTDatasetConfig"
 _MADE: Final = "Bridge 067f987d data/builders/mock_vlm_sft.py:50"
 _SIZED: Final = "Bridge 067f987d models/qwen_vl/data/collate_fn.py:43, transformers 5.23 qwen2_vl smart_resize"
@@ -64,13 +63,10 @@ def read_images(reader: Reader, draft: Draft) -> None:
     if not reader.has("dataset.pad_to_max_length"):
         why = _RAGGED_OMNI if fields.get("model_type") == FAMILY else _RAGGED
         draft.unmodelled_default("dataset.pad_to_max_length", value=False, why=why)
-    coder = reader.text("dataset.task_encoder._target_")
-    if coder is not None and coder.value == _OF_VIDEOS:
-        draft.refuse(coder, "videos and their sound, as samples of Energon have them")
-    else:
-        draft.idle(coder, "how samples are read, whose images are asked")
     source = reader.text("dataset.source.dataset_name")
-    if source is not None and source.value in _ONE_IMAGE:
+    if read_videos(reader, draft):
+        draft.idle(source, "samples are videos")
+    elif source is not None and source.value in _ONE_IMAGE:
         draft.infer("training.images", 1, f"{source.value}: a sample has one image", source)
     else:
         draft.ask("training.images", "--set training.images=N", "images in each sequence", source)

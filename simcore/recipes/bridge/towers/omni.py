@@ -3,6 +3,13 @@
 Megatron-Bridge 067f987d `models/nemotron_omni/nemotron_omni_provider.py`: without `has_sound` no sound is read, and
 none of its modules is built; `temporal_patch_dim` over 1 builds a second product, of videos' patches, where
 `separate_video_embedder` says so, as published files do, and else one that reads images as videos.
+
+[Note: sound that is left out]
+Samples of `NemotronOmniEnergonTaskEncoderConfig` are videos with sound. Pairs of frames are counted as images. Of sound
+its tokens count, which are part of a sequence; what Parakeet makes of it is not modelled: it runs before the decoder,
+and has at most two tensors of its first convolution at once, 256 channels of half the frames (a hundred a second) and
+half of 128 bins in 16 bits: 3.1 MiB a second, as transformers 5.23 `ParakeetEncoder` had on a CPU, frozen. It has
+eight times fewer tokens than frames, each of which costs a fifth of a token of the decoder.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from simcore.models.radio_blocks import SoundEncoder
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["FAMILY", "leave_sound", "read_fields", "read_frozen_parts"]
+__all__ = ["FAMILY", "leave_sound", "read_fields", "read_frozen_parts", "read_videos"]
 
 FAMILY: Final = "nemotron_h_omni"
 """Family (`model_type`) whose towers these are."""
@@ -26,6 +33,10 @@ _PARTS: Final = (("language_model", ("language_model",)), ("vision_model", ("vis
                  ("vision_projection", ("vision_projector",)), ("sound_encoder", ("sound_encoder",)),
                  ("sound_projection", ("sound_projection",)))
 """Word of each switch `freeze_*`, and the modules that it freezes."""
+_OF_VIDEOS: Final = "NemotronOmniEnergonTaskEncoderConfig"
+_CODER: Final = "dataset.task_encoder"
+_SECONDS, _SHORT = 30.0, 60.0
+"""Sound of a sample by default, and the longest whose tensors are small beside the decoder's."""
 _OF_SOUND: Final = ("sound_encoder", "sound_projection")
 
 
@@ -77,3 +88,27 @@ def leave_sound(reader: Reader, draft: Draft) -> None:
             draft.refuse(flag, "towers beside text")
         else:
             draft.idle(flag, "the default")
+
+
+def read_videos(reader: Reader, draft: Draft) -> bool:
+    """Asks for the pairs of frames of a sequence where samples are videos with sound, and returns True for those.
+
+    See [Note: sound that is left out].
+    """
+    coder = reader.text(f"{_CODER}._target_")
+    if coder is None or coder.value != _OF_VIDEOS:
+        draft.idle(coder, "how samples are read, whose images are asked")
+        return False
+    seconds, frames = reader.number(f"{_CODER}.max_audio_duration"), reader.integer(f"{_CODER}.video_nframes")
+    longest = seconds.value if seconds else _SECONDS
+    if longest > _SHORT:
+        draft.refuse(coder, f"{longest:g} seconds of sound in a sample, whose tensors are not modelled")
+        draft.use(seconds)
+    else:
+        draft.unmodelled(coder, f"what Parakeet makes of at most {longest:g} s of sound before the decoder runs, "
+                         f"{3.1 * longest:.0f} MiB at most at once, and its time; and the pixels of each pair's second "
+                         "frame")
+        draft.use(seconds, why="the longest sound, which is not modelled")
+    draft.ask("training.images", "--set training.images=N", "pairs of frames of the videos of each sequence"
+              + (f", which have {frames.value} frames at most each" if frames else ""), frames)
+    return True
