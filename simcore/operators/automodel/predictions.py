@@ -25,10 +25,13 @@ from dataclasses import replace
 from typing import Final
 
 from simcore.models.blocks import Head, LayerKind, Loss, Moe, Mtp
+from simcore.operators.automodel.dense import dense_norm
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
-from simcore.operators.automodel.layers import column, norm
-from simcore.operators.automodel.tensors import layer_of
+from simcore.operators.automodel.layers import column
+from simcore.operators.automodel.qwen3_5 import further_layer
+from simcore.operators.automodel.sparse import QWEN3_5
+from simcore.operators.automodel.tensors import layer_of, layers_of_further
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import AFTER, BEFORE
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -46,7 +49,7 @@ Layer = Callable[[Env, LayerKind, Tensor], Tensor]
 
 
 def predictions(env: Env, kind: LayerKind, block: Mtp, layer: Layer) -> RecordedLayer:
-    """Recording of the module `block`; `layer` runs one of its layers, a kind with a single branch.
+    """Recording of the module `block`; `layer` runs one of its layers, a kind without a block.
 
     What passes it by is a scalar where the loss is computed of the hidden state, else the logits of the next token.
     """
@@ -104,15 +107,25 @@ def _given(env: Env, block: Mtp) -> Tensor:
 # ---- forward ----------------------------------------------------------------------------------------------------
 def _run(env: Env, kind: LayerKind, block: Mtp, x: Tensor, layer: Layer) -> list[Tensor]:
     """Hidden states of all further tokens; the module is given the tokens moved by one, then by two."""
-    made = []
+    made, layers = [], layers_of_further(kind)
+    _tokens, _places = _looked_up(env, kind)
     for depth in range(block.depths):
         found = aten.embedding(env.tape, env.param(_TABLE), env.run.batch, env.run.seq)
-        for place, branch in enumerate(kind.branches):
+        for place, branches in enumerate(layers):
             inner = _inner(env, block, place, depth)
-            x = _layer(inner, replace(kind, block=None, branches=(branch,)), x, None if place else found, layer,
-                       once=block.depths == 1, last=place == len(kind.branches) - 1)
+            x = _layer(inner, replace(kind, block=None, branches=branches), x, None if place else found, layer,
+                       once=block.depths == 1, last=place == len(layers) - 1)
         made.append(x)
     return made
+
+
+def _looked_up(env: Env, kind: LayerKind) -> tuple[Tensor | None, Tensor | None]:
+    """Tensors that a dense Qwen 3.5 makes first: tokens looked up again, for their shape alone, and moved positions."""
+    if kind.family != QWEN3_5[0]:
+        return None, None
+    run = env.run
+    tokens = aten.embedding(env.tape, env.param(_TABLE), run.batch, run.seq)
+    return tokens, env.tape.empty((3, run.batch, run.seq), "int64", "further.positions")
 
 
 def _inner(env: Env, block: Mtp, place: int, depth: int) -> Env:
@@ -132,10 +145,10 @@ def _layer(env: Env, kind: LayerKind, x: Tensor, found: Tensor | None, layer: La
     _repeated_mtp_moe_block_ids), nor is anything without expert parallelism.
     """
     def whole() -> Tensor:
-        given, held = _fused(env, found, x) if found is not None else (x, ())
-        out = layer(env, kind, given)
+        given, held = _fused(env, kind, found, x) if found is not None else (x, ())
+        out = further_layer(env, kind, given) if kind.family == QWEN3_5[0] else layer(env, kind, given)
         del given
-        out = norm(env, out, "final_layernorm") if last else out
+        out = dense_norm(env, out, "final_layernorm", kind.family) if last else out
         del held
         return out
 
@@ -146,9 +159,9 @@ def _layer(env: Env, kind: LayerKind, x: Tensor, found: Tensor | None, layer: La
     return env.tape.checkpoint(whole)
 
 
-def _fused(env: Env, found: Tensor, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _fused(env: Env, kind: LayerKind, found: Tensor, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Both normed, side by side, projected; and both, which the layer names until it returns."""
-    both = norm(env, found, "enorm"), norm(env, x, "hnorm")
+    both = dense_norm(env, found, "enorm", kind.family), dense_norm(env, x, "hnorm", kind.family)
     return column(env, aten.cat(env.tape, *both), "eh_proj"), both
 
 
