@@ -137,7 +137,7 @@ def table(job: Draft) -> Framework:
         rules=_rules(job, stored, options, holds_fp32=version not in _ONE_TYPE),
         units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
         strategy=_strategy(job, options),
-        optimizer=optimizer_of(job, options, plain=not is_sharded(job)),
+        optimizer=optimizer_of(job, options, stored, plain=not is_sharded(job)),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", training.loss, *loss_by_default(job)),
