@@ -70,7 +70,7 @@ def states(module: Any, dtype: str, arguments: dict[str, Any]) -> list[dict[str,
             optimizer._ensure_state_initialized(param, optimizer.param_groups[0])
     found = []
     for param in params:
-        row = {}
+        row: dict[str, Any] = {}
         for name, state in optimizer.state[param].items():
             if name == "step":
                 continue  # on the host

@@ -39,13 +39,14 @@ def test_each_parameter_has_the_states_that_the_real_class_makes() -> None:
 
 
 def test_what_is_refused() -> None:
-    for options, given, told in (
+    cases: tuple[tuple[dict[str, Any] | None, dict[str, Any], str], ...] = (
             (None, {"stored": "fp32"}, "master_weight_bits=24 has no effect when all parameters are fp32"),
             (None, {"name": "sgd"}, "not yet: sgd of flashoptim under automodel"),
             (None, {"moments": "bf16"}, "not yet: bf16 under automodel"),
             ({"master_weight_bits": 24}, {"implementation": "fused"}, "changes nothing but in FlashOptim's Adam"),
             ({"store_param_remainders": True}, {}, "changes nothing but in TE's FusedAdam"),
-            (None, {"master": "fp32"}, "not yet: fp32 under automodel")):
+            (None, {"master": "fp32"}, "not yet: fp32 under automodel"))
+    for options, given, told in cases:
         report = _ran(options, **given)
         assert report.status != "ok", told
         assert told in report.problems[0].message
