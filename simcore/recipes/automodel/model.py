@@ -26,7 +26,6 @@ __all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "REST_ROWS", "read_mod
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config",
                     "NeMoAutoModelForImageTextToText.from_pretrained")
 _QWEN3_5: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-_QWEN3_5_DENSE: Final = ("qwen3_5", "qwen3_5_text")
 BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", *_QWEN3_5)
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
@@ -144,11 +143,11 @@ def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
 
 def _read_further(reader: Reader, draft: Draft, name: Taken[str], family: str) -> Predictions:
     """Modules for further tokens of the model `name`; `family`: that of Automodel's own layers, "" for others."""
-    if family in _QWEN3_5_DENSE:
+    if family in _QWEN3_5:
         return read_qwen_predictions(reader, draft, name)
     if family == "nemotron_h":
         return read_predictions(reader, draft, name)
-    return refuse_predictions(reader, draft, name if family in _QWEN3_5 else None)
+    return refuse_predictions(reader, draft)
 
 
 def _write_named(draft: Draft, name: Taken[str], fields: list[Taken[Any]], further: Predictions) -> None:

@@ -86,7 +86,7 @@ def write_predictions(draft: Draft, found: Predictions) -> None:
 
 
 def read_qwen_predictions(reader: Reader, draft: Draft, name: Taken[str]) -> Predictions:
-    """Returns the settings of a dense Qwen 3.5's further tokens, as `read_predictions` does; () without any.
+    """Returns the settings of a Qwen 3.5's further tokens, as `read_predictions` does; () without any.
 
     0.7.0 `models/qwen3_5/model.py`, _resolve_mtp_num_layers: the model's argument, then num_nextn_predict_layers of the
     text's configuration, then its mtp_num_hidden_layers, which a recipe may have changed.
@@ -106,23 +106,18 @@ def read_qwen_predictions(reader: Reader, draft: Draft, name: Taken[str]) -> Pre
     return name, said, None
 
 
-def refuse_predictions(reader: Reader, draft: Draft, trains: Taken[str] | None = None) -> Predictions:
+def refuse_predictions(reader: Reader, draft: Draft) -> Predictions:
     """Leaves aside a number of further tokens that layers without such modules are given, and refuses any but 0.
 
-    `trains`: the name of a model whose own layers train the modules of its configuration where no number is given, as
-    Qwen 3.5's do (0.7.0 models/qwen3_5/model.py, _resolve_mtp_num_layers). Returns (), as `read_predictions` does
-    without any.
+    Returns (), as `read_predictions` does without any.
     """
     depths = [reader.integer(key) for key in (DEPTH, *(f"model.text_config.{name}" for name in INNER_DEPTHS))]
     said = next((one for one in depths if one is not None), None)
     if said is not None and said.value:
-        draft.refuse(said, "multi-token prediction under automodel of other layers than its own Nemotron-H and "
-                     "dense Qwen 3.5")
+        draft.refuse(said, "multi-token prediction under automodel of other layers than its own Nemotron-H and Qwen "
+                     "3.5")
     for one in (*depths, reader.flag(REPEATS)):
         draft.idle(one, "no layers of multi-token prediction")
-    if said is None and trains is not None and _predicts(trains.value):
-        draft.refused.append(Problem(trains.where, f"not yet: {DEPTH}: multi-token prediction under automodel, of "
-                                     f"which {trains.value} has a module (0 trains without it)"))
     return ()
 
 
