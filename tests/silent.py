@@ -187,7 +187,8 @@ _IMAGES: Final[tuple[Tree, ...]] = ({
     "model": "qwen2.5-vl-3b", "mesh": {"dp_shard": 8},
     "training": {"seq_len": 1024, "images": 2, "image_height": 448, "image_width": 476, "frozen": ["model.visual"]}})
 _BY_TE: Final[tuple[Tree, ...]] = ({
-    "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "te", "master": "fp32"}}},)
+    "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "te", "master": "fp32"}}}, {
+    "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "flashoptim"}}})
 PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED,
                                              "automodel": (*_IMAGES, *_BY_TE)}
 """Jobs with options that matter in them alone; they come last, so that others keep their numbers."""

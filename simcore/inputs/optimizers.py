@@ -22,8 +22,8 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 class OptimizerKind:
     """One optimizer: names of the states that it keeps of a parameter, and the work of its step.
 
-    `libraries`: those whose code has it: torch (`torch.optim`), te (Megatron's optimizers), bitsandbytes and torchao
-    (states of 8 bits). `states`: kept of every parameter; `momentum_states`: kept only if momentum is not 0.
+    `libraries`: those whose code has it: torch (`torch.optim`), te (Megatron's optimizers), bitsandbytes, torchao and
+    flashoptim (states of 8 bits). `states`: kept of every parameter; `momentum_states`: kept only if momentum is not 0.
     `matrix_states`: kept of a matrix of a hidden layer in place of `states`; empty: matrices are updated like other
     parameters. `rooted`: the state whose square root the step takes, or "". `layerwise`: each parameter is updated
     unsharded, by one data-parallel rank. `cpu_passes`: times that an unfused step on a CPU reads or writes all
@@ -49,8 +49,8 @@ class OptimizerKind:
 
 
 OPTIMIZERS: Final[Mapping[str, OptimizerKind]] = MappingProxyType({
-    "adamw": OptimizerKind(("torch", "te", "bitsandbytes", "torchao"), _MOMENTS, rooted="exp_avg_sq"),
-    "adam": OptimizerKind(("torch", "te", "bitsandbytes", "torchao"), _MOMENTS, rooted="exp_avg_sq"),
+    "adamw": OptimizerKind(("torch", "te", "bitsandbytes", "torchao", "flashoptim"), _MOMENTS, rooted="exp_avg_sq"),
+    "adam": OptimizerKind(("torch", "te", "bitsandbytes", "torchao", "flashoptim"), _MOMENTS, rooted="exp_avg_sq"),
     "sgd": OptimizerKind(("torch", "te"), momentum_states=("momentum_buffer",), cpu_passes=11),
     "muon": OptimizerKind(("torch", "te"), _MOMENTS, matrix_states=("momentum_buffer",), rooted="exp_avg_sq"),
     "dist_muon": OptimizerKind(("te",), _MOMENTS, matrix_states=("momentum_buffer",), rooted="exp_avg_sq",

@@ -155,7 +155,8 @@ class Optimizer(Block):
     """The optimizer and the formats of its states."""
 
     name: OptimizerName = Field(default="adamw", description="Optimizer")
-    implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "torchao", "cpu"] = Field(
+    implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "torchao", "flashoptim",
+                            "cpu"] = Field(
         default="auto", description="Whose code runs the step: it decides what the step needs for a moment"
     )
     master: Literal["auto", "none", "fp32", "bf16", "fp16"] = Field(

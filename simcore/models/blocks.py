@@ -269,6 +269,7 @@ class Mtp:
     It has two norms, a projection of both halves, one layer and a final norm. `modules`: number of modules in a row.
     `depths`: number of times that each runs, on its previous output (mtp_use_repeated_layer). The layer is its kind's
     branches, in a hybrid several layers; embedding and output projection are those of the model, one weight if `tied`.
+    `sees`: the model reads images.
     """
 
     hidden: int
@@ -276,6 +277,7 @@ class Mtp:
     modules: int = 1
     depths: int = 1
     tied: bool = False
+    sees: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ Placements = tuple[tuple[str, Placement], ...]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A format in which `size` values share one fp32 scale, and a tensor has a table of `table` bytes.
+    """A format in which `size` values share one scale of `scale` bytes, and a tensor has a table of `table` bytes.
 
     Tensors of fewer than `least` values stay in the dtype `otherwise`; if `whole`, so do those whose number of values
     is no multiple of `size`. `part`: "values" or "scales" if only these are counted, because they are stored apart.
@@ -92,6 +92,7 @@ class Blocks:
     table: int = 0
     whole: bool = False
     part: str = ""
+    scale: int = 4
 
     def num_bytes(self, numel: int, dtype: str) -> int:
         """Returns the bytes of a tensor of `numel` values, each stored in `dtype`, with its scales and table.
@@ -101,7 +102,7 @@ class Blocks:
         """
         if numel < self.least or (self.whole and numel % self.size):
             return numel * dtype_bytes(self.otherwise) * (self.part != "scales")
-        values, scales = numel * dtype_bytes(dtype), 4 * -(-numel // self.size) + self.table
+        values, scales = numel * dtype_bytes(dtype), self.scale * -(-numel // self.size) + self.table
         return {"values": values, "scales": scales}.get(self.part, values + scales)
 
 

@@ -34,6 +34,8 @@ from nemo_automodel.components.distributed import activation_checkpointing as ac
 from nemo_automodel.components.distributed.config import FSDP2Config, MoEParallelizerConfig  # noqa: E402
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes  # noqa: E402
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model  # noqa: E402
+from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy  # noqa: E402
+from nemo_automodel.components.loss.mtp import calculate_mtp_loss  # noqa: E402
 from nemo_automodel.components.models.common import BackendConfig  # noqa: E402
 from nemo_automodel.components.models.qwen3_5 import model as qwen3_5  # noqa: E402
 from nemo_automodel.components.models.qwen3_5_moe import cp_linear_attn  # noqa: E402
@@ -80,6 +82,8 @@ CASES: dict[str, dict[str, Any]] = {
     "attention, in parts": {"layer": 1, "batch": 1, "seq": 192, "checkpoint": "parts"},
     "attention, whole": {"layer": 1, "batch": 1, "seq": 192, "checkpoint": "whole", "te": True},
     "shared": {"shared": True, "batch": 2, "seq": 192},
+    "further": {"further": True, "batch": 1, "seq": 192},
+    "further, checkpointed": {"further": True, "batch": 1, "seq": 192, "checkpoint": "whole"},
     "next, delta": {"next": True, "layer": 0, "batch": 2, "seq": 192},
     "next, delta, a key head each": {"next": True, "layer": 0, "batch": 1, "seq": 192, "fields": ONE_EACH},
     "next, delta, whole": {"next": True, "layer": 0, "batch": 1, "seq": 192, "checkpoint": "whole"},
@@ -164,6 +168,56 @@ def shared_of(case: dict[str, Any]) -> Any:
     return block.train()
 
 
+class Predicting(torch.nn.Module):
+    """The module of multi-token prediction with experts that make nothing, over embeddings moved by one."""
+
+    def __init__(self, checkpoint: bool) -> None:
+        super().__init__()
+        model = qwen3_5_moe.Qwen3_5MoeForCausalLM(config("qwen3_5_moe_text", {"mtp_num_hidden_layers": 1}),
+                                                  backend=BACKEND)
+        self.mtp, self.lm_head, self.rotary = model.mtp, model.lm_head, model.model.rotary_emb
+        for layer in self.mtp.layers:
+            del layer.mlp.gate, layer.mlp.experts
+            layer.mlp.gate = lambda *_: (None, None, None)
+            layer.mlp.experts = lambda x, *_: Zeros.apply(x)
+        if checkpoint:
+            self.mtp.layers[0] = checkpoint_wrapper(self.mtp.layers[0])
+
+    def forward(self, x: torch.Tensor, embeds: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        places = torch.zeros((3, *labels.shape), dtype=torch.int64)
+        made = self.mtp(x, embed_inputs=qwen3_5_moe._rolled_embed_inputs(embeds, 1), position_ids=places,
+                        attention_mask=None, padding_mask=None, rotary_emb=self.rotary)
+        return calculate_mtp_loss(MaskedCrossEntropy(), mtp_per_depth_h=made, labels=labels, model=self,
+                                  scaling_factor=0.1)
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.lm_head
+
+
+def further(case: dict[str, Any]) -> dict[str, Any]:
+    """Forward and backward of such a module, its head and its loss; a trained head keeps the final hidden state."""
+    tr, fake = Tracker(), FakeTensorMode(allow_non_fake_inputs=True)
+    torch.set_default_dtype(torch.bfloat16)
+    with fake:
+        module = Predicting(bool(case.get("checkpoint"))).train()
+    torch.set_default_dtype(torch.float32)
+    seen: list[int] = []
+    with fake, tr:
+        leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
+        shape = (case["batch"], case["seq"], COMMON["hidden_size"])
+        x, embeds = (mla.Around.apply(leaf, shape, seen, tr.events) for _ in range(2))
+        labels = torch.zeros(shape[:2], dtype=torch.int64)
+        for known in (*module.parameters(), *module.buffers(), labels):
+            tr.number_of(known)
+        gc.collect()
+        start, tr.phase = len(tr.events), "fwd"
+        loss = module(x, embeds, labels)
+        middle = len(tr.events)
+        loss.backward()
+    found = [change for _, change in tr.events]
+    return {"case": case, "forward": found[start:middle], "backward": found[middle:max(seen) - 1]}
+
+
 def block_of(case: dict[str, Any]) -> Any:
     """A layer with an MLP; of Qwen3-Next too, whose configuration lists such layers."""
     if case.get("next"):
@@ -213,6 +267,7 @@ VISION = {"model_type": "qwen3_5_moe", "depth": 2, "hidden_size": 160, "intermed
           "temporal_patch_size": 2, "hidden_act": "gelu_pytorch_tanh"}
 WRAPPED: dict[str, dict[str, Any]] = {"over 4": {"ep": 4}, "over 8": {"ep": 8}, "over 8, checkpointed": {
     "ep": 8, "checkpoint": True}, "next, over 4": {"ep": 4, "next": True},
+    "predicting, over 4": {"ep": 4, "mtp": 1}, "predicting, over 8": {"ep": 8, "mtp": 1},
     "next, over 8, checkpointed": {"ep": 8, "next": True, "checkpoint": True}}
 
 
@@ -230,7 +285,7 @@ def wrapped(case: dict[str, Any]) -> dict[str, Any]:
     """
     model = sparse_next() if case.get("next") else seeing({
         "model_type": "qwen3_5_moe", "tie_word_embeddings": False, "vision_config": VISION,
-        "text_config": SHAPES["qwen3_5_moe_text"]})
+        "text_config": SHAPES["qwen3_5_moe_text"] | {"mtp_num_hidden_layers": case.get("mtp", 0)}})
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("visual" not in name)
     mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case["ep"]), world_size=8,
@@ -263,7 +318,7 @@ def stand_in() -> None:
 if __name__ == "__main__":
     stand_in()
     known = {family: registered(family) for family in SHAPES}
-    rows = {name: events(case) for name, case in CASES.items()}
+    rows = {name: further(case) if case.get("further") else events(case) for name, case in CASES.items()}
     os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
     dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
     units = {name: wrapped(case) for name, case in WRAPPED.items()}

@@ -27,6 +27,7 @@ from nemo_automodel.components.distributed.config import FSDP2Config
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
+from nemo_automodel.components.loss.mtp import calculate_mtp_loss
 from nemo_automodel.components.models.gemma4_moe.parallelization import PARALLELIZER
 from nemo_automodel.components.models.gemma4_moe.sdpa_fp32 import enable_gemma4_sdpa_fp32
 from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
@@ -73,6 +74,14 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3.5, checkpointed": {"freeze": FROZEN, "images": 2, "model": "qwen3.5", "checkpoint": True},
     "qwen3.5, adapted": {"freeze": FROZEN, "images": 1, "lora": 8, "exclude_modules": ["*visual*", "*lm_head*"],
                          "model": "qwen3.5"},
+    "qwen3.5, predicting": {"freeze": FROZEN, "images": 1, "model": "qwen3.5", "mtp": 1},
+    "qwen3.5, predicting, checkpointed": {"freeze": FROZEN, "images": 2, "model": "qwen3.5", "mtp": 1,
+                                          "checkpoint": True},
+    "qwen3.5, predicting, adapted": {"freeze": FROZEN, "images": 1, "lora": 8, "model": "qwen3.5", "mtp": 1,
+                                     "exclude_modules": ["*visual*", "*lm_head*"]},
+    "qwen3.5, predicting, adapted, checkpointed": {
+        "freeze": FROZEN, "images": 1, "lora": 8, "model": "qwen3.5", "mtp": 1, "checkpoint": True,
+        "exclude_modules": ["*visual*", "*lm_head*"]},
     "mistral3": {"freeze": FROZEN, "images": 1, "model": "mistral3"},
     "mistral3, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "mistral3"},
     "mistral3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 2, "model": "mistral3"},
@@ -214,8 +223,11 @@ def whole(case: dict[str, Any]) -> dict[str, Any]:
     """The case with its model's configuration; `image_size` of a case is that of its tower."""
     model = MODELS[case.get("model", "gemma3-vision")]
     vision = model["fields"]["vision_config"] | {k: case[k] for k in ("image_size",) if k in case}
-    return {**model, "batch": 1, "seq": case.get("seq", 512), **case,
-            "fields": model["fields"] | {"vision_config": vision}}
+    fields = model["fields"] | {"vision_config": vision}
+    if "mtp" in case:
+        fields["text_config"] = fields["text_config"] | {"mtp_num_hidden_layers": case["mtp"], "layer_types": [
+            "linear_attention", "linear_attention", "full_attention"]}
+    return {**model, "batch": 1, "seq": case.get("seq", 512), **case, "fields": fields}
 
 
 def built(case: dict[str, Any]) -> Any:
@@ -250,6 +262,10 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
     labels = given.pop("labels")
     out = model(**given, use_cache=False)
     loss = MaskedCrossEntropy()(logits=out.logits, labels=labels)
+    if "mtp" in case:  # recipes/vlm/finetune.py: the output is named, and what it holds of further tokens
+        further = out.mtp_per_depth_h
+        loss = loss + calculate_mtp_loss(MaskedCrossEntropy(), mtp_per_depth_h=further, labels=labels, model=model,
+                                         scaling_factor=0.1)
     if first:
         tag_shards(tr, model)
     tr.phase, tr.layer = "bwd", "loss"
@@ -340,6 +356,8 @@ def stand_in() -> None:
     own_mask = modeling_gemma4.create_causal_mask
     modeling_gemma4.create_causal_mask = lambda **given: (
         own_mask if "or_mask_function" in given else steps.masked(own_mask))(**given)
+    own.qwen3_5.is_indexed_packed_mask = lambda *_: False
+    own.qwen3_5.create_causal_mask = lambda **_: None  # transformers looks whether any token is padding
     torch.as_tensor = as_tensor
     torch.Tensor.masked_scatter = scattered  # type: ignore[assignment]
 

@@ -42,6 +42,9 @@ _UNPREDICTED_BY_QWEN = ("model.overrides.mtp_num_layers", "no layers of multi-to
 _GATHERED = ("model.overrides.mtp_num_layers", "where units reshard, embedding, head and the module's layers are "
              "gathered once a pass", "assumed", "0.7.0 models/common/mtp/mtp.py, loss/mtp.py: each further token "
              "gathers them again")
+_UNPADDED = ("training.lengths", "a further token attends without a mask: no token of a batch is padding", "assumed",
+             "transformers 5.23 masking_utils.py _ignore_causal_mask_sdpa; beside padding a mask is kept, and keys and "
+             "values of all heads")
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
 
@@ -68,6 +71,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
         isinstance(branch.block, Moe) and branch.block.latent for kind in job.graph.kinds
         for branch in kind.branches) else []
     made += [_GATHERED] if job.graph.branches and job.mesh.size > 1 else []
+    made += [_UNPADDED] if job.graph.branches and job.graph.architecture.decoder == QWEN3_5[0] else []
     made += [*policy_assumptions(job), *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if is_forced(options) else _BALANCED]
@@ -77,7 +81,8 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     elif job.graph.architecture.family == "qwen3_next" and job.graph.implementation != "hf":
         made += [*([] if options.get("attn") == "sdpa" else [_LATENT]), _FAKE_GATE if is_forced(options) else _BALANCED]
     elif job.graph.architecture.decoder in QWEN3_5 and job.graph.implementation != "hf":
-        made += [_UNPREDICTED_BY_QWEN, *([] if options.get("attn") == "sdpa" else [_LATENT]),
+        made += [*([] if job.graph.branches else [_UNPREDICTED_BY_QWEN]),
+                 *([] if options.get("attn") == "sdpa" else [_LATENT]),
                  *([_FAKE_GATE if is_forced(options) else _BALANCED] if job.has_experts else [])]
     elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
         made += [_LATENT, *([_FAKE_GATE] if is_forced(options) else [])]

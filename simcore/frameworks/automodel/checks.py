@@ -83,7 +83,7 @@ def _check_predictions(job: Job) -> None:
             ("mesh.tp", mesh.tp > 1, "tensor parallelism"),
             ("framework_version", job.scenario.framework_version not in ("auto", "0.7.0"), "other releases than 0.7.0"),
             ("training.loss", training.loss not in ("auto", "masked_fp32", "masked", "cut"), f"loss {training.loss}"),
-            ("training.frozen", bool(training.frozen), "frozen parameters"),
+            ("training.frozen", bool(training.frozen) and not job.graph.architecture.has_tower, "frozen parameters"),
             ("training.precision.compute", bool(job.narrow), "products in 8 bits")):
         if said:
             raise job.not_yet(key, f"{what} with multi-token prediction under automodel")

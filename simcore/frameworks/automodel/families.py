@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BY_TRANSFORMERS", "REGISTERED", "implementation_of"]
+from simcore.models.graph import ModelGraph
+from simcore.operators.automodel.tensors import moves_stem
+
+__all__ = ["BY_TRANSFORMERS", "REGISTERED", "implementation_of", "trains_stem"]
 
 _NOT_REGISTERED: Final = (
     "arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
@@ -28,3 +31,9 @@ def implementation_of(family: str, method: str) -> str:
     for the method qlora, because bitsandbytes packs transformers' layers only.
     """
     return "hf" if family in _NOT_REGISTERED or method == "qlora" else "automodel"
+
+
+def trains_stem(graph: ModelGraph) -> bool:
+    """True if a module of multi-token prediction takes the sequence's embeddings, and their table is trained."""
+    kinds = [graph.kinds[layer.kind] for layer in graph.layers]
+    return any(map(moves_stem, kinds)) and any(spec.trainable for spec in graph.tensors[graph.layers[0].kind])

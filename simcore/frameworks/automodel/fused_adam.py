@@ -15,6 +15,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from simcore.frameworks.automodel.flash_adam import (
+    FLASH_OPTIONS,
+    flash_assumptions,
+    flash_optimizer,
+    flash_states,
+    runs_flash_adam,
+)
 from simcore.frameworks.automodel.policies import rests_on_host
 from simcore.frameworks.common.torch import States, states_of, torch_optimizer
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
@@ -24,7 +31,7 @@ from simcore.placement.job import Draft, Job
 __all__ = ["FUSED_ADAM_OPTIONS", "fused_adam_assumptions", "kept_states", "optimizer_of", "runs_fused_adam"]
 
 _REMAINDERS: Final = "store_param_remainders"
-FUSED_ADAM_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {_REMAINDERS: (True, False)}
+FUSED_ADAM_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {_REMAINDERS: (True, False), **FLASH_OPTIONS}
 _FILE: Final = "TransformerEngine d0067d0d pytorch/optimizers/fused_adam.py"
 
 
@@ -33,13 +40,19 @@ def runs_fused_adam(job: Job) -> bool:
     return job.scenario.training.optimizer.implementation == "te"
 
 
-def optimizer_of(job: Draft, options: Mapping[str, Any], *, plain: bool) -> Optimizer:
+def optimizer_of(job: Draft, options: Mapping[str, Any], stored: str, *, plain: bool) -> Optimizer:
     """Returns the optimizer of a job; its defaults are noted.
 
-    `options`: the framework options that the scenario sets. `plain`: parameters are ordinary tensors, not DTensors.
+    `options`: the framework options that the scenario sets; `stored`: dtype of parameters. `plain`: parameters are
+    ordinary tensors, not DTensors.
     Raises NotYet for what is not described of TE's, IllegalLayout for what it refuses.
     """
     optimizer = job.scenario.training.optimizer
+    if runs_flash_adam(job):
+        job.refuse_idle(options, _REMAINDERS, "but in TE's FusedAdam (training.optimizer.implementation: te)")
+        return flash_optimizer(job, options, stored)
+    for name in FLASH_OPTIONS:
+        job.refuse_idle(options, name, "but in FlashOptim's Adam (training.optimizer.implementation: flashoptim)")
     if not runs_fused_adam(job):
         job.refuse_idle(options, _REMAINDERS, "but in TE's FusedAdam (training.optimizer.implementation: te)")
         if OPTIMIZERS[optimizer.name].states:
@@ -80,6 +93,8 @@ def _master(master: str, options: Mapping[str, Any]) -> str:
 def kept_states(job: Job, options: Mapping[str, Any], *, plain: bool) -> States:
     """Returns the settings from which the states of a parameter follow; `options`, `plain` as in `optimizer_of`."""
     states, optimizer = states_of(job, plain=plain), job.scenario.training.optimizer
+    if runs_flash_adam(job):
+        return flash_states(states, options)
     if not runs_fused_adam(job):
         return states
     return replace(states, moments="fp32" if optimizer.moments == "auto" else optimizer.moments,
@@ -87,9 +102,9 @@ def kept_states(job: Job, options: Mapping[str, Any], *, plain: bool) -> States:
 
 
 def fused_adam_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns what the report says about TE's FusedAdam, as (key, value, kind, source); () where it does not run."""
+    """Returns what the report says about TE's FusedAdam or FlashOptim's, as (key, value, kind, source)."""
     if not runs_fused_adam(job):
-        return ()
+        return flash_assumptions(job)
     return (("training.optimizer.implementation", "the kernel needs nothing beside the states; copies of a parameter "
              "in its own format and in fp32 while the first step makes its master are left out", "derived",
              f"{_FILE}: step, initialize_state"),)

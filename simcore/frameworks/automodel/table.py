@@ -30,7 +30,7 @@ from simcore.frameworks.automodel.attention import (
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
-from simcore.frameworks.automodel.families import BY_TRANSFORMERS
+from simcore.frameworks.automodel.families import BY_TRANSFORMERS, trains_stem
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
 from simcore.frameworks.automodel.fused_adam import FUSED_ADAM_OPTIONS, kept_states, optimizer_of
 from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
@@ -138,7 +138,7 @@ def table(job: Draft) -> Framework:
         rules=_rules(job, stored, options, holds_fp32=version not in _ONE_TYPE),
         units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
         strategy=_strategy(job, options),
-        optimizer=optimizer_of(job, options, plain=not is_sharded(job)),
+        optimizer=optimizer_of(job, options, stored, plain=not is_sharded(job)),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
         loss=job.auto("training.loss", training.loss, *loss_by_default(job)),
@@ -191,6 +191,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
         return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", sdpa=options.get("attn") == "sdpa",
+                       trains_stem=trains_stem(job.graph),
                        keeps_logits=made.keeps_logits or seen)  # recipes/vlm/finetune.py has no `del out`
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)

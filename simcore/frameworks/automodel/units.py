@@ -11,7 +11,7 @@ from simcore.models.blocks import Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.automodel.tensors import layer_of
+from simcore.operators.automodel.tensors import layer_of, layers_of_further
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 
@@ -153,14 +153,16 @@ class _Maker:
         children = True if self.asked is None else self.asked
         generic = self.graph.architecture.family != "nemotron_h"
         apart = not (generic and self.graph.has_tied_head) and not self.wrapping.whole_root
-        rest, own = [], []
+        rest, own, further = [], [], list[int]()
         blocks = []
         for layer in stage:
             kind = self._kind(layer)
             if kind in ("embedding", "head") and apart and self._trains(layer):
                 own.append((layer, children if kind == "embedding" else False))
-            elif kind in ("embedding", "final_norm", "head") or isinstance(self._block_of(layer), VisionPart | Mtp):
+            elif kind in ("embedding", "final_norm", "head") or isinstance(self._block_of(layer), VisionPart):
                 rest.append(layer)
+            elif isinstance(self._block_of(layer), Mtp):
+                (further if generic else rest).append(layer)
             elif kind != "loss":
                 blocks.append(layer)
         end = next((layer for layer in stage if self._kind(layer) == "head"), blocks[-1])
@@ -172,6 +174,8 @@ class _Maker:
         for layer in blocks:
             kept = generic and layer == blocks[-1] and self.asked is None
             out += self._block(layer, reshard=not kept and children, separate_experts=False)
+        for layer in further:  # a list of one: the last of it
+            out += self._further(layer, reshard=bool(self.asked))
         return out
 
     def _text(self) -> str:
@@ -188,8 +192,8 @@ class _Maker:
     def _further(self, layer: int, *, reshard: bool) -> list[Unit]:
         """Units of a module of multi-token prediction, whose experts stay gathered (0.7.0 moe/parallelizer.py)."""
         found = []
-        for place, branch in enumerate(self.graph.kinds[self.graph.layers[layer].kind].branches):
-            at = layer_of(place)
+        for place, branches in enumerate(layers_of_further(self.graph.kinds[self.graph.layers[layer].kind])):
+            at, branch = layer_of(place), branches[-1]
             found.append(self._unit(at[:-1], [layer], layer, layer, reshard=reshard, explicit=True,
                                     choose=lambda t, at=at: t.name.startswith(at) and _is_unrouted(t)))  # type: ignore[misc]
             if self.wrapping.experts_dp > 1:

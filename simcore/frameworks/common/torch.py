@@ -12,11 +12,13 @@ from simcore.placement.framework import Optimizer
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
 
-__all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
+__all__ = ["FLASH", "Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
            "check_optimizer_in_backward", "offloaded_together", "states_of", "time_of_offload", "torch_optimizer"]
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
+FLASH: Final = "flashoptim"
+"""Implementation whose states `States` knows, and one framework runs."""
 _LEAST_PAGED: Final = 100_000
 _BNB: Final = "bitsandbytes 95f9af30 optim/optimizer.py"
 
@@ -133,7 +135,7 @@ class States:
     `name`: of the optimizer. `moments`: dtype of its moments as the scenario says it ("auto": like the parameter).
     `low_bit`: library of kernels for 8-bit or paged states, or "". `paged`: states are in managed memory.
     `has_momentum`: SGD keeps a momentum buffer. `narrow_master`: format of the masters of bf16 parameters, "" without
-    masters; those of others are fp32.
+    masters; `wide_master`: that of others, "" where they have none.
     """
 
     name: str
@@ -142,6 +144,7 @@ class States:
     paged: bool
     has_momentum: bool
     narrow_master: str = ""
+    wide_master: str = "fp32"
 
     def of(self, placements: Placements, stored: str, space: str = "device", *,
            hidden: bool = False) -> tuple[tuple[str, TensorLayout], ...]:
@@ -157,8 +160,9 @@ class States:
         momentum = tuple((name, plain) for name in kind.momentum_states if self.has_momentum)
         layout, names = self._moment(placements, stored, space), kind.states
         if self.narrow_master:
-            master = TensorLayout(placements, self.narrow_master if stored == "bf16" else "fp32", space)
-            return (*((name, layout) for name in names), ("master_param", master))
+            form = self.narrow_master if stored == "bf16" else self.wide_master
+            master = (("master_param", TensorLayout(placements, form, space)),) if form else ()
+            return (*((name, layout) for name in names), *master)
         if not (self.paged and layout.blocks):
             return (*((name, layout) for name in names), *momentum)
         scales = replace(layout, space=space, blocks=replace(layout.blocks, part="scales"))
@@ -179,6 +183,8 @@ class States:
             blocks = Blocks(256, 4096, "fp32") if self.moments == "int8" else None
             away = ("managed", _LEAST_PAGED) if self.paged else (space, 0)
             return TensorLayout(placements, "int8" if blocks else "fp32", away[0], blocks=blocks, least_away=away[1])
+        if self.low_bit == FLASH:  # flashoptim 8b2d966e: 32 values share a scale in fp16, of tensors of any size
+            return TensorLayout(placements, "int8", space, blocks=Blocks(32, 0, stored, scale=2))
         if self.moments == "int8":
             return TensorLayout(placements, "int8", space, blocks=Blocks(256, 4096, stored, table=1024, whole=True))
         return TensorLayout(placements, stored if self.moments == "auto" else self.moments, space)

@@ -112,7 +112,7 @@ def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: 
         (norm, LayerKind("final_norm", family, hidden, block=last or FinalNorm(hidden))),
         *((f"mtp.layers.{i}", further) for i in range(mtp)),
         ("lm_head", LayerKind("head", family, hidden, block=Head(vocab, hidden, tied, shared=mtp > 0), scaled=scaled)),
-        ("loss", LayerKind("loss", family, hidden, block=Loss(vocab))),
+        ("loss", LayerKind("loss", family, hidden, block=Loss(vocab, further=mtp > 0))),
     )
     # inv_freq and original_inv_freq, fp32, one value per pair of rotated dimensions
     buffers = (("model.rotary_emb.inv_freq", 2 * 4 * (rotary_dim // 2)),)

@@ -7,6 +7,9 @@ checkpoints have modules of multi-token prediction, which these classes do not l
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from simcore.models.blocks import Mtp
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families import qwen3_next
 from simcore.models.vision.around import part_of, with_layers
@@ -25,7 +28,13 @@ def architecture(config: Config) -> Architecture:
     vision = part_of(config, "vision_config", family, f"{family}_vision")
     if vision.fields.get("deepstack_visual_indexes"):
         raise vision.fail("deepstack_visual_indexes", "nothing reads it: no layer of this tower feeds the decoder")
-    return with_placed_tower(config, vision, qwen3_next.architecture(text))
+    return with_placed_tower(config, vision, _seeing(qwen3_next.architecture(text)))
+
+
+def _seeing(made: Architecture) -> Architecture:
+    """The decoder, whose modules of multi-token prediction know that images are in its sequences."""
+    return replace(made, parts=tuple((path, replace(kind, block=replace(kind.block, sees=True)) if isinstance(
+        kind.block, Mtp) else kind) for path, kind in made.parts))
 
 
 FAMILY = ModelFamily(architecture, further_fields=("vocab_size",))

@@ -33,7 +33,7 @@ from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["DENSE", "dense_attention", "dense_norm", "qwen3_moe_attention", "rotated"]
+__all__ = ["DENSE", "dense_attention", "dense_norm", "qwen3_moe_attention", "rotated", "turned"]
 
 DENSE: Final = ("llama", "qwen2", "qwen3")
 """Families whose layers `ModelParallelizer` checkpoints in four parts, `apply_submodule_checkpointing`."""
@@ -111,7 +111,7 @@ def _rotated(tape: Tape, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """[Note: rotation in fp32]."""
     types = query.dtype, key.dtype
     query, key = aten.cast(tape, query, "fp32"), aten.cast(tape, key, "fp32")
-    turned_query, turned_key = _turned(tape, query), _turned(tape, key)
+    turned_query, turned_key = turned(tape, query), turned(tape, key)
     return aten.cast(tape, turned_query, types[0]), aten.cast(tape, turned_key, types[1])
 
 
@@ -127,11 +127,12 @@ def _in_place(tape: Tape, x: Tensor) -> Tensor:
     return Tensor(x.storage, x.shape, x.dtype, node)
 
 
-def _turned(tape: Tape, x: Tensor) -> Tensor:
-    """`x * cos + rotate_half(x) * sin`; the tables are the stem's."""
+def turned(tape: Tape, x: Tensor, tables: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """`x * cos + rotate_half(x) * sin` of `x` [batch, sequence, heads, d]; without `tables` they are the stem's."""
     table = Tensor(None, (1, x.shape[1], 1, x.shape[3]), x.dtype)
-    straight = aten.mul(tape, x, table)
-    return aten.add(tape, straight, aten.mul(tape, _half_turned(tape, x), table), "rotary")
+    cos, sin = tables or (table, table)
+    straight = aten.mul(tape, x, cos)
+    return aten.add(tape, straight, aten.mul(tape, _half_turned(tape, x), sin), "rotary")
 
 
 def _half_turned(tape: Tape, x: Tensor) -> Tensor:

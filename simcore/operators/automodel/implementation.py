@@ -43,7 +43,7 @@ from simcore.operators.automodel.latent import latent_attention
 from simcore.operators.automodel.layers import attention, mlp
 from simcore.operators.automodel.moe import moe
 from simcore.operators.automodel.options import AutomodelOptions
-from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions
+from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
 from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
@@ -298,7 +298,7 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
         make_tables(env, block.rotary_dim)
     forward = tape.cut()
     if out.node is not None:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, block.tower or AFTER))
+        tape.seed(out, with_further(env, tape.external(out.shape, out.dtype, GRAD_HIDDEN, block.tower or AFTER)))
     tables.clear()
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:

@@ -30,7 +30,8 @@ class AutomodelOptions(ImplementationOptions):
     MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
     `replays_dispatch`: a checkpoint keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's
     product and its top-k. `wide_inputs`: the head is given a hidden state in fp32, which autocast narrows, and
-    FSDP2's hook casts the logits to fp32.
+    FSDP2's hook casts the logits to fp32. `trains_stem`: a module of multi-token prediction takes the sequence's
+    embeddings, whose table is trained.
     """
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
@@ -55,6 +56,7 @@ class AutomodelOptions(ImplementationOptions):
     keeps_logits: bool = True
     replays_dispatch: bool = False
     keeps_router: bool = True
+    trains_stem: bool = False
 
 
 RELEASE_0_7_0: Final = AutomodelOptions(keeps_norm_rstd=False, fuses_lora_mlp=False, keeps_logits=False,

@@ -25,28 +25,34 @@ from dataclasses import replace
 from typing import Final
 
 from simcore.models.blocks import Head, LayerKind, Loss, Moe, Mtp
+from simcore.operators.automodel.dense import dense_norm
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
-from simcore.operators.automodel.layers import column, norm
-from simcore.operators.automodel.tensors import layer_of
+from simcore.operators.automodel.layers import column
+from simcore.operators.automodel.qwen3_5 import further_layer
+from simcore.operators.automodel.sparse import QWEN3_5
+from simcore.operators.automodel.tensors import layer_of, layers_of_further, moves_stem
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import AFTER, BEFORE
+from simcore.operators.shared.aten import Grads, Saved
+from simcore.operators.shared.layer_borders import AFTER, BEFORE, TIED_HEAD
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Tape, Tensor
 
-__all__ = ["meet_further", "predicted_logits", "predictions"]
+__all__ = ["meet_further", "predicted_logits", "predictions", "with_further"]
 
 _TABLE: Final = "model.embed_tokens.weight"
 _HEAD: Final = "lm_head."
 _HEAD_GRAD: Final = "further."
 """Front of the names of the head's gradients that wait for the model's own use of it."""
 _HIDDEN_GRAD: Final = "further.grad_hidden"
+_STEM_GRAD: Final = "further.grad_stem"
+"""Gradient of the sequence's embeddings that waits for the model's own."""
 _LOGITS: Final = "further.logits"
 Layer = Callable[[Env, LayerKind, Tensor], Tensor]
 
 
 def predictions(env: Env, kind: LayerKind, block: Mtp, layer: Layer) -> RecordedLayer:
-    """Recording of the module `block`; `layer` runs one of its layers, a kind with a single branch.
+    """Recording of the module `block`; `layer` runs one of its layers, a kind without a block.
 
     What passes it by is a scalar where the loss is computed of the hidden state, else the logits of the next token.
     """
@@ -55,7 +61,8 @@ def predictions(env: Env, kind: LayerKind, block: Mtp, layer: Layer) -> Recorded
     x: Tensor | None = _given(env, block)
     assert x is not None
     leaf = x.node
-    made = _run(env, kind, block, x, layer)
+    stem = Node() if moves_stem(kind) and env.options.trains_stem else None
+    made = _run(env, kind, block, x, layer, stem)
     losses = _losses(env, block, made)
     made.clear()
     x = None
@@ -70,6 +77,7 @@ def predictions(env: Env, kind: LayerKind, block: Mtp, layer: Layer) -> Recorded
     tape.backward()
     losses.clear()
     _leave(tape, leaf)
+    _leave_stem(tape, stem)
     del waiting
     if trained:
         _pass_on(env, block, GRAD_HIDDEN)
@@ -102,17 +110,49 @@ def _given(env: Env, block: Mtp) -> Tensor:
 
 
 # ---- forward ----------------------------------------------------------------------------------------------------
-def _run(env: Env, kind: LayerKind, block: Mtp, x: Tensor, layer: Layer) -> list[Tensor]:
-    """Hidden states of all further tokens; the module is given the tokens moved by one, then by two."""
-    made = []
+def _run(env: Env, kind: LayerKind, block: Mtp, x: Tensor, layer: Layer, stem: Node | None) -> list[Tensor]:
+    """Hidden states of all further tokens; the module is given the tokens moved by one, then by two.
+
+    `stem`: takes the gradient of the sequence's embeddings, if they are what is moved.
+    """
+    made, layers = [], layers_of_further(kind)
+    _tokens, _places = _looked_up(env, kind)
     for depth in range(block.depths):
-        found = aten.embedding(env.tape, env.param(_TABLE), env.run.batch, env.run.seq)
-        for place, branch in enumerate(kind.branches):
+        found = _moved(env, block, stem) if moves_stem(kind) else aten.embedding(
+            env.tape, env.param(_TABLE), env.run.batch, env.run.seq)
+        for place, branches in enumerate(layers):
             inner = _inner(env, block, place, depth)
-            x = _layer(inner, replace(kind, block=None, branches=(branch,)), x, None if place else found, layer,
-                       once=block.depths == 1, last=place == len(kind.branches) - 1)
+            x = _layer(inner, replace(kind, block=None, branches=branches), x, None if place else found, layer,
+                       once=block.depths == 1, last=place == len(layers) - 1)
         made.append(x)
     return made
+
+
+def _moved(env: Env, block: Mtp, stem: Node | None) -> Tensor:
+    """The sequence's embeddings moved by one (`roll_tensor`): a copy, then another whose end is zeros.
+
+    `stem`: the node that takes their gradient, if any.
+    """
+    tape, out = env.tape, Tensor(None, (env.run.batch, env.run.seq, block.hidden), env.run.compute, stem)
+    shape, dtype, moved = out.shape, out.dtype, out.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [aten.new(tape, shape, dtype, _STEM_GRAD, moved)]
+
+    for name in ("rolled", "moved"):
+        node = tape.node((out,), (), backward) if stem else None
+        out = aten.new(tape, shape, dtype, name, moved)
+        out.node = node
+    return out
+
+
+def _looked_up(env: Env, kind: LayerKind) -> tuple[Tensor | None, Tensor | None]:
+    """Tensors that Qwen 3.5 makes first: tokens looked up again, for their shape alone, and moved positions."""
+    if kind.family not in QWEN3_5 or moves_stem(kind):
+        return None, None
+    run = env.run
+    tokens = aten.embedding(env.tape, env.param(_TABLE), run.batch, run.seq)
+    return tokens, env.tape.empty((3, run.batch, run.seq), "int64", "further.positions")
 
 
 def _inner(env: Env, block: Mtp, place: int, depth: int) -> Env:
@@ -132,10 +172,10 @@ def _layer(env: Env, kind: LayerKind, x: Tensor, found: Tensor | None, layer: La
     _repeated_mtp_moe_block_ids), nor is anything without expert parallelism.
     """
     def whole() -> Tensor:
-        given, held = _fused(env, found, x) if found is not None else (x, ())
-        out = layer(env, kind, given)
+        given, held = _fused(env, kind, found, x) if found is not None else (x, ())
+        out = further_layer(env, kind, given) if kind.family == QWEN3_5[0] else layer(env, kind, given)
         del given
-        out = norm(env, out, "final_layernorm") if last else out
+        out = dense_norm(env, out, "final_layernorm", kind.family) if last else out
         del held
         return out
 
@@ -146,9 +186,9 @@ def _layer(env: Env, kind: LayerKind, x: Tensor, found: Tensor | None, layer: La
     return env.tape.checkpoint(whole)
 
 
-def _fused(env: Env, found: Tensor, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _fused(env: Env, kind: LayerKind, found: Tensor, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Both normed, side by side, projected; and both, which the layer names until it returns."""
-    both = norm(env, found, "enorm"), norm(env, x, "hnorm")
+    both = dense_norm(env, found, "enorm", kind.family), dense_norm(env, x, "hnorm", kind.family)
     return column(env, aten.cat(env.tape, *both), "eh_proj"), both
 
 
@@ -194,6 +234,29 @@ def _leave(tape: Tape, leaf: Node | None) -> None:
         grad = leaf.grads.pop(0)
         tape.rename(grad.storage, tape.slot(_HIDDEN_GRAD, "backward_temp"))
         grad.disown()
+
+
+def _leave_stem(tape: Tape, stem: Node | None) -> None:
+    """Leaves the gradient of the sequence's embeddings, in the head's name, until the embedding meets it."""
+    if stem is None or not stem.grads:
+        return
+    grad = stem.grads.pop(0)
+    tape.rename(grad.storage, tape.slot(_STEM_GRAD, "backward_temp"))
+    assert grad.storage is not None
+    birth = grad.storage.birth
+    tape.rows[birth] = (tape.rows[birth][0], BEFORE, *tape.rows[birth][2:])
+    grad.disown()
+
+
+def with_further(env: Env, grad: Tensor) -> Tensor:
+    """The gradient of the embedding's output, to which what `_leave_stem` left is added.
+
+    Upstream adds both before the features of images are taken out of it.
+    """
+    if not env.options.trains_stem:
+        return grad
+    slot = env.tape.slot(_STEM_GRAD, "backward_temp")
+    return env.tape.add_grads(env.tape.external(grad.shape, grad.dtype, slot, TIED_HEAD), grad)
 
 
 def meet_further(tape: Tape, leaf: Node | None) -> None:

@@ -9,6 +9,10 @@ SDPA, not for TE; the output is multiplied by a sigmoid of the gate.
 `components/models/qwen3_5*/model.py`: cosines and sines of each token in the type of the stream, of which half stands
 side by side in `freqs_cis`, and position ids, which images make [3, batch, sequence] of (`get_rope_index`). Layers keep
 `freqs_cis`, checkpoints the positions too; the rest lives until the model returns.
+
+[Note: a further token]
+`components/models/qwen3_5/model.py`, Qwen3_5DenseMTPSublayer: transformers' decoder layer with SDPA behind the fusion
+of both streams, with tables of its own; nothing replays it.
 """
 
 from __future__ import annotations
@@ -16,16 +20,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.blocks import Attention, LayerKind
-from simcore.operators.automodel.dense import rotated
+from simcore.operators.automodel.dense import rotated, turned
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.layers import core_attention, linear, te_attention
+from simcore.operators.automodel.layers import core_attention, linear, mlp, te_attention
 from simcore.operators.automodel.sparse import QWEN3_5
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE
 from simcore.operators.shared.rms_norm import rms_norm_from_zero
-from simcore.recording.tape import Tensor
+from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["StemTables", "gated_attention", "make_tables", "stem_tables"]
+__all__ = ["StemTables", "further_layer", "gated_attention", "make_tables", "stem_tables"]
 
 _Spec = tuple[tuple[int, ...], str]
 
@@ -65,6 +69,51 @@ def _has_padding(env: Env) -> None:
     """
     _seen = env.tape.empty((env.run.batch, env.run.seq), "uint8", "is_token")
     env.tape.empty((1,), "uint8", "are_all")
+
+
+def further_layer(env: Env, kind: LayerKind, x: Tensor) -> Tensor:
+    """Output of the layer that predicts a further token, for `x` [batch, sequence, hidden], in x's shape.
+
+    [Note: a further token]. The kind's branches are attention and an MLP.
+    """
+    tape, run = env.tape, env.run
+    table: tuple[int, ...] = (run.batch, run.seq, 1, _rotated(kind))
+    cos, sin = (tape.empty(table, run.compute, f"further.{name}") for name in ("cos", "sin"))
+    for branch in kind.branches:
+        residual = x
+        tape.scope = f"{branch.norm}."
+        x = rms_norm_from_zero(tape, env.param(f"{branch.norm}.weight"), x)
+        tape.scope = f"{branch.name}."
+        if isinstance(branch.block, Attention):
+            x = _further_attention(env, x, branch.block, branch.name, (cos, sin))
+        else:
+            x = mlp(env, x, branch.name, gated=True)
+        tape.scope = ""
+        x = aten.add(tape, residual, x, "residual")
+    return x
+
+
+def _further_attention(env: Env, x: Tensor, block: Attention, path: str, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """`Qwen3_5Attention`: query and key are rotated by plain operators, and SDPA is given them as they lie."""
+    tape, dim = env.tape, block.head_dim
+    q, gate = aten.chunk(tape, aten.to_heads(tape, linear(env, x, f"{path}.q_proj"), 2 * dim))
+    gate = aten.contiguous(tape, gate, "gate").view(*x.shape[:2], block.q_size)
+    q = rms_norm_from_zero(tape, env.param(f"{path}.q_norm.weight"), q)
+    k = aten.to_heads(tape, linear(env, x, f"{path}.k_proj"), dim, copy_grad=True)
+    k = rms_norm_from_zero(tape, env.param(f"{path}.k_norm.weight"), k)
+    v = aten.to_heads(tape, linear(env, x, f"{path}.v_proj"), dim)
+    q, k = _partly_turned(tape, q, k, tables)
+    out = aten.contiguous(tape, aten.scaled_dot_product_attention(tape, q, k, v), "attention")
+    out = aten.mul(tape, out.view(*x.shape[:2], block.q_size), aten.sigmoid(tape, gate), "gated")
+    return linear(env, out, f"{path}.o_proj")
+
+
+def _partly_turned(tape: Tape, q: Tensor, k: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Query and key, whose first dimensions are rotated and joined with the rest."""
+    size = tables[0].shape[-1]
+    parts = [(aten.slice_last(tape, x, size), aten.slice_last(tape, x, x.shape[-1] - size)) for x in (q, k)]
+    q, k = (turned(tape, first, tables) for first, _ in parts)
+    return aten.cat(tape, q, parts[0][1]), aten.cat(tape, k, parts[1][1])
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.hf.vision.tensors import tower_tensors
 from simcore.operators.shared.features import refuse_megatrons
 
-__all__ = ["FAMILIES", "layer_of", "tensors"]
+__all__ = ["FAMILIES", "layer_of", "layers_of_further", "moves_stem", "tensors"]
 
 FAMILIES: Final = tuple(sorted({"llama", "nemotron_h", "qwen2", "qwen3", *QWEN3_5, *SPARSE}))
 _TOWERS: Final = ("nemotron_h_omni", "qwen3_5", "qwen3_5_moe")
@@ -82,17 +82,22 @@ def _layer(kind: LayerKind) -> tuple[TensorSpec, ...]:
 
 
 def _further(kind: LayerKind, block: Mtp) -> tuple[TensorSpec, ...]:
-    """`MTPModule`: each branch is a layer of its own; embedding and head are the model's.
+    """`MTPModule`: its layers (`layers_of_further`); embedding and head are the model's.
 
     All but routed experts, which are placed as all others, counts as `mtp`.
     """
-    if kind.family != "nemotron_h" or block.modules > 1:
+    predicts = kind.family in ("nemotron_h", *QWEN3_5)
+    if not predicts or block.modules > 1:
         raise NotYet(Problem("model", "not yet: multi-token prediction in Automodel's layers " + (
-            "by several modules" if kind.family == "nemotron_h" else f"of {kind.family}; 0.7.0 trains none of "
-            "deepseek_v3 (models/deepseek_v3/model.py)")))
-    last, found = len(kind.branches) - 1, []
-    for place, branch in enumerate(kind.branches):
-        specs = [*_layer(replace(kind, block=None, branches=(branch,)))]
+            "by several modules" if predicts else f"of {kind.family}; 0.7.0 trains none of deepseek_v3 "
+            "(models/deepseek_v3/model.py)")))
+    if kind.family in QWEN3_5 and not isinstance(kind.branches[0].block, Attention):
+        raise NotYet(Problem("model", "not yet: multi-token prediction behind a last layer without attention"))
+    layers = layers_of_further(kind)
+    family = "qwen3" if kind.family == QWEN3_5[0] else kind.family  # transformers' layer, whose gate stands first
+    last, found = len(layers) - 1, []
+    for place, branches in enumerate(layers):
+        specs = [*_layer(replace(kind, block=None, branches=branches, family=family))]
         if place == 0:
             specs += [_norm("enorm", block.hidden), _norm("hnorm", block.hidden),
                       _linear("eh_proj", (block.hidden, "hidden"), (2 * block.hidden, "hidden"), "mtp")]
@@ -100,8 +105,22 @@ def _further(kind: LayerKind, block: Mtp) -> tuple[TensorSpec, ...]:
         found += [replace(spec, name=f"{layer_of(place)}{spec.name}", component=spec.component if spec.component ==
                           "routed_experts" else "mtp") for spec in specs]
     table = (block.vocab, block.hidden), ("vocab", "hidden")
-    return (*found, TensorSpec("model.embed_tokens.weight", *table, "embedding", "embedding"),
-            TensorSpec("lm_head.weight", *table, "lm_head", "linear"))
+    looked_up = () if moves_stem(kind) else (
+        TensorSpec("model.embed_tokens.weight", *table, "embedding", "embedding"),)
+    return (*found, *looked_up, TensorSpec("lm_head.weight", *table, "lm_head", "linear"))
+
+
+def moves_stem(kind: LayerKind) -> bool:
+    """True for a module that takes the sequence's embeddings moved by one, with its images, and looks nothing up.
+
+    Qwen 3.5 with experts that reads images (0.7.0 `models/qwen3_5_moe/model.py`, _rolled_embed_inputs).
+    """
+    return isinstance(kind.block, Mtp) and kind.block.sees and kind.family == QWEN3_5[1]
+
+
+def layers_of_further(kind: LayerKind) -> tuple[tuple[Branch, ...], ...]:
+    """Branches of each layer of a module of multi-token prediction: one of a hybrid, all of a decoder."""
+    return (kind.branches,) if kind.family in QWEN3_5 else tuple((branch,) for branch in kind.branches)
 
 
 def layer_of(place: int) -> str:

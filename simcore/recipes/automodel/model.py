@@ -8,7 +8,13 @@ from simcore.errors import InputError
 from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import model_config
 from simcore.recipes.automodel.config_fields import NAMES, changed_fields, drop_fields, read_format
-from simcore.recipes.automodel.predictions import Predictions, read_predictions, refuse_predictions, write_predictions
+from simcore.recipes.automodel.predictions import (
+    Predictions,
+    read_predictions,
+    read_qwen_predictions,
+    refuse_predictions,
+    write_predictions,
+)
 from simcore.recipes.automodel.te_fp8 import read_te_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.experts import experts_of
@@ -136,11 +142,17 @@ def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
     dropped = drop_fields(reader, draft, stock=stock)
     read_format(reader, draft, own=not stock)
     fields = changed_fields(reader, draft, found[0].value, beside_alone=dropped)
-    predicts = family == "nemotron_h" and not stock and own
-    further = read_predictions(reader, draft, found[0]) if predicts else refuse_predictions(
-        reader, draft, found[0] if own and not stock and family in _QWEN3_5 else None)
-    _write_named(draft, found[0], fields, further)
+    _write_named(draft, found[0], fields, _read_further(reader, draft, found[0], family if own and not stock else ""))
     return family
+
+
+def _read_further(reader: Reader, draft: Draft, name: Taken[str], family: str) -> Predictions:
+    """Modules for further tokens of the model `name`; `family`: that of Automodel's own layers, "" for others."""
+    if family in _QWEN3_5:
+        return read_qwen_predictions(reader, draft, name)
+    if family == "nemotron_h":
+        return read_predictions(reader, draft, name)
+    return refuse_predictions(reader, draft)
 
 
 def _write_named(draft: Draft, name: Taken[str], fields: list[Taken[Any]], further: Predictions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.automodel.flash_adam import names_flash_adam, read_flash_adam
 from simcore.recipes.automodel.fused_adam import names_fused_adam, read_fused_adam
 from simcore.recipes.automodel.model import BY_BACKEND
 from simcore.recipes.draft import Draft
@@ -42,6 +43,9 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
     """Reads the block `optimizer`."""
     if names_fused_adam(reader.look("optimizer._target_")):
         read_fused_adam(reader, draft, "optimizer._target_", "optimizer.")
+        return
+    if names_flash_adam(reader.look("optimizer._target_")):
+        read_flash_adam(reader, draft)
         return
     read_implementation(reader, draft, "optimizer.")
     read_rows(reader, draft, OPTIMIZER_ROWS)

@@ -1,4 +1,4 @@
-"""Multi-token prediction of NeMo Automodel's own Nemotron-H: how many further tokens a recipe trains.
+"""Multi-token prediction of NeMo Automodel's own Nemotron-H and Qwen 3.5: how many further tokens a recipe trains.
 
 0.7.0 `components/models/nemotron_v3/mtp.py` build_mtp_config_from_hf: `model.num_nextn_predict_layers`, or the number
 in the model's configuration; 0 leaves it out. With `model.mtp_use_repeated_layer` one module is run for every token.
@@ -16,7 +16,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["DEPTH", "REPEATS", "Predictions", "has_module", "read_predictions", "refuse_predictions",
-           "write_predictions"]
+           "read_qwen_predictions", "write_predictions"]
 
 DEPTH: Final = "model.num_nextn_predict_layers"
 REPEATS: Final = "model.mtp_use_repeated_layer"
@@ -71,12 +71,12 @@ def write_predictions(draft: Draft, found: Predictions) -> None:
     assert name is not None
     if depth is None:
         known = find(name.value)
-        draft.infer("model.overrides.mtp_num_layers", _OWN[known.preset if known else name.value],
+        draft.infer("model.overrides.mtp_num_layers", _OWN.get(known.preset if known else name.value, 1),
                     "modules of the model's own configuration", name,
-                    source="models/nemotron_v3/mtp.py build_mtp_config_from_hf: num_nextn_predict_layers")
+                    source="models/{nemotron_v3,qwen3_5}: num_nextn_predict_layers or mtp_num_hidden_layers")
         return
     draft.put("model.overrides.mtp_num_layers", depth)
-    if not has_module(name.value):
+    if not _predicts(name.value) and not has_module(name.value):
         draft.infer(f"model.overrides.{_PATTERN}", "*E", "attention, then experts: the class's default", name, depth,
                     source="transformers 5.23 models/nemotron_h/configuration_nemotron_h.py: mtp_layers_block_type")
     if repeats is not None and repeats.value:
@@ -85,22 +85,39 @@ def write_predictions(draft: Draft, found: Predictions) -> None:
         draft.idle(repeats, "the default")
 
 
-def refuse_predictions(reader: Reader, draft: Draft, trains: Taken[str] | None = None) -> Predictions:
+def read_qwen_predictions(reader: Reader, draft: Draft, name: Taken[str]) -> Predictions:
+    """Returns the settings of a Qwen 3.5's further tokens, as `read_predictions` does; () without any.
+
+    0.7.0 `models/qwen3_5/model.py`, _resolve_mtp_num_layers: the model's argument, then num_nextn_predict_layers of the
+    text's configuration, then its mtp_num_hidden_layers, which a recipe may have changed.
+    """
+    depths = [reader.integer(key) for key in (DEPTH, *(f"model.text_config.{field}" for field in INNER_DEPTHS))]
+    said = next((one for one in depths if one is not None), None)
+    draft.idle([one for one in depths if one is not None and one is not said], "another key goes before it")
+    draft.idle(reader.flag(REPEATS), "the layers of this family do not read it")
+    if said is None:
+        return (name, None, None) if _predicts(name.value) else ()
+    if said.value > 1:
+        draft.refuse(said, "multi-token prediction by several modules under automodel")
+        return ()
+    if not said.value:
+        draft.idle(said, "no layers of multi-token prediction")
+        return ()
+    return name, said, None
+
+
+def refuse_predictions(reader: Reader, draft: Draft) -> Predictions:
     """Leaves aside a number of further tokens that layers without such modules are given, and refuses any but 0.
 
-    `trains`: the name of a model whose own layers train the modules of its configuration where no number is given, as
-    Qwen 3.5's do (0.7.0 models/qwen3_5/model.py, _resolve_mtp_num_layers). Returns (), as `read_predictions` does
-    without any.
+    Returns (), as `read_predictions` does without any.
     """
     depths = [reader.integer(key) for key in (DEPTH, *(f"model.text_config.{name}" for name in INNER_DEPTHS))]
     said = next((one for one in depths if one is not None), None)
     if said is not None and said.value:
-        draft.refuse(said, "multi-token prediction under automodel of other layers than its own Nemotron-H")
+        draft.refuse(said, "multi-token prediction under automodel of other layers than its own Nemotron-H and Qwen "
+                     "3.5")
     for one in (*depths, reader.flag(REPEATS)):
         draft.idle(one, "no layers of multi-token prediction")
-    if said is None and trains is not None and _predicts(trains.value):
-        draft.refused.append(Problem(trains.where, f"not yet: {DEPTH}: multi-token prediction under automodel, of "
-                                     f"which {trains.value} has a module (0 trains without it)"))
     return ()
 
 

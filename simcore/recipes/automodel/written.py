@@ -11,6 +11,7 @@ from simcore.models.names import find, ids_of
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.recipes.automodel.config_fields import FORMAT_ROW
 from simcore.recipes.automodel.distributed import EXPERT_ROWS, PARAM_DTYPE, PIPELINE_ROWS, STRATEGY_ROWS
+from simcore.recipes.automodel.flash_adam import FLASH_ADAM, write_flash_adam
 from simcore.recipes.automodel.float8 import write_float8
 from simcore.recipes.automodel.fused_adam import FUSED_ADAM, write_fused_adam
 from simcore.recipes.automodel.model import ATTENTION_ROW, BACKEND_ROWS, BY_BACKEND, REST_ROWS
@@ -186,8 +187,13 @@ def _write_optimizer(outline: Outline) -> None:
         outline.refuse("training.optimizer.name", f"{name}: read are {', '.join(OPTIMIZERS)}")
         return
     runs = outline.given("training.optimizer.implementation")
-    outline.put("optimizer._target_", FUSED_ADAM if runs == "te" else target, "training.optimizer.name")
+    by_flash = {meaning: path for path, meaning in FLASH_ADAM.items()}
+    chosen = {"te": FUSED_ADAM, "flashoptim": by_flash.get(name, target)}.get(runs, target)
+    outline.put("optimizer._target_", chosen, "training.optimizer.name")
     outline.put("optimizer.lr", 0.0001, stand_in=True)
+    if runs == "flashoptim":
+        write_flash_adam(outline)
+        return
     if runs == "te":
         write_fused_adam(outline, "optimizer.")
         return

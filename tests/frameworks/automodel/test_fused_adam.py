@@ -56,7 +56,7 @@ def test_its_step_needs_nothing_and_makes_the_states() -> None:
 
 def test_what_is_refused() -> None:
     alone = {"store_param_remainders": True}
-    for options, optimizer, told in (
+    cases: tuple[tuple[dict[str, Any] | None, dict[str, Any], str], ...] = (
             (None, {"name": "sgd"}, "not yet: sgd by TransformerEngine under automodel"),
             (None, {"master": "bf16"}, "FusedAdam only supports fp32/fp16 master weights."),
             (None, {"master": "fp16"}, "not yet: fp16 under automodel"),
@@ -64,7 +64,8 @@ def test_what_is_refused() -> None:
             (None, {"paged": True}, "not yet: paged states of TE's FusedAdam"),
             (alone, {}, "store_param_remainders: changes nothing without masters"),
             (alone, {"implementation": "fused"}, "store_param_remainders: changes nothing but in TE's FusedAdam"),
-            (None, {"implementation": "fused", "master": "fp32"}, "not yet: fp32 under automodel")):
+            (None, {"implementation": "fused", "master": "fp32"}, "not yet: fp32 under automodel"))
+    for options, optimizer, told in cases:
         report = _ran(options, **optimizer)
         assert report.status != "ok", told
         assert told in report.problems[0].message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from checkout import ROOT
 from eventlog import grouped
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
-from simcore.models.blocks import Moe
+from simcore.models.blocks import Moe, Mtp
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel import moe
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.implementation import record
 from simcore.operators.automodel.options import AutomodelOptions
+from simcore.operators.automodel.tensors import tensors
 from simcore.operators.shared.layer_borders import AFTER, BEFORE
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
@@ -93,6 +95,39 @@ def test_a_shared_expert_is_weighed_as_automodel_s_is(monkeypatch: pytest.Monkey
     assert grouped(changes(tape.cut())) == grouped(row["backward"])
 
 
+def further_of(case: dict[str, Any]) -> tuple[RecordedLayer, set[int]]:
+    """The module of multi-token prediction of a model with experts that sees, and the slots of what passes it by."""
+    made = graph("qwen3_5_moe_text", mtp_num_layers=1)
+    kind = made.layers[made.branches[0]].kind
+    block = made.kinds[kind].block
+    assert isinstance(block, Mtp)
+    of_images = replace(made.kinds[kind], block=replace(block, sees=True))
+    params = {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in tensors(of_images)}
+    run = LayerWorkload(case["batch"], case["seq"], "bf16", params, ep=2, loss="masked_fp32",
+                        checkpoint="full" if case.get("checkpoint") else "none",
+                        options=AutomodelOptions(sdpa=True, trains_stem=True))
+    slots: dict[tuple[str, str], int] = {}
+    layer = record(of_images, run, slots, {})
+    return layer, {number for (found, _), number in slots.items() if found.endswith("hidden_states")}
+
+
+@pytest.mark.parametrize("name", [name for name, row in STORED["layers"].items() if row["case"].get("further")])
+def test_a_further_token_of_images_takes_the_embeddings_moved_by_one(name: str,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a router and experts that make nothing; tables of angles and numbers of tokens are left out."""
+    monkeypatch.setattr(moe, "softmax_gate", lambda *_: (None, None))
+    monkeypatch.setattr(moe, "_experts", lambda env, given, *_: env.tape.empty(given.shape, "bf16", "experts"))
+    row = STORED["layers"][name]
+    layer, passing = further_of(row["case"])
+    small, logits = 9216, 2 * row["case"]["seq"] * STORED["shapes"]["qwen3_5_moe_text"]["vocab_size"]
+    taken = 2 * row["case"]["seq"] * STORED["shapes"]["qwen3_5_moe_text"]["hidden_size"]  # what waits, by its taker
+    for section, end, stored in ((layer.forward, [-logits], row["forward"]),
+                                 (layer.backward, [-taken], row["backward"])):
+        mine = [found[3] for found in section.rows if found[0] in (Op.ALLOC, Op.FREE) and abs(found[3]) > small
+                and found[2] not in passing]
+        assert grouped([*mine, *end]) == grouped([change for change in stored if abs(change) > small])
+
+
 def test_units_of_qwen3_next_are_those_that_automodel_wraps() -> None:
     out = ("mtp_num_hidden_layers", "rope_parameters")
     shape = {key: value for key, value in STORED["shapes"]["qwen3_next"].items() if key not in out}
@@ -113,11 +148,12 @@ def test_units_of_experts_behind_a_frozen_tower_are_those_that_automodel_wraps(t
     """The tower is the root's, the decay in fp32 a unit in its layer, experts one where several ranks share them."""
     text = {**STORED["shapes"]["qwen3_5_moe_text"], "model_type": "qwen3_5_moe_text", "mtp_num_hidden_layers": 0}
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_type": "qwen3_5_moe", "tie_word_embeddings": False, "text_config": text,
-                                  "vision_config": STORED["vision"]}), encoding="utf-8")
     for name, row in STORED["wrapped"].items():
         if row["case"].get("next"):
             continue
+        config.write_text(json.dumps({
+            "model_type": "qwen3_5_moe", "tie_word_embeddings": False, "text_config": text, "vision_config": STORED[
+                "vision"], "mtp_num_layers": row["case"].get("mtp", 0)}), encoding="utf-8")
         job, table = prepare(Scenario.model_validate({
             "name": "wraps", "model": {"config": str(config)}, "framework": "automodel", "topology": "dgx-h100",
             "mesh": {"dp_shard": 8, "ep": row["case"]["ep"]}, "training": {

@@ -112,19 +112,29 @@ def test_packs_of_sequences_with_images_are_refused() -> None:
     assert problem.message.endswith("packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
 
 
-@pytest.mark.parametrize(("fields", "said"), [
-    ("", "model.num_nextn_predict_layers: multi-token prediction under automodel, of which"),
-    ("  num_nextn_predict_layers: 0\n", ""),
-    ("  text_config: {use_cache: false, mtp_num_hidden_layers: 0}\n", ""),
-    ("  text_config: {mtp_num_hidden_layers: 1}\n", "model.text_config.mtp_num_hidden_layers: multi-token prediction"),
-    ("  text_config: {num_nextn_predict_layers: 1}\n", "model.text_config.num_nextn_predict_layers: multi-token"),
-    ("  text_config: {mtp_num_hidden_layers: 0, hidden_size: 64}\n", "model.text_config.hidden_size: fields of the"),
+_DENSE, _SPARSE = "Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-35B-A3B"
+
+
+@pytest.mark.parametrize(("name", "fields", "depth", "said"), [
+    (_DENSE, "", 1, ""), (_DENSE, "  num_nextn_predict_layers: 0\n", None, ""),
+    (_DENSE, "  text_config: {use_cache: false, mtp_num_hidden_layers: 0}\n", None, ""),
+    (_DENSE, "  text_config: {mtp_num_hidden_layers: 1}\n", 1, ""),
+    (_DENSE, "  text_config: {num_nextn_predict_layers: 1, mtp_num_hidden_layers: 0}\n", 1, ""),
+    (_DENSE, "  num_nextn_predict_layers: 2\n", None,
+     "model.num_nextn_predict_layers: multi-token prediction by several"),
+    (_DENSE, "  text_config: {mtp_num_hidden_layers: 0, hidden_size: 64}\n", None,
+     "model.text_config.hidden_size: fields of the"),
+    (_SPARSE, "", 1, ""), (_SPARSE, "  text_config: {num_nextn_predict_layers: 1}\n", 1, ""),
 ])
-def test_fields_inside_a_texts_configuration_are_read_one_by_one(fields: str, said: str) -> None:
+def test_fields_inside_a_texts_configuration_are_read_one_by_one(name: str, fields: str, depth: int | None,
+                                                                 said: str) -> None:
     """0.7.0 models/qwen3_5/model.py, _resolve_mtp_num_layers: the published configuration has a module."""
-    text = RECIPE.replace("google/gemma-3-4b-it", "Qwen/Qwen3.6-27B").replace("  torch_dtype", f"{fields}  torch_dtype")
-    found = [one.message for one in (*imported(text).wrong, *imported(text).refused)]
+    text = RECIPE.replace("google/gemma-3-4b-it", name).replace("  torch_dtype", f"{fields}  torch_dtype")
+    read = imported(text)
+    found = [one.message for one in (*read.wrong, *read.refused)]
     assert [said in one for one in found] == ([True] if said else [])
+    model = read.values["model"]
+    assert (model["overrides"]["mtp_num_layers"] if isinstance(model, dict) else None) == depth
 
 
 def test_gemma_4_takes_square_images_and_no_kernels_of_liger() -> None:
