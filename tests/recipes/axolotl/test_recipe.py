@@ -436,6 +436,19 @@ def test_experts_beside_a_packed_base_are_cast_to_fp32(tmp_path: Path) -> None:
     assert "shared_expert_gate" in found.training.lora.target_modules
 
 
+def test_experts_may_be_packed_as_they_are_read(tmp_path: Path) -> None:
+    """monkeypatch/moe_quant.py; PEFT's preparation is left out then (loaders/model.py)."""
+    text = changed(QLORA, base_model="zai-org/GLM-4.5-Air", quantize_moe_experts=True, lora_target_linear=None,
+                   lora_target_modules=["q_proj", "v_proj"])
+    found = scenario(tmp_path, text)
+    assert found.framework_options == {"attn_implementation": "flash_attention_2", "autocast": True,
+                                       "quantize_moe_experts": True}
+    with pytest.raises(RankscopeError, match="lora_target_linear is not compatible with quantize_moe_experts"):
+        imported(tmp_path, changed(text, lora_target_linear=True)).expect_complete()
+    assert "quantize_moe_experts" in {one.key for one in imported(tmp_path, changed(
+        text, base_model="qwen3-8b")).left}
+
+
 def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:
     """`loaders/model.py` _set_quantization_config asks for qlora with load_in_4bit, and for lora with load_in_8bit."""
     found = imported(tmp_path, changed(RECIPE, adapter="lora", lora_r=8, load_in_4bit=True))
