@@ -5,9 +5,9 @@
 As `probe_qlora.py`. `kbit`: PEFT's prepare_model_for_kbit_training; `back`: norms, embedding and head are cast back to
 bf16 behind it (axolotl 067b021c `loaders/model.py`, _convert_embedding_modules_dtype). `biases`: dtypes of the biases
 of packed linears behind two steps. `experts`: those that are one parameter are packed too, as axolotl does it
-(`monkeypatch/moe_quant.py`). `full`: all parameters in bf16, without autocast. Experts run as grouped products, with
-CUDA's autocast of sums: an fp32 result (torch 2.13 `ATen/autocast_mode.h`, AT_FORALL_FP32_SET_OPT_DTYPE), which the
-kernel makes of 16 bits without a copy; powers are fp32 too.
+(`monkeypatch/moe_quant.py`). `saved`: modules that train beside adapters. `full`: all parameters in bf16, without
+autocast. Experts run as grouped products, with CUDA's autocast of sums: an fp32 result (torch 2.13
+`ATen/autocast_mode.h`, AT_FORALL_FP32_SET_OPT_DTYPE), which the kernel makes of 16 bits without a copy; powers are fp32.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ GRANITE = {"preset": "granite-4.0-h-tiny", "shape": {
     **SMALL, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 8, "num_experts_per_tok": 2,
     "shared_intermediate_size": 256, "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 32,
     "mamba_chunk_size": 64}}
+LLAMA = {"preset": "llama-tiny", "shape": {"vocab_size": 512, "num_hidden_layers": 3},
+         "saved": ["embed_tokens", "lm_head"]}
+TIED = LLAMA | {"shape": {**LLAMA["shape"], "tie_word_embeddings": True}}  # type: ignore[dict-item]
 PACKED = {"packs": True, "experts": True}
 CASES: dict[str, dict[str, Any]] = {
     "qwen2, prepared": QWEN2, "qwen2, prepared, replayed": QWEN2 | {"recompute": True},
@@ -59,6 +62,10 @@ CASES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": GRANITE, "granitemoehybrid, replayed": GRANITE | {"recompute": True},
     "qwen3_moe, packed": QWEN3 | PACKED, "qwen3_moe, packed, replayed": QWEN3 | PACKED | {"recompute": True},
     "glm4_moe, packed": GLM | PACKED, "glm4_moe, packed, replayed": GLM | PACKED | {"recompute": True},
+    "saved": LLAMA, "saved, replayed": LLAMA | {"recompute": True}, "saved, tied": TIED,
+    "saved, tied, replayed": TIED | {"recompute": True},
+    "head saved": LLAMA | {"saved": ["lm_head"]}, "embedding saved": LLAMA | {"saved": ["embed_tokens"]},
+    "head saved, tied": TIED | {"saved": ["lm_head"]}, "embedding saved, tied": TIED | {"saved": ["embed_tokens"]},
     "glm4_moe, in full": GLM | {"full": True}, "glm4_moe, in full, replayed": GLM | {"full": True, "recompute": True}}
 
 
@@ -110,7 +117,8 @@ def built(case: dict[str, Any]) -> Any:
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if case.get("back"):
         cast_back(model)
-    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=case.get("targets", ATTENTION))
+    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=case.get("targets", ATTENTION),
+                           modules_to_save=case.get("saved"))
     adapted = peft.get_peft_model(model, lora)
     if case.get("recompute"):
         adapted.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})

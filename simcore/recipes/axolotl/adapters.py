@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.experts import experts_of
 from simcore.recipes.huggingface.modules import LINEARS, family_of
@@ -76,8 +77,15 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
     _read_packed(reader, draft, on, shards, experts)
     _read_kernels(reader, draft, on, shards)
     read_rows(reader, draft, ADAPTER_ROWS)
-    for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
+    for key in ("lora_target_parameters", "peft_layers_to_transform"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
+    saved = reader.words("lora_modules_to_save")
+    if saved is not None and saved.value and shards is not Shards.NONE:
+        draft.refuse(saved, "modules that train beside adapters, and are shared out")
+    elif saved is not None and saved.value:
+        draft.put("training.lora.modules_to_save", saved)
+    else:
+        draft.idle(saved, "nothing is said")
     _read_targets(reader, draft, adapter.where)
 
 
@@ -184,8 +192,8 @@ def _read_experts(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: S
     if draft.has_option(_KBIT):
         draft.infer(f"framework_options.{_KBIT}", "cast_back", "experts beside a packed base", *on, source=_PREPARED)
     elif shards is not Shards.FLAT and shards is not Shards.EACH and not draft.has_option(_OF_STAGE_3):
-        draft.fail(reader.document.path, "not yet: experts that PEFT casts to fp32 beside a packed base under ZeRO "
-                                         f"without shards of parameters ({_PREPARED})")
+        draft.barred.append(Problem(reader.document.path, "not yet: experts that PEFT casts to fp32 beside a packed base "
+                                    f"under ZeRO without shards of parameters ({_PREPARED})"))
 
 
 def _read_falcon(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
