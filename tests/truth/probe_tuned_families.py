@@ -7,7 +7,7 @@ bf16 behind it (axolotl 067b021c `loaders/model.py`, _convert_embedding_modules_
 of packed linears behind two steps. `experts`: those that are one parameter are packed too, as axolotl does it
 (`monkeypatch/moe_quant.py`). `saved`: modules that train beside adapters. `full`: all parameters in bf16, without
 autocast. Experts run as grouped products, with CUDA's autocast of sums: an fp32 result (torch 2.13
-`ATen/autocast_mode.h`, AT_FORALL_FP32_SET_OPT_DTYPE), which the kernel makes of 16 bits without a copy; powers are fp32.
+`ATen/autocast_mode.h`, AT_FORALL_FP32_SET_OPT_DTYPE), which the kernel makes of 16 bits without a copy; powers too.
 """
 
 from __future__ import annotations

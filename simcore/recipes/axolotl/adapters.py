@@ -11,7 +11,7 @@ from simcore.recipes.huggingface.experts import experts_of
 from simcore.recipes.huggingface.modules import LINEARS, family_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["ADAPTER_ROWS", "BASE_ROWS", "read_method"]
 
@@ -39,7 +39,8 @@ ADAPTER_ROWS: Final = (
     Says("peft_use_rslora", "training.lora.use_rslora", "flag"),
     Says("lora_exclude_modules", "training.lora.exclude_modules", "words"),
     Off("lora_on_cpu", "adapters on the host"),
-    Off("relora", "restarts of the optimizer (ReLoRA)"),
+    Unmodelled(("relora",), "every jagged_restart_steps steps, before anything is computed, adapters are merged module "
+               "by module and states are pruned (monkeypatch/relora.py): the steps between are counted"),
     Idle(("relora_*", "peft.loftq_config.*", "peft_init_lora_weights"), "first values of adapters, restarts"),
 )
 BASE_ROWS: Final = (
@@ -192,8 +193,8 @@ def _read_experts(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: S
     if draft.has_option(_KBIT):
         draft.infer(f"framework_options.{_KBIT}", "cast_back", "experts beside a packed base", *on, source=_PREPARED)
     elif shards is not Shards.FLAT and shards is not Shards.EACH and not draft.has_option(_OF_STAGE_3):
-        draft.barred.append(Problem(reader.document.path, "not yet: experts that PEFT casts to fp32 beside a packed base "
-                                    f"under ZeRO without shards of parameters ({_PREPARED})"))
+        draft.barred.append(Problem(reader.document.path, "not yet: experts that PEFT casts to fp32 beside a packed "
+                                    f"base under ZeRO without shards of parameters ({_PREPARED})"))
 
 
 def _read_falcon(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:

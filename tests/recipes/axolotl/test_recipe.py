@@ -448,6 +448,12 @@ def test_modules_may_train_as_a_whole_beside_adapters(tmp_path: Path) -> None:
                                    lora_modules_to_save=["lm_head"])).expect_complete()
 
 
+def test_restarts_of_relora_are_told_and_not_counted(tmp_path: Path) -> None:
+    found = imported(tmp_path, changed(QLORA, relora=True, jagged_restart_steps=150))
+    found.expect_complete()
+    assert {one.key: one.kind for one in found.left}["relora"] == "not modelled"
+
+
 def test_experts_may_be_packed_as_they_are_read(tmp_path: Path) -> None:
     """monkeypatch/moe_quant.py; PEFT's preparation is left out then (loaders/model.py)."""
     text = changed(QLORA, base_model="zai-org/GLM-4.5-Air", quantize_moe_experts=True, lora_target_linear=None,
