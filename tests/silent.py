@@ -99,7 +99,7 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
     "training.image_height": (392,), "training.image_width": (392,),
     "training.num_tokens": (10**9,), "training.frozen": (["model.embed_tokens"], ["*mlp*"]),
     "training.lora.target_modules": (["q_proj"], ["linear_qkv"]),
-    "training.lora.exclude_modules": (["*q_proj*"], ["*qkv*"]),
+    "training.lora.exclude_modules": (["*q_proj*"], ["*qkv*"]), "training.lora.modules_to_save": (["lm_head"],),
     "training.global_batch_size": (16, 32, 8), "training.optimizer.momentum": (0.9, 0.0),
     "training.offload.params": ("host", "nvme"), "training.offload.optimizer": ("host", "nvme"),
     "training.offload.gradients": ("host", "nvme"), "training.offload.activations": ("host",),

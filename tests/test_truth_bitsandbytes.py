@@ -111,14 +111,16 @@ def test_a_step_of_other_families_under_autocast_allocates_what_peft_allocates()
     """`tests/truth/probe_tuned_families.py`: biases of packed linears, cast for good by the first product; experts."""
     for name, case in FAMILIES.items():
         options = {"autocast": True, "prepare_model_for_kbit_training": "cast_back" if case.get("back") else True}
+        tuned: dict[str, Any] = {} if case.get("full") else {
+            "method": "qlora" if case.get("packs") else "lora",
+            "lora": {"rank": 8, "target_modules": case.get("targets", ALL[:4]), "dtype": "fp32",
+                     "modules_to_save": case.get("saved", [])}}
         report = simulate(small.scenario(
             "ddp", model={"config": case["preset"], "overrides": case["shape"]},
             optimizer={"implementation": "fused"}, recompute="full" if case.get("recompute") else "none",
             options=options if case.get("kbit") else {"experts_implementation": "grouped_mm"} if case.get("full") else
-            {"autocast": True}, **({} if case.get("full") else {
-                "method": "qlora" if case.get("packs") else "lora",
-                "lora": {"rank": 8, "target_modules": case.get("targets", ALL[:4]), "dtype": "fp32"}})))
-        left_out = ("rest", "biases", *["trained"] * ("full" in case))
+            {"autocast": True, "quantize_moe_experts": bool(case.get("experts"))}, **tuned))
+        left_out = ("rest", "biases", *["trained"] * ("full" in case or "saved" in case))
         assert {key: size for key, size in small.allocated(report).items() if key not in left_out} == {
             key: size for key, size in case["found"].items() if key not in left_out}, name
 

@@ -132,9 +132,9 @@ class FrameworkAdapter:
     expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights may be in 4 bits;
     `qlora_refusal`: why they are impossible, as (message, rule). `casts_parameters`: parameters rest in the dtype asked
     for and are gathered in the compute dtype. `copies_tied_head`: over pipeline stages the last holds a copy of the
-    embedding. `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host
-    by owner beyond tensors; with `rounded`, pinned blocks count as rounded up. `memory_options`: settings of the
-    framework that advice tries where a job does not fit.
+    embedding. `freezes`: implementations whose parameters can be frozen one by one; `saves_modules`: those beside whose
+    adapters whole modules train. `host_buffers`: bytes on the host by owner beyond tensors; with `rounded`, pinned
+    blocks count as rounded up. `memory_options`: settings of the framework that advice tries where a job does not fit.
     `implied`: keys of the scenario, with the value that they have where it leaves them out.
     `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters too.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
@@ -166,6 +166,7 @@ class FrameworkAdapter:
     casts_parameters: bool = False
     copies_tied_head: bool = False
     freezes: tuple[str, ...] = ()
+    saves_modules: tuple[str, ...] = ()
     chunks_loss: bool = False
     reads_images: bool = False
     trains_towers: bool = False

@@ -18,6 +18,7 @@ from simcore.models.config import quantization_of
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.network import with_copies
+from simcore.models.saved import SAVED, with_saved_modules
 from simcore.models.tensor import TensorSpec
 from simcore.models.value_head import with_value_head
 from simcore.operators.registry import IMPLEMENTATIONS
@@ -245,9 +246,23 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdap
         raise IllegalLayout(Problem(scenario.where("training", "lora", "target_modules"), "no module of the model is "
                                     f"matched by target_modules {', '.join(targets) or 'auto'}"
                                     f"{_way_out(graph, choice, adapter)}", NOTHING_ADAPTED))
+    adapted = _with_saved(adapted, scenario, adapter)
     unmatched = (t for t in targets if not _has_adapters(_adapted(graph, replace(choice, target_modules=(t,)),
                                                                   adapter)))
     return adapted, tuple(unmatched)
+
+
+def _with_saved(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
+    """The model with copies of what `training.lora.modules_to_save` names."""
+    names, where = tuple(scenario.training.lora.modules_to_save), scenario.where("training", "lora", "modules_to_save")
+    if not names:
+        return graph
+    if graph.implementation not in adapter.saves_modules:
+        raise NotYet(Problem(where, f"not yet: modules that train beside adapters under {scenario.framework} with the "
+                             f"layers of {graph.implementation} (served: ddp with those of hf)"))
+    if other := [name for name in names if name not in SAVED]:
+        raise NotYet(Problem(where, f"not yet: {other[0]} that trains beside adapters (served: {', '.join(SAVED)})"))
+    return with_saved_modules(graph, tuple(dict.fromkeys(names)))
 
 
 def _way_out(graph: ModelGraph, choice: LoraChoice, adapter: FrameworkAdapter) -> str:

@@ -225,6 +225,8 @@ class Lora(Block):
         default="auto", description="Adapters of routed experts"
     )
     dtype: DType = Field(default="auto", description="Format of the adapters")
+    modules_to_save: Names = Field(default=(), description="Modules that train as a whole, in a copy beside the "
+                                   "frozen one: embed_tokens, lm_head")
 
 
 class Quantization(Block):

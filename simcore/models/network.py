@@ -179,6 +179,16 @@ def renumbered(network: Network, numbers: Mapping[str, int]) -> Network:
     return _frozen(changed)
 
 
+def untied(network: Network) -> Network:
+    """Copy of the network in which no weight is tied (`Edge.TIED`): every layer has its own."""
+    import networkx as nx
+
+    changed: Network = nx.MultiDiGraph(network)
+    for first, second, kind, _ in [edge for edge in edges(network) if edge[2] == Edge.TIED]:
+        changed.remove_edge(first, second, key=kind)
+    return _frozen(changed)
+
+
 def with_copies(network: Network) -> Network:
     """Copy of the network in which tied weights (`Edge.TIED`) are copies (`Edge.COPY`) on other stages.
 

@@ -44,7 +44,7 @@ FULL: dict[str, Any] = {
         "frozen": ["model.embed_tokens", "*norm*"],
         "lora": {"rank": 16, "alpha": 32.0, "dropout": 0.1, "dropout_position": "pre", "use_dora": True,
                  "use_rslora": True, "target_modules": ["q_proj"], "exclude_modules": [],
-                 "expert_adapters": "auto", "dtype": "bf16"},
+                 "expert_adapters": "auto", "dtype": "bf16", "modules_to_save": []},
         "quantization": {"format": "nf4", "block_size": 64, "double_quant": True},
     },
     "rl": {"trainer": "nemo_rl", "prompts": 2, "generations": 8, "logprob_batch_size": 1, "reference": "none",

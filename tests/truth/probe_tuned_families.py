@@ -4,9 +4,10 @@
 
 As `probe_qlora.py`. `kbit`: PEFT's prepare_model_for_kbit_training; `back`: norms, embedding and head are cast back to
 bf16 behind it (axolotl 067b021c `loaders/model.py`, _convert_embedding_modules_dtype). `biases`: dtypes of the biases
-of packed linears behind two steps. `full`: all parameters in bf16, without autocast. Experts run as
-grouped products, with CUDA's autocast of sums: an fp32 result (torch 2.13 `ATen/autocast_mode.h`,
-AT_FORALL_FP32_SET_OPT_DTYPE), which the kernel makes of 16 bits without a copy; powers are fp32 too.
+of packed linears behind two steps. `experts`: those that are one parameter are packed too, as axolotl does it
+(`monkeypatch/moe_quant.py`). `saved`: modules that train beside adapters. `full`: all parameters in bf16, without
+autocast. Experts run as grouped products, with CUDA's autocast of sums: an fp32 result (torch 2.13
+`ATen/autocast_mode.h`, AT_FORALL_FP32_SET_OPT_DTYPE), which the kernel makes of 16 bits without a copy; powers too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import bitsandbytes as bnb
 import peft
 import torch
+from bitsandbytes.nn import parametrize
 from oracle.qlora import packed, steps_of
 from oracle.steps import mamba, models
 from probe_scan_qlora import cast_back
@@ -44,6 +46,10 @@ GRANITE = {"preset": "granite-4.0-h-tiny", "shape": {
     **SMALL, "layer_types": ["mamba", "attention", "mamba"], "num_local_experts": 8, "num_experts_per_tok": 2,
     "shared_intermediate_size": 256, "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 32,
     "mamba_chunk_size": 64}}
+LLAMA = {"preset": "llama-tiny", "shape": {"vocab_size": 512, "num_hidden_layers": 3},
+         "saved": ["embed_tokens", "lm_head"]}
+TIED = LLAMA | {"shape": {**LLAMA["shape"], "tie_word_embeddings": True}}  # type: ignore[dict-item]
+PACKED = {"packs": True, "experts": True}
 CASES: dict[str, dict[str, Any]] = {
     "qwen2, prepared": QWEN2, "qwen2, prepared, replayed": QWEN2 | {"recompute": True},
     "qwen2, prepared and cast back, replayed": QWEN2 | {"back": True, "recompute": True},
@@ -54,6 +60,12 @@ CASES: dict[str, dict[str, Any]] = {
     "mixtral": MIXTRAL, "mixtral, replayed": MIXTRAL | {"recompute": True},
     "nemotron_h": NEMOTRON, "nemotron_h, replayed": NEMOTRON | {"recompute": True},
     "granitemoehybrid": GRANITE, "granitemoehybrid, replayed": GRANITE | {"recompute": True},
+    "qwen3_moe, packed": QWEN3 | PACKED, "qwen3_moe, packed, replayed": QWEN3 | PACKED | {"recompute": True},
+    "glm4_moe, packed": GLM | PACKED, "glm4_moe, packed, replayed": GLM | PACKED | {"recompute": True},
+    "saved": LLAMA, "saved, replayed": LLAMA | {"recompute": True}, "saved, tied": TIED,
+    "saved, tied, replayed": TIED | {"recompute": True},
+    "head saved": LLAMA | {"saved": ["lm_head"]}, "embedding saved": LLAMA | {"saved": ["embed_tokens"]},
+    "head saved, tied": TIED | {"saved": ["lm_head"]}, "embedding saved, tied": TIED | {"saved": ["embed_tokens"]},
     "glm4_moe, in full": GLM | {"full": True}, "glm4_moe, in full, replayed": GLM | {"full": True, "recompute": True}}
 
 
@@ -98,15 +110,26 @@ def built(case: dict[str, Any]) -> Any:
             plain.gradient_checkpointing_enable({"use_reentrant": False})
         return plain.train()
     model = packed(plain, double_quant=True) if case.get("packs") else plain
+    for module in models.expert_modules(model) if case.get("experts") else ():
+        for name, _ in list(module.named_parameters(recurse=False)):
+            parametrize.replace_parameter_4bit(module, name, compress_statistics=True, quant_type="nf4")
     if case.get("kbit"):
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     if case.get("back"):
         cast_back(model)
-    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=case.get("targets", ATTENTION))
+    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=case.get("targets", ATTENTION),
+                           modules_to_save=case.get("saved"))
     adapted = peft.get_peft_model(model, lora)
     if case.get("recompute"):
         adapted.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
     return adapted.train()
+
+
+def beside(model: Any) -> int:
+    """Bytes of the constants of packed experts, which are no parameters."""
+    states = [part.quant_state for part in model.modules() if isinstance(part, parametrize.Bnb4bitParametrization)]
+    return sum(x.nbytes for state in states for x in (state.absmax, state.code, state.offset, state.state2.absmax,
+                                                      state.state2.code))
 
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
@@ -114,6 +137,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, foreach=False, fused=True)
     _, sizes = steps_of(model, optimizer, autocast=not case.get("full"), vocab=int(case["shape"]["vocab_size"]))
+    sizes = {name: size + beside(model) for name, size in sizes.items()}
     biases = {str(part.bias.dtype) for part in model.modules()
               if isinstance(part, bnb.nn.Linear4bit) and part.bias is not None}
     return {**sizes, "trained": sum(p.numel() for p in trained), "biases": sorted(biases)}

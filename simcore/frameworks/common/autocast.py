@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Mamba2, Mlp, Moe
+from simcore.models.blocks import Attention, Mamba2, Mixer, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 
@@ -77,6 +77,12 @@ def stays_wide(spec: TensorSpec) -> bool:
             and spec.component not in ("embedding", "lm_head"))
 
 
+def _squares(block: Mixer) -> bool:
+    """True for a dense MLP, or a shared expert, between whose linears there is a squared ReLU."""
+    return (isinstance(block, Mlp) and not block.gated and not block.gelu) or (
+        isinstance(block, Moe) and not block.gated and not block.gelu and block.shared_ffn > 0)
+
+
 def _check(job: Job, stored: str, *, casts: bool) -> None:
     if stored not in ("fp32", job.compute) or job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision", f"{stored} parameters under autocast to {job.compute}")
@@ -94,5 +100,8 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
                for block in blocks):
         raise job.not_yet("framework_options.autocast", "autocast over experts or Mamba layers in fp32, over attention "
                           "sinks, or over the gated delta rule")
+    if training.method == "qlora" and stored == job.compute and any(map(_squares, blocks)):
+        raise job.not_yet("framework_options.autocast", "squares in fp32 before a packed linear, whose output in fp32 "
+                          "makes the residual stream fp32 (bitsandbytes 0.50.2 nn/modules.py Linear4bit)")
     if stored != job.compute:
         job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))

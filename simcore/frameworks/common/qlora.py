@@ -21,13 +21,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
+from simcore.frameworks.common.expert_adapters import adapts_experts
 from simcore.inputs.training import Quantization
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 from simcore.recording.number_formats import PackedWeights
 
-__all__ = ["OUTLIERS", "SKIP_OPTION", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION",
-           "is_cast_by_product", "is_head", "is_packed", "packed_of", "packs_head"]
+__all__ = ["EXPERTS_OPTION", "OUTLIERS", "SKIP_OPTION", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION",
+           "is_cast_by_product", "is_expert", "is_head", "is_packed", "packed_of", "packs_experts", "packs_head"]
 
 STORAGE_OPTION: Final = "bnb_4bit_quant_storage"
 TUNE_OPTION: Final = "quantize_base"
@@ -36,6 +37,7 @@ OUTLIERS: Final = ("outliers of LLM.int8()", "no column of an input has any; pro
                    "assumed", "bitsandbytes 0.50.2 backends/default/ops.py int8_mixed_scaled_mm: such columns are "
                    "multiplied apart, and how many there are is a matter of the data")
 SKIP_OPTION: Final = "llm_int8_skip_modules"
+EXPERTS_OPTION: Final = "quantize_moe_experts"
 _TYPES: Final = {"uint8": "uint8", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 STORAGES: Final[tuple[Any, ...]] = (None, *_TYPES)
 _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -77,7 +79,7 @@ def packed_of(job: Draft, options: dict[str, Any], default: tuple[str, str] = _C
 
 def _note_unpacked(job: Draft) -> None:
     """Records what stays in 16 bits although its like is packed elsewhere."""
-    if job.has_experts and job.graph.implementation == "hf":
+    if job.has_experts and job.graph.implementation == "hf" and not job.scenario.framework_options.get(EXPERTS_OPTION):
         job.note("quantization of experts", "none: they stay in 16 bits", "transformers 5.23 integrations/"
                                                 "bitsandbytes.py: linears are packed, experts are parameters of 3-D")
     if any(_is_taken_by_kernel(spec) for specs in job.graph.tensors for spec in specs):
@@ -130,6 +132,34 @@ def is_packed(spec: TensorSpec) -> bool:
     """
     return (spec.module == "linear" and not spec.trainable and spec.component not in ("embedding", "lm_head")
             and not _is_taken_by_kernel(spec))
+
+
+def packs_experts(job: Job, options: dict[str, Any]) -> bool:
+    """Returns True if experts that are one parameter are packed in 4 bits as they are read.
+
+    axolotl 067b021c `monkeypatch/moe_quant.py` patch_moe_quantization_on_load, by bitsandbytes 0.50.2
+    `nn/parametrize.py` replace_parameter_4bit: the weight is made whole where the module reads it, once a forward.
+    InputError without such a base, NotYet for int8, for experts with biases and for experts that have adapters.
+    """
+    if not options.get(EXPERTS_OPTION):
+        return False
+    at = f"framework_options.{EXPERTS_OPTION}"
+    if job.scenario.training.method != "qlora" or not job.has_experts:
+        raise InputError(Problem(job.scenario.where("framework_options", EXPERTS_OPTION), f"{EXPERTS_OPTION}: changes "
+                                 "nothing without experts beside a base in 4 bits"))
+    if job.scenario.training.quantization.format == "int8":
+        raise job.not_yet(at, "experts in int8 (served: nf4, fp4)")
+    if any(spec.component == "routed_experts" and spec.module == "bias" for specs in job.graph.tensors
+           for spec in specs):
+        raise job.not_yet(at, "experts with biases that are packed")
+    if adapts_experts(job):
+        raise job.not_yet(at, "adapters of experts that are packed")
+    return True
+
+
+def is_expert(spec: TensorSpec) -> bool:
+    """True for the weights of all routed experts of a layer as one frozen parameter."""
+    return spec.module == "grouped" and not spec.trainable
 
 
 def is_cast_by_product(spec: TensorSpec) -> bool:

@@ -11,7 +11,7 @@ from simcore.frameworks.common.expert_adapters import adapts_experts
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, runs_math
 from simcore.frameworks.common.liger import LIGER_OPTION, has_liger
 from simcore.frameworks.common.pipeline import weighed_stages
-from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, TUNE_OPTION
+from simcore.frameworks.common.qlora import EXPERTS_OPTION, STORAGE_OPTION, STORAGES, TUNE_OPTION
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
@@ -150,9 +150,10 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
                  "transformers 5.23 modeling_utils.py get_correct_experts_implementation")
-    elif given is None and (adapts_experts(job) or (job.has_experts and options.get("autocast"))):
+    elif given is None and (adapts_experts(job) or (job.has_experts and _is_apart(options))):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm", "transformers 5.23 integrations/"
-                 "moe.py has it as its default on a GPU; the stand-in has no adapters of experts, and no autocast")
+                 "moe.py has it as its default on a GPU; the stand-in has no adapters of experts, no autocast, and "
+                 "nothing packed")
     elif given is None:
         if job.has_experts and isinstance(job.scenario.training.routing, Draws):
             raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "
@@ -164,6 +165,10 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     if job.mesh.ep > 1:
         raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
     return replace(apart, grouped_experts=True)
+
+
+def _is_apart(options: dict[str, Any]) -> bool:
+    return bool(options.get("autocast") or options.get(EXPERTS_OPTION))
 
 
 def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:

@@ -14,6 +14,6 @@ ADAPTERS = {"ddp": FrameworkAdapter(
     write_table=table, hooks=DdpHooks, lora_tensors=name_adapters, lora_dropout=peft_dropout, versions=VERSIONS,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=options_around,
-    serves_qlora=True,
+    serves_qlora=True, saves_modules=("hf",),
     axes=lambda graph: CAPABILITIES.axes,
 )}

@@ -22,6 +22,7 @@ from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import FUSED, torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import (
+    EXPERTS_OPTION,
     OUTLIERS,
     SKIP_OPTION,
     STORAGE_OPTION,
@@ -29,9 +30,11 @@ from simcore.frameworks.common.qlora import (
     THRESHOLD_OPTION,
     TUNE_OPTION,
     is_cast_by_product,
+    is_expert,
     is_head,
     is_packed,
     packed_of,
+    packs_experts,
     packs_head,
 )
 from simcore.frameworks.common.torch import (
@@ -88,6 +91,7 @@ _OF_HF: Final[dict[str, tuple[Any, ...]]] = {
     TUNE_OPTION: (True, False),
     THRESHOLD_OPTION: (None, float, 0),
     SKIP_OPTION: (None, list),
+    EXPERTS_OPTION: (True, False),
     _WIDE: (True, False),
 }
 CAPABILITIES: Final = Capabilities(
@@ -118,7 +122,7 @@ def table(job: Draft) -> Framework:
                      _states_of_embeddings(job, options),
                      packed_of(job, options),
                      UpdateTime.GRADIENT_READY if options.get("optimizer_in_bwd") else UpdateTime.OPTIMIZER_STEP,
-                     head=packs_head(job, options), casts_back=mixed.casts_back),
+                     head=packs_head(job, options), experts=packs_experts(job, options), casts_back=mixed.casts_back),
         units=(),
         strategy=_reducer(job, options),
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
@@ -239,14 +243,17 @@ def _states_of_embeddings(job: Job, options: dict[str, Any]) -> States:
 
 @lru_cache(maxsize=64)
 def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: States, packed: PackedWeights | None,
-           updated: UpdateTime, *, head: bool, casts_back: bool) -> tuple[Rule, ...]:
-    """Rules of unsharded tensors; adapters may have another dtype, frozen linears, and the `head`, may be in 4 bits."""
+           updated: UpdateTime, *, head: bool, experts: bool, casts_back: bool) -> tuple[Rule, ...]:
+    """Rules of unsharded tensors.
+
+    Adapters may have another dtype; frozen linears, the `head` and `experts` may be in 4 bits.
+    """
     rest = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", rest, rest, rest, rest, at_rest_category="buffer", updated=UpdateTime.NEVER)
     unsharded = _policy("whole", stored, kept, updated)
     in_bits: tuple[Rule, ...] = ()
     if packed is not None:
-        in_bits = (Rule(lambda t: is_packed(t) or (head and is_head(t)), replace(
+        in_bits = (Rule(lambda t: is_packed(t) or (head and is_head(t)) or (experts and is_expert(t)), replace(
             unsharded, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
             in_use=TensorLayout((), compute))),)
     if packed is not None and packed.storage != "int8":

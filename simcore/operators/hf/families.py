@@ -16,7 +16,7 @@ from simcore.operators.hf import decoders, gpt_oss, hybrid, layers, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf.autocast import layer_norm
-from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
+from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.recurrent import delta_net, mamba
 from simcore.operators.shared import aten
@@ -70,13 +70,16 @@ def _attention_with_sinks(tape: Tape, run: LayerWorkload, branch: Branch, inputs
 
 
 def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    """Norms of heads count their weight from zero; scores may have a cap, which SDPA does not know."""
+    """Norms of heads count their weight from zero; scores may have a cap, which SDPA does not know.
+
+    flash-attn takes it as a number (transformers 5.23 `modeling_flash_attention_utils.py`, softcap), and keeps no more.
+    """
     held, block = list[Tensor](), branch.block
     assert isinstance(block, Attention)
-    if block.capped and not has_eager_attention(run):
+    if block.capped and not (has_eager_attention(run) or has_flash_attention(run)):
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another "
-                             "attention than eager (transformers 5.23 models/gemma2: SDPA has none, and "
-                             "flash-attn with one is not served)"))
+                             "attention than eager and flash_attention_2 (transformers 5.23 models/gemma2: SDPA has "
+                             "none)"))
     core = eager_core(tape, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
     return layers.attention(tape, run, branch, inputs, core=core, head_norm=rms_norm_from_zero), held
 

@@ -12,6 +12,7 @@ from simcore.operators.hf import remote_code
 from simcore.operators.hf.autocast import is_autocast, product
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.packed import whole_experts
 from simcore.operators.hf.peft import ExpertWeights
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
@@ -218,7 +219,7 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
                      weights: Tensor) -> Tensor:
     """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, its default on a GPU; local experts."""
     first = "gate_up_proj" if block.gated else "up_proj"
-    matrices = ExpertWeights(tape, run, f"{name}.experts", (first, "down_proj"))
+    matrices = ExpertWeights(tape, run, f"{name}.experts", (first, "down_proj"), whole_experts)
     found = by_expert(tape, block, hidden, indices, weights)
     x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
     x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)

@@ -34,7 +34,7 @@ from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["packed_linear"]
+__all__ = ["packed_linear", "whole_experts"]
 
 
 def packed_linear(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor) -> Tensor:
@@ -59,6 +59,17 @@ def packed_linear(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Te
     scaled = lora_part(tape, run, prefix, label, x)
     scaled = scaled if is_autocast(run) else aten.cast(tape, scaled, dtype)
     return aten.add(tape, base, scaled, f"{label}.sum")
+
+
+def whole_experts(tape: Tape, run: LayerWorkload, weight: Param) -> Tensor:
+    """Weight of all experts, made whole from its 4 bits without a gradient; it is as `weight` in shape and type.
+
+    bitsandbytes 0.50.2 `nn/parametrize.py`, Bnb4bitParametrization.forward: its hooks keep it until the module returns,
+    and a product that saves it until backward.
+    """
+    maxima = _beside(tape, run, weight)
+    made = _values(tape, weight, maxima)
+    return made.detach()
 
 
 def _is_torchaos(run: LayerWorkload, prefix: str) -> bool:

@@ -136,11 +136,12 @@ def _of_identity(tape: Tape, run: LayerWorkload, prefix: str, label: str, column
 class ExpertWeights:
     """Weights of a layer's routed experts as its products read them, for one forward pass of the module `at`.
 
-    `parts`: last names of the parameters, in order of registration.
+    `parts`: last names of the parameters, in order of registration; `whole`: makes one that is packed in 4 bits.
     """
 
-    def __init__(self, tape: Tape, run: LayerWorkload, at: str, parts: tuple[str, ...]) -> None:
-        self._tape, self._run, self._at = tape, run, at
+    def __init__(self, tape: Tape, run: LayerWorkload, at: str, parts: tuple[str, ...],
+                 whole: Callable[[Tape, LayerWorkload, Param], Tensor]) -> None:
+        self._tape, self._run, self._at, self._whole = tape, run, at, whole
         self._factors: dict[str, tuple[Tensor, Tensor]] = {}
         self._merged: dict[str, Tensor] = {}
         for part in reversed(parts):
@@ -149,9 +150,15 @@ class ExpertWeights:
                 self._sum(part)
 
     def __getitem__(self, part: str) -> Operand:
-        """The parameter `part` [e, n, k], or the sum of it and its adapter, which lives as long as this object."""
-        if part not in self._factors:
-            return self._run.params[f"{self._at}.{part}"]
+        """The parameter `part` [e, n, k], or what is made of it, which lives as long as this object.
+
+        That is the sum of it and its adapter, or the whole of one that is packed in 4 bits.
+        """
+        weight = self._run.params[f"{self._at}.{part}"]
+        if part not in self._factors and weight.packed is None:
+            return weight
+        if part not in self._factors and part not in self._merged:
+            self._merged[part] = self._whole(self._tape, self._run, weight)
         if part not in self._merged:
             self._merged[part] = self._sum(part)
         return self._merged[part]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.experts import experts_of
 from simcore.recipes.huggingface.modules import LINEARS, family_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["ADAPTER_ROWS", "BASE_ROWS", "read_method"]
 
@@ -23,6 +24,7 @@ _EMBEDDING: Final = "lora_embedding_kernel"
 _OF_EMBEDDING: Final = "the fused embedding keeps less for backward than PEFT's layer, which is counted"
 _WITHOUT: Final = "no embedding has an adapter"
 _QUANTIZED: Final = "loaders/model.py _set_quantization_config"
+_EXPERTS: Final = "quantize_moe_experts"
 _KBIT: Final = "prepare_model_for_kbit_training"
 _PREPARED: Final = "loaders/model.py _prepare_model_for_quantization, _convert_embedding_modules_dtype"
 _OF_STAGE_3: Final = "zero_hpz_partition_size"
@@ -37,7 +39,8 @@ ADAPTER_ROWS: Final = (
     Says("peft_use_rslora", "training.lora.use_rslora", "flag"),
     Says("lora_exclude_modules", "training.lora.exclude_modules", "words"),
     Off("lora_on_cpu", "adapters on the host"),
-    Off("relora", "restarts of the optimizer (ReLoRA)"),
+    Unmodelled(("relora",), "every jagged_restart_steps steps, before anything is computed, adapters are merged module "
+               "by module and states are pruned (monkeypatch/relora.py): the steps between are counted"),
     Idle(("relora_*", "peft.loftq_config.*", "peft_init_lora_weights"), "first values of adapters, restarts"),
 )
 BASE_ROWS: Final = (
@@ -56,10 +59,10 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
     adapter = reader.text("adapter")
     packed = [one for one in (reader.flag("load_in_4bit"), reader.flag("load_in_8bit")) if one is not None]
     on = [one for one in packed if one.value]
-    for key, what in (("gptq", "a base in GPTQ"), ("quantize_moe_experts", "experts packed apart"),
-                      ("use_onebitllms", "one-bit layers")):
+    for key, what in (("gptq", "a base in GPTQ"), ("use_onebitllms", "one-bit layers")):
         read_rows(reader, draft, [Off(key, what)])
     _read_checkpoint(reader, draft, on)
+    experts = _packed_experts(reader, draft, on)
     if adapter is None:
         _none(reader, draft, packed, on)
         return
@@ -72,11 +75,18 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
     draft.infer("training.method", "qlora" if on else "lora",
                 "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter,
                 *(one for one in packed if one in on or not one.value), source=_QUANTIZED)
-    _read_packed(reader, draft, on, shards)
+    _read_packed(reader, draft, on, shards, experts)
     _read_kernels(reader, draft, on, shards)
     read_rows(reader, draft, ADAPTER_ROWS)
-    for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
+    for key in ("lora_target_parameters", "peft_layers_to_transform"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
+    saved = reader.words("lora_modules_to_save")
+    if saved is not None and saved.value and shards is not Shards.NONE:
+        draft.refuse(saved, "modules that train beside adapters, and are shared out")
+    elif saved is not None and saved.value:
+        draft.put("training.lora.modules_to_save", saved)
+    else:
+        draft.idle(saved, "nothing is said")
     _read_targets(reader, draft, adapter.where)
 
 
@@ -128,13 +138,41 @@ def _none(reader: Reader, draft: Draft, packed: list[Taken[bool]], on: list[Take
     draft.idle(reader.matching("lora_*", "peft_*", "peft.*", "bnb_config_kwargs.*"), "no adapters are asked for")
 
 
-def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
+def _packed_experts(reader: Reader, draft: Draft, on: list[Taken[bool]]) -> Taken[bool] | None:
+    """Switch that packs experts as they are read, which axolotl takes beside a packed base and named targets alone.
+
+    utils/schemas/config.py check_quantize_moe_experts. A model without experts has nothing that it packs.
+    """
+    switch = reader.flag("quantize_moe_experts")
+    if switch is None or not switch.value:
+        draft.idle(switch, "the default")
+        return None
+    wrong = ("lora_target_linear is not compatible with quantize_moe_experts" if reader.look("lora_target_linear") else
+             "quantize_moe_experts requires adapter: lora or qlora" if reader.look("adapter") is None else
+             "" if on else "quantize_moe_experts requires load_in_4bit or load_in_8bit")
+    if wrong:
+        draft.use(switch)
+        draft.fail(switch.where, f"{wrong} (utils/schemas/config.py check_quantize_moe_experts)")
+    elif experts_of(draft) == []:
+        draft.idle(switch, "the model has no experts")
+    else:
+        return switch
+    return None
+
+
+def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards,
+                 packed: Taken[bool] | None) -> None:
     """Format of the base: axolotl packs in NF4 with packed scales, and stores it as bf16.
 
-    `bnb_config_kwargs` goes before that, for 4 bits alone.
+    `bnb_config_kwargs` goes before that, for 4 bits alone. `packed`: packs experts too, and leaves PEFT's preparation
+    out.
     """
     if family_of(draft.values.get("model")) == "falcon_h1":
         _read_falcon(reader, draft, on, shards)
+    elif packed is not None and draft.has_option(_EXPERTS):
+        draft.put(f"framework_options.{_EXPERTS}", packed, source="monkeypatch/moe_quant.py")
+    elif packed is not None:
+        draft.refuse(packed, "experts that are packed, and shared out")
     elif on and experts_of(draft):
         _read_experts(reader, draft, on, shards)
     if any(one.key == "load_in_8bit" for one in on):
@@ -155,8 +193,8 @@ def _read_experts(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: S
     if draft.has_option(_KBIT):
         draft.infer(f"framework_options.{_KBIT}", "cast_back", "experts beside a packed base", *on, source=_PREPARED)
     elif shards is not Shards.FLAT and shards is not Shards.EACH and not draft.has_option(_OF_STAGE_3):
-        draft.fail(reader.document.path, "not yet: experts that PEFT casts to fp32 beside a packed base under ZeRO "
-                                         f"without shards of parameters ({_PREPARED})")
+        draft.barred.append(Problem(reader.document.path, "not yet: experts that PEFT casts to fp32 beside a packed "
+                                    f"base under ZeRO without shards of parameters ({_PREPARED})"))
 
 
 def _read_falcon(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from simcore.errors import Problem
 from simcore.recipes.answers import Answers
 from simcore.recipes.axolotl.adapters import read_method
 from simcore.recipes.axolotl.batches import read_batches, read_lengths
@@ -74,8 +75,8 @@ def _check(reader: Reader, draft: Draft, shards: Shards) -> None:
         wrap_adapters(draft)
     attention = options.get("attn_implementation", "sdpa")
     if shards is Shards.NONE and method == "full" and attention in ("eager", "sdpa") and training.get("loss") != "cut":
-        draft.fail(path, "not yet: without flash attention and cut cross entropy axolotl keeps "
-                   "embeddings and norms in fp32 (loaders/model.py _configure_embedding_dtypes)")
+        draft.barred.append(Problem(path, "not yet: without flash attention and cut cross entropy axolotl keeps "
+                                    "embeddings and norms in fp32 (loaders/model.py _configure_embedding_dtypes)"))
 
 
 FORMAT: Final = Format("axolotl", "axolotl YAML", _recognises, _read, WRITER, repeats=

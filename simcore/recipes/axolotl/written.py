@@ -132,6 +132,7 @@ def _write_method(outline: Outline) -> None:
         outline.value("framework_options.bnb_4bit_quant_storage")
     for key, name in (("lora_r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")):
         outline.put(key, whole(outline.value(f"training.lora.{name}")), f"training.lora.{name}")
+    write_given(outline, "lora_modules_to_save", "training.lora.modules_to_save")
     for name in _KERNELS:
         outline.put(name, False)  # noqa: FBT003 - a value
     _write_format_of_adapters(outline, method)

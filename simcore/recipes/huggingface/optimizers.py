@@ -35,7 +35,9 @@ def write_wide_states(draft: Draft, shards: Shards, release: str) -> None:
     """
     training, optimizer = draft.values.get("training", {}), draft.values.get("training", {}).get("optimizer", {})
     in_8_bits = (optimizer.get("moments"), optimizer.get("implementation")) == ("int8", "bitsandbytes")
-    if in_8_bits and shards is Shards.NONE and training.get("method", "full") == "full":
+    trains = training.get("method", "full") == "full" or "embed_tokens" in training.get("lora", {}).get(
+        "modules_to_save", ())
+    if in_8_bits and shards is Shards.NONE and trains:
         draft.default("framework_options.wide_embedding_states", value=True, release=release,
                       source="trainer.py create_optimizer: register_module_override")
 

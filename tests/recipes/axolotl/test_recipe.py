@@ -436,6 +436,37 @@ def test_experts_beside_a_packed_base_are_cast_to_fp32(tmp_path: Path) -> None:
     assert "shared_expert_gate" in found.training.lora.target_modules
 
 
+def test_modules_may_train_as_a_whole_beside_adapters(tmp_path: Path) -> None:
+    """Copies of embedding and head; transformers gives an embedding states of 32 bits (create_optimizer)."""
+    text = changed(QLORA, base_model="llama-3.2-1b", lora_modules_to_save=["embed_tokens", "lm_head"],
+                   optimizer="adamw_bnb_8bit")
+    found = scenario(tmp_path, text)
+    assert found.training.lora.modules_to_save == ("embed_tokens", "lm_head")
+    assert found.framework_options["wide_embedding_states"] is True
+    with pytest.raises(RankscopeError, match="modules that train beside adapters, and are shared out"):
+        imported(tmp_path, changed(FSDP2, adapter="lora", lora_target_linear=True,
+                                   lora_modules_to_save=["lm_head"])).expect_complete()
+
+
+def test_restarts_of_relora_are_told_and_not_counted(tmp_path: Path) -> None:
+    found = imported(tmp_path, changed(QLORA, relora=True, jagged_restart_steps=150))
+    found.expect_complete()
+    assert {one.key: one.kind for one in found.left}["relora"] == "not modelled"
+
+
+def test_experts_may_be_packed_as_they_are_read(tmp_path: Path) -> None:
+    """monkeypatch/moe_quant.py; PEFT's preparation is left out then (loaders/model.py)."""
+    text = changed(QLORA, base_model="zai-org/GLM-4.5-Air", quantize_moe_experts=True, lora_target_linear=None,
+                   lora_target_modules=["q_proj", "v_proj"])
+    found = scenario(tmp_path, text)
+    assert found.framework_options == {"attn_implementation": "flash_attention_2", "autocast": True,
+                                       "quantize_moe_experts": True}
+    with pytest.raises(RankscopeError, match="lora_target_linear is not compatible with quantize_moe_experts"):
+        imported(tmp_path, changed(text, lora_target_linear=True)).expect_complete()
+    assert "quantize_moe_experts" in {one.key for one in imported(tmp_path, changed(
+        text, base_model="qwen3-8b")).left}
+
+
 def test_a_base_in_4_bits_is_packed_with_qlora_alone(tmp_path: Path) -> None:
     """`loaders/model.py` _set_quantization_config asks for qlora with load_in_4bit, and for lora with load_in_8bit."""
     found = imported(tmp_path, changed(RECIPE, adapter="lora", lora_r=8, load_in_4bit=True))

@@ -50,7 +50,7 @@ NEMOTRON = {
 
 PRESETS = Path(__file__).resolve().parents[4] / "simcore" / "models" / "presets"
 GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts",
-                 "OlmoeExperts", "Qwen3NextExperts", "Qwen3_5MoeExperts")
+                 "OlmoeExperts", "Glm4MoeExperts", "Qwen3NextExperts", "Qwen3_5MoeExperts")
 PLAIN_OPERATORS = ("nemotron", "phi", "seed_oss", "starcoder2")
 WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
 

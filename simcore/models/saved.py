@@ -1,0 +1,44 @@
+"""Modules that train as a whole beside adapters (`training.lora.modules_to_save`): a copy of each, and its original.
+
+PEFT 0.21.2 `utils/other.py`, ModulesToSaveWrapper: the module is copied, the copy trains and is what runs, the original
+stays beside it without a gradient. A head that shares the embedding's weight shares it no more: copies are apart, and
+the weight that both had is the original of both, or still the weight of the one that is not copied
+(`ensure_weight_tying` is off by default).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import lru_cache
+
+from simcore.models.blocks import Embedding, Head, LayerKind
+from simcore.models.graph import ModelGraph
+from simcore.models.network import untied
+from simcore.models.tensor import TensorSpec
+
+__all__ = ["SAVED", "with_saved_modules"]
+
+SAVED = {"embed_tokens": Embedding, "lm_head": Head}
+"""Names of modules that are served, each with the part of a model that it is."""
+_WEIGHT, _ORIGINAL = "weight", "original_module.weight"
+
+
+@lru_cache(maxsize=64)
+def with_saved_modules(graph: ModelGraph, names: tuple[str, ...]) -> ModelGraph:
+    """Copy of `graph` in which the modules `names` (keys of `SAVED`) train; the rest is as it was."""
+    is_tied = graph.has_tied_head
+    found = graph.with_network(untied(graph.network)) if is_tied else graph
+    keeps = [name for name in names if not is_tied or (len(names) == len(SAVED) and SAVED[name] is Embedding)]
+    return found.with_tensors(lambda kind, specs: _copied(kind, specs, names, keeps))
+
+
+def _copied(kind: LayerKind, specs: tuple[TensorSpec, ...], names: Collection[str],
+            keeps: Collection[str]) -> tuple[TensorSpec, ...]:
+    """Tensors of a part: its weight trains if it is one of `names`, beside its original if it is one of `keeps`."""
+    name = next((name for name in names if isinstance(kind.block, SAVED[name])), "")
+    if not name:
+        return specs
+    weight = next(spec for spec in specs if spec.name == _WEIGHT)
+    own = tuple(replace(spec, trainable=not spec.is_buffer) if spec.module != "adapter" else spec for spec in specs)
+    return (*own, *[replace(weight, name=_ORIGINAL, trainable=False)] * (name in keeps))
