@@ -32,8 +32,8 @@ const svg = (name, attributes, ...children) => {
   return made;
 };
 
-/* What the first row of a framework has: its fewest GPUs, or those with several options at once; null without either. */
-export const first_of = ({ value, layout, together }) => (layout ? { gpus: value, layout } : together || null);
+/* What the first row of a framework has: fewer GPUs with several options at once, or its fewest; null without either. */
+export const first_of = ({ value, layout, together }) => together || (layout ? { gpus: value, layout } : null);
 
 /* Order of frameworks: fewest GPUs, then the fastest layout there; last those of which no layout fits. */
 export const by_fewest = (a, b) => {
@@ -103,10 +103,10 @@ export const fewest_table = (counted, { job, price, take, is_stopped }) => {
   const rows = [...counted].sort(by_fewest).flatMap((one) => {
     const { on_device: device } = one;
     const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below(one)];
-    if (!device) return one.value === null && one.together ? [...several(one, one.framework), own] : [own, ...several(one, one.framework)];
+    if (!device) return [...several(one, one.framework), own];
     const [n] = device_words(device, job);
     const fewer = device.beyond ? `with fewer: ${gpus_words(device.beyond)}: ${why_not(device.why)}${device.nearest_bytes ? `; its best layout with one option needs ${gib(device.nearest_bytes)}` : ""}${semicolon(batch_words(device, job, false))}` : why_not(device.why);
-    return [own, ...several(one, one.framework), [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer], ...several(device, `${one.framework}, all on the device`)];
+    return [...several(one, one.framework), own, ...several(device, `${one.framework}, all on the device`), [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer]];
   });
   return sheet("Fewest GPUs of each framework", head, rows, take);
 };
