@@ -31,9 +31,10 @@ def models() -> list[Record]:
     """Built-in models by name: family, parameters, layers, repository, other names, and the methods that run.
 
     `methods`: framework -> methods whose step is simulated, with the framework's default layers and version. `answers`:
-    framework -> method -> the engine's answer (`asking.ANSWERS`), such as "placement only".
+    framework -> method -> the engine's answer (`asking.ANSWERS`), such as "placement only". A model that was added
+    since answers were stored is not in it.
     """
-    return [_model(name) for name in known_presets()]
+    return [_model(name) for name in known_presets() if name in served()]
 
 
 def _model(name: str) -> Record:
@@ -62,7 +63,8 @@ def frameworks() -> list[Record]:
 
 
 def _framework(name: str) -> Record:
-    adapter, told = framework_adapter(name), [entry["answers"][name] for entry in served().values()]
+    adapter = framework_adapter(name)
+    told = [entry["answers"][name] for entry in served().values() if name in entry["answers"]]  # [] of a new one
     return {"name": name, "versions": list(adapter.versions), "layers": list(adapter.implementations),
             "methods": [method for method in NAMES if any(words[method] == "yes" for words in told)],
             "models": sum(words["full"] == "yes" for words in told)}

@@ -193,7 +193,7 @@ def formats(question: Question) -> dict[str, Any]:
         try:
             convert(scenario, name)
         except RankscopeError as error:
-            why = "; ".join(one.message for one in error.problems[:3])
+            why = "; ".join(one.message.removeprefix(_NOT_YET) for one in error.problems[:3])
             refused[name] = re.sub(r" \(--set [^)]*\)", "", why)
             continue
         found.append(name)

@@ -31,8 +31,9 @@ _LANES: Final[Mapping[str, tuple[str, ...]]] = {
              "convert", "explain", "compare"),
     "long": ("measured", "limit", "advice", "faster")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
-SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps", "limits",
-                   "left", "mesh", "offers", "steppers", "values")
+SCRIPTS: Final = ("address", "app", "copies", "door", "files", "form", "frontier", "left", "limits", "mesh", "offers",
+                  "panels", "search", "state", "steppers", "steps", "values", "versus", "wording")
+"""Modules of the page."""
 _LAST: Final = "pictures"
 _JSON: Final = "application/json"
 MOST_SEARCHES: Final = 4

@@ -50,6 +50,7 @@ def test_a_search_whose_answer_cannot_be_read_ends(page: Page) -> None:
     page.open()
     page.run("""import('/search.js').then(({ Search }) => {
         Search.prototype.show = () => { throw new Error('odd'); }; })""")
+    page.until("performance.getEntriesByName('all pictures').length")  # nothing moves under the mouse
     page.click("#searching [type=submit]")
     page.until("document.getElementById('progress').innerText === 'odd'")
     assert page.run("document.getElementById('search-stop').disabled")

@@ -126,6 +126,10 @@ def test_an_answer_of_another_layout_says_so(page: Page) -> None:
     page.settled()
     said = "The answer is of another layout: without expert_parallel_size 4 of the recipe. It does not say"
     assert page.text("#other-layout").startswith(said)
+    page.choose("#copy", "markdown")
+    page.until("document.getElementById('dialog').open")
+    assert f"\n\n{said}" in page.run("document.getElementById('dialog-text').value"), "who reads the table is told too"
+    page.click("#dialog-close")
     assert page.run("getComputedStyle(document.querySelector('.answer > .verdict')).borderStyle") == "dashed"
     page.picture("other-layout")
     page.run("new Promise(done => setTimeout(done, 300))")
@@ -205,7 +209,7 @@ def test_a_layout_that_is_not_modelled_has_a_way_on(page: Page) -> None:
 
 def test_frameworks_without_a_layout_come_last(page: Page) -> None:
     page.open()
-    order = page.run("""import('/search.js').then(({ by_fewest }) => {
+    order = page.run("""import('/frontier.js').then(({ by_fewest }) => {
         const none = framework => ({ framework, value: null, layout: null });
         const some = (framework, value, rate) => ({ framework, value, layout: { tokens_per_s_per_gpu: rate } });
         return [none('a'), some('b', 8, 1), none('c'), some('d', 8, 2), some('e', 4, 1)].sort(by_fewest)
@@ -234,7 +238,7 @@ def test_fewer_gpus_with_several_options_are_counted_and_taken_over(page: Page) 
     assert json.loads(page.run("""JSON.stringify([...document.querySelectorAll('#frontier tbody tr:not(.below)')]
         .map(row => [row.cells[1].innerText, row.cells[2].innerText, !!row.querySelector('button')]))""")) == [
             ["fsdp2, several options at once", "2", True], ["fsdp2", "none that was tried fits", False],
-            ["zero3", "4", True], ["zero3, several options at once", "3", True],
+            ["zero3, several options at once", "3", True], ["zero3", "4", True],
             ["ddp", "none that was tried fits", False]]
     page.click("#frontier button")
     assert page.run("window.taken['mesh.dp_shard']") == 2

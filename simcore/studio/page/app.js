@@ -1,4 +1,5 @@
 /* The studio: one job, its address, and the questions that a change asks, the newest only. */
+import { Address } from "./address.js";
 import { Copies } from "./copies.js";
 import { Away, Problems, Superseded, ask } from "./door.js";
 import { Files } from "./files.js";
@@ -7,7 +8,7 @@ import { NOTHING, left_in_link, left_of_link, said_again, show_left, without_key
 import { Limits } from "./limits.js";
 import { clear, fill, make, notice, old, stale, wait } from "./panels.js";
 import { Search } from "./search.js";
-import { decoded, encoded, leaves, value_of, with_value } from "./state.js";
+import { leaves, value_of, with_value } from "./state.js";
 import { tree } from "./steps.js";
 import { Versus } from "./versus.js";
 
@@ -37,9 +38,6 @@ let has_failed = false;
 let changed_at = 0;
 let stepped_at = -Infinity; /* when a person last changed a key */
 let early = null; /* the question about memory that goes with that about the first picture */
-let written = "";
-let writes = 0;
-let writing = Promise.resolve();
 
 const priced = () => (state.price === null ? {} : { price: state.price });
 const measured = () => (state.marks.length || state.curve.length ? { marks: state.marks, curve: state.curve } : {});
@@ -194,7 +192,7 @@ const is_usual = (key, value) => (value === null && key !== "mesh.etp") || (["fr
   || (["framework_options", "training.pipeline"].includes(key) && value && !Object.keys(value).length);
 
 /* Keeps the job in view as a step of the browser's way back, before another takes its place. */
-const keep = () => write(true);
+const keep = () => address.write(true);
 
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. A change on its own is a step of the way back.
    `left`: what the answer then leaves out. */
@@ -253,7 +251,7 @@ const take = (job, texts = state.files, left = state.left) => {
   document.getElementById("steps").replaceChildren();
   limits.clear();
   refresh();
-  write();
+  address.write();
 };
 
 /* The price in its field, and what a search multiplies costs by. */
@@ -267,29 +265,7 @@ const packed = () => {
   const { job, files, left, pins, price } = state;
   return { job, ...(Object.keys(files).length ? { files } : {}), ...left_in_link(left), ...(pins.length ? { pins } : {}), ...(price === null ? {} : { price }) };
 };
-
-/* Puts the state as it is now into the address, after those before it. `is_step`: as a step that the way back leads to. */
-const write = (is_step = false) => {
-  const now = packed();
-  const number = writes += 1;
-  writing = writing.then(async () => {
-    if (!is_step && number !== writes) return; /* a newer one is on its way */
-    written = `#${await encoded(now)}`;
-    if (location.hash !== written) history.replaceState(history.state, "", written);
-    if (is_step) history.pushState({ steps: steps() + 1 }, "", written);
-    show_undo();
-  });
-};
-
-/* Steps of the way back that lead to another job of this page. */
-const steps = () => (history.state && history.state.steps) || 0;
-const show_undo = () => { document.getElementById("undo").hidden = !steps(); };
-
-/* The state of the address; a link that cannot be read is told, and the job in view stays. */
-const read = async () => {
-  if (location.hash.length < 2 || location.hash === written) return null;
-  try { return await decoded(location.hash.slice(1)); } catch (error) { return error; }
-};
+const address = new Address(packed);
 
 /* Shows another job in the place of the one in view, texts that are no values included. */
 const replace = (...opened) => {
@@ -337,10 +313,8 @@ document.getElementById("open-mine").addEventListener("click", () => document.ge
 document.getElementById("to-search").addEventListener("click", () => document.getElementById("search").scrollIntoView({ block: "start" }));
 document.getElementById("undo").addEventListener("click", () => history.back());
 addEventListener("hashchange", async () => {
-  await writing;
-  show_undo();
+  const found = await address.read();
   form.read();
-  const found = await read();
   if (found instanceof Error) notice(found.message);
   else if (found) follow(found);
 });
@@ -351,13 +325,13 @@ addEventListener("unhandledrejection", (event) => {
 
 const start = async () => {
   catalogue = await ask("catalogue", {});
-  const found = await read();
+  const found = await address.read();
   form = new Form(document.getElementById("form"), catalogue, change,
     async (framework) => (await ask("options", { framework })).options, (usd) => {
       state.price = usd;
       take(state.job);
     }, apply, unread);
-  versus = new Versus(state, replace, write, () => ({ files: state.files, ...priced() }));
+  versus = new Versus(state, replace, () => address.write(), () => ({ files: state.files, ...priced() }));
   files = new Files(state, catalogue.machines, (...opened) => { keep(); replace(...opened); }, again);
   search = new Search(document.getElementById("searching"), catalogue, question, taken_over);
   limits = new Limits(question, apply, (row) => search.every(row));

@@ -1,5 +1,6 @@
 /* The job to take away: as scenario, recipe, command, Markdown table, picture, link. */
 import { ask } from "./door.js";
+import { left_words } from "./left.js";
 import { make, notice } from "./panels.js";
 import { leaves, value_of } from "./state.js";
 
@@ -47,12 +48,12 @@ const cells_of = (job, numbers, verdict) => {
 };
 
 /* The job in view, after those that are kept to compare with, as rows of a table. */
-const markdown = ({ job, answer, pins }, numbers_of) => {
+const markdown = ({ job, answer, pins, left }, numbers_of) => {
   const jobs = [...pins.filter((pin) => JSON.stringify(pin) !== JSON.stringify(job)).map((pin) => [pin, numbers_of(pin)]).filter(([, known]) => known), [job, { numbers: answer.numbers, verdict: answer.verdict || answer.status }]]
     .map(([one, known]) => cells_of(one, known.numbers, known.verdict));
   const row = (values) => `| ${values.map((value) => String(typeof value === "object" ? JSON.stringify(value) : value).replaceAll("|", "\\|").replaceAll("\n", " ")).join(" | ")} |`;
   const [first] = jobs;
-  return `${row(first.map(([name]) => name))}\n${row(first.map(() => "---"))}\n${jobs.map((cells) => row(cells.map(([, value]) => value))).join("\n")}\n\n[the job in rankscope studio](${location.href})\n`;
+  return `${row(first.map(([name]) => name))}\n${row(first.map(() => "---"))}\n${jobs.map((cells) => row(cells.map(([, value]) => value))).join("\n")}\n${left_words(left).filter(Boolean).map((words) => `\n${words}\n`).join("")}\n[the job in rankscope studio](${location.href})\n`;
 };
 
 /* The bars as a PNG image, drawn from their SVG text. */
@@ -97,17 +98,18 @@ export class Copies {
   async copy(kind) {
     if (kind === "link") return show("Link", link_note(), location.href, "link.txt");
     if (kind === "markdown") return show("Markdown", "For an issue or a pull request.", markdown(this.state, this.numbers_of), "job.md");
-    if (kind.startsWith("why ")) return notice(`No recipe of ${kind.slice(4)} says this job: ${this.refused[kind.slice(4)]}`);
+    const left = left_words(this.state.left).filter(Boolean);
+    if (kind.startsWith("why ")) return notice(`No recipe of ${kind.slice(4)} says this job: ${this.refused[kind.slice(4)]}`, true);
     if (kind.startsWith("recipe ")) {
       const made = await ask("convert", { ...this.question(), format: kind.slice(7) });
-      const note = [made.launch && `Launch: ${made.launch}`, ...made.left.map((line) => `Not in it: ${line}`)].filter(Boolean).join("\n");
+      const note = [...left, made.launch && `Launch: ${made.launch}`, ...made.left.map((line) => `Not in it: ${line}`)].filter(Boolean).join("\n");
       return show(`Recipe of ${kind.slice(7)}`, note, made.text, made.file);
     }
     if (["scenario", "command", "gate"].includes(kind)) {
       const { text } = await ask("scenario", this.question());
-      if (kind === "gate") return show("Gate for CI", "A step of a workflow: it fails where the job takes more than 92 % of a card, or is unsure.", `# scenario.yaml\n${text}\n# step of the workflow\nrankscope run scenario.yaml --max-fill 92% --format github\n`, "gate.txt");
-      return kind === "scenario" ? show("Scenario", "rankscope run scenario.yaml gives the same answer.", text, "scenario.yaml")
-        : show("Command", "For a shell.", `cat > scenario.yaml <<'END'\n${text}END\nrankscope run scenario.yaml\n`, "run.sh");
+      if (kind === "gate") return show("Gate for CI", [...left, "A step of a workflow: it fails where the job takes more than 92 % of a card, or is unsure."].join("\n"), `# scenario.yaml\n${text}\n# step of the workflow\nrankscope run scenario.yaml --max-fill 92% --format github\n`, "gate.txt");
+      return kind === "scenario" ? show("Scenario", [...left, "rankscope run scenario.yaml gives the same answer."].join("\n"), text, "scenario.yaml")
+        : show("Command", [...left, "For a shell."].join("\n"), `cat > scenario.yaml <<'END'\n${text}END\nrankscope run scenario.yaml\n`, "run.sh");
     }
     const { svg } = await ask("figure", this.question());
     if (kind === "svg") return show("Picture", "SVG, for light paper.", svg, "ranks.svg", "image/svg+xml");

@@ -76,7 +76,7 @@ export class Files {
     notice("");
     try {
       const large = list.find((file) => file.size > LARGEST);
-      if (large) throw new Problems([{ message: `${large.name} has ${(large.size / 2 ** 20).toFixed(0)} MiB; files of up to ${LARGEST / 2 ** 20} MiB are read. Your job is unchanged.` }]);
+      if (large) throw new Problems([{ message: `${list.length > 1 ? `${large.name} ` : ""}has ${(large.size / 2 ** 20).toFixed(0)} MiB; files of up to ${LARGEST / 2 ** 20} MiB are read. Your job is unchanged.` }]);
       const other = list.find((file) => NEVER.test(file.name));
       if (other) throw new Problems([{ message: `not a file that rankscope reads: ${READ}. Your job is unchanged.` }]);
       const are_texts = list.every((file) => RECIPES.test(file.name) && file.size <= TEXT);

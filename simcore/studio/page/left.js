@@ -31,16 +31,23 @@ const is_of_recipe = ({ missed, dropped }) => missed.length > 0 || Object.entrie
 
 const listed = (names) => names.join(", ").replace(/, ([^,]*)$/, " and $1");
 
-/* Names what is left out, the heaviest first, with the way to the reasons. */
-export const show_left = (left, has_reasons) => {
-  const box = document.getElementById("missed");
+/* Sentences about what is left out, the heaviest first: keys without which the layout is another one, then the others;
+   "" where there are none. */
+export const left_words = (left) => {
   const names = [...Object.values(left.dropped), ...left.missed];
   const named = names.length > SHOWN ? [...names.slice(0, SHOWN - 1), `${names.length - SHOWN + 1} more keys`] : names;
-  box.textContent = `Without ${listed(named)}${is_of_recipe(left) ? " of the recipe" : ""}, which may change the answer. `;
+  return [left.layout.length ? `The answer is of another layout: without ${listed(left.layout)} of the recipe. It does not say whether the recipe fits.` : "",
+    names.length ? `Without ${listed(named)}${is_of_recipe(left) ? " of the recipe" : ""}, which may change the answer.` : ""];
+};
+
+/* Shows these sentences beside the verdict, with the way to the reasons. */
+export const show_left = (left, has_reasons) => {
+  const [other, box] = ["other-layout", "missed"].map((id) => document.getElementById(id));
+  const words = left_words(left);
+  [other, box].forEach((one, n) => {
+    one.textContent = `${words[n]} `;
+    one.hidden = !words[n];
+  });
   if (has_reasons && left.missed.length) box.append(make("button", { type: "button", id: "why-missed", textContent: "why" }));
-  box.hidden = !names.length;
-  const other = document.getElementById("other-layout");
-  other.textContent = `The answer is of another layout: without ${listed(left.layout)} of the recipe. It does not say whether the recipe fits.`;
-  other.hidden = !left.layout.length;
   document.body.classList.toggle("other-layout", !other.hidden);
 };

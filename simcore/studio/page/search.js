@@ -1,48 +1,10 @@
 /* Search: free keys, the frontier as it fills in, and a point taken over into the form. */
 import { stream } from "./door.js";
-import { FREE as FEWEST, NOT_TRIED, TRIED, batch_words, device_words, gpus_words, key_words, mesh_of, nearest_words, none_words, why_not } from "./limits.js";
+import { bounds_table, fewest_table, first_of, frontier_table, picture } from "./frontier.js";
 import { make } from "./panels.js";
+import { FREE as FEWEST, NOT_TRIED, TRIED, nearest_words } from "./wording.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
-const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
-const whole = (number) => Math.round(number).toLocaleString("en");
-const rate = (one) => `${whole(one.tokens_per_s_per_gpu)} tokens/s per GPU`;
-/* USD for a million tokens, at a price of one's own where there is one. */
-const money = (one, { own, listed }) => {
-  const usd = one.usd_per_million_tokens;
-  if (own === null) return usd === null ? "\u2013" : usd.toPrecision(3);
-  return (usd === null || !listed ? own * 1e6 / 3600 / one.tokens_per_s_per_gpu : usd * own / listed).toPrecision(3);
-};
-const seconds = (s) => (s >= 1 ? `${s.toFixed(2)} s` : `${(1000 * s).toFixed(0)} ms`);
-/* Number of colours of frameworks in the picture (studio.css has them, for light and for dark paper). */
-const HUES = 9;
-const HEIGHT = 320;
-const [LEFT, RIGHT, TOP, BOTTOM] = [48, 20, 28, 44];
-
-/* Round numbers from zero to the most, about so many. */
-const ticks = (most, about) => {
-  const rough = most / about;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough);
-  return Array.from({ length: Math.floor(most / step) + 1 }, (_, n) => n * step);
-};
-
-const svg = (name, attributes, ...children) => {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
-  made.append(...children);
-  return made;
-};
-
-/* What the first row of a framework has: its fewest GPUs, or those with several options at once; null without either. */
-const first_of = ({ value, layout, together }) => (layout ? { gpus: value, layout } : together || null);
-
-/* Order of frameworks: fewest GPUs, then the fastest layout there; last those of which no layout fits. */
-export const by_fewest = (a, b) => {
-  const [one, other] = [first_of(a), first_of(b)];
-  if (!one || !other) return Number(!one) - Number(!other);
-  return one.gpus - other.gpus || other.layout.tokens_per_s_per_gpu - one.layout.tokens_per_s_per_gpu;
-};
 
 export class Search {
   constructor(root, catalogue, question, take) {
@@ -133,7 +95,7 @@ export class Search {
     this.is_stopped = true;
     if (this.counted.length) this.count();
     else if (!this.layouts.length && this.sized.length) this.draw(true);
-    if (!this.layouts.length && !this.sized.length && !this.counted.some((one) => one.layout)) this.none(this.doing === "starting" ? "No layout was tried yet" : "No layout that was tried fits so far");
+    if (!this.layouts.length && !this.sized.length && !this.counted.some(first_of)) this.none(this.doing === "starting" ? "No layout was tried yet" : "No layout that was tried fits so far");
   }
 
   /* Why nothing fits: what became of the layouts, and the one that is nearest to fitting. */
@@ -193,113 +155,26 @@ export class Search {
       const points = this.sized.filter((one) => one.tokens_per_s_per_gpu_at_most).slice(-1500).map((one) => ({ ...one, tokens_per_s_per_gpu: one.tokens_per_s_per_gpu_at_most, is_bound: true }));
       const best = [...points].sort((a, b) => b.tokens_per_s_per_gpu - a.tokens_per_s_per_gpu).slice(0, 8);
       const words = `${this.sized.length} layouts fit so far, drawn hollow at the most tokens/s that they can reach; ${is_over ? "the search was stopped before their times were known. Below are those that can reach most" : "times come next"}. A row or point is taken over by a click.`;
-      if (points.length) this.frontier.replaceChildren(this.picture(points), make("p", { className: "note", textContent: words }), ...(is_over ? [this.bounds(best)] : []));
+      if (points.length) this.frontier.replaceChildren(picture(points, this.how()), make("p", { className: "note", textContent: words }), ...(is_over ? [bounds_table(best, this.how())] : []));
       return;
     }
     const edge = layouts.filter((one) => one.is_pareto);
     const best = layouts.filter((one, n) => layouts.findIndex((other) => other.framework === one.framework) === n); /* of each framework */
     const rows = [...new Set([...best, ...edge, ...layouts.slice(0, 8)])].slice(0, 40);
     const others = best.length > 1 ? " First the best layout of each framework; of one that is not listed no layout is among the best." : "";
-    this.frontier.replaceChildren(this.picture(layouts), make("p", { className: "note", textContent: `${edge.length} layout${edge.length === 1 ? "" : "s"} on the frontier of memory and tokens/s (bold); a row or point is taken over by a click.${others}` }),
-      this.table(rows));
-  }
-
-  /* What "best by" asks for, across; peak memory upwards. `of`: the quantity of a layout; null: not known of it. */
-  across(layouts) {
-    const by = document.getElementById("search-by").value;
-    const is_known = layouts.every((one) => !one.is_bound && (by !== "cost" || Number.isFinite(Number(money(one, this.price)))));
-    if (by === "gpus") return { of: (one) => one.num_gpus, words: "GPUs" };
-    if (by === "step" && is_known) return { of: (one) => one.step_s, words: "step, s" };
-    if (by === "cost" && is_known) return { of: (one) => Number(money(one, this.price)), words: "USD per M tokens" };
-    return { of: (one) => one.tokens_per_s_per_gpu, words: layouts.some((one) => one.is_bound) ? "tokens/s per GPU, at most" : "tokens/s per GPU" };
-  }
-
-  picture(layouts) {
-    const width = Math.max(280, Math.min(860, this.frontier.clientWidth || 720));
-    const { of, words } = this.across(layouts);
-    const most = 1.05 * Math.max(...layouts.map((one) => one.peak_bytes)) / 2 ** 30;
-    const fastest = 1.05 * Math.max(...layouts.map(of));
-    const x = (value) => LEFT + (width - LEFT - RIGHT) * value / fastest;
-    const y = (size) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * size / most;
-    const text = (shown, at) => { const made = svg("text", at); made.textContent = shown; return made; };
-    const named = (one) => one.framework || one.keys.framework || this.question().values.framework;
-    const names = [...new Set(layouts.map(named))].sort();
-    const color = (point, name, is_bound) => {
-      const hue = `var(--hue-${names.indexOf(name) % HUES + 1})`;
-      Object.assign(point.style, is_bound ? { stroke: hue, fill: "none" } : { fill: hue });
-      return point;
-    };
-    const points = layouts.map((one) => {
-      const point = svg("circle", { cx: x(of(one)).toFixed(1), cy: y(one.peak_bytes / 2 ** 30).toFixed(1), r: one.is_pareto ? 6 : 4, class: `point ${one.is_bound ? "unsure" : "fits"}${one.is_pareto ? " on-edge" : ""}` });
-      color(point, named(one), one.is_bound);
-      const title = svg("title", {});
-      const what = one.is_bound ? `${layout_of({ ...one.keys, framework: named(one) })}` : [one.framework, one.layout, others(one.keys)].filter(Boolean).join(", ");
-      title.textContent = `${what.replaceAll("_", " ")}, ${one.num_gpus} GPU${one.num_gpus === 1 ? "" : "s"}: ${gib(one.peak_bytes)}, ${one.is_bound ? "at most " : `${seconds(one.step_s)}, `}${rate(one)}; a click takes it over`;
-      point.append(title);
-      point.addEventListener("click", () => this.take(one.keys));
-      return point;
-    });
-    const chart = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `Peak memory against ${words} of ${layouts.length} layouts; the table below has the frontier` },
-      ...ticks(most, 5).flatMap((size) => [svg("line", { x1: LEFT, x2: width - RIGHT, y1: y(size), y2: y(size), class: size ? "grid" : "base" }), text(String(size), { x: LEFT - 8, y: y(size) + 4, "text-anchor": "end", class: "tick" })]),
-      ...ticks(fastest, width / 110).map((one) => text(Number(one.toPrecision(6)).toLocaleString("en"), { x: x(one), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle", class: "tick" })),
-      text("peak memory, GiB", { x: 4, y: 14, class: "tick" }), text(words, { x: width - RIGHT, y: HEIGHT - 8, "text-anchor": "end", class: "tick" }),
-      ...points);
-    const legend = make("p", { className: "note", id: "search-legend" }, ...names.map((name) => {
-      const key = svg("svg", { width: 14, height: 12, "aria-hidden": "true" }, color(svg("circle", { cx: 6, cy: 6, r: 5 }), name, false));
-      return make("span", { className: "together" }, key, `${name}  `);
-    }));
-    return make("div", {}, legend, chart);
+    this.frontier.replaceChildren(picture(layouts, this.how()), make("p", { className: "note", textContent: `${edge.length} layout${edge.length === 1 ? "" : "s"} on the frontier of memory and tokens/s (bold); a row or point is taken over by a click.${others}` }),
+      frontier_table(rows, this.how()));
   }
 
   /* Fewest GPUs of each framework, as they are found. */
   count() {
-    const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M"];
+    this.frontier.replaceChildren(fewest_table(this.counted, this.how()));
+  }
+
+  /* What the picture and the tables are drawn with. */
+  how() {
     const job = this.question().values;
-    const cells = (layout, is_best) => (layout ? [`${layout.layout}${is_best ? "" : " (first that fits)"}`, others(layout.keys), gib(layout.peak_bytes), seconds(layout.step_s), whole(layout.tokens_per_s_per_gpu), money(layout, this.price)] : ["\u2013", "", "", "", "", ""]);
-    const open = this.is_stopped ? "fewer were not all tried" : "trying fewer \u2026";
-    const below = (one) => `${one.value !== null && one.why ? "with fewer: " : ""}${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${gpus_words(one.beyond)}: ` : ""}${why_not(one.why)}${one.nearest ? `; nearest: ${nearest_words(one.nearest, job).replace(/\.$/, "")}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${semicolon(batch_words(one, job))}`;
-    const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? none_words(one.nearest) : this.is_stopped ? "not known" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
-    const taken = (layout) => layout && { ...layout, is_pareto: false };
-    /* fewer GPUs that fit where several options are added to one layout: a row of its own, to be taken over like any */
-    const several = ({ together }, name) => (together ? [[taken(together.layout), [`${name}, several options at once`, together.gpus.toLocaleString("en"), ...cells(together.layout, true)], ""]] : []);
-    const rows = [...this.counted].sort(by_fewest).flatMap((one) => {
-      const { on_device: device } = one;
-      const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below(one)];
-      if (!device) return one.value === null && one.together ? [...several(one, one.framework), own] : [own, ...several(one, one.framework)];
-      const [n] = device_words(device, job);
-      const fewer = device.beyond ? `with fewer: ${gpus_words(device.beyond)}: ${why_not(device.why)}${device.nearest_bytes ? `; its best layout with one option needs ${gib(device.nearest_bytes)}` : ""}${semicolon(batch_words(device, job, false))}` : why_not(device.why);
-      return [own, ...several(one, one.framework), [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer], ...several(device, `${one.framework}, all on the device`)];
-    });
-    this.frontier.replaceChildren(sheet("Fewest GPUs of each framework", head, rows, this.take));
-  }
-
-  /* Layouts whose step time is not known, with the most that they can reach. */
-  bounds(rows) {
-    const head = ["", "framework", "layout", "other keys", "GPUs", "peak", "tokens/s per GPU, at most"];
-    return sheet("Layouts that fit", head, rows.map((one) => [{ ...one, framework: one.keys.framework, layout: mesh_of(one.keys) }, [one.keys.framework || this.question().values.framework, mesh_of(one.keys), others(one.keys), String(one.num_gpus), gib(one.peak_bytes), whole(one.tokens_per_s_per_gpu)]]), this.take);
-  }
-
-  table(rows) {
-    const head = ["", "framework", "layout", "other keys", "GPUs", "peak", "step", "tokens/s per GPU", "USD per M"];
-    return sheet("Frontier", head, rows.map((one) => [one, [one.framework, one.layout, others(one.keys), String(one.num_gpus), gib(one.peak_bytes), seconds(one.step_s), whole(one.tokens_per_s_per_gpu), money(one, this.price)]]), this.take);
+    return { job, framework: job.framework, price: this.price, take: this.take, is_stopped: this.is_stopped,
+      width: this.frontier.clientWidth, by: document.getElementById("search-by").value };
   }
 }
-
-const semicolon = (words) => words && `; ${words.charAt(0).toLowerCase()}${words.slice(1)}`;
-/* A layout whose time is not known, in words. */
-const layout_of = (keys) => [keys.framework, mesh_of(keys), others(keys)].filter(Boolean).join(", ");
-
-const WIDE = { framework: "name", layout: "name", "other keys": "keys" }; /* columns of words */
-/* A table whose rows are layouts, with a button that takes each over. */
-const sheet = (ariaLabel, head, rows, take) => make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel }, make("table", {},
-  make("thead", {}, make("tr", {}, ...head.map((name) => (name ? make("th", { textContent: name, scope: "col" }) : make("td"))))),
-  make("tbody", {}, ...rows.flatMap(([one, cells, below]) => {
-    const button = one && make("button", { type: "button", textContent: "take over", ariaLabel: `take over ${one.framework} ${one.layout}` });
-    if (one) button.addEventListener("click", () => take(one.keys));
-    const row = make("tr", { className: one && one.is_pareto ? "on-frontier" : "" }, make("td", {}, ...(one ? [button] : [])), ...cells.map((cell, n) => make("td", { textContent: cell, className: WIDE[head[n + 1]] || "" })));
-    if (!below) return [row];
-    row.classList.add("has-below");
-    return [row, make("tr", { className: "below" }, make("td", { colSpan: head.length }, make("div", { className: "note", textContent: below })))];
-  }))));
-
-const others = (keys) => key_words(keys).join(", ");
