@@ -81,7 +81,6 @@ class RadioProjector:
     text: str
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
 
     @property
     def tokens(self) -> int:

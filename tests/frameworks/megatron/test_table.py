@@ -181,7 +181,7 @@ def test_what_is_refused_of_multi_token_prediction() -> None:
              options={"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": 1})
     refused_with("illegal", "must be 1 for MTP recompute", model=predicting(),
              recompute={"mode": "uniform", "num_layers": 2})
-    detached = {"options": {"mtp_detach_heads": True}}
+    detached: dict[str, Any] = {"options": {"mtp_detach_heads": True}}
     refused_with("illegal", "core 0.16.1 has no such field", model=predicting(), **detached)
     refused_with("illegal", "the model has no such modules", version="main 2026-08-22", **detached)
     refused_with("error", "not yet: detached modules beside several stages", {"pp": 2}, model=predicting(),

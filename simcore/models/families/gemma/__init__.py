@@ -4,5 +4,5 @@ Input: `Config` of a text model (`gemma`, `gemma2`, `gemma3_text`, `gemma4_text`
 images (`models/vision`). Output: `Architecture`.
 Start: `earlier.FAMILY` (Gemma, Gemma 2 and 3), `gemma4.FAMILY`.
 
-Upstream: transformers 5.23 `models/gemma`, `gemma2`, `gemma3` and `gemma4`.
+Upstream: transformers 5.23, its models `gemma`, `gemma2`, `gemma3` and `gemma4`.
 """
