@@ -55,7 +55,8 @@ def recorded(name: str) -> tuple[RecordedLayer, dict[tuple[str, str], int]]:
               for spec in specs}
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, "torchtitan", MODES.get(mode, mode), tp, tp > 1,
               options=TorchtitanOptions(compiled_blocks=True, compiled_loss=True,
-                                        repeat_kv=case.get("repeat_kv", False)))
+                                        repeat_kv=case.get("repeat_kv", False),
+                                        async_tp=case.get("async_tp", False)))
     slots: dict[tuple[str, str], int] = {}
     return torchtitan.record(replace(kind, fp8=bool(fp8)), run, slots, {}), slots
 
