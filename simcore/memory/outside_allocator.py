@@ -125,7 +125,8 @@ def _nccl(site: CommSetup, traffic: list[Communication]) -> OutsideMemory:
     symmetric = ", torch 2.13 distributed/_symmetric_memory/__init__.py get_symm_mem_workspace"
     return OutsideMemory("nccl", num_bytes + _symmetric(site), "assumed",
                          "nccl issues 964 and 1685, aiconfigurator 095f58a5: single readings, for "
-                f"{len(rings)} communicators with rings and {len(pairs)} with sends{symmetric * bool(_symmetric(site))}")
+                f"{len(rings)} communicators with rings and {len(pairs)} with sends"
+                + symmetric * bool(site.libraries.pipelined))
 
 
 def _symmetric(site: CommSetup) -> int:

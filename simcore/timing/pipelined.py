@@ -4,12 +4,13 @@ Input: a `Program` and the time of its rows. Output: the hidden share of each di
 
 [Note: products in pieces]
 torch (2.13 `distributed/_symmetric_memory/__init__.py`) cuts the rows of a product into n pieces, one for each rank. Of
-an all-gather (_pipelined_multi_all_gather_and_consume) the own piece is multiplied first; on two streams in turn each other one is copied and then multiplied. Of a reduce-scatter (_pipelined_produce_and_all2all) each
-piece is multiplied and then copied. Copies do not overlap each other, products neither, so n - 1 of n pieces of the
-products hide the copies, as long as they last. Assumed: a copy between two GPUs takes a piece of the time of NCCL's
-collective, a piece of a product a piece of its time, and the rest that kernels wait for is that of TransformerEngine's
-user buffers, which do the same (`Overlap.tensor`, fitted on its runs alone). The last was added when steps of
-torchtitan had been seen: without it those in 16 bits gain twice what was measured.
+an all-gather (_pipelined_multi_all_gather_and_consume) the own piece is multiplied first; on two streams in turn each
+other one is copied and then multiplied. Of a reduce-scatter (_pipelined_produce_and_all2all) each piece is multiplied
+and then copied. Copies do not overlap each other, products neither, so n - 1 of n pieces of the products hide the
+copies, as long as they last. Assumed: a copy between two GPUs takes a piece of the time of NCCL's collective, a piece
+of a product a piece of its time, and the rest that kernels wait for is that of TransformerEngine's user buffers, which
+do the same (`Overlap.tensor`, fitted on its runs alone). The last was added when steps of torchtitan had been seen:
+without it those in 16 bits gain twice what was measured.
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if options.get("async_tp") and not options.get("compile"):
         raise job.illegal("framework_options.async_tp", "Async TP requires 'model' in --compile.components and "
                           "--compile.enable", "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp")
+    if options.get("async_tp") and training.recompute == "none":
+        raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
     if options.get("compile") and family == "deepseek_v2":
         raise job.not_yet("framework_options.compile", "what compiled blocks of torchtitan's DeepSeek V3 keep")
     if mesh.dp_shard * mesh.cp == 1:

@@ -178,6 +178,13 @@ class Code:
         of_input = self.to_input(name, whole, casts=not casts)
         return self.by_columns(whole) if self.pipelined else whole, of_input
 
+    def by_rows(self, whole: Tensor) -> Tensor:
+        """What was gathered beside products, sequence behind sequence, as the product of a weight's gradient reads it.
+
+        It lies by position first, so that of several sequences it is copied; in fp8 `by_columns` does that.
+        """
+        return self.copied(whole, "rows") if self.pipelined and whole.shape[0] > 1 and not self.fp8 else whole
+
     def by_columns(self, whole: Tensor) -> Tensor:
         """`whole`, which in fp8 was copied by columns for the product of a weight's gradient."""
         _columns = self.copied(whole, "grad_fp8") if self.fp8 else None

@@ -41,14 +41,19 @@ class Part:
     """Forward or backward: its graph, and the code that Inductor wrote for it."""
 
     graph: torch.fx.GraphModule
+    names: list[str | None]
+    """Outputs as the partitioner calls them, before Inductor's passes replace their nodes."""
     code: str = ""
 
     def inputs(self) -> dict[str, Any]:
         return {node.name: as_fake(node.meta["val"]) for node in self.graph.graph.nodes if node.op == "placeholder"}
 
     def outputs(self) -> list[Any]:
-        ends = next(node for node in self.graph.graph.nodes if node.op == "output").args[0]
-        return list(ends)
+        return ends(self.graph)
+
+
+def ends(graph: torch.fx.GraphModule) -> list[Any]:
+    return list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
 
 
 def as_fake(meta: Any) -> Any:
@@ -59,7 +64,7 @@ def backend(found: list[Part]) -> Compiler:
     """Inductor up to its code; what is called instead puts out fake tensors."""
 
     def inner(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        part = Part(graph)
+        part = Part(graph, [getattr(end, "name", None) for end in ends(graph)])
         found.append(part)
 
         def codegen(lowering: GraphLowering) -> Any:
@@ -159,7 +164,7 @@ def measured(step: Callable[[Compiler], None]) -> dict[str, Any]:
                 if isinstance(tensor, torch.Tensor):
                     tracker.tag(tensor, "input")
             outputs, first = run(forward.code, [given[name] for name in forward.inputs()], tracker)
-            made = {end.name: out for end, out in zip(forward.outputs(), outputs, strict=True) if end is not None}
+            made = {name: out for name, out in zip(forward.names, outputs, strict=True) if name is not None}
             asked = [made.get(name, given[name]) for name in backward.inputs()]
             kept = [[name, str(made[name].dtype).replace("torch.", ""), list(made[name].shape)]
                     for name in backward.inputs() if isinstance(made.get(name), torch.Tensor)]
