@@ -112,16 +112,27 @@ def paged(num_bytes: int) -> tuple[OutsideMemory, ...]:
 
 # ---- NCCL -----------------------------------------------------------------------------------------------------------
 def _nccl(site: CommSetup, traffic: list[Communication]) -> OutsideMemory:
-    """Buffers of NCCL's communicators; copies to the host and back do not use NCCL."""
+    """Buffers of NCCL's communicators, and memory of their groups that is symmetric.
+
+    Copies to the host and back do not use NCCL.
+    """
     traffic = [row for row in traffic if row.collective != "copy"]
     rings = {row.axis: row.group_size for row in traffic if row.collective not in _PAIRWISE}
     if site.mesh.size not in (1, *rings.values()):
         rings["world"] = site.mesh.size
     pairs = {(row.axis, row.collective) for row in traffic if row.collective in _PAIRWISE}
     num_bytes = sum(_rings(site, size) for size in rings.values()) + sum(_pairs(site, *pair) for pair in pairs)
-    return OutsideMemory("nccl", num_bytes, "assumed",
+    symmetric = ", torch 2.13 distributed/_symmetric_memory/__init__.py get_symm_mem_workspace"
+    return OutsideMemory("nccl", num_bytes + _symmetric(site), "assumed",
                          "nccl issues 964 and 1685, aiconfigurator 095f58a5: single readings, for "
-                f"{len(rings)} communicators with rings and {len(pairs)} with sends")
+                f"{len(rings)} communicators with rings and {len(pairs)} with sends"
+                + symmetric * bool(site.libraries.pipelined))
+
+
+def _symmetric(site: CommSetup) -> int:
+    """Two pieces, one a rank, of a product's output in 16 bits, whose whole is a layer's output."""
+    ranks = site.libraries.pipelined
+    return 2 * 2 * site.tokens * site.hidden // ranks if ranks else 0
 
 
 def _rings(site: CommSetup, size: int) -> int:

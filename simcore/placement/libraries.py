@@ -47,8 +47,9 @@ class KernelLibraries:
     on, and each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
     fill_uninitialized_memory; operators of torch fill no such tensors); `waits_for_messages`: the host waits at each
     send and receive between stages until the device has reached it; `overlapped`: mesh axes with collectives inside a
-    layer that run at the same time as kernels of that layer; `paired`: part of the passes, 0 to 1, that run in pairs of
-    a forward and a backward pass, whose kernels and exchanges of tokens run at the same time; `beside_exchanges`: what
+    layer that run at the same time as kernels of that layer; `pipelined`: number of ranks of tensor parallelism whose
+    collectives run in pieces beside products, 0 for none; `paired`: part of the passes, 0 to 1, that run in pairs of a
+    forward and a backward pass, whose kernels and exchanges of tokens run at the same time; `beside_exchanges`: what
     runs on a separate stream at the same time as exchanges: "shared_experts", kernels of a shared expert; "stash",
     copies to pages and back, which also run beside the kernels before experts; `counts_zeros`: after the optimizer's
     step torch goes over all gradients, one by one, to log how many of their numbers are zero; `logged`: what the host
@@ -74,6 +75,7 @@ class KernelLibraries:
     fills: bool = False
     waits_for_messages: bool = False
     overlapped: tuple[str, ...] = ()
+    pipelined: int = 0
     paired: float = 0.0
     beside_exchanges: tuple[str, ...] = ()
     counts_zeros: bool = False

@@ -44,7 +44,8 @@ CASES = [
     (13, "megatron", "--num-experts: 8, --moe-token-dispatcher-type: alltoall, --moe-enable-deepep: true",
      "--num-experts: 8, --moe-token-dispatcher-type: flex, --moe-enable-deepep: true"),
     (15, "axolotl", SECOND % "sharding_strategy: SHARD_GRAD_OP", SECOND % "reshard_after_forward: true"),
-    (14, "torchtitan", f"{ASYNC}[compile]\nenable = false\n", f"{ASYNC}[compile]\nenable = true\n"),
+    (14, "torchtitan", f"{ASYNC}[compile]\nenable = true\n",
+     f"{ASYNC.replace('true', 'false')}[compile]\nenable = true\n"),
 ]
 
 

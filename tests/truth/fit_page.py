@@ -143,8 +143,8 @@ CAUSES = """## Causes that are known
 - **torchtitan's ring attention over four and eight GPUs of one host** (8B): too fast, not explained. From two to four
   GPUs the time for a token's attention rises by half and stays there; over hosts (405B) it does not. Steps over 1, 4
   and 8 GPUs are 8.4 s and 7.35 s for each further step of the ring, as if each took twice a causal one: the work of a
-  ring that is not balanced. Over 2 GPUs it is 4.5 s, of a balanced one, which is torch's default. **Llama 70B under
-  TP of 8** is too slow, with asynchronous tensor parallelism, which is not modelled, and without.
+  ring that is not balanced. Over 2 GPUs it is 4.5 s, of a balanced one, which is torch's default. **405B under TP
+  of 8** is too fast since its asynchronous tensor parallelism is simulated, and was right without it.
 - **DeepSeek-V3 16B in torchtitan**: the memory-efficient kernel holds no keys wider than 128 (torch `attention.cu`,
   kMaxK), so that those of 192 take its version that keeps sums in global memory, whose rate is not published.
 - **Qwen3-32B in torchtitan**: runs with FSDP alone over 8 GPUs are too slow, those of other days on 16 and with TP are

@@ -98,7 +98,8 @@ TITAN_MODELS = {
 FP8, GATHERED = {"compute": "fp8"}, {"fp8_all_gather": True}
 TITAN_PRECISIONS = {  # what differs from fp32 parameters and reduction, and options
     "bf16": ({}, {}), "bf16 mixed, fp32 params": ({}, {}), "bf16+float8": (FP8, {}),
-    "bf16+float8 tensorwise": (FP8, {}), "bf16+float8 tensorwise, fp8 all-gather": (FP8, GATHERED),
+    "bf16+float8 tensorwise": (FP8, {}), "bf16+float8 rowwise": Missing("a scale a row of what is multiplied in fp8"),
+    "bf16+float8 tensorwise, fp8 all-gather": (FP8, GATHERED),
     "nvfp4-85pct": Missing("the share of layers in fp4 has no key"),
     "mxfp8": ({"compute": "fp8"}, {"fp8_recipe": "mxfp8"})}
 UNSTATED = Missing("which activations are recomputed is not stated")
@@ -118,8 +119,7 @@ TITAN = COMMON | {
     "precision": Words(TITAN_PRECISIONS), "recompute": Words(TITAN_RECOMPUTED),
     "optimizer": Words({"AdamW fused fp32 params/states (bf16 mixed precision)": FUSED, "AdamW fused fp32": FUSED}),
     "config": Block({
-        "compile": SWITCH, "async_tp": Unread(
-            "asynchronous tensor parallelism is not simulated: these rows show what that costs in time"),
+        "compile": SWITCH, "async_tp": SWITCH,
         "schedule": Words(SCHEDULES), "pp_microbatch_size": Number(), "attention": Words({
             "SDPA mem-efficient": "efficient", "SDPA": "sdpa", "FlexAttention": "flex"}),
         "dispatcher": Words({"HybridEP": Missing("the local batch is not stated")}),
@@ -145,6 +145,8 @@ def torchtitan(run):
         training |= {"pipeline": {"virtual_stages": run["vpp"] or TWO_STAGES}}
     run.leave("vpp")
     options = _titan_wrapping(run) | ({"compile": _titan_compiled(run)} if config.get("compile") else {}) | options
+    if config.get("async_tp"):
+        options["async_tp"] = True
     if run["pp"] > 1 and _titan_returns_outputs(run):
         options["return_outputs"] = True
     options |= _titan_attention(run) | _titan_repeats(run)
@@ -166,8 +168,8 @@ def _titan_micro_batch(run):
 
 def _titan_dated(run):
     """Year and month in the name of the source's file; None where it is a commit's message."""
-    dated = re.search(r"_(20\d{4})_", run["source"])
-    return dated and dated[1]
+    dated = re.search(r"_(20\d{2})-?(\d{2})_", run["source"])
+    return dated and dated[1] + dated[2]
 
 
 REPEATED = {"d66b72a6a": True, "af35cfb15": False}

@@ -37,7 +37,8 @@ def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
     """
     compiled = bool(options.get("compile"))
     as_eager = options.get("compile") is True and job.graph.implementation != "torchtitan"
-    return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0)
+    return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0,
+                           pipelined=job.mesh.tp if options.get("async_tp") else 0)
 
 
 def _attention(job: Draft, options: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "compile": (True, False, "model"),
     "fp8_all_gather": (True, False),
     "repeat_kv": (True, False),
+    "async_tp": (True, False),
     "return_outputs": (True, False),
     "sdpa_backend": (None, *SDPA_BACKENDS),
 }
@@ -69,6 +70,11 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
+    if options.get("async_tp") and not options.get("compile"):
+        raise job.illegal("framework_options.async_tp", "Async TP requires 'model' in --compile.components and "
+                          "--compile.enable", "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp")
+    if options.get("async_tp") and training.recompute == "none":
+        raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
     if options.get("compile") and family == "deepseek_v2":
         raise job.not_yet("framework_options.compile", "what compiled blocks of torchtitan's DeepSeek V3 keep")
     if mesh.dp_shard * mesh.cp == 1:
@@ -218,10 +224,21 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
         job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
                  "context parallelism and a loss over a split vocabulary as eager",
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
+    if job.mesh.tp == 1:
+        job.refuse_idle(options, "async_tp", "without tensor parallelism")
     repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
                              whole_batch=_splits_sequences(job), compiled_blocks=bool(compiled),
-                             compiled_loss=compiled is True)
+                             compiled_loss=compiled is True, async_tp=_asynchronous(job, options))
+
+
+def _asynchronous(job: Draft, options: dict[str, Any]) -> bool:
+    """Returns True if collectives of tensor parallelism run beside products."""
+    if options.get("async_tp"):
+        job.auto("framework_options.async_tp", "auto", "products in pieces beside copies between GPUs",
+                 "an assumption: memory of the tensor parallel group is symmetric, as before torchtitan 69cf2075 and "
+                 "from 73759474 on; 0.2.2, between both, does not make it so, and Inductor fuses nothing there")
+    return bool(options.get("async_tp"))
 
 
 def _splits_sequences(job: Draft) -> bool:

@@ -11,6 +11,13 @@ In fp8 (torchao 0.18 `float8/float8_linear.py`, one scale a tensor) the same is 
 again. What a product reads is cast into one byte an element, in the order that it wants, weights too unless they were
 gathered so; gradients of weights are bf16. Scales weigh a few bytes and are left out.
 
+[Note: asynchronous tensor parallelism]
+Where memory of the tp group is symmetric, Inductor's pass (torch 2.13 `_inductor/fx_passes/micro_pipeline_tp.py`) makes
+one operator of an all-gather and the products that read its output by rows, and one of a single product and the
+reduce-scatter of its output; the reduce-scatter of a sum of products, in backward, is as it was. Such an operator
+(`distributed/_symmetric_memory/__init__.py`) multiplies the piece of one rank while that of the next is copied, on two
+streams. What is gathered lies in rank order as products read it, and nothing is copied after.
+
 Assumed: Inductor's CUDA backend cuts and orders kernels as its CPU one does, which was measured. It may cast weights
 later, so casts are here made where they are read. Not measured: context parallelism, whose ring is the eager one here.
 """
@@ -55,7 +62,12 @@ def compiled_block(tape: Tape, run: LayerWorkload, block: CompiledBlock, x: Tens
 def _forward(code: Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tensor:
     """The output; `kept` gets what `keeps` names. Both halves' outputs are added over one of them that is not kept."""
     mixed = _attention(code, keeps, kept, x)
-    hidden = code.scattered(code.product("w2", _product(code, keeps, kept, x)), "feed_forward_out")
+    product = _product(code, keeps, kept, x)
+    held = [product] if code.pipelined else []  # an operator's inputs live as long as it runs
+    made = [code.product("w2", product)]
+    del product
+    hidden = code.scattered(made.pop(), "feed_forward_out", of_product=True)
+    held.clear()
     return hidden if "wo" in keeps else mixed
 
 
@@ -85,20 +97,26 @@ def _attention(code: Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tens
 
 def _mixed(code: Code, heads: Tensor) -> Tensor:
     """Tensor that attention adds to the residual stream: the output projection of `heads`, scattered."""
-    return code.scattered(code.product("wo", code.read(heads, "attention_fp8")), "attention_out")
+    return code.scattered(code.product("wo", code.read(heads, "attention_fp8")), "attention_out", of_product=True)
 
 
 def _heads(code: Code, keeps: frozenset[str], kept: Made, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    names = "wq", "wk", "wv"
+    casts = code.beside(*names)
     whole = _keep(keeps, kept, "norm1", code.gathered(normed, "attention_in"))
-    del normed
-    q, k, v = (_keep(keeps, kept, name, code.product(name, whole)) for name in ("wq", "wk", "wv"))
+    if not code.pipelined:
+        del normed
+    q, k, v = (_keep(keeps, kept, name, code.product(name, whole, casts=not casts)) for name in names)
     return q, k, v
 
 
 def _gate(code: Code, keeps: frozenset[str], kept: Made, x: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs of w1 and w3, from the norm of the hidden state."""
-    whole = _keep(keeps, kept, "norm2", code.gathered(code.norm(x, "norm2"), "feed_forward_in"))
-    gate, up = (_keep(keeps, kept, name, code.product(name, whole)) for name in ("w1", "w3"))
+    normed, casts = code.norm(x, "norm2"), code.beside("w1", "w3")
+    whole = _keep(keeps, kept, "norm2", code.gathered(normed, "feed_forward_in"))
+    if not code.pipelined:
+        del normed
+    gate, up = (_keep(keeps, kept, name, code.product(name, whole, casts=not casts)) for name in ("w1", "w3"))
     return gate, up
 
 
@@ -115,14 +133,17 @@ def _backward(code: Code, grad: Tensor, made: Made) -> Made:
     """Gradients of the input ("x") and of every parameter, from that of the output. `made` is emptied on the way."""
     to: Made = {}
     x = made.pop("x")
+    first = [*code.back_through("w2", grad, "grad_feed_forward_out")] if code.pipelined else []  # no other input
     if "attention" not in made:
         _again(code, made, x)
     if "w3" not in made:
         if "wo" not in made:
             made["wo"] = _mixed(code, made["attention"])
-        made["norm2"] = code.gathered(code.norm(x, "norm2"), "feed_forward_in")
-        made["w3"] = code.product("w3", made["norm2"])
-    _of_mlp(code, code.gathered_grad(grad, "grad_feed_forward_out"), made, to)
+        _normed, casts = code.norm(x, "norm2"), code.beside("w3")
+        made["norm2"] = code.gathered(_normed, "feed_forward_in")
+        made["w3"] = code.product("w3", made["norm2"], casts=not casts)
+        del _normed, casts
+    _of_mlp(code, first or [*code.back_through("w2", grad, "grad_feed_forward_out")], made, to)
     _of_attention(code, x, made, to)
     for weight in code.run.params.values():
         if len(weight.shape) == 1:
@@ -137,9 +158,12 @@ def _again(code: Code, made: Made, x: Tensor) -> None:
     _gate(code, keeps, made, x)
 
 
-def _of_mlp(code: Code, grad: Tensor, made: Made, to: Made) -> None:
-    """Ends with the gradient of the second norm's output, `made["grad_norm2"]`."""
-    of_gate, of_up = _of_gate(code, grad, made, to)
+def _of_mlp(code: Code, through: list[Tensor], made: Made, to: Made) -> None:
+    """Ends with the gradient of the second norm's output, `made["grad_norm2"]`.
+
+    `through`: gradients of w2's output, gathered, and of its input; the list gets empty.
+    """
+    of_gate, of_up = _of_gate(code, through, made, to)
     normed = made.pop("norm2")
     weights = [code.weight(name).name for name in ("w1", "w3")]
     to[weights[1]] = code.to_weight("w3", of_up, normed)
@@ -153,17 +177,20 @@ def _of_mlp(code: Code, grad: Tensor, made: Made, to: Made) -> None:
     made["grad_norm2_too"] = second
 
 
-def _of_gate(code: Code, grad: Tensor, made: Made, to: Made) -> tuple[Tensor, Tensor]:
+def _of_gate(code: Code, through: list[Tensor], made: Made, to: Made) -> tuple[Tensor, Tensor]:
     """Gradients of w1's and w3's outputs; a product that was not kept is made with them."""
     down = code.weight("w2").name
+    of_product, gathered = through.pop(), [through.pop()]
+    grad = code.by_rows(gathered[0])
     if "product" in made:
         to[down] = code.to_weight("w2", grad, made.pop("product"))
-        of_product = code.to_input("w2", grad)
         of_gate = code.fused(made.pop("w1"), "grad_w1")
         del made["w3"]
         return of_gate, of_product  # written over it
-    of_product = code.to_input("w2", grad)
     product, of_gate, of_up = (_of_gate_in_fp8 if code.fp8 else _of_gate_fused)(code, of_product)
+    gathered.append(made["norm2"])
+    made["norm2"] = code.by_rows(made["norm2"])
+    gathered.clear()
     del of_product, made["w1"], made["w3"]
     to[down] = code.to_weight("w2", grad, product)
     return of_gate, of_up
@@ -186,8 +213,7 @@ def _of_attention(code: Code, x: Tensor, made: Made, to: Made) -> None:
     """From the gradient of the second norm to that of the input."""
     of_hidden = code.norm_backward(made.pop("grad_norm2"))
     del made["grad_norm2_too"]
-    whole = code.gathered_grad(of_hidden, "grad_attention_out")
-    of_mixed = code.to_input("wo", whole)
+    whole, of_mixed = code.back_through("wo", of_hidden, "grad_attention_out")
     to[code.weight("wo").name] = code.to_weight("wo", whole, code.read(made["attention"], "attention_fp8"))
     del whole, made["wo"]
     if "norm1" not in made:

@@ -12,7 +12,7 @@ from typing import Final
 from simcore.models.blocks import Attention
 from simcore.operators.shared import aten
 from simcore.operators.shared.ring_attention import Ring
-from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.kernel_shape import shape_of, shape_of_heads
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
@@ -36,7 +36,8 @@ class CompiledBlock:
     `mixer`: its attention; `linears`: modules of the linears `wq`, `wk`, `wv`, `wo` and, of the MLP's gate, output and
     up, `w1`, `w2`, `w3`. `checkpoint`: what is checkpointed inside of the compiled part, a key of `KEPT`. `fp8`: the
     linears compute in fp8. `by_complex`: heads are rotated by complex products, which are not fused. `repeats`: number
-    of copies of each key and value that attention gets.
+    of copies of each key and value that attention gets. `pipelined`: products of `tp` ranks run in pieces beside their
+    collective, see [Note: asynchronous tensor parallelism] in `compiled_block.py`.
     """
 
     mixer: Attention
@@ -45,6 +46,7 @@ class CompiledBlock:
     fp8: bool = False
     by_complex: bool = False
     repeats: int = 1
+    pipelined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,12 @@ class Code:
         return self.run.params[f"{self.block.linears[name]}.weight"]
 
     def fused(self, like: Tensor, name: str, dtype: str = "") -> Tensor:
-        """One pass over a tensor of this shape."""
+        """Output of a kernel that reads two tensors of this shape, or one of them twice."""
         return aten.new(self.tape, like.shape, dtype or like.dtype, name, 2 * like.nbytes)
+
+    def copied(self, x: Tensor, name: str, dtype: str = "") -> Tensor:
+        """Output of a kernel that reads x once: another order of its rows, another dtype, its heads rotated."""
+        return aten.new(self.tape, x.shape, dtype or x.dtype, name, x.nbytes)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         """A norm and what is added before it, as the linears read it."""
@@ -97,21 +103,24 @@ class Code:
         return aten.new(self.tape, grad.shape, grad.dtype, "grad_norm", 3 * grad.nbytes, Kernel.NORM)
 
     def read(self, x: Tensor, name: str) -> Tensor:
-        """Operand that a product reads for x: in fp8 a copy in the order that the product needs, else x itself."""
+        """Operand that a product reads for x: in fp8 a copy in the order that the product needs, else x itself.
+
+        In fp8 a first pass finds the largest value, a second one casts.
+        """
         return self.fused(x, name, "fp8") if self.fp8 else x
 
-    def product(self, name: str, x: Tensor) -> Tensor:
-        """`x @ weight.T`."""
+    def product(self, name: str, x: Tensor, *, casts: bool = True) -> Tensor:
+        """`x @ weight.T`. `casts`: a weight that is not yet in fp8 is cast here."""
         weight = self.weight(name)
-        _copy = self.cast(weight) if weight.dtype != "fp8" else None
+        _copy = self.cast(weight) if casts and weight.dtype != "fp8" else None
         shape = (*x.shape[:-1], weight.shape[0])
         return aten.new(self.tape, shape, self.run.compute, name, x.nbytes + weight.nbytes, self.kernel,
                         2 * x.numel * weight.shape[0])
 
-    def to_input(self, name: str, grad: Tensor) -> Tensor:
-        """`grad @ weight`."""
+    def to_input(self, name: str, grad: Tensor, *, casts: bool = True) -> Tensor:
+        """`grad @ weight`. `casts`: the weight is copied into the order that the product needs here."""
         weight = self.weight(name)
-        _copy = self.cast(weight)
+        _copy = self.cast(weight) if casts else None
         shape = (*grad.shape[:-1], weight.shape[1])
         return aten.new(self.tape, shape, self.run.compute, f"grad_{name}", grad.nbytes + weight.nbytes, self.kernel,
                         2 * grad.numel * weight.shape[1])
@@ -120,7 +129,20 @@ class Code:
         """`grad.T @ x`."""
         weight = self.weight(name)
         return aten.new(self.tape, weight.shape, self.run.compute, "grad_weight", grad.nbytes + x.nbytes, self.kernel,
-                        2 * grad.numel * x.shape[-1])
+                        2 * grad.numel * x.shape[-1], shape_of(*weight.shape, sums_rows=True))
+
+    def beside(self, *names: str, turned: bool = False) -> list[Tensor | None]:
+        """Copies in fp8 of the weights `names`, for products that run beside the all-gather of their input.
+
+        They are there before it; without such products each is made where it is read. `turned`: also of weights that
+        were gathered in fp8, in another order.
+        """
+        weights = [self.weight(name) for name in names] if self.pipelined else []
+        return [self.cast(weight) for weight in weights if turned or weight.dtype != "fp8"]
+
+    @property
+    def pipelined(self) -> bool:
+        return self.block.pipelined and self.run.tp > 1
 
     def cast(self, weight: Param) -> Tensor | None:
         """A weight in fp8, in the order that a product reads it."""
@@ -131,9 +153,11 @@ class Code:
         tp = self.run.tp
         if tp == 1:
             return x
+        if self.pipelined:
+            self.tape.compute(Kernel.COPY, 0, 2 * x.nbytes)  # into memory that the other ranks read
         self.tape.collective("all_gather", "tp", x.nbytes * tp, x.dtype)
         whole = self.tape.empty((x.shape[0], x.shape[1] * tp, x.shape[2]), x.dtype, name)
-        return whole if x.shape[0] == 1 else self.fused(whole, name)
+        return whole if x.shape[0] == 1 or self.pipelined else self.copied(whole, name)
 
     def gathered_grad(self, grad: Tensor, name: str) -> Tensor:
         """The gradient of a scattered output, gathered, as products read it.
@@ -144,39 +168,64 @@ class Code:
         if self.run.tp == 1 or not self.fp8:
             return self.read(self.gathered(grad, name), "grad_fp8")
         whole = self.gathered(self.read(grad, f"{name}_fp8"), name)
-        _columns = self.fused(whole, "grad_fp8")
+        return whole if self.pipelined else self.by_columns(whole)
+
+    def back_through(self, name: str, grad: Tensor, label: str) -> tuple[Tensor, Tensor]:
+        """(gradient of the scattered output of linear `name`, gathered; gradient of its input)."""
+        casts = self.beside(name, turned=True)
+        whole = self.gathered_grad(grad, label)
+        del grad
+        of_input = self.to_input(name, whole, casts=not casts)
+        return self.by_columns(whole) if self.pipelined else whole, of_input
+
+    def by_rows(self, whole: Tensor) -> Tensor:
+        """What was gathered beside products, sequence behind sequence, as the product of a weight's gradient reads it.
+
+        It lies by position first, so that of several sequences it is copied; in fp8 `by_columns` does that.
+        """
+        return self.copied(whole, "rows") if self.pipelined and whole.shape[0] > 1 and not self.fp8 else whole
+
+    def by_columns(self, whole: Tensor) -> Tensor:
+        """`whole`, which in fp8 was copied by columns for the product of a weight's gradient."""
+        _columns = self.copied(whole, "grad_fp8") if self.fp8 else None
         return whole
 
-    def scattered(self, x: Tensor, name: str) -> Tensor:
-        """Partial sums [b, s, k], copied in rank order, to [b, s / tp, k]."""
+    def scattered(self, x: Tensor, name: str, *, of_product: bool = False) -> Tensor:
+        """Partial sums [b, s, k], copied in rank order, to [b, s / tp, k].
+
+        `of_product`: those of a single product, which if pipelined are sent as it runs, and added up here.
+        """
         tp, (batch, seq, width) = self.run.tp, x.shape
         if tp == 1:
             return x
-        copy = self.fused(x, name)
+        beside = of_product and self.pipelined
+        pieces = x if beside else self.copied(x, name)
         del x
-        self.tape.collective("reduce_scatter", "tp", copy.nbytes, copy.dtype)
-        return self.tape.empty((batch, seq // tp, width), copy.dtype, name)
+        self.tape.collective("reduce_scatter", "tp", pieces.nbytes, pieces.dtype)
+        if beside:
+            return aten.new(self.tape, (batch, seq // tp, width), pieces.dtype, name, pieces.nbytes)
+        return self.tape.empty((batch, seq // tp, width), pieces.dtype, name)
 
     def turned(self, x: Tensor, name: str, repeats: int = 1) -> Tensor:
         """Heads, rotated and repeated: one kernel, with their norm. Complex products are left to PyTorch, over fp32."""
         if not self.block.by_complex:
             return self.repeated(x, name, repeats)
-        wide = self.fused(x, "rotary_in", "fp32")
-        out = self.fused(wide, "rotary")
+        wide = self.copied(x, "rotary_in", "fp32")
+        out = self.copied(wide, "rotary")
         del wide
         return self.repeated(out, name, repeats, x.dtype)
 
     def repeated(self, x: Tensor, name: str, repeats: int, dtype: str = "") -> Tensor:
         """Copy of `x` [b, s, k] as [b, s, k * repeats], in `dtype` ("": its own)."""
         shape = (*x.shape[:-1], x.shape[-1] * repeats)
-        return aten.new(self.tape, shape, dtype or x.dtype, name, x.nbytes + x.nbytes * repeats)
+        return aten.new(self.tape, shape, dtype or x.dtype, name, x.nbytes)
 
     def added_up(self, grad: Tensor, name: str) -> Tensor:
         """Gradient of keys or values that were repeated: copies are added up."""
         if self.block.repeats == 1:
             return grad
         shape = (*grad.shape[:-1], grad.shape[-1] // self.block.repeats)
-        return aten.new(self.tape, shape, grad.dtype, name, grad.nbytes + grad.nbytes // self.block.repeats)
+        return aten.new(self.tape, shape, grad.dtype, name, grad.nbytes)
 
     def attention(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Flash attention of all heads: output and log-sum-exp. Of a ring's, the output is copied by token."""

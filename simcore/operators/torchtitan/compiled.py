@@ -14,6 +14,7 @@ from simcore.operators.shared.compiled_block import compiled_block
 from simcore.operators.shared.compiled_kernels import CompiledBlock
 from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.recording.layer import LayerWorkload
+from simcore.recording.rows import Module
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["block"]
@@ -29,6 +30,11 @@ def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Ten
     """
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
-    repeats = mixer.q_size // mixer.kv_size if TorchtitanOptions.of(run.options).repeat_kv else 1
-    code = CompiledBlock(mixer, _LINEARS, run.checkpoint, kind.fp8, by_complex=not mixer.qk_norm, repeats=repeats)
-    return compiled_block(tape, run, code, x, *(() if table is None else (table,)))
+    options = TorchtitanOptions.of(run.options)
+    repeats = mixer.q_size // mixer.kv_size if options.repeat_kv else 1
+    code = CompiledBlock(mixer, _LINEARS, run.checkpoint, kind.fp8, by_complex=not mixer.qk_norm, repeats=repeats,
+                         pipelined=options.async_tp and run.tp > 1)
+    tape.module = Module.MLP if code.pipelined else Module.NONE  # tells its collectives from those of the head
+    out = compiled_block(tape, run, code, x, *(() if table is None else (table,)))
+    tape.module = Module.NONE
+    return out

@@ -18,7 +18,7 @@ class TorchtitanOptions(ImplementationOptions):
     `disable_loss_parallel`: the loss gathers the logits of all tp ranks. `whole_batch`: each context parallel rank
     loads whole sequences, [Note: context parallel inputs] in `frameworks/fsdp2/torchtitan.py`. `compiled_blocks`,
     `compiled_loss`: torch.compile runs on blocks, on the loss. `repeat_kv`: attention gets keys and values that are
-    copied for every head, as up to 0.2.1.
+    copied for every head, as up to 0.2.1. `async_tp`: products of compiled blocks run beside collectives of tp.
     """
 
     early_stop: bool = False
@@ -28,6 +28,7 @@ class TorchtitanOptions(ImplementationOptions):
     compiled_blocks: bool = False
     compiled_loss: bool = False
     repeat_kv: bool = False
+    async_tp: bool = False
 
     @property
     def loads_whole_sequences(self) -> bool:

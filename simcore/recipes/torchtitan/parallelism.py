@@ -35,6 +35,8 @@ _CONTEXT: Final = (
     Says("parallelism.context_parallel_load_balancer", "", "text",
          idle={"headtail": "the default"}, words={None: None}, what="sequences balanced by"),
 )
+ASYNCHRONOUS: Final = ("torchtitan 0.2.2 enables no symmetric memory for the tp group (not since 69cf2075, again from "
+                       "73759474 on), without which torch 2.13 fuses no product with its collective")
 _OF_STAGES: Final = tuple(f"parallelism.{name}" for name in (
     "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv", "pipeline_parallel_layers_per_stage",
     "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
@@ -49,7 +51,7 @@ def read_parallelism(reader: Reader, draft: Draft, sizes: Mapping[str, Any], *, 
         draft.put(f"mesh.{name}", degree)
     _read_shards(reader, draft, degrees)
     read_rows(reader, draft, [FSDP_ROW])
-    _read_tensor(reader, draft, degrees["tp"], compiled=compiled)
+    _read_tensor(reader, draft, degrees["tp"], raises=not compiled and sizes.get("model_type") != "qwen3")
     if _is_one(degrees["cp"]):
         read_rows(reader, draft, [Idle(tuple(one.key for one in _CONTEXT), "context_parallel_degree is 1")])
     else:
@@ -92,18 +94,18 @@ def _read_shards(reader: Reader, draft: Draft, degrees: Mapping[str, Taken[int] 
     share_out(draft, gpus, others, "mesh.dp_shard", "GPUs over the other degrees", _WORLD)
 
 
-def _read_tensor(reader: Reader, draft: Draft, tp: Taken[int] | None, *, compiled: bool) -> None:
+def _read_tensor(reader: Reader, draft: Draft, tp: Taken[int] | None, *, raises: bool) -> None:
+    """Reads keys of tensor parallelism. `raises`: this model stops where products are to run beside collectives."""
     whole = reader.flag("parallelism.disable_loss_parallel")
     overlapped = reader.flag("parallelism.enable_async_tensor_parallel")
     if _is_one(tp):
         draft.idle([one for one in (whole, overlapped) if one], "tensor_parallel_degree is 1")
         return
     draft.put("framework_options.disable_loss_parallel", whole)
-    if overlapped is not None and overlapped.value and compiled:
-        draft.refuse(overlapped, "asynchronous tensor parallelism")
-    else:
-        draft.idle(overlapped, "without torch.compile it has no effect" if overlapped and overlapped.value
-                   else "the default")
+    if overlapped is not None and overlapped.value and raises:
+        draft.fail(overlapped.where, f"{overlapped.key}: Async TP requires 'model' in --compile.components and "
+                   "--compile.enable (torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp)")
+    draft.idle(overlapped, ASYNCHRONOUS if overlapped and overlapped.value else "the default")
 
 
 def _read_experts(reader: Reader, draft: Draft, sizes: Mapping[str, Any]) -> None:

@@ -31,6 +31,11 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
      "not yet: tensor parallelism of torchtitan's Qwen3 beside context parallelism"),
     ({"dp_shard": 2, "tp": 2}, {"model": "qwen3-8b", "options": {"compile": True}},
      "not yet: tensor parallelism of torchtitan's Qwen3 beside compiled blocks"),
+    ({"dp_shard": 2, "tp": 2}, {"options": {"async_tp": True}}, "Async TP requires 'model' in --compile.components"),
+    ({"dp_shard": 2, "tp": 2}, {"options": {"async_tp": True, "compile": True}},
+     "not yet: asynchronous tensor parallelism without checkpointing"),
+    ({"dp_shard": 2}, {"options": {"async_tp": True, "compile": True}, "recompute": "full"},
+     "async_tp: changes nothing without tensor parallel"),
     ({"dp_shard": 2}, {"model": "nemotron-3-tiny"}, "not yet: nemotron_h in the layers of torchtitan"),
     ({"dp_shard": 2}, {"model": "deepseek-v3"}, "not yet: deepseek_v3 in the layers of torchtitan"),
     ({"dp_shard": 2, "tp": 2}, {"model": "deepseek-v2-lite"}, "not yet: tensor parallelism of torchtitan's DeepSeek"),
@@ -84,6 +89,22 @@ def test_compiled_blocks_keep_less_and_a_compiled_loss_writes_no_copy_in_fp32() 
 
 def test_what_is_compiled_names_its_assumption() -> None:
     assert "framework_options.compile" in {a.what for a in _titan({"dp_shard": 4}, {"compile": True}).assumptions}
+
+
+def test_products_beside_collectives_take_less_time_and_memory_of_two_pieces() -> None:
+    plain, beside = (_titan({"dp_shard": 2, "tp": 2}, {"compile": True, "async_tp": asked}, recompute="full")
+                     for asked in (False, True))
+    assert plain.time is not None
+    assert beside.time is not None
+    assert beside.time.exposed_communication_s < plain.time.exposed_communication_s
+    sent = [[(row.collective, row.axis, row.payload_bytes, row.calls) for row in one.ranks[0].traffic]
+            for one in (plain, beside)]
+    assert sent[0] == sent[1]
+    pieces = 2 * 2 * 64 * 256 // 2  # two, in 16 bits, of 64 tokens of 256 elements over tp 2
+    peaks = [one.ranks[0].peak for one in (plain, beside)]
+    plain_bytes, beside_bytes = (peak.outside["nccl"] for peak in peaks if peak)
+    assert beside_bytes - plain_bytes == pieces
+    assert "framework_options.async_tp" in {one.what for one in beside.assumptions}
 
 
 def test_weights_of_blocks_are_gathered_in_one_byte() -> None:

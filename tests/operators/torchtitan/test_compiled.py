@@ -28,6 +28,8 @@ COLUMNS = 0.004
 """Small tensors, left out of the highest moment: inverse norms and sums over rows, scales and largest values of fp8."""
 CASTS = 0.065
 """Inductor's CPU backend casts all weights of a pass in one kernel; here each is cast where it is read."""
+PIECES = 0.008
+"""Beside collectives Inductor runs products of the attention's half in another order, which one sequence shows."""
 PLACES = [(name, at) for name in CASES for at in ("forward", "backward")]
 
 
@@ -55,7 +57,8 @@ def recorded(name: str) -> tuple[RecordedLayer, dict[tuple[str, str], int]]:
               for spec in specs}
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, "torchtitan", MODES.get(mode, mode), tp, tp > 1,
               options=TorchtitanOptions(compiled_blocks=True, compiled_loss=True,
-                                        repeat_kv=case.get("repeat_kv", False)))
+                                        repeat_kv=case.get("repeat_kv", False),
+                                        async_tp=case.get("async_tp", False)))
     slots: dict[tuple[str, str], int] = {}
     return torchtitan.record(replace(kind, fp8=bool(fp8)), run, slots, {}), slots
 
@@ -80,7 +83,8 @@ def test_net_bytes_are_those_of_inductor_s_code(name: str, at: str) -> None:
 @pytest.mark.parametrize(("name", "at"), PLACES)
 def test_the_most_that_is_there_is_that_of_inductor_s_code(name: str, at: str) -> None:
     mine, truth = top(changes(name, at)), top(measured(name, at))
-    assert abs(mine - truth) <= (CASTS if CASES[name]["case"].get("fp8") else COLUMNS) * truth
+    case = CASES[name]["case"]
+    assert abs(mine - truth) <= (CASTS if case.get("fp8") else PIECES if case.get("async_tp") else COLUMNS) * truth
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name]["case"].get("of") != "loss"])

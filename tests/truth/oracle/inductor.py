@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,7 @@ from torch._functorch import partitioners
 from torch._inductor import compile_fx, config
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import _symmetric_memory as symmetric
 
 from .steps.tracker import Tracker
 
@@ -39,14 +41,19 @@ class Part:
     """Forward or backward: its graph, and the code that Inductor wrote for it."""
 
     graph: torch.fx.GraphModule
+    names: list[str | None]
+    """Outputs as the partitioner calls them, before Inductor's passes replace their nodes."""
     code: str = ""
 
     def inputs(self) -> dict[str, Any]:
         return {node.name: as_fake(node.meta["val"]) for node in self.graph.graph.nodes if node.op == "placeholder"}
 
     def outputs(self) -> list[Any]:
-        ends = next(node for node in self.graph.graph.nodes if node.op == "output").args[0]
-        return list(ends)
+        return ends(self.graph)
+
+
+def ends(graph: torch.fx.GraphModule) -> list[Any]:
+    return list(next(node for node in graph.graph.nodes if node.op == "output").args[0])
 
 
 def as_fake(meta: Any) -> Any:
@@ -57,7 +64,7 @@ def backend(found: list[Part]) -> Compiler:
     """Inductor up to its code; what is called instead puts out fake tensors."""
 
     def inner(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        part = Part(graph)
+        part = Part(graph, [getattr(end, "name", None) for end in ends(graph)])
         found.append(part)
 
         def codegen(lowering: GraphLowering) -> Any:
@@ -96,13 +103,45 @@ def seen_as(x: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset:
     return x.as_strided(size, stride, offset)
 
 
+def gathered(shard: Any, others: list[Any], dim: int, group: Any, *, return_A: bool = True) -> Any:
+    """`fused_all_gather_matmul` as on a GPU: what it allocates."""
+    return symmetric._fused_all_gather_matmul_impl(
+        nothing, shard, others, None, [{} for _ in others], [one.dtype for one in others], dim, group, return_A)
+
+
+def gathered_in_fp8(shard: Any, others: list[Any], scale: Any, _scales: Any, dim: int, group: Any, _biases: Any,
+                    _results: Any, dtypes: list[Any], _fast: Any) -> Any:
+    """`fused_all_gather_scaled_matmul`."""
+    return symmetric._fused_all_gather_matmul_impl(
+        nothing, shard, others, scale, [{} for _ in others], dtypes, dim, group, True)
+
+
+def scattered(x: Any, other: Any, operation: str, dim: int, group: Any) -> Any:
+    """`fused_matmul_reduce_scatter`."""
+    return symmetric._fused_matmul_reduce_scatter_impl(nothing, x, other, {}, x.dtype, operation, dim, group)
+
+
+def scattered_in_fp8(x: Any, other: Any, scale: Any, _scale: Any, operation: str, dim: int, flat_dim: int, group: Any,
+                     shape: list[int], _bias: Any, _result: Any, dtype: Any, _fast: Any = None) -> Any:
+    """`fused_scaled_matmul_reduce_scatter`."""
+    return symmetric._fused_scaled_matmul_reduce_scatter_impl(
+        nothing, x, other, scale, {}, dtype, operation, dim, flat_dim, group, list(shape))
+
+
+FUSED = SimpleNamespace(**{f"fused_{name}": SimpleNamespace(default=called) for name, called in (
+    ("all_gather_matmul", gathered), ("all_gather_scaled_matmul", gathered_in_fp8),
+    ("matmul_reduce_scatter", scattered), ("scaled_matmul_reduce_scatter", scattered_in_fp8))})
+"""Products that torch runs in pieces beside their collective."""
+
+
 def run(code: str, inputs: list[Any], tracker: Tracker) -> tuple[list[Any], list[int]]:
     """Outputs, and signed bytes in order. `inputs` is emptied, as Inductor's callers do."""
     names: dict[str, Any] = {"__name__": "written"}
+    code = code.replace("torch.ops.symm_mem.", "symmetric.")
     with mock.patch("torch._inductor.async_compile.AsyncCompile.cpp_pybinding", return_value=nothing):
         exec(compile(code, "written", "exec"), names)  # noqa: S102
     names |= {"extern_kernels": Kernels(), "assert_size_stride": nothing, "assert_alignment": nothing,
-              "empty_strided_cpu": empty, "reinterpret_tensor": seen_as}  # fmt: skip
+              "empty_strided_cpu": empty, "reinterpret_tensor": seen_as, "symmetric": FUSED}  # fmt: skip
     start = len(tracker.events)
     outputs = names["call"](inputs)
     return list(outputs), [change for _, change in tracker.events[start:]]
@@ -125,7 +164,7 @@ def measured(step: Callable[[Compiler], None]) -> dict[str, Any]:
                 if isinstance(tensor, torch.Tensor):
                     tracker.tag(tensor, "input")
             outputs, first = run(forward.code, [given[name] for name in forward.inputs()], tracker)
-            made = {end.name: out for end, out in zip(forward.outputs(), outputs, strict=True) if end is not None}
+            made = {name: out for name, out in zip(forward.names, outputs, strict=True) if name is not None}
             asked = [made.get(name, given[name]) for name in backward.inputs()]
             kept = [[name, str(made[name].dtype).replace("torch.", ""), list(made[name].shape)]
                     for name in backward.inputs() if isinstance(made.get(name), torch.Tensor)]

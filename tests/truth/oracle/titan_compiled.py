@@ -1,17 +1,22 @@
 """What torch.compile makes of a torchtitan block or of its loss: Inductor's own code, run over fake tensors.
 
 torchtitan 0.2.2 compiles each block inside its checkpoint wrapper (`models/llama3/infra/parallelize.py`), which
-`inductor.py` measures. A gathered fp8 weight is torchao's own tensor (torchao 0.18.0).
+`inductor.py` measures. A gathered fp8 weight is torchao's own tensor (torchao 0.18.0). Asynchronous tensor parallelism
+is Inductor's own pass, whose fused operators allocate by torch's own code; copies between GPUs do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._inductor import config
+from torch.distributed import _symmetric_memory as symmetric
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -23,7 +28,18 @@ Case = dict[str, Any]
 
 def measured(case: Case) -> dict[str, Any]:
     """What is kept and the events of both passes, of a block or of the loss."""
-    return inductor.measured(loss(case) if case.get("of") == "loss" else block(case))
+    with asynchronous() if case.get("async_tp") else contextlib.nullcontext():
+        return inductor.measured(loss(case) if case.get("of") == "loss" else block(case))
+
+
+@contextlib.contextmanager
+def asynchronous() -> Iterator[None]:
+    """Products and collectives of a tensor parallel group are fused, as if its memory were symmetric."""
+    with (config.patch(_micro_pipeline_tp=True), symmetric._test_mode(),
+          mock.patch("torch.distributed.is_nccl_available", return_value=True),
+          mock.patch.object(symmetric, "_pipelined_multi_all_gather_and_consume", inductor.nothing),
+          mock.patch.object(symmetric, "_pipelined_produce_and_all2all", inductor.nothing)):
+        yield
 
 
 def block(case: Case) -> Callable[[Compiler], None]:
