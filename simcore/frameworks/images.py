@@ -62,16 +62,16 @@ def _check_sides(job: Job) -> None:
 def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     scenario, training = job.scenario, job.scenario.training
     if not adapter.reads_images:
-        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, megatron)")
+        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, ddp, megatron)")
     if scenario.workload != "train":
         raise job.not_yet("workload", f"a vision tower in {scenario.workload}")
-    if training.method == "qlora":
+    if training.method == "qlora" and not adapter.replays_towers:
         raise job.not_yet("training.method", "qlora of a model with a vision tower")
     if adapter.trains_towers:
         return
     if any("language" in name for name in (*training.lora.target_modules, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
-    if training.recompute != "none" and job.graph.implementation == "hf":
+    if training.recompute != "none" and job.graph.implementation == "hf" and not adapter.replays_towers:
         raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
     if training.lengths != "fixed":
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")

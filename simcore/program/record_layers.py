@@ -232,6 +232,7 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     tower = range(1, 1 + plan.graph.num_tower_parts)
     of_tower = next((layer for layer in tower if trains[kind_of[layer]] and not isinstance(
         plan.graph.kinds[kind_of[layer]].block, DeepMerger)), len(kind_of))
+    of_tower = 1 if plan.framework.options.patches_require_grad else of_tower
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
     first = 0 if plan.framework.options.embeddings_require_grad else first
     return {layer: layer > (of_tower if layer in tower else first) for layer in plan.layers}
@@ -244,7 +245,9 @@ def _trained_of_images(plan: Plan, *, no_grad: bool) -> dict[str, bool]:
         return {}
     trains = [plan.kinds[layer.kind].is_trained for layer in plan.graph.layers[:1 + plan.graph.num_tower_parts]]
     stem = trains[0] or plan.framework.options.embeddings_require_grad
-    return {"embedding_trains": stem and not no_grad, "features_train": any(trains[1:-1]) and not no_grad}
+    features = any(trains[1:-1]) or plan.framework.options.patches_require_grad
+    return {"embedding_trains": stem and not no_grad, "features_train": features and not no_grad,
+            "embedding_stays": stem and not trains[0] and not no_grad}
 
 
 def _last_user_of_stem(plan: Plan, below: dict[int, bool]) -> int:

@@ -43,7 +43,7 @@ def ok(report: Report) -> Report:
     ({"method": "qlora"}, "not yet: qlora of a model with a vision tower"),
     ({"method": "lora", "lora": {"exclude_modules": ["*language*"]}}, "not yet: patterns of adapters that tell"),
     ({"method": "lora", "lora": {"target_modules": ["*"]}}, "not yet: adapters in a vision tower"),
-    ({"framework": "fsdp2"}, "not yet: a vision tower under fsdp2 (served: automodel, megatron)"),
+    ({"framework": "fsdp2"}, "not yet: a vision tower under fsdp2 (served: automodel, ddp, megatron)"),
     ({"framework": "megatron", "frozen": None}, "not yet: the vision tower of gemma3 in the layers of megatron"),
     ({"mesh": {"dp_shard": 4, "tp": 2}}, "not yet: transformers' layers of gemma3 under automodel over more"),
     ({"image_height": 448}, "image_height: changes nothing: all images of gemma3 have one size"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Mamba2, Mlp
+from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Mlp
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 
@@ -86,7 +86,7 @@ def _check(job: Job, stored: str) -> None:
                           "asked for", _UNSCALED)
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     if not all(isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks)
-               or (isinstance(block, Mamba2) and stored == job.compute) for block in blocks):
+               or (isinstance(block, Mamba2 | GatedDeltaNet) and stored == job.compute) for block in blocks):
         raise job.not_yet("framework_options.autocast", "autocast over experts, attention sinks, or Mamba layers in "
                           "fp32")
     if stored != job.compute:

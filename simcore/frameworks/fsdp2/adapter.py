@@ -12,7 +12,7 @@ from simcore.frameworks.fsdp2.trainers import TRAINERS
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"fsdp2": FrameworkAdapter(
-    write_table=table, hooks=FSDP2_HOOKS, lora_tensors=name_adapters, lora_dropout=peft_dropout,
+    write_table=table, hooks=FSDP2_HOOKS, lora_tensors=name_adapters, takes_pattern=True, lora_dropout=peft_dropout,
     versions=VERSIONS,
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options,

@@ -45,7 +45,7 @@ _ROWS: Final = (
     Off("gemma4_hybrid_attn_impl", "attention of two kinds"),
     Off("reward_model", "a reward model"),
     Off("process_reward_model", "a reward model"),
-    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "center_rewards_coefficient", "freeze_mm_modules"),
+    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "center_rewards_coefficient"),
          "settings of what is refused, or of the loss"),
     Idle(("num_labels",), "of a head that classifies, which is refused"),
 )
@@ -73,7 +73,6 @@ def read_model(reader: Reader, draft: Draft) -> None:
 
 def _read_kind(reader: Reader, draft: Draft) -> None:
     """Refuses recipes that train in another way than by predicting the next token of a text."""
-    draft.refuse(reader.text("processor_type"), "a model with images or sound")
     method = reader.text("rl")
     if method is not None:
         draft.refuse(method, f"training by {method.value}")

@@ -43,11 +43,14 @@ class Model:
         self.tapes: list[RecordedLayer] = []
         trains = embeds = False
         attention = case.get("attention", "sdpa" if "sides" in case else "eager")
+        features = any(spec.trainable for layer in graph.layers[1:graph.num_tower_parts]
+                       for spec in graph.tensors[layer.kind])
         for layer in graph.layers[:1 + graph.num_tower_parts]:
             params = {spec.name: Param(spec.name, spec.shape, "bf16", spec.trainable)
                       for spec in graph.tensors[layer.kind] if not spec.is_buffer}
             run = LayerWorkload(case["batch"], case["seq"], "bf16", params, input_requires_grad=trains,
                                 images=case["batch"] * case["images"], embedding_trains=embeds,
+                                features_train=features,
                                 options=HfOptions(attn_implementation=attention))
             self.tapes.append(hf.record(graph.kinds[layer.kind], run, self.slots, {}))
             if layer.index:
@@ -200,7 +203,8 @@ def test_every_birth_has_a_death_in_its_slot_and_layer() -> None:
     for name, row in CASES.items():
         model, balance = Model(row["case"]), Counter[tuple[int, int]]()
         for i, tape in enumerate(model.tapes):
-            for section in (tape.forward, tape.after, tape.late, tape.backward, tape.release):
+            for section in (tape.forward, tape.after, tape.late, tape.casts, tape.backward,
+                            tape.release):
                 for op, offset, slot, amount, _, _ in section.rows:
                     if op in (Op.ALLOC, Op.FREE):
                         balance[i + offset, slot] += amount

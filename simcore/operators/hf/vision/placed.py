@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.operators.hf.vision.grid import attention_of_parts, biased_linear, tables_of_patches
-from simcore.operators.hf.vision.projector import merged
+from simcore.operators.hf.vision.grid import attention_of_parts, tables_of_patches
+from simcore.operators.hf.vision.part import (
+    Modules,
+    end,
+    entered,
+    layer_norm,
+    merged,
+    regrouped,
+    tower_layer,
+)
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
+from simcore.operators.shared.layer_borders import BEFORE, hand_on
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 from simcore.units import dtype_bytes
@@ -66,61 +74,49 @@ def _placed(tape: Tape, run: LayerWorkload, rows: int, width: int) -> Tensor:
     return aten.new(tape, (rows, width), "fp32", "pos_embeds", weighed.nbytes, flops=weighed.numel)
 
 
-def placed_layer(tape: Tape, block: PlacedLayer, run: LayerWorkload, attention: str) -> RecordedLayer:
-    """`Qwen3VLVisionBlock`; its caller holds the input until it has returned.
+def placed_layer(tape: Tape, block: PlacedLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
+    """`Qwen3VLVisionBlock`; its caller holds the input until it has returned."""
+    def body(x: Tensor) -> Tensor:
+        made = attention_of_parts(tape, (block.patches,), block.num_heads, run, modules,
+                                  layer_norm(tape, run, modules, "norm1.", x))
+        residual = aten.add(tape, x, made, "residual")
+        del made
+        made = _mlp(tape, run, modules, "mlp.", aten.gelu, layer_norm(tape, run, modules, "norm2.", residual))
+        return aten.add(tape, residual, made, "residual")
 
-    `attention`: eager, flash_attention_2, or torch's (sdpa).
-    """
-    shape = (1, run.images * block.patches, block.width)
-    hidden: Tensor | None = tape.external(shape, run.compute, HIDDEN, -block.down)
-    assert hidden is not None
-    made = attention_of_parts(tape, (block.patches,), block.num_heads, run, attention,
-                              _norm(tape, run, "norm1.", hidden))
-    residual = aten.add(tape, hidden, made, "residual")
-    del made
-    made = _mlp(tape, run, "mlp.", aten.gelu, _norm(tape, run, "norm2.", residual))
-    out = aten.add(tape, residual, made, "residual")
-    del residual, made
-    hand_on(tape, out)
-    forward = tape.cut()
-    hidden = None
-    return RecordedLayer(forward, Section(()), tape.cut())
+    return tower_layer(tape, run, modules, (1, run.images * block.patches, block.width), body, down=-block.down)
 
 
-def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
-    tape.scope = at
-    return aten.layer_norm(tape, x, run.params[f"{at}weight"], run.params[f"{at}bias"])
-
-
-def _mlp(tape: Tape, run: LayerWorkload, at: str, activate: Callable[[Tape, Tensor], Tensor], x: Tensor) -> Tensor:
+def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, at: str, activate: Callable[[Tape, Tensor], Tensor],
+         x: Tensor) -> Tensor:
     """Two linears `linear_fc1` and `linear_fc2` in the module `at` ("" or with a dot at the end)."""
     tape.scope = at
-    return biased_linear(tape, run, f"{at}linear_fc2", activate(tape, biased_linear(tape, run, f"{at}linear_fc1", x)))
+    return modules.linear(tape, run, f"{at}linear_fc2", activate(tape, modules.linear(tape, run, f"{at}linear_fc1", x)))
 
 
-def deep_merger(tape: Tape, block: DeepMerger, run: LayerWorkload) -> RecordedLayer:
+def deep_merger(tape: Tape, block: DeepMerger, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """`Qwen3VLVisionPatchMerger` of squares; the next layer of the tower takes in what this one takes in."""
     rows = run.images * block.tokens
     hidden = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
     hidden.disown()
     squares = hidden.view(1, rows, block.merged * block.width)
-    made = _mlp(tape, run, "", aten.gelu, _norm(tape, run, "norm.", squares))
+    made = _mlp(tape, run, modules, "", aten.gelu, layer_norm(tape, run, modules, "norm.", squares))
     tape.rename(made.storage, tape.slot(_FEATURES, "activation"))
     made.disown()
     return RecordedLayer(tape.cut(), Section(()))
 
 
-def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload,
+def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: Modules,
                   make_tables: Callable[[], None]) -> RecordedLayer:
     """Recording of the last merger: its output is the embedded sequence [batch, seq, hidden] with image tokens.
 
     `make_tables`: records what the model then makes for its layers.
     """
     rows = run.images * block.patches
-    patches: Tensor | None = tape.external((1, rows, block.width), run.compute, HIDDEN, -block.down)
-    assert patches is not None
-    tokens = [_tokens(tape, block, run, patches, rows)]
-    tokens.append(aten.new(tape, tokens[0].shape, run.compute, "image_embeds", tokens[0].nbytes, Kernel.COPY))
+    patches: Tensor | None
+    patches, below = entered(tape, run, (1, rows, block.width), run.compute, -block.down)
+    tokens = [_tokens(tape, block, run, modules, patches, rows)]
+    tokens.append(regrouped(tape, tokens[0], "image_embeds"))
     masks = [aten.new(tape, (run.batch, run.seq), "uint8", name, 8 * run.tokens)
              for name in ("image_mask", "video_mask")]
     out, leaf = merged(tape, block, run, masks[0], tokens[1])
@@ -136,14 +132,13 @@ def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload,
     masks.clear()
     deep.clear()
     late = tape.cut()
-    backward = run_backward(tape, out, leaf, nothing)
-    return RecordedLayer(forward, backward, late=late)
+    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads())
 
 
-def _tokens(tape: Tape, block: PlacedMerger, run: LayerWorkload, x: Tensor, rows: int) -> Tensor:
+def _tokens(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: Modules, x: Tensor, rows: int) -> Tensor:
     """Tokens [tokens of all images, hidden]; behind them the tower drops what it has made for its layers."""
     specs = _kept(run, rows, block.width, block.patch_rotary_dim, run.images * block.pixels)
     _of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()]
-    squares = _norm(tape, run, "norm.", x).view(1, run.images * block.tokens, block.merged * block.width)
-    made = _mlp(tape, run, "", aten.gelu, squares)
+    squares = layer_norm(tape, run, modules, "norm.", x).view(1, run.images * block.tokens, block.merged * block.width)
+    made = _mlp(tape, run, modules, "", aten.gelu, squares)
     return made.view(run.images * block.tokens, block.hidden)

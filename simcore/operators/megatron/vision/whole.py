@@ -13,6 +13,7 @@ from typing import Final
 from simcore.models.vision_blocks import GridLayer, GridPatches, Merger
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches, in_order, kept_by_tower, tables_of_patches
 from simcore.operators.hf.vision.merger import tokens_of
+from simcore.operators.hf.vision.part import PLAIN
 from simcore.operators.hf.vision.scatter import masked_scatter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import reordered
@@ -29,7 +30,7 @@ _UNTIL_BACKWARD: Final = ("patches.cos", "patches.sin", "pixel_values.to")
 
 def record_grid_layer(c: Context, block: GridLayer) -> RecordedLayer:
     """Recording of `Qwen2_5_VLVisionBlock`, forward and backward."""
-    return grid_layer(c.tape, block, c.run, "sdpa")
+    return grid_layer(c.tape, block, c.run, PLAIN)
 
 
 def patches_of_grid(c: Context, block: GridPatches) -> RecordedLayer:
@@ -77,7 +78,7 @@ def tokens_of_grid(c: Context, block: Merger, x: Tensor, embedded: Tensor) -> tu
                           run.images * block.pixels)
     of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()
                 if not (run.input_requires_grad and name in _UNTIL_BACKWARD)]
-    made = tokens_of(tape, block, run, x)
+    made = tokens_of(tape, block, run, PLAIN, x)
     of_tower.clear()
     tokens = aten.new(tape, made.shape, run.compute, "image_embeds", made.nbytes, Kernel.COPY)
     tokens.node = tape.node((made,), (), lambda tape, grads, saved: [grads[0]])
