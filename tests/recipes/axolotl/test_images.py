@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_other_inputs_are_refused_by_name(tmp_path: Path, old: str, new: str, to
 
 def test_freeze_mm_modules_freezes_a_tower_that_would_be_trained(tmp_path: Path) -> None:
     full = "\n".join(line for line in RECIPE.splitlines() if not line.startswith(("adapter", "lora_")))
-    values: dict[str, Any] = imported(tmp_path, f"{full}\nfreeze_mm_modules: true\n", ASKED).values
+    values: Mapping[str, Any] = imported(tmp_path, f"{full}\nfreeze_mm_modules: true\n", ASKED).values
     assert values["training"]["frozen"] == ["model.visual"]
     values = imported(tmp_path, f"{RECIPE}freeze_mm_modules: true\n", ASKED).values
     assert "frozen" not in values["training"]
