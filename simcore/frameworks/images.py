@@ -69,7 +69,8 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
         raise job.not_yet("training.method", "qlora of a model with a vision tower")
     if adapter.trains_towers:
         return
-    if any("language" in name for name in (*training.lora.target_modules, *training.lora.exclude_modules)):
+    named = () if isinstance(training.lora.target_modules, str) else training.lora.target_modules
+    if any("language" in name for name in (*named, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
     if training.recompute != "none" and job.graph.implementation == "hf" and not adapter.replays_towers:
         raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
