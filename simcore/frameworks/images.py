@@ -8,11 +8,12 @@ from typing import Any
 from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.inputs.scenario import Scenario
+from simcore.models.graph import ModelGraph
 from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import AnySize, Projector, RowProjector, TowerEnd, VisionPart
 from simcore.placement.job import Job
 
-__all__ = ["check_images", "with_image_sides"]
+__all__ = ["check_images", "freezes_tower_alone", "with_image_sides"]
 
 _AT = "training.images"
 
@@ -46,6 +47,13 @@ def with_image_sides(fields: Mapping[str, Any], scenario: Scenario) -> Mapping[s
     return fields if height is None else {**fields, IMAGE_SIDES: [height, width or height]}
 
 
+def freezes_tower_alone(graph: ModelGraph) -> bool:
+    """True if no parameter is frozen but those of a vision tower and its end."""
+    outside = (spec for layer in graph.layers if not isinstance(graph.kinds[layer.kind].block, VisionPart)
+               for spec in graph.tensors[layer.kind])
+    return not any(not spec.trainable and not spec.is_buffer for spec in outside)
+
+
 def _check_sides(job: Job) -> None:
     """Raises InputError unless sides are given just where the model takes images of any size."""
     training, where = job.scenario.training, job.scenario.where
@@ -62,7 +70,8 @@ def _check_sides(job: Job) -> None:
 def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     scenario, training = job.scenario, job.scenario.training
     if not adapter.reads_images:
-        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, ddp, megatron)")
+        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, ddp, fsdp2, "
+                          "megatron, zero0 to zero3)")
     if scenario.workload != "train":
         raise job.not_yet("workload", f"a vision tower in {scenario.workload}")
     if training.method == "qlora" and not adapter.replays_towers:

@@ -10,7 +10,7 @@ from typing import Any
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapted import with_adapters
 from simcore.frameworks.adapter import FrameworkAdapter
-from simcore.frameworks.images import check_images, with_image_sides
+from simcore.frameworks.images import check_images, freezes_tower_alone, with_image_sides
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Imbalance, Quantization
@@ -231,7 +231,8 @@ def _with_frozen(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapte
     patterns, where = tuple(scenario.training.frozen), scenario.where("training", "frozen")
     if not patterns:
         return graph
-    if graph.implementation not in adapter.freezes:
+    if graph.implementation not in adapter.freezes and not (
+            adapter.replays_towers and freezes_tower_alone(with_frozen(graph, patterns)[0])):
         raise NotYet(Problem(where, f"not yet: frozen parameters under {scenario.framework} with the layers of "
                              f"{graph.implementation} (served: fsdp2 with those of hf)"))
     if any(kind.shared for kind in graph.kinds):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.sized_patches import SizedPatches
 
-__all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
-           "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart"]
+__all__ = ["PARTS", "TOWER_LAYERS", "AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector",
+           "RowLayer", "RowPatches", "RowProjector", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,5 +229,10 @@ class RowProjector:
 AnySize = GridPatches | RowPatches | PlacedPatches
 """Patches of images whose size a scenario says."""
 TowerEnd = Projector | Merger | RowProjector | PlacedMerger
+TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, RowLayer)
+"""Classes of layers of a tower, many of which stand behind each other."""
+PARTS = (Patches, TowerLayer, TowerNorm, Projector, GridPatches, GridLayer, Merger, RowPatches, RowLayer, RowProjector,
+         PlacedPatches, PlacedLayer, DeepMerger, PlacedMerger)
+"""Classes of all parts of a tower, its end with them."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger)

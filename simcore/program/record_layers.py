@@ -33,7 +33,8 @@ from simcore.program.tile import LayerRows, small_tile, structure
 from simcore.recording.layer import INPUT_STAYS, SAVED_LEAVES, LayerWorkload
 from simcore.recording.tape import Op, Param
 
-__all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of", "keys_of", "leaving", "record_layers",
+__all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of",
+           "differentiates_tower", "keys_of", "leaving", "record_layers",
            "run_of"]
 
 _TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
@@ -238,6 +239,12 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     return {layer: layer > (of_tower if layer in tower else first) for layer in plan.layers}
 
 
+def differentiates_tower(plan: Plan) -> bool:
+    """True if gradients reach features of a vision tower's layers: one is trained, or its front asks for them."""
+    parts = plan.graph.layers[1:plan.graph.num_tower_parts]
+    return any(plan.kinds[layer.kind].is_trained for layer in parts) or plan.framework.options.patches_require_grad
+
+
 @lru_cache(maxsize=64)
 def _trained_of_images(plan: Plan, *, no_grad: bool) -> dict[str, bool]:
     """Ends of a vision tower that gradients reach, apart from the stream of layers; {} for a model without one."""
@@ -245,7 +252,7 @@ def _trained_of_images(plan: Plan, *, no_grad: bool) -> dict[str, bool]:
         return {}
     trains = [plan.kinds[layer.kind].is_trained for layer in plan.graph.layers[:1 + plan.graph.num_tower_parts]]
     stem = trains[0] or plan.framework.options.embeddings_require_grad
-    features = any(trains[1:-1]) or plan.framework.options.patches_require_grad
+    features = differentiates_tower(plan)
     return {"embedding_trains": stem and not no_grad, "features_train": features and not no_grad,
             "embedding_stays": stem and not trains[0] and not no_grad}
 

@@ -15,6 +15,6 @@ ADAPTERS = {"ddp": FrameworkAdapter(
     lora_dropout=peft_dropout, versions=VERSIONS,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=options_around,
-    serves_qlora=True, freezes=("hf",), reads_images=True, replays_towers=True,
+    serves_qlora=True, reads_images=True, replays_towers=True,
     axes=lambda graph: CAPABILITIES.axes,
 )}

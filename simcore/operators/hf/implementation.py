@@ -105,7 +105,7 @@ def _modules(run: LayerWorkload) -> Modules:
     options = HfOptions.of(run.options)
     return Modules(options.attn_implementation, linear, layer_norm, narrowed, "fp32" if options.autocast else "",
                    is_replayed=run.checkpoint != "none",
-                   drops_output=options.automodel is None and run.loss != "hf_keep_logits")
+                   drops_output=options.automodel is None and run.loss != "hf_keep_logits", is_cast=options.casts_tower)
 
 
 _OTHERS: Final = ("gpt2", "mpt")

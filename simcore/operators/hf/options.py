@@ -31,7 +31,7 @@ class HfOptions(ImplementationOptions):
     torch.compile runs on each decoder layer. `has_outlier_threshold`: LLM.int8() looks for outliers
     (llm_int8_threshold above 0). `wide_outputs`: FSDP2's hook casts what each layer puts out to fp32, and what the next
     is given back to the compute dtype. `checkpoints_parts`: norms, attention and MLP of a layer are checkpoints of
-    their own.
+    their own. `casts_tower`: FSDP2's hooks cast images, and the rotary tables of each layer of a vision tower.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -53,6 +53,7 @@ class HfOptions(ImplementationOptions):
     has_outlier_threshold: bool = True
     wide_outputs: bool = False
     checkpoints_parts: bool = False
+    casts_tower: bool = False
 
     @property
     def puts_out_fp32(self) -> bool:

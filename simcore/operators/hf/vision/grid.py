@@ -130,7 +130,7 @@ def attention_of_parts(tape: Tape, parts: tuple[int, ...], num_heads: int, run: 
     qkv = modules.linear(tape, run, "attn.qkv", x)
     heads = (*x.shape[:2], num_heads, x.shape[2] // num_heads)
     q, k, v = _views(tape, qkv, [heads] * 3, "grad_qkv", copies=True)
-    q, k = _rotated(tape, q, k)
+    q, k = _rotated(tape, q, k, is_cast=modules.is_cast)
     outs = _attended(tape, parts * run.images, modules.attention, (q, k, v))
     out = outs[0] if modules.attention == _FLASH else _joined_parts(tape, outs, x.shape)
     return modules.linear(tape, run, "attn.proj", out.view(*x.shape))
@@ -167,10 +167,11 @@ def _joined_parts(tape: Tape, parts: list[Tensor], shape: tuple[int, ...]) -> Te
     return out
 
 
-def _rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """`apply_rotary_pos_emb_vision`: in fp32, then back."""
+def _rotated(tape: Tape, q: Tensor, k: Tensor, *, is_cast: bool) -> tuple[Tensor, Tensor]:
+    """`apply_rotary_pos_emb_vision`: in fp32, then back; `is_cast`: so are the tables, which are in 16 bits."""
     table, dtype = Tensor(None, (1, q.shape[1], 1, q.shape[3]), "fp32"), q.dtype
     q, k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
+    _wide = [aten.new(tape, table.shape, "fp32", name) for name in TABLES] if is_cast else []
     both = [turned(tape, x, table) for x in (q, k)]
     q, k = (aten.cast(tape, both.pop(0), dtype) for _ in range(2))
     return q, k

@@ -56,6 +56,8 @@ class Modules:
     `x` [..., k]; `layer_norm`: (tape, run, x, weight, bias) -> the norm, in `norm_dtype`, "" for that of products;
     `narrowed`: (tape, run, x) -> x as a product reads it. `is_replayed`: transformers' checkpoints are around layers.
     `drops_output`: the model's output is dropped when it has returned, since its caller takes the loss of it.
+    `is_cast`: FSDP2's hooks cast what the model and each layer is given in fp32, images and rotary tables, and hold the
+    copies until it returns (torch 2.13 `_fsdp_state.py`, cast_forward_inputs).
     """
 
     attention: str = "sdpa"
@@ -65,6 +67,7 @@ class Modules:
     norm_dtype: str = ""
     is_replayed: bool = False
     drops_output: bool = False
+    is_cast: bool = False
 
 
 PLAIN = Modules()

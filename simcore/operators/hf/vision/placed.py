@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.operators.hf.vision.grid import attention_of_parts, tables_of_patches
+from simcore.operators.hf.vision.grid import TABLES, attention_of_parts, tables_of_patches
 from simcore.operators.hf.vision.part import (
     Modules,
     end,
@@ -76,7 +76,10 @@ def _placed(tape: Tape, run: LayerWorkload, rows: int, width: int) -> Tensor:
 
 def placed_layer(tape: Tape, block: PlacedLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """`Qwen3VLVisionBlock`; its caller holds the input until it has returned."""
+    table = (1, run.images * block.patches, 1, block.head_dim)
+
     def body(x: Tensor) -> Tensor:
+        _tables = [aten.new(tape, table, run.compute, f"{name}.to") for name in TABLES if modules.is_cast]
         made = attention_of_parts(tape, (block.patches,), block.num_heads, run, modules,
                                   layer_norm(tape, run, modules, "norm1.", x))
         residual = aten.add(tape, x, made, "residual")
@@ -119,6 +122,8 @@ def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: 
     tokens.append(regrouped(tape, tokens[0], "image_embeds"))
     masks = [aten.new(tape, (run.batch, run.seq), "uint8", name, 8 * run.tokens)
              for name in ("image_mask", "video_mask")]
+    pixels = [tape.external((run.images * block.pixels,), run.compute, tape.slot(_COPY, "activation"), 1 - block.below)
+              for _ in range(modules.is_cast and run.options.pixels != run.compute)]
     out, leaf = merged(tape, block, run, masks[0], tokens[1])
     deep = [tape.external(tokens[0].shape, run.compute, tape.slot(_FEATURES, "activation"), -down)
             for down in block.deep]
@@ -132,13 +137,16 @@ def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: 
     masks.clear()
     deep.clear()
     late = tape.cut()
-    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads())
+    pixels.clear()
+    dropped = tape.cut()
+    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads(), casts=dropped)
 
 
 def _tokens(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: Modules, x: Tensor, rows: int) -> Tensor:
     """Tokens [tokens of all images, hidden]; behind them the tower drops what it has made for its layers."""
     specs = _kept(run, rows, block.width, block.patch_rotary_dim, run.images * block.pixels)
-    _of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()]
+    _of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()
+                 if not (modules.is_cast and name == _COPY)]
     squares = layer_norm(tape, run, modules, "norm.", x).view(1, run.images * block.tokens, block.merged * block.width)
     made = _mlp(tape, run, modules, "", aten.gelu, squares)
     return made.view(run.images * block.tokens, block.hidden)
