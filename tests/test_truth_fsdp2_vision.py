@@ -67,7 +67,7 @@ def _tables(case: dict[str, Any]) -> int:
     """Bytes of a layer's rotary tables in 16 bits: its hook casts them before it gathers, here they come behind."""
     vision, count = case["fields"]["vision_config"], case["batch"] * case["images"]
     patches = count * case["sides"][0] * case["sides"][1] // vision["patch_size"]**2
-    return 2 * 2 * patches * int(vision["hidden_size"] // vision["num_heads"])
+    return int(2 * 2 * patches * vision["hidden_size"] // vision["num_heads"])
 
 
 def test_traffic_is_what_was_measured(tmp_path: Path) -> None:
