@@ -38,16 +38,20 @@ MASKS = 2 * 128 * 128
 """Bytes a sequence of a mask of Gemma 3's, two of which live until the first layer is replayed, upstream one.
 
 In forward upstream has masks of truth values besides."""
-REST = ("sharded_param", "opt_state", "buffer", "workspace", "input")
+REST = ("sharded_param", "opt_state", "buffer", "workspace")
+ADAPTED = [name for name, row in CASES.items() if not row["case"].get("full")]
+SLACK = 0.003
+"""Part of a peak by which a step differs that trains all, tower and decoder: gradients that wait for one another."""
 
 
 def asked(name: str, folder: Path) -> Scenario:
     case, path = CASES[name]["case"], folder / f"{name}.json"
     path.write_text(json.dumps(case["fields"]), encoding="utf-8")
     training: dict[str, Any] = {
-        "seq_len": case["seq"], "micro_batch_size": case["batch"], "images": case["images"], "method": "lora",
-        "recompute": "full" if case["recompute"] else "none",
-        "lora": {"rank": 8, "target_modules": PATTERN, "dtype": "fp32"}}
+        "seq_len": case["seq"], "micro_batch_size": case["batch"], "images": case["images"],
+        "recompute": "full" if case["recompute"] else "none"}
+    training |= {} if case.get("full") else {
+        "method": "lora", "lora": {"rank": 8, "target_modules": PATTERN, "dtype": "fp32"}}
     training |= dict(zip(("image_height", "image_width"), case["sides"], strict=True)) if "sides" in case else {}
     attention = case.get("attention", "sdpa" if "sides" in case else "eager")
     return Scenario.model_validate({
@@ -63,14 +67,25 @@ def expect_peaks(name: str, folder: Path) -> None:
     assert report.status == "ok", report.problems
     peak = report.ranks[0].peak
     assert peak is not None
-    rest = sum(peak.by_category.get(key, 0) for key in REST)
+    rest = sum(peak.by_category.get(key, 0) for key in REST) + _given(CASES[name]["case"])
     found = {half: max(size for phase, size in peak.by_phase.items() if phase in phases) - rest for half, phases in (
         ("forward", ("forward", "loss")), ("backward", ("backward", "recompute")))}
     case = CASES[name]["case"]
     orders, masks = ORDERS * case["batch"] * case["images"], MASKS * case["batch"] * name.startswith("gemma3")
+    if case.get("full"):
+        assert all(abs(found[half] - size) <= SLACK * size for half, size in truth.items()), (found, truth)
+        return
     delta = int(DELTA * truth["backward"]) * name.startswith("qwen3.5")
     assert -orders <= found["backward"] - truth["backward"] <= masks * case["recompute"] + delta, (found, truth)
     assert -orders - masks - delta <= found["forward"] - truth["forward"] <= 0, (found, truth)
+
+
+def _given(case: dict[str, Any]) -> int:
+    """Bytes of images, tokens and labels."""
+    vision = case["fields"]["vision_config"]
+    sides = case.get("sides", [vision.get("image_size", 0)] * 2)
+    frames = vision.get("temporal_patch_size", 1)
+    return int(case["batch"] * (case["images"] * 4 * 3 * frames * sides[0] * sides[1] + 2 * 8 * case["seq"]))
 
 
 def tower_of(name: str, folder: Path) -> tuple[list[tuple[str, RecordedLayer]], dict[int, str]]:
@@ -111,11 +126,12 @@ def test_peaks_of_a_step_are_those_that_were_measured(tmp_path: Path) -> None:
 
 
 def test_a_frozen_tower_is_replayed_and_differentiated_as_measured(tmp_path: Path) -> None:
-    expect_of_every(((name, name) for name in CASES), lambda name: expect_tower(name, tmp_path))
+    expect_of_every(((name, name) for name in ADAPTED), lambda name: expect_tower(name, tmp_path))
 
 
 def test_adapters_are_those_that_the_pattern_gives(tmp_path: Path) -> None:
-    for name, row in CASES.items():
+    for name in ADAPTED:
+        row = CASES[name]
         graph = prepare(asked(name, tmp_path))[0].graph
         adapters = [layer.path for layer in graph.layers for spec in graph.tensors[layer.kind]
                     if spec.module == "adapter"]

@@ -9,6 +9,7 @@ from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.inputs.scenario import Scenario
 from simcore.models.graph import ModelGraph
+from simcore.models.placed_blocks import DeepMerger, PlacedPatches
 from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import AnySize, Projector, RowProjector, TowerEnd, VisionPart
 from simcore.placement.job import Job
@@ -92,6 +93,15 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
                and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]
-    if trained:
+    if trained and not (adapter.replays_towers and _is_trained_whole(graph)):
         raise job.not_yet("training.frozen", f"a vision tower that is trained ({trained[0]} and others; frozen: "
                           "[model.vision_tower] leaves it as it is)")
+
+
+def _is_trained_whole(graph: ModelGraph) -> bool:
+    """True for a tower with learned positions of which all is trained, and that feeds no layer of the decoder."""
+    parts = [(graph.kinds[layer.kind].block, graph.tensors[layer.kind]) for layer in graph.layers
+             if isinstance(graph.kinds[layer.kind].block, VisionPart)]
+    has_kind = any(isinstance(block, PlacedPatches) for block, _ in parts) and not any(
+        isinstance(block, DeepMerger) for block, _ in parts)
+    return has_kind and all(spec.trainable or spec.is_buffer for _, specs in parts for spec in specs)

@@ -53,10 +53,10 @@ def built(case: dict[str, Any]) -> Any:
     """The model as PEFT adapts it, inside transformers' checkpoints if the case asks for them."""
     torch.manual_seed(0)
     model = FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
-    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=PATTERN)
-    adapted = peft.get_peft_model(model, lora)
+    adapted = model if case.get("full") else peft.get_peft_model(model, peft.LoraConfig(
+        r=8, lora_alpha=16, target_modules=PATTERN))
     if case.get("recompute"):
-        adapted.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     return adapted.train()
 
 
@@ -77,7 +77,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     """Signed bytes of every section of the second step."""
     as_on_cuda()
     adapted = built(case)
-    model = adapted.base_model.model
+    model = adapted if case.get("full") else adapted.base_model.model
     given = FAMILIES[case["fields"]["model_type"]].inputs(case)
     labels = given["input_ids"].clone()
     tracker = Tracker()
@@ -116,11 +116,13 @@ def of_tower(sections: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def cases() -> list[dict[str, Any]]:
-    """Cases of `cases-vision.json` with two ways of a step each."""
+    """Cases of `cases-vision.json` with two ways of a step each; Qwen 3.5's besides with all that is trained."""
     rows = json.loads((HERE / "tape" / "cases-vision.json").read_text(encoding="utf-8"))
-    return [row | {"name": f"{row['name']}{', replayed' * replayed}", "autocast": True, "recompute": replayed}
-            for row in rows if "frozen-" not in row["name"] and not row["name"].startswith("qwen2.5-vl-e")
-            for replayed in (False, True)]
+    found = [row | {"name": f"{row['name']}{', replayed' * replayed}", "autocast": True, "recompute": replayed}
+             for row in rows if "frozen-" not in row["name"] and not row["name"].startswith("qwen2.5-vl-e")
+             for replayed in (False, True)]
+    return [*found, *(row | {"name": f"{row['name']}, full", "full": True, "frozen": []}
+                      for row in found if row["name"].startswith("qwen3.5"))]
 
 
 if __name__ == "__main__":

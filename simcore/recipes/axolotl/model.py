@@ -206,6 +206,9 @@ def _read_adapters(reader: Reader, draft: Draft, sharding: Sharding, name: str, 
     """
     method = draft.values.get("training", {}).get("method", "full")
     if method == "full":
+        if sharding.shards is Shards.NONE and mixed and name != "fp32" and reader.has("processor_type"):
+            draft.infer("framework_options.autocast", True, "mixed precision of the Trainer, which norms of a tower "  # noqa: FBT003 - a value
+                        "tell from a model in 16 bits", *by, source=_AUTOCAST)
         return
     kept = reader.flag(_ADAPTERS)
     if sharding.shards not in (Shards.NONE, Shards.EACH):

@@ -72,5 +72,6 @@ def test_freeze_mm_modules_freezes_a_tower_that_would_be_trained(tmp_path: Path)
     full = "\n".join(line for line in RECIPE.splitlines() if not line.startswith(("adapter", "lora_")))
     values: Mapping[str, Any] = imported(tmp_path, f"{full}\nfreeze_mm_modules: true\n", ASKED).values
     assert values["training"]["frozen"] == ["model.visual"]
+    assert values["framework_options"]["autocast"] is True  # LayerNorms of the tower are fp32 under it
     values = imported(tmp_path, f"{RECIPE}freeze_mm_modules: true\n", ASKED).values
     assert "frozen" not in values["training"]

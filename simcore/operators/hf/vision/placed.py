@@ -14,15 +14,17 @@ from simcore.operators.hf.vision.part import (
     Modules,
     end,
     entered,
+    front,
     layer_norm,
     merged,
     regrouped,
     tower_layer,
 )
 from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.layer_borders import BEFORE, hand_on
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["deep_merger", "placed_layer", "placed_merger", "placed_patches"]
@@ -30,6 +32,8 @@ __all__ = ["deep_merger", "placed_layer", "placed_merger", "placed_patches"]
 _Spec = tuple[tuple[int, ...], str]
 _COPY, _TAPS = "pixel_values.to", 4
 _FEATURES = "deepstack_features"
+_DIFFERENTIATED = (_COPY, "patches.indices", "patches.weights", *TABLES)
+"""Tensors of `_kept` that a trained tower keeps for its backward."""
 
 
 def _kept(run: LayerWorkload, patches: int, width: int, dim: int, pixels: int) -> dict[str, _Spec]:
@@ -54,24 +58,49 @@ def placed_patches(tape: Tape, block: PlacedPatches, run: LayerWorkload) -> Reco
         "patches.indices", "patches.weights", "patches.positions")}
     found = aten.new(tape, (rows, width), run.compute, "patch_embed", 2 * pixels + weight.nbytes, Kernel.GEMM,
                      2 * rows * weight.numel)
+    node = found.node = _convolved(tape, run, made.get(_COPY), 2 * rows * weight.numel)
     made["patches.placed"] = _placed(tape, run, rows, width)
     narrow = aten.cast(tape, made["patches.placed"], run.compute)
     out = aten.add(tape, found, narrow, "embeddings")
     del found, narrow
     positions = made["patches.positions"]
     made["patches.cos"], made["patches.sin"] = tables_of_patches(tape, rows, block.rotary_dim, positions)
-    hand_on(tape, out)
-    for name, tensor in made.items():
-        tape.rename(tensor.storage, tape.slot(name, "activation"))
-        tensor.disown()
-    return RecordedLayer(tape.cut(), Section(()))
+    del positions
+    return front(tape, out, made, node, tuple(name for name in _DIFFERENTIATED if name in made))
+
+
+def _convolved(tape: Tape, run: LayerWorkload, pixels: Tensor | None, flops: int) -> Node | None:
+    """Node of the product of patches; images get no gradient. `pixels`: those in 16 bits, None if they came so."""
+    weight, bias = run.params["patch_embed.proj.weight"], run.params["patch_embed.proj.bias"]
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_weight = aten.new(tape, weight.shape, weight.dtype, "grad_patch_embed", weight.nbytes, Kernel.GEMM, flops)
+        return [to_weight, aten.new(tape, bias.shape, bias.dtype, "grad_patch_embed.bias")]
+
+    return tape.node((weight, bias), (pixels,), backward)
 
 
 def _placed(tape: Tape, run: LayerWorkload, rows: int, width: int) -> Tensor:
-    taps = aten.new(tape, (rows, _TAPS, width), run.compute, "pos_embed", rows * _TAPS * width * 2, Kernel.PERMUTE, 0)
-    weighed = aten.new(tape, (rows, _TAPS, width), "fp32", "pos_embed.weighed", taps.nbytes)
+    """Sums of four learned positions for each patch, by its weights, in fp32; their numbers and weights are kept."""
+    table, shape = run.params["pos_embed.weight"], (rows, _TAPS, width)
+
+    def to_table(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [aten.new(tape, table.shape, table.dtype, "grad_pos_embed", rows * _TAPS * width * 2)]
+
+    def to_taps(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        wide = aten.new(tape, shape, "fp32", "grad_pos_embeds", rows * width * 4)
+        grads.clear()
+        return [aten.new(tape, shape, run.compute, "grad_pos_embeds", wide.nbytes, Kernel.COPY)]
+
+    taken = tape.node((table,), (), to_table)
+    taps = aten.new(tape, shape, run.compute, "pos_embed", rows * _TAPS * width * 2, Kernel.PERMUTE, 0)
+    taps.node = taken
+    summed = tape.node((taps,), (), to_taps)
+    weighed = aten.new(tape, shape, "fp32", "pos_embed.weighed", taps.nbytes)
     del taps
-    return aten.new(tape, (rows, width), "fp32", "pos_embeds", weighed.nbytes, flops=weighed.numel)
+    out = aten.new(tape, (rows, width), "fp32", "pos_embeds", weighed.nbytes, flops=weighed.numel)
+    out.node = summed
+    return out
 
 
 def placed_layer(tape: Tape, block: PlacedLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
@@ -146,7 +175,7 @@ def _tokens(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: Module
     """Tokens [tokens of all images, hidden]; behind them the tower drops what it has made for its layers."""
     specs = _kept(run, rows, block.width, block.patch_rotary_dim, run.images * block.pixels)
     _of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()
-                 if not (modules.is_cast and name == _COPY)]
+                 if not (modules.is_cast and name == _COPY) and not (x.node is not None and name in _DIFFERENTIATED)]
     squares = layer_norm(tape, run, modules, "norm.", x).view(1, run.images * block.tokens, block.merged * block.width)
     made = _mlp(tape, run, modules, "", aten.gelu, squares)
     return made.view(run.images * block.tokens, block.hidden)
