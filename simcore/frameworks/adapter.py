@@ -105,6 +105,7 @@ class LoraChoice:
     adapters of routed experts, "auto" (the framework's own), "none", "shared" or "per_expert". `release`: version of
     the framework, as the scenario has it. `use_dora`: each adapter has a vector of magnitudes too. `implementation`:
     the model code. `moe_rank_scaling`: experts' rank is that of others over the number of experts of a token.
+    `is_exact`: targets are whole paths of modules in a layer.
     """
 
     rank: int
@@ -115,6 +116,7 @@ class LoraChoice:
     use_dora: bool = False
     implementation: str = ""
     moe_rank_scaling: bool = False
+    is_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,9 @@ class FrameworkAdapter:
     adapters whole modules train. `host_buffers`: bytes on the host by owner beyond tensors; with `rounded`, pinned
     blocks count as rounded up. `memory_options`: settings of the framework that advice tries where a job does not fit.
     `implied`: keys of the scenario, with the value that they have where it leaves them out.
-    `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters too.
+    `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters
+    too; `replays_towers`: checkpointed layers around one.
+    `takes_pattern`: modules with adapters may be named by one regular expression, as by PEFT.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
     `axes`: mesh axes that may have more than one rank with a model; a job with another is refused (`table`), unless its
@@ -170,6 +174,8 @@ class FrameworkAdapter:
     chunks_loss: bool = False
     reads_images: bool = False
     trains_towers: bool = False
+    replays_towers: bool = False
+    takes_pattern: bool = False
     memory_options: tuple[MemoryOption, ...] = ()
     implied: Mapping[str, object] = field(default_factory=dict, compare=False)
     of_stages: tuple[str, ...] = ()

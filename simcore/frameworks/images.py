@@ -8,14 +8,19 @@ from typing import Any
 from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.inputs.scenario import Scenario
+from simcore.models.graph import ModelGraph
+from simcore.models.placed_blocks import DeepMerger, PlacedPatches
 from simcore.models.pooled_blocks import PooledPatches, PooledProjector
+from simcore.models.radio_blocks import RadioPatches
 from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import AnySize, Projector, RowProjector, TowerEnd, VisionPart
 from simcore.placement.job import Job
 
-__all__ = ["check_images", "with_image_sides"]
+__all__ = ["check_images", "freezes_tower_alone", "with_image_sides"]
 
 _AT = "training.images"
+_OF_ONE_TRAINER = (PooledPatches, RadioPatches)
+"""Fronts of towers whose parts are recorded as NeMo's frameworks run them: neither under autocast nor replayed."""
 
 
 def check_images(job: Job, adapter: FrameworkAdapter) -> None:
@@ -47,6 +52,13 @@ def with_image_sides(fields: Mapping[str, Any], scenario: Scenario) -> Mapping[s
     return fields if height is None else {**fields, IMAGE_SIDES: [height, width or height]}
 
 
+def freezes_tower_alone(graph: ModelGraph) -> bool:
+    """True if no parameter is frozen but those of a vision tower and its end."""
+    outside = (spec for layer in graph.layers if not isinstance(graph.kinds[layer.kind].block, VisionPart)
+               for spec in graph.tensors[layer.kind])
+    return not any(not spec.trainable and not spec.is_buffer for spec in outside)
+
+
 def _check_sides(job: Job) -> None:
     """Raises InputError unless sides are given just where the model takes images of any size.
 
@@ -66,14 +78,18 @@ def _check_sides(job: Job) -> None:
 def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     scenario, training = job.scenario, job.scenario.training
     if not adapter.reads_images:
-        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, megatron)")
+        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, ddp, fsdp2, "
+                          "megatron, zero0 to zero3)")
+    if adapter.replays_towers and any(isinstance(kind.block, _OF_ONE_TRAINER) for kind in job.graph.kinds):
+        raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under {scenario.framework}")
     if scenario.workload != "train":
         raise job.not_yet("workload", f"a vision tower in {scenario.workload}")
-    if training.method == "qlora":
+    if training.method == "qlora" and not adapter.replays_towers:
         raise job.not_yet("training.method", "qlora of a model with a vision tower")
     if adapter.trains_towers:
         return
-    if any("language" in name for name in (*training.lora.target_modules, *training.lora.exclude_modules)):
+    named = () if isinstance(training.lora.target_modules, str) else training.lora.target_modules
+    if any("language" in name for name in (*named, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
     if training.lengths != "fixed":
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")
@@ -84,6 +100,15 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
                and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector | PooledProjector)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]
-    if trained:
+    if trained and not (adapter.replays_towers and _is_trained_whole(graph)):
         raise job.not_yet("training.frozen", f"a vision tower that is trained ({trained[0]} and others; frozen: "
                           "[model.vision_tower] leaves it as it is)")
+
+
+def _is_trained_whole(graph: ModelGraph) -> bool:
+    """True for a tower with learned positions of which all is trained, and that feeds no layer of the decoder."""
+    parts = [(graph.kinds[layer.kind].block, graph.tensors[layer.kind]) for layer in graph.layers
+             if isinstance(graph.kinds[layer.kind].block, VisionPart)]
+    has_kind = any(isinstance(block, PlacedPatches) for block, _ in parts) and not any(
+        isinstance(block, DeepMerger) for block, _ in parts)
+    return has_kind and all(spec.trainable or spec.is_buffer for _, specs in parts for spec in specs)

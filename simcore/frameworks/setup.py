@@ -7,19 +7,18 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
-from simcore.frameworks.adapter import FrameworkAdapter, LoraChoice
-from simcore.frameworks.images import check_images, with_image_sides
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.adapted import with_adapters
+from simcore.frameworks.adapter import FrameworkAdapter
+from simcore.frameworks.images import check_images, freezes_tower_alone, with_image_sides
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Imbalance, Quantization
-from simcore.models.blocks import Attention, Embedding, LayerKind, Moe
+from simcore.models.blocks import Attention, Embedding, Moe
 from simcore.models.config import quantization_of
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.network import with_copies
-from simcore.models.saved import SAVED, with_saved_modules
-from simcore.models.tensor import TensorSpec
 from simcore.models.value_head import with_value_head
 from simcore.operators.registry import IMPLEMENTATIONS
 from simcore.pipeline.schedule import SCHEDULES
@@ -29,10 +28,8 @@ from simcore.placement.mesh import Mesh
 from simcore.placement.plan import check_even
 from simcore.units import format_bytes
 
-__all__ = ["NOTHING_ADAPTED", "configuration", "prepare"]
+__all__ = ["configuration", "prepare"]
 
-NOTHING_ADAPTED = "the base is frozen: without an adapter no parameter is trained"
-"""Rule that adapters without a single module break."""
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
 IN_BLOCKS = {("optimizer", "moments"): "int8"}
 """Served with its scales, by the frameworks that say so."""
@@ -47,7 +44,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _refuse_unserved(scenario)
     adapter = asked_adapter(scenario)
     base = _graph(scenario, adapter)
-    graph, unmatched = (base, ()) if scenario.training.method == "full" else _with_adapters(base, scenario, adapter)
+    graph, unmatched = (base, ()) if scenario.training.method == "full" else with_adapters(base, scenario, adapter)
     sizes = scenario.mesh
     etp = adapter.default_etp(sizes) if sizes.etp is None else sizes.etp
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
@@ -229,59 +226,13 @@ def configuration(scenario: Scenario) -> Mapping[str, Any]:
     return model_config(reference, overrides, scenario.where("model"))
 
 
-def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapter) -> tuple[ModelGraph,
-                                                                                              tuple[str, ...]]:
-    """The model with its adapters, and the targets that hit nothing."""
-    lora = scenario.training.lora
-    targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
-    choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters,
-                        scenario.framework_version, lora.use_dora, graph.implementation,
-                        moe_rank_scaling=scenario.framework_options.get("moe_rank_scaling") is True)
-    try:
-        adapted = _adapted(graph, choice, adapter)
-    except RankscopeError as error:  # matchers know no file
-        at = scenario.where("training", "lora")
-        raise type(error)([replace(p, where=at) if p.where == "training.lora" else p for p in error.problems]) from None
-    if not _has_adapters(adapted):
-        raise IllegalLayout(Problem(scenario.where("training", "lora", "target_modules"), "no module of the model is "
-                                    f"matched by target_modules {', '.join(targets) or 'auto'}"
-                                    f"{_way_out(graph, choice, adapter)}", NOTHING_ADAPTED))
-    adapted = _with_saved(adapted, scenario, adapter)
-    unmatched = (t for t in targets if not _has_adapters(_adapted(graph, replace(choice, target_modules=(t,)),
-                                                                  adapter)))
-    return adapted, tuple(unmatched)
-
-
-def _with_saved(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
-    """The model with copies of what `training.lora.modules_to_save` names."""
-    names, where = tuple(scenario.training.lora.modules_to_save), scenario.where("training", "lora", "modules_to_save")
-    if not names:
-        return graph
-    if graph.implementation not in adapter.saves_modules:
-        raise NotYet(Problem(where, f"not yet: modules that train beside adapters under {scenario.framework} with the "
-                             f"layers of {graph.implementation} (served: ddp with those of hf)"))
-    if other := [name for name in names if name not in SAVED]:
-        raise NotYet(Problem(where, f"not yet: {other[0]} that trains beside adapters (served: {', '.join(SAVED)})"))
-    return with_saved_modules(graph, tuple(dict.fromkeys(names)))
-
-
-def _way_out(graph: ModelGraph, choice: LoraChoice, adapter: FrameworkAdapter) -> str:
-    """Patterns of the same names where those match something, else the names of the model's linears."""
-    wild = tuple(f"*{target}" for target in choice.target_modules if "*" not in target)
-    if wild and _has_adapters(_adapted(graph, replace(choice, target_modules=wild), adapter)):
-        return (f": {', '.join(map(repr, wild))} {'are' if len(wild) > 1 else 'is'}, since a target is compared with "
-                "the whole path of a module")
-    names = dict.fromkeys(spec.path.rpartition(".")[2] for specs in graph.tensors for spec in specs
-                          if spec.module == "linear" and spec.path)
-    return f": its modules are {', '.join(list(names)[:8])}" if names else ""
-
-
 def _with_frozen(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
     """The model without gradients for what `training.frozen` names."""
     patterns, where = tuple(scenario.training.frozen), scenario.where("training", "frozen")
     if not patterns:
         return graph
-    if graph.implementation not in adapter.freezes:
+    if graph.implementation not in adapter.freezes and not (
+            adapter.replays_towers and freezes_tower_alone(with_frozen(graph, patterns)[0])):
         raise NotYet(Problem(where, f"not yet: frozen parameters under {scenario.framework} with the layers of "
                              f"{graph.implementation} (served: fsdp2 with those of hf)"))
     if any(kind.shared for kind in graph.kinds):
@@ -296,22 +247,6 @@ def _with_frozen(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapte
         raise IllegalLayout(Problem(where, "frozen: nothing is left to train",
                                     "torch 2.13 optim/optimizer.py: optimizer got an empty parameter list"))
     return found
-
-
-def _has_adapters(graph: ModelGraph) -> bool:
-    return any(t.module == "adapter" for specs in graph.tensors for t in specs)
-
-
-@lru_cache(maxsize=64)
-def _adapted(graph: ModelGraph, choice: LoraChoice, adapter: FrameworkAdapter) -> ModelGraph:
-    def change(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return (*(_frozen(t) for t in specs), *adapter.lora_tensors(kind, specs, choice))
-
-    return graph.with_tensors(change)
-
-
-def _frozen(spec: TensorSpec) -> TensorSpec:
-    return replace(spec, trainable=False)
 
 
 def _refuse_unserved(scenario: Scenario) -> None:

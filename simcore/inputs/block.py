@@ -42,6 +42,7 @@ __all__ = [
     "Name",
     "Names",
     "OpenMap",
+    "PatternOrAuto",
     "Text",
     "problems_of",
     "shorten",
@@ -70,6 +71,14 @@ def _bytes_or_auto(text: str) -> str:
     return text
 
 
+def _pattern_or_auto(value: str) -> str:
+    if value != "auto" and not any(mark in value for mark in ".*+?|[("):
+        raise ValueError(f"expected 'auto' or a list, got {value!r}")
+    return value
+
+
+PatternOrAuto = Annotated[Text, AfterValidator(_pattern_or_auto)]
+"""A regular expression of whole names with dots, which no single name is; or auto."""
 BytesOrAuto = Annotated[Text, AfterValidator(_bytes_or_auto)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
 """A list of names; not strict, because a file gives a list where a frozen value keeps a tuple."""

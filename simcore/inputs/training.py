@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from simcore.inputs.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Many, Name, Names
+from simcore.inputs.block import (
+    BY_SHAPE,
+    FLAG,
+    LIST,
+    MAP,
+    WORD,
+    Block,
+    Count,
+    Fraction,
+    Many,
+    Name,
+    Names,
+    PatternOrAuto,
+)
 from simcore.inputs.bounds import BATCH, BLOCK, EPOCHS, FACTOR, IMAGE, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
 from simcore.inputs.optimizers import OPTIMIZERS
 
@@ -217,8 +230,9 @@ class Lora(Block):
     )
     use_dora: bool = Field(default=False, description="DoRA: a vector of magnitudes beside each adapter")
     use_rslora: bool = Field(default=False, description="The adapter is multiplied by alpha / sqrt(rank)")
-    target_modules: Annotated[Annotated[Literal["auto"], WORD] | Annotated[Names, LIST], BY_SHAPE] = Field(
-        default="auto", description="Module names or patterns that get an adapter"
+    target_modules: Annotated[Annotated[PatternOrAuto, WORD] | Annotated[Names, LIST], BY_SHAPE] = Field(
+        default="auto", description="Module names or patterns that get an adapter; a text is a regular expression of "
+        "whole names, as PEFT takes it"
     )
     exclude_modules: Names = Field(default=(), description="Module names or patterns that get none")
     expert_adapters: Literal["auto", "none", "shared", "per_expert"] = Field(

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from simcore.errors import RankscopeError
+from simcore.frameworks.adapted import NOTHING_ADAPTED
 from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.registry import framework_adapter
-from simcore.frameworks.setup import NOTHING_ADAPTED
 from simcore.lint.finding import Found
 from simcore.lint.rule import Example, Rule
 from simcore.lint.subject import Subject

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from simcore.errors import Problem
-from simcore.frameworks.setup import NOTHING_ADAPTED
+from simcore.frameworks.adapted import NOTHING_ADAPTED
 from simcore.lint.finding import Found
 from simcore.lint.rule import Example, Rule
 from simcore.lint.subject import NOT_YET, SCENARIO, Subject

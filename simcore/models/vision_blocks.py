@@ -13,8 +13,9 @@ from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProje
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.sized_patches import SizedPatches
 
-__all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
-           "RowProjector", "SoundPart", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart", "WholePart"]
+__all__ = ["PARTS", "TOWER_LAYERS", "AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector",
+           "RowLayer", "RowPatches", "RowProjector", "SoundPart", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart",
+           "WholePart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +235,14 @@ WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger
              | RowProjector)
 """Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
 TowerEnd = Projector | Merger | RowProjector | PlacedMerger | RadioProjector | PooledProjector
+TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, RowLayer, RadioLayer, PooledLayer)
+"""Classes of layers of a tower, many of which stand behind each other."""
 SoundPart = SoundEncoder | SoundProjector
 """Parts of a tower that reads sound, which stand before those of the one that reads images."""
+PARTS = (Patches, TowerLayer, TowerNorm, Projector, GridPatches, GridLayer, Merger, RowPatches, RowLayer, RowProjector,
+         PlacedPatches, PlacedLayer, DeepMerger, PlacedMerger, RadioPatches, RadioLayer, RadioProjector, PooledPatches,
+         PooledLayer, PooledProjector, SoundEncoder, SoundProjector)
+"""Classes of all parts of a tower, its end with them."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
               | RadioProjector | PooledPatches | PooledLayer | PooledProjector | SoundPart)

@@ -34,7 +34,8 @@ from simcore.program.tile import LayerRows, small_tile, structure
 from simcore.recording.layer import INPUT_STAYS, SAVED_LEAVES, LayerWorkload
 from simcore.recording.tape import Op, Param
 
-__all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of", "keys_of", "leaving", "record_layers",
+__all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of",
+           "differentiates_tower", "keys_of", "leaving", "record_layers",
            "run_of"]
 
 _TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
@@ -233,9 +234,16 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     tower = range(1, 1 + plan.graph.num_tower_parts)
     of_tower = next((layer for layer in tower if trains[kind_of[layer]] and not isinstance(
         plan.graph.kinds[kind_of[layer]].block, DeepMerger | SoundPart)), len(kind_of))
+    of_tower = 1 if plan.framework.options.patches_require_grad else of_tower
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
     first = 0 if plan.framework.options.embeddings_require_grad else first
     return {layer: layer > (of_tower if layer in tower else first) for layer in plan.layers}
+
+
+def differentiates_tower(plan: Plan) -> bool:
+    """True if gradients reach features of a vision tower's layers: one is trained, or its front asks for them."""
+    parts = plan.graph.layers[1:plan.graph.num_tower_parts]
+    return any(plan.kinds[layer.kind].is_trained for layer in parts) or plan.framework.options.patches_require_grad
 
 
 @lru_cache(maxsize=64)
@@ -245,7 +253,9 @@ def _trained_of_images(plan: Plan, *, no_grad: bool) -> dict[str, bool]:
         return {}
     trains = [plan.kinds[layer.kind].is_trained for layer in plan.graph.layers[:1 + plan.graph.num_tower_parts]]
     stem = trains[0] or plan.framework.options.embeddings_require_grad
-    return {"embedding_trains": stem and not no_grad, "features_train": any(trains[1:-1]) and not no_grad}
+    features = differentiates_tower(plan)
+    return {"embedding_trains": stem and not no_grad, "features_train": features and not no_grad,
+            "embedding_stays": stem and not trains[0] and not no_grad}
 
 
 def _last_user_of_stem(plan: Plan, below: dict[int, bool]) -> int:

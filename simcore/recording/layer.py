@@ -38,6 +38,7 @@ class LayerWorkload:
     `groups`: modules whose saved tensors wait on the host. `images`: of the microbatch. `embedding_trains`: gradients
     reach the embedding's output, which the end of a vision tower takes in beside that of the tower, whose parts
     `input_requires_grad` counts alone. `features_train`: gradients reach features of the tower's layers.
+    `embedding_stays`: the embedding's output requires a gradient by itself, so that the graph keeps it.
     """
 
     batch: int
@@ -67,6 +68,7 @@ class LayerWorkload:
     images: int = 0
     embedding_trains: bool = True
     features_train: bool = True
+    embedding_stays: bool = False
 
     @property
     def tokens(self) -> int:
@@ -97,9 +99,9 @@ class RecordedLayer:
     gradient of the layer's input exists; `grads`: the parameter gradients alive at the end of `backward`, as
     (parameter, slot: index of its name, bytes). `weight`: gradients of parameters, if `backward` makes none; `release`:
     tensors that only the autograd graph refers to, freed after backward. `casts`: tensors that autocast drops when the
-    model's forward is over. `stow`, `fetch`: copies of kept tensors to pages and back, with the frees and allocations
-    of the originals, for passes whose backward does not follow at once. `host`: the way of saved tensors to the host
-    and back.
+    model's forward is over, loss and all, or that are in the output which its caller then drops. `stow`, `fetch`:
+    copies of kept tensors to pages and back, with the frees and allocations of the originals, for passes whose backward
+    does not follow at once. `host`: the way of saved tensors to the host and back.
     """
 
     forward: Section

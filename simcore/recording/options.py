@@ -16,6 +16,7 @@ class ImplementationOptions:
 
     `hidden`: dtype of the hidden state between layers, "" for the compute dtype. `embeddings_require_grad`: the
     embedding's output takes a gradient that no parameter needs, so that replays of layers above carry one.
+    `patches_require_grad`: so does what the front of a vision tower puts out.
     `inputs_on_host`: inputs of replayed layers wait in host memory until backward. `lora_dropout`: place of the dropout
     of LoRA adapters: "pre" on their input, "post" on their output, "" without one.
     `lora_by_operators`: those of a library with a function of its own run as plain products, which keep x A. `pixels`:
@@ -24,6 +25,7 @@ class ImplementationOptions:
 
     hidden: str = ""
     embeddings_require_grad: bool = False
+    patches_require_grad: bool = False
     inputs_on_host: bool = False
     lora_dropout: LoraDropout = ""
     lora_by_operators: bool = False

@@ -17,7 +17,7 @@ TOWER, IMAGE, PATCHES, WIDTH = 416_866_032, 3 * 896 * 896, 4096, 1152
 
 def scenario(model: str = "gemma-3-4b", **training: Any) -> Scenario:
     keys: dict[str, Any] = {"seq_len": 1024, "images": 1, "frozen": ["model.vision_tower"]} | training
-    options = {"attn_implementation": keys.pop("attention", "eager")}
+    options = {"attn_implementation": keys.pop("attention", "eager")} | keys.pop("options", {})
     return Scenario.model_validate({
         "name": "sees", "model": model, "framework": keys.pop("framework", "automodel"), "topology": "dgx-h100",
         "mesh": keys.pop("mesh", {"dp_shard": 8}), "framework_options": options,
@@ -43,8 +43,16 @@ def ok(report: Report) -> Report:
     ({"method": "qlora"}, "not yet: qlora of a model with a vision tower"),
     ({"method": "lora", "lora": {"exclude_modules": ["*language*"]}}, "not yet: patterns of adapters that tell"),
     ({"method": "lora", "lora": {"target_modules": ["*"]}}, "not yet: adapters in a vision tower"),
-    ({"framework": "fsdp2"}, "not yet: a vision tower under fsdp2 (served: automodel, megatron)"),
-    ({"framework": "megatron", "frozen": None}, "not yet: the vision tower of gemma3 in the layers of megatron"),
+    ({"framework": "fsdp1", "frozen": None}, "not yet: a vision tower under fsdp1 (served: automodel, ddp"),
+    ({"framework": "fsdp2"}, "not yet: the vision tower of gemma3 under fsdp2 (served: those of Qwen 3 VL and"),
+    ({"framework": "zero3", "recompute": "full"}, "a vision tower under zero3 whose front transformers' checkpoints"),
+    ({"framework": "zero3"}, "a vision tower or projector that is trained under zero3"),
+    ({"framework": "ddp", "mesh": {"dp_replicate": 8}, "method": "qlora", "frozen": None,
+      "options": {"prepare_model_for_kbit_training": True},
+      "lora": {"target_modules": r"model\.language_model\..*_proj"}},
+     "a vision tower with parameters in fp32 under autocast"),
+    ({"framework": "ddp", "mesh": {"dp_replicate": 8}, "model": "gemma-4-31b"}, "the vision tower of gemma4 under ddp"),
+    ({"framework": "megatron", "model": "gemma-4-31b", "frozen": None}, "not yet: gemma4_text in Megatron's layers"),
     ({"mesh": {"dp_shard": 4, "tp": 2}}, "not yet: transformers' layers of gemma3 under automodel over more"),
     ({"image_height": 448}, "image_height: changes nothing: all images of gemma3 have one size"),
     ({"model": "gemma-3-4b-text", "frozen": None, "images": None, "image_height": 448}, "has no vision tower"),

@@ -347,4 +347,5 @@ def main():
     print(with_cases({"deepspeed": "0.19.6 edaa72212"}, rows, indent=" "))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.models.blocks import Attention, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Mixer, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 
@@ -95,11 +95,11 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
                           "autocast leaves in fp32 (prepare_model_for_kbit_training)")
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     if not all(isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks)
-               or (isinstance(block, Mamba2) and stored == job.compute)
+               or (isinstance(block, Mamba2 | GatedDeltaNet) and stored == job.compute)
                or (isinstance(block, Moe) and stored == job.compute and job.graph.implementation == "hf")
                for block in blocks):
-        raise job.not_yet("framework_options.autocast", "autocast over experts or Mamba layers in fp32, over attention "
-                          "sinks, or over the gated delta rule")
+        raise job.not_yet("framework_options.autocast", "autocast over experts, the gated delta rule or Mamba layers "
+                          "in fp32, or over attention sinks")
     if training.method == "qlora" and stored == job.compute and any(map(_squares, blocks)):
         raise job.not_yet("framework_options.autocast", "squares in fp32 before a packed linear, whose output in fp32 "
                           "makes the residual stream fp32 (bitsandbytes 0.50.2 nn/modules.py Linear4bit)")

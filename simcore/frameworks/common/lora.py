@@ -37,7 +37,8 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
     out: list[TensorSpec] = []
     for spec in specs:
         module = "lm_head" if head else spec.path if spec.copies == 1 else spec.path.rpartition(".")[2]
-        if not (head or spec.module == "linear") or not _ends(module, targets) or _ends(module, lora.exclude_modules):
+        is_target = (spec.path in targets) if lora.is_exact else _ends(module, targets)
+        if not (head or spec.module == "linear") or not is_target or _ends(module, lora.exclude_modules):
             continue
         rows, columns = spec.shape
         path = "" if head else f"{spec.path}."

@@ -237,7 +237,7 @@ def check_named_adapters(job: Draft) -> None:
                  "and Mamba's in_proj, as scripts name them; PEFT 0.21.2 utils/constants.py has fewer, for some models"
                  + ("; names that adapt fused experts are left out" if fused else ""))
     lora = job.scenario.training.lora
-    targets = () if lora.target_modules == "auto" else lora.target_modules
+    targets = () if isinstance(lora.target_modules, str) else lora.target_modules
     if "lm_head" in targets and job.graph.has_tied_head:
         raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head")
     patterns = [name for name in (*targets, *lora.exclude_modules) if "*" in name]

@@ -16,11 +16,12 @@ from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, chec
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2
+from simcore.models.vision_blocks import GridPatches, Patches, RowPatches
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["DEFAULTS", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "check",
-           "check_factors", "check_layers", "dense_options_of", "options_of", "replayed", "stored_as"]
+__all__ = ["DEFAULTS", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "asks_patches",
+           "check", "check_factors", "check_layers", "dense_options_of", "options_of", "replayed", "stored_as"]
 
 NO_CAPACITY: Final = "transformers 5.23 integrations/moe.py: tokens are never dropped"
 """The rule by which experts have no capacity."""
@@ -132,6 +133,15 @@ def replayed(job: Job) -> bool:
     enable_input_require_grads.
     """
     return job.scenario.training.method != "full" and all_or_no_checkpoint(job) != "none"
+
+
+def asks_patches(job: Job) -> bool:
+    """True if transformers' checkpoints ask for a gradient of what the front of a vision tower puts out.
+
+    [Note: a tower whose front takes a gradient] in `operators/hf/vision/part.py`; whatever is trained.
+    """
+    fronts = (Patches, GridPatches, RowPatches)
+    return all_or_no_checkpoint(job) != "none" and any(isinstance(kind.block, fronts) for kind in job.graph.kinds)
 
 
 def _by_transformers(job: Job, options: dict[str, Any]) -> bool:

@@ -11,9 +11,10 @@ from simcore.frameworks.ddp.table import CAPABILITIES, VERSIONS, options_around,
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"ddp": FrameworkAdapter(
-    write_table=table, hooks=DdpHooks, lora_tensors=name_adapters, lora_dropout=peft_dropout, versions=VERSIONS,
+    write_table=table, hooks=DdpHooks, lora_tensors=name_adapters, takes_pattern=True,
+    lora_dropout=peft_dropout, versions=VERSIONS,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=options_around,
-    serves_qlora=True, saves_modules=("hf",),
+    serves_qlora=True, saves_modules=("hf",), reads_images=True, replays_towers=True,
     axes=lambda graph: CAPABILITIES.axes,
 )}

@@ -115,6 +115,7 @@ def table(job: Draft) -> Framework:
     options = job.options(options_around(job.graph.implementation))
     _check(job, options)
     mixed = _mixed(job, options)
+    _check_tower(job, mixed)
     options, stored = options | {"autocast": mixed.autocast}, mixed.stored  # on where fp32 parameters ask for it, too
     return Framework(
         name="ddp", version=VERSIONS[0],
@@ -180,6 +181,13 @@ def _mixed(job: Draft, options: dict[str, Any]) -> Mixed:
     return mixed
 
 
+def _check_tower(job: Job, mixed: Mixed) -> None:
+    """Raises NotYet for a vision tower some of whose parameters are in fp32 beside products in 16 bits."""
+    if job.graph.architecture.has_tower and (mixed.casts_back or mixed.stored != job.compute):
+        raise job.not_yet("training.precision.params", "a vision tower with parameters in fp32 under autocast, as "
+                          "prepare_model_for_kbit_training leaves it")
+
+
 def _reducer(job: Draft, options: dict[str, Any]) -> DdpStrategy:
     if job.mesh.dp_replicate == 1:
         return DdpStrategy()
@@ -195,6 +203,7 @@ def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptio
     return replace(
         checkpointed(job, options, LAYERS[job.graph.implementation].layer_options(job, _attention(options))),
         embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
+        patches_require_grad=_transformers.asks_patches(job),
         autocast=mixed.autocast,
         hidden=mixed.stored if mixed.autocast else "",
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),

@@ -21,8 +21,8 @@ __all__ = ["ADAPTERS"]
 
 _FOREIGN = ("Automodel", "Megatron-", "torchtitan")
 _ZERO3 = FrameworkAdapter(
-    write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
-    versions=VERSIONS,
+    write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, takes_pattern=True,
+    lora_dropout=peft_dropout, versions=VERSIONS, reads_images=True, replays_towers=True,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
@@ -32,7 +32,8 @@ _ZERO3 = FrameworkAdapter(
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
 ADAPTERS = {
     "zero0": FrameworkAdapter(
-        write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
+        write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, takes_pattern=True,
+        lora_dropout=peft_dropout, reads_images=True, replays_towers=True,
         versions=VERSIONS, implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
         options=options_around, serves_qlora=True, foreign=_FOREIGN, axes=lambda graph: ("dp_replicate",)),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,

@@ -30,8 +30,10 @@ from simcore.frameworks.deepspeed.module_units import (
     Unit,
 )
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
+from simcore.frameworks.deepspeed.tower_order import tower_calls
 from simcore.models.blocks import Attention, Branch, Embedding, Head, Mlp, Moe
 from simcore.models.graph import ModelGraph
+from simcore.models.vision_blocks import VisionPart
 from simcore.operators.hf.remote_code import LINEARS
 from simcore.placement.plan import Plan
 
@@ -58,8 +60,10 @@ def _forward_of(plan: Plan, layer: int) -> tuple[Call, ...]:
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     everything = tuple((number, 0) for number, p in enumerate(plan.of_layer(layer)) if not p.spec.is_buffer)
     if isinstance(kind.block, Embedding):  # PEFT's model, the model, its inner model; the rotary embedding
-        return (*_around(plan), _model(plan), _MODEL, Call(everything, everything),
-                *[Call()] * _has_rotary_embedding(plan))
+        rotary = _has_rotary_embedding(plan) and not kind.block.tower  # behind a tower it is called there
+        return (*_around(plan), _model(plan), _MODEL, Call(everything, everything), *[Call()] * rotary)
+    if isinstance(kind.block, VisionPart):
+        return tower_calls(plan, layer)
     if kind.block is not None:
         return (Call(everything, everything),) if everything else ()
     return (_whole(plan, layer), *(call for part in _parts(plan, layer) for call in part.forward()))
@@ -90,11 +94,14 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
     again; without recomputation it is empty. A call is as in `forward_calls`.
     """
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
+    if isinstance(kind.block, VisionPart):  # frozen, see `table.py`
+        return [], []
     if kind.block is not None:  # the model before its head, the inner model before its norm
         own = [call for call in forward_calls(plan, layer) if call.own]
         if isinstance(kind.block, Embedding):
             return [], own if asks_inputs(plan, layer + 1) else []
-        outer = [*_around(plan), _model(plan)] if isinstance(kind.block, Head) else [_MODEL]
+        inner = [_MODEL] * (1 + plan.graph.architecture.has_tower)
+        outer = [*_around(plan), _model(plan)] if isinstance(kind.block, Head) else inner
         return [], [*outer, *own] if own else own
     before, after = _backward_of(plan, _first_alike(plan, layer), has_input_grad=asks_inputs(plan, layer))
     return list(before), list(after)

@@ -26,6 +26,7 @@ from simcore.frameworks.common.torch import (
     torch_optimizer,
 )
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
+from simcore.frameworks.deepspeed.tower_order import check_tower
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
@@ -129,7 +130,8 @@ def zero_table(job: Draft, stage: int) -> Framework:
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
-                        embeddings_require_grad=_transformers.replayed(job)),
+                        embeddings_require_grad=_transformers.replayed(job),
+                        patches_require_grad=_transformers.asks_patches(job)),
         communicators=_communicators(job, strategy),
         files=plain_files(job, stage, gathers=options.get(_GATHERS) is not False),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
@@ -151,6 +153,8 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
             raise job.not_yet(TARGETS, "adapters of fused experts under zero3, which gathers a parameter when it "
                               "is read (served: zero1, zero2, ddp, fsdp2)")
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+    if stage == 3:
+        check_tower(job)
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:

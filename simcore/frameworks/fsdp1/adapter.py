@@ -12,7 +12,7 @@ from simcore.frameworks.fsdp1.table import ADAPTED, CAPABILITIES, OPTIONS, TRAIN
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"fsdp1": FrameworkAdapter(
-    write_table=table, hooks=Fsdp1Hooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
+    write_table=table, hooks=Fsdp1Hooks, lora_tensors=name_adapters, takes_pattern=True, lora_dropout=peft_dropout,
     versions=VERSIONS,
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,

@@ -12,11 +12,12 @@ from simcore.frameworks.fsdp2.trainers import TRAINERS
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"fsdp2": FrameworkAdapter(
-    write_table=table, hooks=FSDP2_HOOKS, lora_tensors=name_adapters, lora_dropout=peft_dropout,
+    write_table=table, hooks=FSDP2_HOOKS, lora_tensors=name_adapters, takes_pattern=True, lora_dropout=peft_dropout,
     versions=VERSIONS,
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options,
     quantize=in_fp8, serves_qlora=True, casts_parameters=True,
+    reads_images=True, replays_towers=True,
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
     axes=lambda graph: open_axes(graph, axes_of(graph.implementation)),
     dispatchers={"alltoall": {}},  # rows are exchanged by NCCL's all-to-all: `operators/hf/moe.py`

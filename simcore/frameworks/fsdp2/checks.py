@@ -13,6 +13,8 @@ from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.ulysses import check_split
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Moe
+from simcore.models.placed_blocks import PlacedPatches
+from simcore.models.vision_blocks import VisionPart
 from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
@@ -71,6 +73,26 @@ def check(job: Draft) -> None:
         check_named_adapters(job)
     _check_experts(job)
     _check_loss(job)
+    _check_tower(job)
+
+
+def _check_tower(job: Job) -> None:
+    """Raises NotYet or IllegalLayout for a vision tower whose units or hooks are not known.
+
+    accelerate looks for every class of `_no_split_modules`, and Gemma 3's has SigLIP's head, which it leaves out.
+    """
+    family, options = job.graph.architecture.family, job.scenario.framework_options
+    if not job.graph.architecture.has_tower:
+        return
+    if not any(isinstance(kind.block, PlacedPatches) for kind in job.graph.kinds):
+        raise job.not_yet("model", f"the vision tower of {family} under fsdp2 (served: those of Qwen 3 VL and Qwen "
+                          "3.5)")
+    if any(spec.trainable and not spec.is_buffer for layer in job.graph.layers
+           if isinstance(job.graph.kinds[layer.kind].block, VisionPart) for spec in job.graph.tensors[layer.kind]):
+        raise job.not_yet("training.frozen", "a vision tower that is trained under fsdp2 (served: ddp, zero0 to zero2)")
+    if options.get("wrap") not in (None, "layers_root"):
+        raise job.not_yet("framework_options.wrap", f"{options['wrap']} of a model with a vision tower")
+
 
 
 def _check_loss(job: Job) -> None:

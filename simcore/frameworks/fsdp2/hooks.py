@@ -14,6 +14,7 @@ from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import HookState, SizedHooks
 from simcore.program.outline import Phase, Tables
+from simcore.program.record_layers import differentiates_tower
 from simcore.recording.tape import Param
 
 __all__ = ["FSDP2_HOOKS", "Fsdp2Hooks"]
@@ -49,6 +50,8 @@ class Fsdp2Hooks:
         carries = plan.framework.options.embeddings_require_grad
         trained = (layer for layer in range(len(plan.graph.layers)) if carries or self._trains(layer))
         self.first_trained = next(trained, len(plan.graph.layers))
+        tower = range(1, 1 + plan.graph.num_tower_parts)
+        self.dead = frozenset(tower) if not differentiates_tower(plan) else frozenset()
         self.opt_marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
         self.free_grads: dict[tuple[int, int], int] = {}
         self.part: Part = "whole"
@@ -105,7 +108,7 @@ class Fsdp2Hooks:
         Layers are numbered over the whole model, from 0, the embedding. Nothing for layers before the first trained
         one: their outputs have no gradient.
         """
-        if layer < self.first_trained:  # the layer's output carries no gradient: no hook on it
+        if layer < self.first_trained or layer in self.dead:  # its output carries no gradient: no hook on it
             return
         for u in self.ending[layer]:
             self.hooks.pre_backward(u)
@@ -120,7 +123,7 @@ class Fsdp2Hooks:
         if self.part != "input":
             self._sort_grads(layer, grads)
         for u in reversed(self.starting[layer]) if self.part != "weight" else ():
-            if self.units[u].first > self.first_trained:  # its inputs carry a gradient
+            if self.units[u].first > self.first_trained and layer not in self.dead:  # its inputs carry a gradient
                 self.hooks.post_backward(u)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:

@@ -125,7 +125,8 @@ def _cast_stream(job: Job, options: ImplementationOptions) -> ImplementationOpti
     """Inputs of each unit are cast to the compute dtype (torch 2.13 `_fsdp_state.py`, cast_forward_inputs)."""
     if not isinstance(options, HfOptions):  # others refuse residuals in fp32
         return options
-    return replace(options, casts_stream=any(map(has_wide_inputs, job.graph.kinds)))
+    return replace(options, casts_stream=any(map(has_wide_inputs, job.graph.kinds)),
+                   casts_tower=job.graph.architecture.has_tower)
 
 
 def _note_defaults(job: Draft, options: dict[str, object]) -> None:

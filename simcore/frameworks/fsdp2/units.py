@@ -10,6 +10,7 @@ from simcore.frameworks.common.qlora import is_packed
 from simcore.models.blocks import Embedding, FinalNorm, Head, Loss, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.models.vision_blocks import PARTS, TOWER_LAYERS
 from simcore.placement.framework import Unit
 
 __all__ = ["Wrapping", "units"]
@@ -58,6 +59,8 @@ def units(graph: ModelGraph, stages: tuple[tuple[int, ...], ...], wrapping: Wrap
 
 def _of_stage(graph: ModelGraph, stage: tuple[int, ...], wrapping: Wrapping) -> list[Unit]:
     found = (_separate if wrapping.separate else _together)(graph, wrapping, stage)
+    for layer in _around(graph, stage, *TOWER_LAYERS):  # _no_split_modules has them too (transformers 5.23 `models/`)
+        found.append(_unit(graph, wrapping, graph.layers[layer].path, [layer], reshard=wrapping.layers, explicit=True))
     blocks = [layer for layer in stage if graph.kinds[graph.layers[layer].kind].block is None]
     for block in blocks:
         layer, experts = ((wrapping.last, wrapping.last_experts) if block == blocks[-1]
@@ -68,6 +71,10 @@ def _of_stage(graph: ModelGraph, stage: tuple[int, ...], wrapping: Wrapping) -> 
     return found
 
 
+def _is_tower_layer(graph: ModelGraph, layer: int) -> bool:
+    return isinstance(graph.kinds[graph.layers[layer].kind].block, TOWER_LAYERS)
+
+
 def _around(graph: ModelGraph, stage: tuple[int, ...], *types: type) -> list[int]:
     """The stage's parts that are no blocks, of some types."""
     return [layer for layer in stage if isinstance(graph.kinds[graph.layers[layer].kind].block, types)]
@@ -76,7 +83,8 @@ def _around(graph: ModelGraph, stage: tuple[int, ...], *types: type) -> list[int
 def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
     """The root has all that no layer has."""
     inside = stage if wrapping.loss_inside else [n for n in stage if n not in _around(graph, stage, Loss)]
-    around = _around(graph, stage, Embedding, FinalNorm, Head, Loss)
+    tower = [layer for layer in _around(graph, stage, *PARTS) if not _is_tower_layer(graph, layer)]
+    around = sorted((*_around(graph, stage, Embedding, FinalNorm, Head, Loss), *tower))
     return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, span=(stage[0], inside[-1]), is_root=True)]
 
 

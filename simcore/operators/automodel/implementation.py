@@ -48,6 +48,7 @@ from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, st
 from simcore.operators.automodel.recurrent import delta_net, mamba
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.automodel.tensors import tensors
+from simcore.operators.hf.vision.part import PLAIN
 from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
@@ -108,7 +109,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         env.run = replace(run, tp=1) if env.options.gathers_logits else run
         return _loss(env, kind.block)
     if isinstance(kind.block, VisionPart):
-        return record_part(env.tape, kind.block, run, "sdpa", lambda last: make_tables(env, last.rotary_dim))
+        return record_part(env.tape, kind.block, run, PLAIN, lambda last: make_tables(env, last.rotary_dim))
     if isinstance(kind.block, Mtp):
         return predictions(env, kind, kind.block, _layer)
     return _part(env, kind)

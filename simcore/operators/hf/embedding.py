@@ -16,6 +16,7 @@ from simcore.operators.shared.dtensor import own_rows, sum_everywhere
 from simcore.operators.shared.layer_borders import (
     AFTER,
     BEFORE,
+    GRAD_EMBEDDED,
     hand_on,
     hidden_state,
     meet_waiting,
@@ -23,7 +24,7 @@ from simcore.operators.shared.layer_borders import (
     stream_dtype,
 )
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import Node, Tape, Tensor
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["embedding", "mask_of", "shape_of_positions", "shared_tables", "stage_stem", "stem_of",
@@ -104,16 +105,22 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     positions = _positions(tape, run, family) if family.has_positions and not block.tower else None
     if kind.dropout:
         out = _dropped(tape, family, out)
-    hand_on(tape, out)
+    stays = [out] if run.embedding_stays else []
+    if stays:
+        tape.rename(out.storage, HIDDEN)
+    else:
+        hand_on(tape, out)
     if positions is not None:
         _make_tables(tape, kind.family, block, run, positions)
     del positions
     forward = tape.cut()
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks has one owner
     if out.node is None and run.options.embeddings_require_grad:
-        out.node = _leaf(tape)
+        out.node = _leaf(tape, *stays)
+    stays.clear()
     finish = meet if weight.tied else partial(own_rows, run=run)
-    back = run_backward(tape, out, None, finish, above=block.tower or AFTER)
+    slot = tape.slot(GRAD_EMBEDDED, "backward_temp") if block.tower and run.features_train else GRAD_HIDDEN
+    back = run_backward(tape, out, None, finish, above=block.tower or AFTER, slot=slot)
     return RecordedLayer(forward, back, grads=tape.release_grads())
 
 

@@ -23,6 +23,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
+from simcore.operators.hf.autocast import layer_norm, narrowed
 from simcore.operators.hf.embedding import (
     embedding,
     shared_tables,
@@ -31,12 +32,13 @@ from simcore.operators.hf.embedding import (
 )
 from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
-from simcore.operators.hf.layers import Inputs, has_eager_attention
+from simcore.operators.hf.layers import Inputs, has_eager_attention, linear
 from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
 from simcore.operators.hf.vision.deepstack import LAYER_OUTPUT, add_features
+from simcore.operators.hf.vision.part import Modules
 from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
@@ -82,10 +84,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, VisionPart):
-        options = HfOptions.of(run.options)
-        is_wide = options.wide_sdpa and options.attn_implementation == "sdpa"
-        attention = "sdpa_fp32" if is_wide else options.attn_implementation
-        return record_part(tape, kind.block, run, attention, lambda last: shared_tables(tape, last.text, last, run))
+        return record_part(tape, kind.block, run, _modules(run), lambda last: shared_tables(
+            tape, last.text, last, run))
     trainer = HfOptions.of(run.options).automodel
     if isinstance(kind.block, Head | Loss) and trainer is not None:
         from simcore.operators.automodel import implementation as automodel
@@ -98,6 +98,16 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Head):
         return head(tape, kind, kind.block, run)
     return _layer(tape, kind, run)
+
+
+def _modules(run: LayerWorkload) -> Modules:
+    """Modules of a tower as those of the decoder: with adapters, packed, under autocast, inside checkpoints."""
+    options = HfOptions.of(run.options)
+    is_wide = options.wide_sdpa and options.attn_implementation == "sdpa"
+    attention = "sdpa_fp32" if is_wide else options.attn_implementation
+    return Modules(attention, linear, layer_norm, narrowed, "fp32" if options.autocast else "",
+                   is_replayed=run.checkpoint != "none",
+                   drops_output=options.automodel is None and run.loss != "hf_keep_logits", is_cast=options.casts_tower)
 
 
 _SIGMOID: Final = ("glm4_moe",)

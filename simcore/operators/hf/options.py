@@ -32,6 +32,7 @@ class HfOptions(ImplementationOptions):
     (llm_int8_threshold above 0). `wide_outputs`: FSDP2's hook casts what each layer puts out to fp32, and what the next
     is given back to the compute dtype. `checkpoints_parts`: norms, attention and MLP of a layer are checkpoints of
     their own. `wide_sdpa`: torch's attention is given query, key and value in fp32 (Gemma 4 under Automodel).
+    `casts_tower`: FSDP2's hooks cast images, and the rotary tables of each layer of a vision tower.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -54,6 +55,7 @@ class HfOptions(ImplementationOptions):
     wide_outputs: bool = False
     checkpoints_parts: bool = False
     wide_sdpa: bool = False
+    casts_tower: bool = False
 
     @property
     def puts_out_fp32(self) -> bool:

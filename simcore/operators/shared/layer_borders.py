@@ -10,9 +10,9 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.split_backward import SplitBackward
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Op, Section, Tape, Tensor
 
-__all__ = ["AFTER", "BEFORE", "TIED_HEAD", "drop_held_logits", "hand_back", "hand_on", "hidden_state", "hold_logits",
-           "leave_waiting", "meet_waiting", "nothing", "run_backward", "run_backward_of_loss", "run_halves",
-           "simple_part", "stream_dtype"]
+__all__ = ["AFTER", "BEFORE", "GRAD_EMBEDDED", "TIED_HEAD", "drop_held_logits", "hand_back", "hand_on",
+           "hidden_state", "hold_logits", "leave_waiting", "meet_waiting", "nothing", "run_backward",
+           "run_backward_of_loss", "run_halves", "simple_part", "stream_dtype"]
 
 TIED_HEAD: Final = 1 << 30
 """Row offset: the slot is the head's, however far away that is."""
@@ -20,6 +20,9 @@ TIED_HEAD: Final = 1 << 30
 BEFORE: Final = -1
 AFTER: Final = 1
 """Layer offsets of rows about tensors that the layer below or above makes or frees."""
+
+GRAD_EMBEDDED: Final = "grad_embedded"
+"""Storage of the gradient that the end of a trained vision tower makes for the embedding, beside that of the tower."""
 
 
 def stream_dtype(run: LayerWorkload) -> str:
@@ -66,16 +69,16 @@ def hold_logits(tape: Tape, run: LayerWorkload, vocab: int) -> None:
 
 
 def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None],
-                 held: list[Any] | None = None, above: int = AFTER) -> Section:
+                 held: list[Any] | None = None, above: int = AFTER, slot: int = GRAD_HIDDEN) -> Section:
     """Section of a layer's backward pass, from the gradient of its output to that of its input.
 
     The next layer has made the former. `inputs`: node of the layer's input, None if it needs no gradient. `finish`:
     called after the last node has run. `held`: objects that are kept until then, together with the incoming gradient,
     as in a layer that is one autograd function.
-    `above`: layers up to the one that takes in the output, whose gradient it makes.
+    `above`: layers up to the one that takes in the output, whose gradient it makes, in `slot`.
     """
     if out.node is not None:
-        grad: Tensor | None = tape.external(out.shape, out.dtype, GRAD_HIDDEN, above)
+        grad: Tensor | None = tape.external(out.shape, out.dtype, slot, above)
         assert grad is not None
         tape.seed(out, grad)
         grad = grad if held else None
@@ -150,11 +153,11 @@ def run_halves(tape: Tape, run: LayerWorkload, out: Tensor, inputs: Node | None,
     return replace(recorded, backward=backward, grads=grads, weight=weight, release=tape.cut())
 
 
-def hand_back(tape: Tape, inputs: Node) -> None:
+def hand_back(tape: Tape, inputs: Node, slot: int = GRAD_HIDDEN) -> None:
     """Makes the gradient in `inputs` the result of a layer's backward pass.
 
-    It is renamed to `grad_hidden_states`, and the layer below records its free. If it was written in place over the
-    gradient of the output, a free and an allocation of the same size are recorded.
+    It is renamed to `grad_hidden_states`, or to what `slot` is, and the layer below records its free. If it was written
+    in place over the gradient of the output, a free and an allocation of the same size are recorded.
     """
     grad = inputs.grads.pop(0)
     assert grad.storage is not None
@@ -162,7 +165,7 @@ def hand_back(tape: Tape, inputs: Node) -> None:
         shape, dtype = grad.shape, grad.dtype
         del grad
         grad = tape.empty(shape, dtype, "grad_in_place")
-    tape.rename(grad.storage, GRAD_HIDDEN)
+    tape.rename(grad.storage, slot)
     grad.disown()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from simcore.errors import Problem
@@ -30,6 +29,8 @@ _PREPARED: Final = "loaders/model.py _prepare_model_for_quantization, _convert_e
 _OF_STAGE_3: Final = "zero_hpz_partition_size"
 """Option of the one stage of ZeRO beside which axolotl leaves PEFT's preparation out."""
 _STORED: Final = "model_quantization_config"
+_ALL: Final = "all-linear"
+"""PEFT's word for all linear layers but the head (0.21.2 tuners/tuners_utils.py, _maybe_include_all_linear_layers)."""
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
 ADAPTER_ROWS: Final = (
     Says("lora_r", "training.lora.rank"),
@@ -235,16 +236,18 @@ def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: S
 
 
 def _read_targets(reader: Reader, draft: Draft, where: str) -> None:
-    """Modules that get adapters: all linear layers, or a list of names; a pattern is refused.
+    """Modules that get adapters: all linear layers, a list of names, or a text, which PEFT takes for a pattern.
 
     `where`: place of the key that asks for adapters. Without either the list is empty, with which PEFT stops.
     """
     linear, named = reader.flag("lora_target_linear"), reader.words("lora_target_modules")
-    if named is not None and any(re.search(r"[\\()|*\[]", word) for word in named.value):
-        draft.refuse(named, "modules by a pattern")
-        draft.use(linear, why="beside a pattern, which is refused")
+    text = reader.look("lora_target_modules")
+    if isinstance(text, str) and text != _ALL and named is not None and not (linear and linear.value):
+        draft.idle(linear, "the default")
+        draft.infer("training.lora.target_modules", named.value[0], "a text is a pattern of whole names", named,
+                    source="PEFT 0.21.2 tuners/tuners_utils.py match_target_against_key")
         return
-    if linear is None or not linear.value:
+    if text != _ALL and (linear is None or not linear.value):
         draft.idle(linear, "the default")
         if named is None and not reader.has("lora_target_parameters"):
             draft.fail(where, "no modules to adapt: expected lora_target_modules, or lora_target_linear: true "
@@ -255,8 +258,9 @@ def _read_targets(reader: Reader, draft: Draft, where: str) -> None:
     if not family:  # the model is unknown, which is told in any case
         draft.use(linear, named, why="adapters of a model that is not known")
     elif family in LINEARS:
-        names = list(dict.fromkeys([*LINEARS[family], *(named.value if named else ())]))
+        names = list(dict.fromkeys([*LINEARS[family], *(named.value if named and text != _ALL else ())]))
         draft.infer("training.lora.target_modules", names, "every linear layer", linear, named, source=_LINEAR)
     else:
-        draft.refuse(linear, f"all linear layers of the family {family}")
-        draft.use(named, why="beside all linear layers, which are refused")
+        asking, other = (named, linear) if text == _ALL else (linear, named)
+        draft.refuse(asking, f"all linear layers of the family {family}")
+        draft.use(other, why="beside all linear layers, which are refused")

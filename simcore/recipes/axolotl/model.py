@@ -46,7 +46,7 @@ _ROWS: Final = (
     Off("gemma4_hybrid_attn_impl", "attention of two kinds"),
     Off("reward_model", "a reward model"),
     Off("process_reward_model", "a reward model"),
-    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "center_rewards_coefficient", "freeze_mm_modules"),
+    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "center_rewards_coefficient"),
          "settings of what is refused, or of the loss"),
     Idle(("num_labels",), "of a head that classifies, which is refused"),
 )
@@ -74,7 +74,6 @@ def read_model(reader: Reader, draft: Draft) -> None:
 
 def _read_kind(reader: Reader, draft: Draft) -> None:
     """Refuses recipes that train in another way than by predicting the next token of a text."""
-    draft.refuse(reader.text("processor_type"), "a model with images or sound")
     method = reader.text("rl")
     if method is not None:
         draft.refuse(method, f"training by {method.value}", always=True)
@@ -208,6 +207,9 @@ def _read_adapters(reader: Reader, draft: Draft, sharding: Sharding, name: str, 
     """
     method = draft.values.get("training", {}).get("method", "full")
     if method == "full":
+        if sharding.shards is Shards.NONE and mixed and name != "fp32" and reader.has("processor_type"):
+            draft.infer("framework_options.autocast", True, "mixed precision of the Trainer, which norms of a tower "  # noqa: FBT003 - a value
+                        "tell from a model in 16 bits", *by, source=_AUTOCAST)
         return
     kept = reader.flag(_ADAPTERS)
     if sharding.shards not in (Shards.NONE, Shards.EACH):

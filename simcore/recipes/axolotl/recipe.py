@@ -12,6 +12,7 @@ from simcore.recipes.axolotl.adapters import read_method
 from simcore.recipes.axolotl.batches import read_batches, read_lengths
 from simcore.recipes.axolotl.checkpointing import read_checkpointing
 from simcore.recipes.axolotl.environment import write_environment
+from simcore.recipes.axolotl.images import read_images
 from simcore.recipes.axolotl.model import read_formats, read_model
 from simcore.recipes.axolotl.optimizer import read_optimizer
 from simcore.recipes.axolotl.ranks import read_ranks
@@ -54,6 +55,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     beside = companions_of(files[1:], draft, takes=("deepspeed",))
     sharding = read_sharding(reader, draft, beside.deepspeed)
     read_method(reader, draft, sharding.shards)
+    read_images(reader, draft)
     read_formats(reader, draft, sharding)
     read_checkpointing(reader, draft)
     read_lengths(reader, draft)

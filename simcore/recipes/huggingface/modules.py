@@ -8,7 +8,7 @@ from typing import Any, Final
 from simcore.errors import InputError
 from simcore.models.graph import model_config
 
-__all__ = ["BALANCING", "LINEARS", "NAMED_BY_PEFT", "family_of", "is_dense"]
+__all__ = ["BALANCING", "LINEARS", "LINEARS_BEHIND_TOWERS", "NAMED_BY_PEFT", "family_of", "is_dense"]
 
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
@@ -24,6 +24,11 @@ LINEARS: Final = {
     **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ATTENTION),  # transformers 5: experts are one parameter
 }
 """Names of linear layers by family, without the head, in transformers 5.23.0's `models/`."""
+LINEARS_BEHIND_TOWERS: Final = {
+    **dict.fromkeys(("gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"), (*_ATTENTION, *_MLP)),
+    "qwen3_vl_moe": _ATTENTION,  # experts are one parameter
+}
+"""Names of linear layers of the language model alone, of families with a vision tower."""
 NAMED_BY_PEFT: Final = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
                     ("q_proj", "v_proj")),

@@ -12,8 +12,9 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.fsdp import wrap_adapters
-from simcore.recipes.huggingface.modules import LINEARS, family_of
+from simcore.recipes.huggingface.modules import LINEARS, LINEARS_BEHIND_TOWERS, family_of
 from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.llamafactory.images import adapted_names
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 
@@ -30,14 +31,12 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("pissa_convert",), "files of the adapter, before the first step and after the last"),
     Idle(("pissa_*",), "first values of adapters"),
     Idle(("loraplus_*",), "learning rates of adapters: the same states"),
-    Idle(("freeze_*", "oft_*", "module_dropout"), "of another method, or about images"),
+    Idle(("freeze_trainable_*", "freeze_extra_*", "oft_*", "module_dropout"), "of another method"),
 )
 _NO_ADAPTERS: Final[tuple[Row, ...]] = (
     Off("use_dora", "DoRA without adapters"), Off("use_rslora", "scaled adapters without any"),
     Off("pissa_init", "adapters' values without any"), Off("use_llama_pro", "layers that are added (LLaMA Pro)"),
-    Idle(("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
-         "read of models with images alone (model/model_utils/visual.py get_forbidden_modules)"),
-    Idle(("freeze_*",), "of the method freeze"),
+    Idle(("freeze_trainable_*", "freeze_extra_*"), "of the method freeze"),
     Idle(("lora_*", "loraplus_*", "pissa_*", "additional_target", "create_new_adapter", "oft_*", "module_dropout"),
          "no adapters are asked for"),
 )
@@ -96,6 +95,10 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
     if words == ["all"]:
         if not family:  # the model is unknown, which is told in any case
             draft.use(named, why="adapters of a model that is not known")
+        elif family in LINEARS_BEHIND_TOWERS:
+            draft.infer("training.lora.target_modules", adapted_names(draft, LINEARS_BEHIND_TOWERS[family]),
+                        "every linear layer of the language model but the head", named,
+                        source=f"{_RELEASE} model/model_utils/visual.py patch_target_modules")
         elif family in LINEARS:
             draft.infer("training.lora.target_modules", list(LINEARS[family]), "every linear layer but the head", named,
                         source=f"{_RELEASE} model/model_utils/misc.py find_all_linear_modules")

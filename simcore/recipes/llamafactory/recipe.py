@@ -21,6 +21,7 @@ from simcore.recipes.imported import Imported, read_known, with_job
 from simcore.recipes.llamafactory.checkpointing import read_checkpointing
 from simcore.recipes.llamafactory.environment import ALLOCATOR, check_programs, ray_at, write_environment
 from simcore.recipes.llamafactory.formats import read_formats
+from simcore.recipes.llamafactory.images import read_images
 from simcore.recipes.llamafactory.kind import VERSION_1, is_rewrite, trains
 from simcore.recipes.llamafactory.lengths import read_lengths
 from simcore.recipes.llamafactory.method import read_method
@@ -93,6 +94,7 @@ def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str)
     read_model(reader, draft)
     launch = _read_sharding(reader, draft, beside)
     method = read_method(reader, draft, launch)
+    read_images(reader, draft, method)
     read_formats(reader, draft, launch, method)
     read_checkpointing(reader, draft, launch)
     read_lengths(reader, draft, stage)

@@ -37,7 +37,7 @@ def _case(settings: Settings, rank: int) -> dict[str, Any]:
                     ("foreach", "fused", "for_loop"))
     settings.expect("mesh.etp", mesh.etp, (1,))
     lora = scenario.training.lora
-    given = {} if lora.target_modules == "auto" else {"target_modules": list(lora.target_modules)}
+    given = {} if isinstance(lora.target_modules, str) else {"target_modules": list(lora.target_modules)}
     return {
         "fields": fields, "world": mesh.size, "rank": rank, "tp": mesh.tp, "pp": mesh.pp, "cp": mesh.cp, "ep": mesh.ep,
         "dp_replicate": mesh.dp_replicate if mesh.dp_replicate > 1 else None,

@@ -39,8 +39,8 @@ def _case(settings: Settings, rank: int) -> dict[str, Any]:
     settings.expect(f"framework_options.{_KBIT}", settings.option(_KBIT), (None, True, False))
     kbit, autocast = bool(settings.option(_KBIT)), settings.option("autocast")
     settings.expect("training.precision.params", settings["training.precision.params"], ("fp32" if kbit else "bf16",))
-    if training.lora.target_modules == "auto":
-        raise settings.not_told("training.lora.target_modules", "auto")
+    if isinstance(training.lora.target_modules, str):
+        raise settings.not_told("training.lora.target_modules", training.lora.target_modules)
     if job.has_experts:
         raise settings.not_told("model", "with experts under QLoRA")
     if job.graph.count() > _MOST_ELEMENTS:

@@ -53,8 +53,8 @@ def _lora(settings: Settings) -> dict[str, Any] | None:
     if settings["training.method"] == "full":
         return None
     lora = settings.job.scenario.training.lora
-    if lora.target_modules == "auto":
-        raise settings.not_told("training.lora.target_modules", "auto")
+    if isinstance(lora.target_modules, str):
+        raise settings.not_told("training.lora.target_modules", lora.target_modules)
     return {"r": lora.rank, "targets": list(lora.target_modules), "dtype": TORCH_DTYPES.get(lora.dtype)}
 
 

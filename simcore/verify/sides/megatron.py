@@ -46,7 +46,7 @@ def _case(settings: Settings, rank: int) -> dict[str, Any]:
     settings.expect("training.precision.compute", compute, ("bf16", "fp16"))
     settings.expect("framework_version", scenario.framework_version, ("auto", "core 0.16 + bridge 0.3"))
     lora, grads = training.lora, settings["training.precision.main_grads"]
-    targets = {} if lora.target_modules == "auto" else {
+    targets = {} if isinstance(lora.target_modules, str) else {
         "target_modules": list(lora.target_modules), "exclude_modules": list(lora.exclude_modules)}
     options = {theirs: settings.option(ours) for ours, theirs in _OPTIONS.items()}
     return {

@@ -17,6 +17,7 @@ from simcore.models.vision_blocks import Patches, Projector, RowPatches, TowerLa
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.vision.deepstack import add_features
+from simcore.operators.hf.vision.part import PLAIN
 from simcore.operators.hf.vision.parts import siglip_part
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Node, Op, Param, Section, Tape, Tensor
@@ -44,11 +45,14 @@ class Model:
         self.tapes: list[RecordedLayer] = []
         trains = embeds = False
         attention = case.get("attention", "sdpa" if "sides" in case else "eager")
+        features = any(spec.trainable for layer in graph.layers[1:graph.num_tower_parts]
+                       for spec in graph.tensors[layer.kind])
         for layer in graph.layers[:1 + graph.num_tower_parts]:
             params = {spec.name: Param(spec.name, spec.shape, "bf16", spec.trainable)
                       for spec in graph.tensors[layer.kind] if not spec.is_buffer}
             run = LayerWorkload(case["batch"], case["seq"], "bf16", params, input_requires_grad=trains,
                                 images=case["batch"] * case["images"], embedding_trains=embeds,
+                                features_train=features,
                                 options=HfOptions(attn_implementation=attention))
             self.tapes.append(hf.record(graph.kinds[layer.kind], run, self.slots, {}))
             if layer.index:
@@ -269,7 +273,7 @@ def test_a_trained_siglip_allocates_what_was_measured() -> None:
                             images=case["batch"] * case["images"], options=HfOptions())
         block = graph.kinds[layer.kind].block
         assert isinstance(block, Patches | TowerLayer | TowerNorm)
-        tapes.append(siglip_part(Tape(slots, {}), block, run, "sdpa"))
+        tapes.append(siglip_part(Tape(slots, {}), block, run, PLAIN))
     patches, first, last, norm = tapes
 
     def events(*sections: Section) -> Counter[int]:
@@ -291,7 +295,8 @@ def test_every_birth_has_a_death_in_its_slot_and_layer() -> None:
     for name, row in CASES.items():
         model, balance = Model(row["case"]), Counter[tuple[int, int]]()
         for i, tape in enumerate(model.tapes):
-            for section in (tape.forward, tape.after, tape.late, tape.backward, tape.release):
+            for section in (tape.forward, tape.after, tape.late, tape.casts, tape.backward,
+                            tape.release):
                 for op, offset, slot, amount, _, _ in section.rows:
                     if op in (Op.ALLOC, Op.FREE):
                         balance[i + offset, slot] += amount

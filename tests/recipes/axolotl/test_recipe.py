@@ -281,7 +281,6 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
     ({"gradient_checkpointing": "unsloth"}, "checkpoints of kind unsloth"),
     ({"adapter": "llama-adapter"}, "adapters of kind llama-adapter"),
     ({"model_quantization_config": "Mxfp4Config"}, "stays in the format of its checkpoint"),
-    ({"adapter": "lora", "lora_target_modules": "model.layers.[0-9]+.mlp"}, "modules by a pattern"),
     ({"torch_compile": "auto"}, "layers by torch.compile"),
     ({"batch_flattening": "auto"}, "one row of unpadded samples"),
     ({"layer_offloading": True}, "layers whose parameters wait on the host"),

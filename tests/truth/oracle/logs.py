@@ -12,12 +12,13 @@ from typing import Any
 Case = dict[str, Any]
 
 
-def main(script: str, measure: Callable[[Case], dict[str, Any]], stored: Path) -> None:
-    """Print one object, a key a case: those given as arguments, else those in `stored`."""
+def main(script: str, measure: Callable[[Case], dict[str, Any]], stored: Path | list[Case]) -> None:
+    """Print one object, a key a case: those given as arguments, else those in `stored`, a file or the cases."""
     if sys.argv[1:2] == ["--one"]:
         print(json.dumps(measure(json.loads(sys.argv[2]))))
         return
-    cases = [json.loads(text) for text in sys.argv[1:]] or json.loads(stored.read_text(encoding="utf-8"))
+    known = json.loads(stored.read_text(encoding="utf-8")) if isinstance(stored, Path) else stored
+    cases = [json.loads(text) for text in sys.argv[1:]] or known
     rows = {case["name"]: _apart(script, case) for case in cases}
     print("{\n" + ",\n".join(f"{json.dumps(name)}: {_written(row)}" for name, row in rows.items()) + "\n}")
 

@@ -1,6 +1,6 @@
 """Tower of Qwen 2.5 VL under eager PyTorch: patches of images of any size, and layers (`models/qwen2_5_vl`).
 
-The patches of all images of a microbatch are one sequence. The tower is frozen: see `parts`.
+The patches of all images of a microbatch are one sequence.
 
 [Note: attention of windows]
 Qwen2_5_VLVisionAttention.forward: without flash-attn each window, or each image, is a call of attention of its own,
@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.models.vision_blocks import GridLayer, GridPatches
+from simcore.operators.hf.vision.part import Modules, asks, front, leaf, normed, tower_layer
 from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
-from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["attention_of_parts", "biased_linear", "grid_layer", "grid_patches", "in_order", "kept_by_tower",
-           "normed", "tables_of_patches"]
+__all__ = ["TABLES", "attention_of_parts", "grid_layer", "grid_patches", "in_order", "kept_by_tower",
+           "tables_of_patches"]
 
 _FLASH = "flash_attention_2"
-_TABLES = ("patches.cos", "patches.sin")
+TABLES = ("patches.cos", "patches.sin")
+"""Tensors of `kept_by_tower` that a differentiated tower keeps for the backward of its layers."""
 _Spec = tuple[tuple[int, ...], str]
 
 
@@ -45,20 +45,19 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     """`Qwen2_5_VisionPatchEmbed`, a convolution without overlap, which is one product, and what is made for layers."""
     rows = run.images * block.count
     specs = kept_by_tower(run, rows, block.rotary_dim, block.merged, run.images * block.pixels)
-    made = {name: aten.new(tape, *specs[name], name) for name in reversed(specs) if name not in _TABLES}
+    made = {name: aten.new(tape, *specs[name], name) for name in reversed(specs) if name not in TABLES}
     weight = run.params["proj.weight"]
     found = aten.new(tape, (rows, block.width), run.compute, "patch_embed",
                      2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
+    node = found.node = leaf(tape, found) if asks(run) else None
     out = _in_windows(tape, found)
     del found
-    tables = tables_of_patches(tape, rows, block.rotary_dim, made["patches.positions"])
-    made |= {name: _in_windows(tape, table) for name, table in zip(_TABLES, tables, strict=True)}
+    positions = made["patches.positions"]
+    tables = tables_of_patches(tape, rows, block.rotary_dim, positions)
+    made |= {name: _in_windows(tape, table) for name, table in zip(TABLES, tables, strict=True)}
     del tables
-    hand_on(tape, out)
-    for name, tensor in made.items():
-        tape.rename(tensor.storage, tape.slot(name, "activation"))
-        tensor.disown()
-    return RecordedLayer(tape.cut(), Section(()))
+    del positions
+    return front(tape, out, made, node, TABLES)
 
 
 def _in_windows(tape: Tape, x: Tensor) -> Tensor:
@@ -100,67 +99,54 @@ def _joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
     return aten.select(tape, half, (rows, dim), "fp32", "rotary")
 
 
-def grid_layer(tape: Tape, block: GridLayer, run: LayerWorkload, attention: str) -> RecordedLayer:
-    """`Qwen2_5_VLVisionBlock`; its caller holds the input until it has returned.
+def grid_layer(tape: Tape, block: GridLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
+    """`Qwen2_5_VLVisionBlock`; its caller holds the input until it has returned."""
+    def body(x: Tensor) -> Tensor:
+        made = attention_of_parts(tape, block.parts, block.num_heads, run, modules, normed(tape, run, "norm1", x))
+        residual = aten.add(tape, x, made, "residual")
+        del made
+        made = _mlp(tape, run, modules, normed(tape, run, "norm2", residual))
+        return aten.add(tape, residual, made, "residual")
 
-    `attention`: eager, flash_attention_2, or torch's (sdpa).
-    """
-    hidden: Tensor | None = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
-    assert hidden is not None
-    leaf = Node() if run.input_requires_grad else None
-    hidden.node = leaf
-    made = attention_of_parts(tape, block.parts, block.num_heads, run, attention, normed(tape, run, "norm1", hidden))
-    residual = aten.add(tape, hidden, made, "residual")
-    del made
-    made = _mlp(tape, run, normed(tape, run, "norm2", residual))
-    out = aten.add(tape, residual, made, "residual")
-    del residual, made
-    hand_on(tape, out)
-    forward = tape.cut()
-    hidden = None
-    after = tape.cut()
-    return RecordedLayer(forward, run_backward(tape, out, leaf, nothing), after, grads=tape.release_grads())
+    return tower_layer(tape, run, modules, (1, run.images * block.patches, block.width), body)
 
 
-def normed(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
-    """RMSNorm `at` of the tower, in x's shape and type."""
-    tape.scope = f"{at}."
-    return rms_norm(tape, run.params[f"{at}.weight"], x, weight_in_fp32=False)
-
-
-def _mlp(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     """`Qwen2_5_VLMLP`."""
     tape.scope = "mlp."
-    gate = aten.silu(tape, biased_linear(tape, run, "mlp.gate_proj", x))
-    product = aten.mul(tape, gate, biased_linear(tape, run, "mlp.up_proj", x))
+    gate = aten.silu(tape, modules.linear(tape, run, "mlp.gate_proj", x))
+    product = aten.mul(tape, gate, modules.linear(tape, run, "mlp.up_proj", x))
     del gate
-    return biased_linear(tape, run, "mlp.down_proj", product)
+    return modules.linear(tape, run, "mlp.down_proj", product)
 
 
-def attention_of_parts(tape: Tape, parts: tuple[int, ...], num_heads: int, run: LayerWorkload, attention: str,
+def attention_of_parts(tape: Tape, parts: tuple[int, ...], num_heads: int, run: LayerWorkload, modules: Modules,
                        x: Tensor) -> Tensor:
     """Output of the tower's attention for `x` [1, patches, width], in its shape: see [Note: attention of windows].
 
-    `parts`: patches of each part of an image that attends to itself. `attention`: eager, flash_attention_2 or sdpa.
+    `parts`: patches of each part of an image that attends to itself.
     """
     tape.scope = "attn."
-    qkv = biased_linear(tape, run, "attn.qkv", x)
+    qkv = modules.linear(tape, run, "attn.qkv", x)
     heads = (*x.shape[:2], num_heads, x.shape[2] // num_heads)
-    q, k, v = _views(tape, qkv, [heads] * 3, "grad_qkv")
-    q, k = _rotated(tape, q, k)
-    outs = _attended(tape, parts * run.images, attention, (q, k, v))
-    out = outs[0] if attention == _FLASH else _joined_parts(tape, outs, x.shape)
-    return biased_linear(tape, run, "attn.proj", out.view(*x.shape))
+    q, k, v = _views(tape, qkv, [heads] * 3, "grad_qkv", copies=True)
+    q, k = _rotated(tape, q, k, is_cast=modules.is_cast)
+    outs = _attended(tape, parts * run.images, modules.attention, (q, k, v))
+    out = outs[0] if modules.attention == _FLASH else _joined_parts(tape, outs, x.shape)
+    return modules.linear(tape, run, "attn.proj", out.view(*x.shape))
 
 
-def _views(tape: Tape, x: Tensor, shapes: Sequence[tuple[int, ...]], name: str) -> list[Tensor]:
-    """Parts of `x`, views of the given shapes; their gradients are put side by side in a new tensor, and copied."""
+def _views(tape: Tape, x: Tensor, shapes: Sequence[tuple[int, ...]], name: str, *, copies: bool) -> list[Tensor]:
+    """Parts of `x`, views of the given shapes; their gradients are put side by side in a new tensor.
+
+    `copies`: in another order, so that it is copied.
+    """
     shape, dtype = x.shape, x.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         stacked = aten.new(tape, shape, dtype, f"{name}.stacked", sum(grad.nbytes for grad in grads if grad))
         grads.clear()
-        return [aten.new(tape, shape, dtype, name, stacked.nbytes, Kernel.COPY)]
+        return [stacked if not copies else aten.new(tape, shape, dtype, name, stacked.nbytes, Kernel.COPY)]
 
     node = tape.node((x,), (), backward)
     return [Tensor(x.storage, one, dtype, node, number) for number, one in enumerate(shapes)]
@@ -181,10 +167,11 @@ def _joined_parts(tape: Tape, parts: list[Tensor], shape: tuple[int, ...]) -> Te
     return out
 
 
-def _rotated(tape: Tape, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """`apply_rotary_pos_emb_vision`: in fp32, then back."""
+def _rotated(tape: Tape, q: Tensor, k: Tensor, *, is_cast: bool) -> tuple[Tensor, Tensor]:
+    """`apply_rotary_pos_emb_vision`: in fp32, then back; `is_cast`: so are the tables, which are in 16 bits."""
     table, dtype = Tensor(None, (1, q.shape[1], 1, q.shape[3]), "fp32"), q.dtype
     q, k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
+    _wide = [aten.new(tape, table.shape, "fp32", name) for name in TABLES] if is_cast else []
     both = [turned(tape, x, table) for x in (q, k)]
     q, k = (aten.cast(tape, both.pop(0), dtype) for _ in range(2))
     return q, k
@@ -196,15 +183,10 @@ def _attended(tape: Tape, parts: tuple[int, ...], attention: str,
     if attention == _FLASH:
         return [aten.flash_attention(tape, *given, 2 * sum(part * part for part in parts), len(parts))]
     outs = []
-    split = [_views(tape, x, [(1, part, *x.shape[2:]) for part in parts], "grad_split") for x in given]
+    split = [_views(tape, x, [(1, part, *x.shape[2:]) for part in parts], "grad_split", copies=False)
+             for x in given]
     for q, k, v in zip(*split, strict=True):
         part = q.shape[1]
         outs.append(eager_core(tape, None, [], by_heads=False)(q, k, v) if attention == "eager" else
                     aten.scaled_dot_product_attention(tape, q, k, v, 2 * part * part))
     return outs
-
-
-def biased_linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
-    """Output of the linear `name` of the tower, which has a bias."""
-    return aten.linear(tape, x, run.params[f"{name}.weight"], name.removeprefix(tape.scope),
-                       bias=run.params[f"{name}.bias"])

@@ -10,30 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.vision_blocks import Merger
-from simcore.operators.hf.vision.grid import biased_linear, in_order, kept_by_tower, normed
-from simcore.operators.hf.vision.projector import merged
+from simcore.operators.hf.vision.grid import TABLES, in_order, kept_by_tower
+from simcore.operators.hf.vision.part import Modules, end, entered, merged, normed, regrouped
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
+from simcore.operators.shared.layer_borders import hand_on
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["merger", "tokens_of"]
 
 
-def merger(tape: Tape, block: Merger, run: LayerWorkload, make_tables: Callable[[], None]) -> RecordedLayer:
+def merger(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules,
+           make_tables: Callable[[], None]) -> RecordedLayer:
     """Recording of the merger: its output is the embedded sequence [batch, seq, hidden] with image tokens.
 
     `make_tables`: records what the model then makes for its layers.
     """
     rows = run.images * block.patches
-    patches: Tensor | None = tape.external((1, rows, block.width), run.compute, HIDDEN, BEFORE)
-    assert patches is not None
+    patches: Tensor | None
+    patches, below = entered(tape, run, (1, rows, block.width), run.compute)
     specs = kept_by_tower(run, rows, block.patch_rotary_dim, block.merged, run.images * block.pixels)
     of_tower = {name: tape.external(*spec, tape.slot(name, "activation"), 1 - block.below)
-                for name, spec in specs.items()}
-    tokens = [tokens_of(tape, block, run, patches)]
+                for name, spec in specs.items() if not (below and name in TABLES)}
+    tokens = [tokens_of(tape, block, run, modules, patches)]
     of_tower.clear()
-    tokens.append(aten.new(tape, tokens[0].shape, run.compute, "image_embeds", tokens[0].nbytes, Kernel.COPY))
+    tokens.append(regrouped(tape, tokens[0], "image_embeds"))
     masks = [aten.new(tape, (run.batch, run.seq), "uint8", name, 8 * run.tokens)
              for name in ("image_mask", "video_mask")]
     out, leaf = merged(tape, block, run, masks[0], tokens[1])
@@ -44,11 +45,10 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, make_tables: Callable[
     tokens.clear()
     masks.clear()
     late = tape.cut()
-    backward = run_backward(tape, out, leaf, nothing)
-    return RecordedLayer(forward, backward, late=late)
+    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads())
 
 
-def tokens_of(tape: Tape, block: Merger, run: LayerWorkload, x: Tensor) -> Tensor:
+def tokens_of(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     """`Qwen2_5_VLPatchMerger` of patches `x`, then tokens in the order of the image: [tokens of all images, hidden]."""
     count = run.images * block.tokens
     values = aten.new(tape, (count,), "int64", "window_index.sorted", 8 * count, Kernel.PERMUTE)
@@ -56,7 +56,7 @@ def tokens_of(tape: Tape, block: Merger, run: LayerWorkload, x: Tensor) -> Tenso
     del values
     squares = normed(tape, run, "ln_q", x).view(1, count, block.merged * block.width)
     tape.scope = "mlp."
-    made = biased_linear(tape, run, "mlp.2", aten.gelu(tape, biased_linear(tape, run, "mlp.0", squares)))
+    made = modules.linear(tape, run, "mlp.2", aten.gelu(tape, modules.linear(tape, run, "mlp.0", squares)))
     del squares
     tape.scope = ""
     return in_order(tape, made.view(count, block.hidden), "in_order", made.nbytes + order.nbytes)

@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.operators.hf.vision.grid import attention_of_parts, biased_linear, tables_of_patches
-from simcore.operators.hf.vision.projector import merged
+from simcore.operators.hf.vision.grid import TABLES, attention_of_parts, tables_of_patches
+from simcore.operators.hf.vision.part import (
+    Modules,
+    end,
+    entered,
+    front,
+    layer_norm,
+    merged,
+    regrouped,
+    tower_layer,
+)
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
+from simcore.operators.shared.aten import Grads, Saved
+from simcore.operators.shared.layer_borders import BEFORE, hand_on
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["deep_merger", "placed_layer", "placed_merger", "placed_patches"]
@@ -22,6 +32,8 @@ __all__ = ["deep_merger", "placed_layer", "placed_merger", "placed_patches"]
 _Spec = tuple[tuple[int, ...], str]
 _COPY, _TAPS = "pixel_values.to", 4
 _FEATURES = "deepstack_features"
+_DIFFERENTIATED = (_COPY, "patches.indices", "patches.weights", *TABLES)
+"""Tensors of `_kept` that a trained tower keeps for its backward."""
 
 
 def _kept(run: LayerWorkload, patches: int, width: int, dim: int, pixels: int) -> dict[str, _Spec]:
@@ -46,83 +58,101 @@ def placed_patches(tape: Tape, block: PlacedPatches, run: LayerWorkload) -> Reco
         "patches.indices", "patches.weights", "patches.positions")}
     found = aten.new(tape, (rows, width), run.compute, "patch_embed", 2 * pixels + weight.nbytes, Kernel.GEMM,
                      2 * rows * weight.numel)
+    node = found.node = _convolved(tape, run, made.get(_COPY), 2 * rows * weight.numel)
     made["patches.placed"] = _placed(tape, run, rows, width)
     narrow = aten.cast(tape, made["patches.placed"], run.compute)
     out = aten.add(tape, found, narrow, "embeddings")
     del found, narrow
     positions = made["patches.positions"]
     made["patches.cos"], made["patches.sin"] = tables_of_patches(tape, rows, block.rotary_dim, positions)
-    hand_on(tape, out)
-    for name, tensor in made.items():
-        tape.rename(tensor.storage, tape.slot(name, "activation"))
-        tensor.disown()
-    return RecordedLayer(tape.cut(), Section(()))
+    del positions
+    return front(tape, out, made, node, tuple(name for name in _DIFFERENTIATED if name in made))
+
+
+def _convolved(tape: Tape, run: LayerWorkload, pixels: Tensor | None, flops: int) -> Node | None:
+    """Node of the product of patches; images get no gradient. `pixels`: those in 16 bits, None if they came so."""
+    weight, bias = run.params["patch_embed.proj.weight"], run.params["patch_embed.proj.bias"]
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_weight = aten.new(tape, weight.shape, weight.dtype, "grad_patch_embed", weight.nbytes, Kernel.GEMM, flops)
+        return [to_weight, aten.new(tape, bias.shape, bias.dtype, "grad_patch_embed.bias")]
+
+    return tape.node((weight, bias), (pixels,), backward)
 
 
 def _placed(tape: Tape, run: LayerWorkload, rows: int, width: int) -> Tensor:
-    taps = aten.new(tape, (rows, _TAPS, width), run.compute, "pos_embed", rows * _TAPS * width * 2, Kernel.PERMUTE, 0)
-    weighed = aten.new(tape, (rows, _TAPS, width), "fp32", "pos_embed.weighed", taps.nbytes)
+    """Sums of four learned positions for each patch, by its weights, in fp32; their numbers and weights are kept."""
+    table, shape = run.params["pos_embed.weight"], (rows, _TAPS, width)
+
+    def to_table(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [aten.new(tape, table.shape, table.dtype, "grad_pos_embed", rows * _TAPS * width * 2)]
+
+    def to_taps(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        wide = aten.new(tape, shape, "fp32", "grad_pos_embeds", rows * width * 4)
+        grads.clear()
+        return [aten.new(tape, shape, run.compute, "grad_pos_embeds", wide.nbytes, Kernel.COPY)]
+
+    taken = tape.node((table,), (), to_table)
+    taps = aten.new(tape, shape, run.compute, "pos_embed", rows * _TAPS * width * 2, Kernel.PERMUTE, 0)
+    taps.node = taken
+    summed = tape.node((taps,), (), to_taps)
+    weighed = aten.new(tape, shape, "fp32", "pos_embed.weighed", taps.nbytes)
     del taps
-    return aten.new(tape, (rows, width), "fp32", "pos_embeds", weighed.nbytes, flops=weighed.numel)
+    out = aten.new(tape, (rows, width), "fp32", "pos_embeds", weighed.nbytes, flops=weighed.numel)
+    out.node = summed
+    return out
 
 
-def placed_layer(tape: Tape, block: PlacedLayer, run: LayerWorkload, attention: str) -> RecordedLayer:
-    """`Qwen3VLVisionBlock`; its caller holds the input until it has returned.
+def placed_layer(tape: Tape, block: PlacedLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
+    """`Qwen3VLVisionBlock`; its caller holds the input until it has returned."""
+    table = (1, run.images * block.patches, 1, block.head_dim)
 
-    `attention`: eager, flash_attention_2, or torch's (sdpa).
-    """
-    shape = (1, run.images * block.patches, block.width)
-    hidden: Tensor | None = tape.external(shape, run.compute, HIDDEN, -block.down)
-    assert hidden is not None
-    made = attention_of_parts(tape, (block.patches,), block.num_heads, run, attention,
-                              _norm(tape, run, "norm1.", hidden))
-    residual = aten.add(tape, hidden, made, "residual")
-    del made
-    made = _mlp(tape, run, "mlp.", aten.gelu, _norm(tape, run, "norm2.", residual))
-    out = aten.add(tape, residual, made, "residual")
-    del residual, made
-    hand_on(tape, out)
-    forward = tape.cut()
-    hidden = None
-    return RecordedLayer(forward, Section(()), tape.cut())
+    def body(x: Tensor) -> Tensor:
+        _tables = [aten.new(tape, table, run.compute, f"{name}.to") for name in TABLES if modules.is_cast]
+        made = attention_of_parts(tape, (block.patches,), block.num_heads, run, modules,
+                                  layer_norm(tape, run, modules, "norm1.", x))
+        residual = aten.add(tape, x, made, "residual")
+        del made
+        made = _mlp(tape, run, modules, "mlp.", aten.gelu, layer_norm(tape, run, modules, "norm2.", residual))
+        return aten.add(tape, residual, made, "residual")
+
+    return tower_layer(tape, run, modules, (1, run.images * block.patches, block.width), body, down=-block.down)
 
 
-def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
-    tape.scope = at
-    return aten.layer_norm(tape, x, run.params[f"{at}weight"], run.params[f"{at}bias"])
-
-
-def _mlp(tape: Tape, run: LayerWorkload, at: str, activate: Callable[[Tape, Tensor], Tensor], x: Tensor) -> Tensor:
+def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, at: str, activate: Callable[[Tape, Tensor], Tensor],
+         x: Tensor) -> Tensor:
     """Two linears `linear_fc1` and `linear_fc2` in the module `at` ("" or with a dot at the end)."""
     tape.scope = at
-    return biased_linear(tape, run, f"{at}linear_fc2", activate(tape, biased_linear(tape, run, f"{at}linear_fc1", x)))
+    return modules.linear(tape, run, f"{at}linear_fc2", activate(tape, modules.linear(tape, run, f"{at}linear_fc1", x)))
 
 
-def deep_merger(tape: Tape, block: DeepMerger, run: LayerWorkload) -> RecordedLayer:
+def deep_merger(tape: Tape, block: DeepMerger, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """`Qwen3VLVisionPatchMerger` of squares; the next layer of the tower takes in what this one takes in."""
     rows = run.images * block.tokens
     hidden = tape.external((1, run.images * block.patches, block.width), run.compute, HIDDEN, BEFORE)
     hidden.disown()
     squares = hidden.view(1, rows, block.merged * block.width)
-    made = _mlp(tape, run, "", aten.gelu, _norm(tape, run, "norm.", squares))
+    made = _mlp(tape, run, modules, "", aten.gelu, layer_norm(tape, run, modules, "norm.", squares))
     tape.rename(made.storage, tape.slot(_FEATURES, "activation"))
     made.disown()
     return RecordedLayer(tape.cut(), Section(()))
 
 
-def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload,
+def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: Modules,
                   make_tables: Callable[[], None]) -> RecordedLayer:
     """Recording of the last merger: its output is the embedded sequence [batch, seq, hidden] with image tokens.
 
     `make_tables`: records what the model then makes for its layers.
     """
     rows = run.images * block.patches
-    patches: Tensor | None = tape.external((1, rows, block.width), run.compute, HIDDEN, -block.down)
-    assert patches is not None
-    tokens = [_tokens(tape, block, run, patches, rows)]
-    tokens.append(aten.new(tape, tokens[0].shape, run.compute, "image_embeds", tokens[0].nbytes, Kernel.COPY))
+    patches: Tensor | None
+    patches, below = entered(tape, run, (1, rows, block.width), run.compute, -block.down)
+    tokens = [_tokens(tape, block, run, modules, patches, rows)]
+    tokens.append(regrouped(tape, tokens[0], "image_embeds"))
     masks = [aten.new(tape, (run.batch, run.seq), "uint8", name, 8 * run.tokens)
              for name in ("image_mask", "video_mask")]
+    pixels = [tape.external((run.images * block.pixels,), run.compute, tape.slot(_COPY, "activation"), 1 - block.below)
+              for _ in range(modules.is_cast and run.options.pixels != run.compute)]
     out, leaf = merged(tape, block, run, masks[0], tokens[1])
     deep = [tape.external(tokens[0].shape, run.compute, tape.slot(_FEATURES, "activation"), -down)
             for down in block.deep]
@@ -136,14 +166,16 @@ def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload,
     masks.clear()
     deep.clear()
     late = tape.cut()
-    backward = run_backward(tape, out, leaf, nothing)
-    return RecordedLayer(forward, backward, late=late)
+    pixels.clear()
+    dropped = tape.cut()
+    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads(), casts=dropped)
 
 
-def _tokens(tape: Tape, block: PlacedMerger, run: LayerWorkload, x: Tensor, rows: int) -> Tensor:
+def _tokens(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: Modules, x: Tensor, rows: int) -> Tensor:
     """Tokens [tokens of all images, hidden]; behind them the tower drops what it has made for its layers."""
     specs = _kept(run, rows, block.width, block.patch_rotary_dim, run.images * block.pixels)
-    _of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()]
-    squares = _norm(tape, run, "norm.", x).view(1, run.images * block.tokens, block.merged * block.width)
-    made = _mlp(tape, run, "", aten.gelu, squares)
+    _of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()
+                 if not (modules.is_cast and name == _COPY) and not (x.node is not None and name in _DIFFERENTIATED)]
+    squares = layer_norm(tape, run, modules, "norm.", x).view(1, run.images * block.tokens, block.merged * block.width)
+    made = _mlp(tape, run, modules, "", aten.gelu, squares)
     return made.view(run.images * block.tokens, block.hidden)

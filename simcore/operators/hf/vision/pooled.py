@@ -6,6 +6,7 @@ The images of a microbatch are one batch, under a mask of all pairs of patches. 
 from __future__ import annotations
 
 from simcore.models.pooled_blocks import PooledLayer, PooledPatches
+from simcore.operators.hf.vision.part import Modules
 from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
@@ -32,10 +33,10 @@ def kept_by_padding(run: LayerWorkload, patches: int, dim: int, attention: str) 
             _MASK: ((run.images, patches, patches), kept)}
 
 
-def pooled_patches(tape: Tape, block: PooledPatches, run: LayerWorkload, attention: str) -> RecordedLayer:
+def pooled_patches(tape: Tape, block: PooledPatches, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """Front of `Gemma4VisionModel.forward`: pixels are scaled and multiplied, positions added; tables and a mask."""
     out = _embedded(tape, block, run)
-    specs = kept_by_padding(run, block.padded, block.rotary_dim, attention)
+    specs = kept_by_padding(run, block.padded, block.rotary_dim, modules.attention)
     made = {_MASK: _mask(tape, specs[_MASK])}
     made |= dict(zip(_TABLES, _tables(tape, run, block), strict=True))
     hand_on(tape, out)
@@ -89,21 +90,18 @@ def _tables(tape: Tape, run: LayerWorkload, block: PooledPatches) -> tuple[Tenso
     return aten.cast(tape, cos, run.compute), aten.cast(tape, sin, run.compute)
 
 
-def pooled_layer(tape: Tape, block: PooledLayer, run: LayerWorkload, attention: str) -> RecordedLayer:
-    """`Gemma4VisionEncoderLayer`; its caller holds the input until it has returned, the tower that of the first layer.
-
-    `attention`: eager, or torch's (sdpa).
-    """
+def pooled_layer(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
+    """`Gemma4VisionEncoderLayer`; its caller holds the input until it has returned, the tower the first layer's."""
     hidden: Tensor | None = tape.external((run.images, block.patches, block.width), run.compute, HIDDEN, BEFORE)
     assert hidden is not None
     if block.first:
         hidden.disown()
     held: list[Tensor] = []
-    made = _attention(tape, block, run, attention, _norm(tape, run, "input_layernorm", hidden), held)
+    made = _attention(tape, block, run, modules, _norm(tape, run, "input_layernorm", hidden), held)
     made = _norm(tape, run, "post_attention_layernorm", made)
     residual = aten.add(tape, hidden, made, "residual")
     del made
-    made = _mlp(tape, run, _norm(tape, run, "pre_feedforward_layernorm", residual))
+    made = _mlp(tape, run, modules, _norm(tape, run, "pre_feedforward_layernorm", residual))
     made = _norm(tape, run, "post_feedforward_layernorm", made)
     out = aten.add(tape, residual, made, "residual")
     del residual, made
@@ -114,27 +112,27 @@ def pooled_layer(tape: Tape, block: PooledLayer, run: LayerWorkload, attention: 
     return RecordedLayer(forward, Section(()), tape.cut())
 
 
-def _attention(tape: Tape, block: PooledLayer, run: LayerWorkload, attention: str, x: Tensor,
+def _attention(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Modules, x: Tensor,
                held: list[Tensor]) -> Tensor:
     """`Gemma4VisionAttention`; `held`: gets the probabilities, which the layer binds to a name."""
     tape.scope, dim = "self_attn.", block.head_dim
-    q, k = (_turned(tape, run, part, block, x) for part in "qk")
-    v = aten.to_heads(tape, _linear(tape, run, "self_attn.v_proj", x), dim)
+    q, k = (_turned(tape, run, modules, part, block, x) for part in "qk")
+    v = aten.to_heads(tape, modules.linear(tape, run, "self_attn.v_proj.linear", x), dim)
     v = rms_norm_by_power(tape, None, v)
     shape = (run.images, block.patches, block.patches)
-    if attention == "eager":
+    if modules.attention == "eager":
         out = eager_core(tape, Tensor(None, shape, run.compute), held, by_heads=False)(q, k, v)
-    elif attention == "sdpa_fp32":
+    elif modules.attention == "sdpa_fp32":
         _narrow = (q, k, v)
         out = aten.cast(tape, aten.masked_attention(tape, *(aten.cast(tape, x, "fp32") for x in _narrow)), run.compute)
     else:
         out = aten.masked_attention(tape, q, k, v)
-    return _linear(tape, run, "self_attn.o_proj", out.view(*x.shape[:2], block.num_heads * dim))
+    return modules.linear(tape, run, "self_attn.o_proj.linear", out.view(*x.shape[:2], block.num_heads * dim))
 
 
-def _turned(tape: Tape, run: LayerWorkload, part: str, block: PooledLayer, x: Tensor) -> Tensor:
+def _turned(tape: Tape, run: LayerWorkload, modules: Modules, part: str, block: PooledLayer, x: Tensor) -> Tensor:
     """Query or key behind its norm, each half of a head rotated by itself: columns, then rows."""
-    heads = aten.to_heads(tape, _linear(tape, run, f"self_attn.{part}_proj", x), block.head_dim)
+    heads = aten.to_heads(tape, modules.linear(tape, run, f"self_attn.{part}_proj.linear", x), block.head_dim)
     normed = rms_norm_by_power(tape, run.params[f"self_attn.{part}_norm.weight"], heads)
     del heads
     table = Tensor(None, (*x.shape[:2], 1, block.head_dim // 2), run.compute)
@@ -142,19 +140,15 @@ def _turned(tape: Tape, run: LayerWorkload, part: str, block: PooledLayer, x: Te
     return aten.cat(tape, *halves)
 
 
-def _mlp(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     """`Gemma4VisionMLP`."""
     tape.scope = "mlp."
-    gate = aten.gelu(tape, _linear(tape, run, "mlp.gate_proj", x))
-    product = aten.mul(tape, gate, _linear(tape, run, "mlp.up_proj", x))
+    gate = aten.gelu(tape, modules.linear(tape, run, "mlp.gate_proj.linear", x))
+    product = aten.mul(tape, gate, modules.linear(tape, run, "mlp.up_proj.linear", x))
     del gate
-    return _linear(tape, run, "mlp.down_proj", product)
+    return modules.linear(tape, run, "mlp.down_proj.linear", product)
 
 
 def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
     tape.scope = f"{at}."
     return rms_norm_by_power(tape, run.params[f"{at}.weight"], x)
-
-
-def _linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
-    return aten.linear(tape, x, run.params[f"{name}.linear.weight"], name.removeprefix(tape.scope))

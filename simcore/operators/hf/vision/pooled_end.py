@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simcore.models.pooled_blocks import PooledProjector
+from simcore.operators.hf.vision.part import Modules, end, merged, regrouped
 from simcore.operators.hf.vision.pooled import kept_by_padding
-from simcore.operators.hf.vision.projector import merged
-from simcore.operators.hf.vision.row_projector import regrouped
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
+from simcore.operators.shared.layer_borders import BEFORE, hand_on
 from simcore.operators.shared.rms_norm import rms_norm_by_power
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
@@ -24,18 +23,18 @@ from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
 __all__ = ["pooled_projector"]
 
 
-def pooled_projector(tape: Tape, block: PooledProjector, run: LayerWorkload, attention: str,
+def pooled_projector(tape: Tape, block: PooledProjector, run: LayerWorkload, modules: Modules,
                      make_tables: Callable[[], None]) -> RecordedLayer:
     """Recording of pooler and projector: the output is the embedded sequence [batch, seq, hidden] with image tokens.
 
-    `attention`: that of the tower, which tells how wide its mask is. `make_tables`: records what the model then makes
-    for its layers.
+    Attention of `modules` tells how wide the tower's mask is. `make_tables`: records what the model then makes for its
+    layers.
     """
-    pooled: Tensor | None = _pooled(tape, block, run, attention)
+    pooled: Tensor | None = _pooled(tape, block, run, modules)
     assert pooled is not None
-    tokens: Tensor | None = _projected(tape, run, pooled)
+    tokens: Tensor | None = _projected(tape, run, modules, pooled)
     assert tokens is not None
-    features: Tensor | None = regrouped(tape, tokens)
+    features: Tensor | None = regrouped(tape, tokens, "cat")
     assert features is not None
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
     held += [aten.new(tape, (run.batch, run.seq), "uint8", "placeholder_mask") for _ in range(3)]
@@ -47,21 +46,22 @@ def pooled_projector(tape: Tape, block: PooledProjector, run: LayerWorkload, att
     forward = tape.cut()
     pooled = tokens = None
     held.clear()
-    if run.no_grad:  # no backward pass follows, whose end drops the output
-        features = None
     late = tape.cut()
-    backward = run_backward(tape, out, leaf, nothing)
-    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads())
+    if run.no_grad or modules.drops_output:
+        features = None
+    dropped = tape.cut()
+    backward = end(tape, out, None, leaf)
+    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads(), casts=dropped)
     features = None
     return replace(made, release=tape.cut())
 
 
-def _pooled(tape: Tape, block: PooledProjector, run: LayerWorkload, attention: str) -> Tensor:
+def _pooled(tape: Tape, block: PooledProjector, run: LayerWorkload, modules: Modules) -> Tensor:
     """Averages [tokens of all images, width] in the compute dtype; the tower frees what it held."""
     shape = (run.images, block.patches, block.width)
     patches = tape.external(shape, run.compute, HIDDEN, BEFORE)
     first = tape.external(shape, run.compute, HIDDEN, BEFORE - block.layers)
-    specs = kept_by_padding(run, block.patches, block.patch_rotary_dim, attention)
+    specs = kept_by_padding(run, block.patches, block.patch_rotary_dim, modules.attention)
     kept = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()]
     del kept
     filled = aten.select(tape, patches, shape, run.compute, "masked_fill")
@@ -95,10 +95,9 @@ def _averaged(tape: Tape, block: PooledProjector, run: LayerWorkload, x: Tensor)
     return aten.cast(tape, means, run.compute)
 
 
-def _projected(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+def _projected(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     """`Gemma4MultimodalEmbedder`: [tokens of all images, hidden]."""
     tape.scope = "embed_vision."
-    made = aten.linear(tape, rms_norm_by_power(tape, None, x), run.params["embedding_projection.weight"],
-                       "embedding_projection")
+    made = modules.linear(tape, run, "embedding_projection", rms_norm_by_power(tape, None, x))
     tape.scope = ""
     return made

@@ -10,25 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simcore.models.vision_blocks import Projector, TowerEnd
-from simcore.operators.hf.vision.scatter import masked_scatter
+from simcore.models.vision_blocks import Projector
+from simcore.operators.hf.vision.part import Modules, end, entered, merged
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward, stream_dtype
+from simcore.operators.shared.layer_borders import hand_on, stream_dtype
 from simcore.operators.shared.rms_norm import rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Node, Tape, Tensor
+from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["merged", "projector"]
+__all__ = ["projector"]
 
 
-def projector(tape: Tape, block: Projector, run: LayerWorkload, make_tables: Callable[[], None]) -> RecordedLayer:
+def projector(tape: Tape, block: Projector, run: LayerWorkload, modules: Modules,
+              make_tables: Callable[[], None]) -> RecordedLayer:
     """Recording of the projector: its output is the embedded sequence [batch, seq, hidden] with image tokens.
 
     `make_tables`: records what the model then makes for its layers.
     """
-    patches: Tensor | None = tape.external((run.images, block.patches, block.width), run.compute, HIDDEN, BEFORE)
-    assert patches is not None
-    features: Tensor | None = _projected(tape, block, run, patches)
+    patches: Tensor | None
+    patches, below = entered(tape, run, (run.images, block.patches, block.width), modules.norm_dtype or run.compute)
+    features: Tensor | None = _projected(tape, block, run, modules, patches)
     assert features is not None
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
     out, leaf = merged(tape, block, run, held[0], features)
@@ -37,36 +38,36 @@ def projector(tape: Tape, block: Projector, run: LayerWorkload, make_tables: Cal
     forward = tape.cut()
     patches = None
     held.clear()
-    if run.no_grad:  # no backward pass follows, whose end drops the output
-        features = None
     late = tape.cut()
-    backward = run_backward(tape, out, leaf, nothing)
-    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads())
+    if run.no_grad or modules.drops_output:
+        features = None
+    dropped = tape.cut()
+    backward = end(tape, out, below, leaf)
+    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads(), casts=dropped)
     features = None
     return replace(made, release=tape.cut())
 
 
-def _projected(tape: Tape, block: Projector, run: LayerWorkload, patches: Tensor) -> Tensor:
+def _projected(tape: Tape, block: Projector, run: LayerWorkload, modules: Modules, patches: Tensor) -> Tensor:
     """`Gemma3MultiModalProjector`: means of squares of patches, [images, tokens, width], then a product."""
     tape.scope = "multi_modal_projector."
-    columns = aten.new(tape, patches.shape, patches.dtype, "contiguous", patches.nbytes, Kernel.COPY)
+    columns = aten.contiguous(tape, patches, "contiguous")
     shape = (run.images, block.tokens, block.width)
-    pooled = aten.new(tape, shape, patches.dtype, "avg_pool", columns.nbytes, flops=columns.numel)
+    pooled = _averaged(tape, columns, shape)
     normed = rms_norm_from_zero(tape, run.params["mm_soft_emb_norm.weight"], pooled)
     # Means lie by columns: the product takes several images as one matrix, which is a copy.
     rows = normed if run.images == 1 else aten.contiguous(tape, normed, "by_rows")
-    made = aten.product(tape, rows, run.params["mm_input_projection_weight"], (*shape[:2], block.hidden),
-                        block.width, "projected")
+    made = aten.product(tape, modules.narrowed(tape, run, rows), run.params["mm_input_projection_weight"],
+                        (*shape[:2], block.hidden), block.width, "projected")
+    made = aten.cast(tape, aten.cast(tape, made, patches.dtype), stream_dtype(run))
     tape.scope = ""
     return made
 
 
-def merged(tape: Tape, block: TowerEnd, run: LayerWorkload, mask: Tensor,
-            features: Tensor) -> tuple[Tensor, Node | None]:
-    """(the sequence with image tokens, node of the embedding's output if it needs a gradient).
-
-    `mask`: of image tokens, a byte each; `features`: the tokens of all images.
-    """
-    embedded = tape.external((run.batch, run.seq, block.hidden), stream_dtype(run), HIDDEN, -block.below)
-    embedded.node = Node() if run.embedding_trains else None
-    return masked_scatter(tape, embedded, mask, features), embedded.node
+def _averaged(tape: Tape, x: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Means of squares of patches `x` (`avg_pool2d`), of `shape`; autograd saves what went in."""
+    given, dtype = x.shape, x.dtype
+    node = tape.node((x,), (x,), lambda tape, grads, saved: [aten.new(tape, given, dtype, "grad_avg_pool")])
+    out = aten.new(tape, shape, dtype, "avg_pool", x.nbytes, flops=x.numel)
+    out.node = node
+    return out

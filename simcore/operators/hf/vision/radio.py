@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector
-from simcore.operators.hf.vision.grid import biased_linear
+from simcore.operators.hf.vision.part import Modules, layer_norm
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
@@ -63,16 +63,16 @@ def _positions(tape: Tape, block: RadioPatches, run: LayerWorkload) -> Tensor:
     return aten.new(tape, (1, block.count, block.width), run.compute, "positions.cut", 0, Kernel.COPY)
 
 
-def radio_layer(tape: Tape, block: RadioLayer, run: LayerWorkload) -> RecordedLayer:
+def radio_layer(tape: Tape, block: RadioLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """Timm's `Block`; its caller holds the input until it has returned, that of the first layer to the tower's end."""
     hidden: Tensor | None = tape.external((run.images, block.patches, block.width), run.compute, HIDDEN, BEFORE)
     assert hidden is not None
     if block.first:
         hidden.disown()
-    made = _attention(tape, block, run, _norm(tape, run, "norm1.", hidden))
+    made = _attention(tape, block, run, modules, layer_norm(tape, run, modules, "norm1.", hidden))
     residual = aten.add(tape, hidden, made, "residual")
     del made
-    made = _mlp(tape, run, _norm(tape, run, "norm2.", residual))
+    made = _mlp(tape, run, modules, layer_norm(tape, run, modules, "norm2.", residual))
     out = aten.add(tape, residual, made, "residual")
     del residual, made
     hand_on(tape, out)
@@ -81,34 +81,29 @@ def radio_layer(tape: Tape, block: RadioLayer, run: LayerWorkload) -> RecordedLa
     return RecordedLayer(forward, Section(()), tape.cut())
 
 
-def _attention(tape: Tape, block: RadioLayer, run: LayerWorkload, x: Tensor) -> Tensor:
+def _attention(tape: Tape, block: RadioLayer, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     """Query, key and value are views of one product, which lives until the module returns."""
     tape.scope = "attn."
-    qkv = biased_linear(tape, run, "attn.qkv", x)
+    qkv = modules.linear(tape, run, "attn.qkv", x)
     heads = (*x.shape[:2], block.num_heads, block.head_dim)
     q, k, v = (Tensor(qkv.storage, heads, qkv.dtype) for _ in range(3))
     out = aten.scaled_dot_product_attention(tape, q, k, v, 2 * run.images * block.patches**2)
-    return biased_linear(tape, run, "attn.proj", out.view(*x.shape))
+    return modules.linear(tape, run, "attn.proj", out.view(*x.shape))
 
 
-def _mlp(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     tape.scope = "mlp."
-    return biased_linear(tape, run, "mlp.fc2", aten.gelu(tape, biased_linear(tape, run, "mlp.fc1", x)))
+    return modules.linear(tape, run, "mlp.fc2", aten.gelu(tape, modules.linear(tape, run, "mlp.fc1", x)))
 
 
-def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
-    tape.scope = at
-    return aten.layer_norm(tape, x, run.params[f"{at}weight"], run.params[f"{at}bias"])
-
-
-def radio_projector(tape: Tape, block: RadioProjector, run: LayerWorkload) -> RecordedLayer:
+def radio_projector(tape: Tape, block: RadioProjector, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """Recording of the projector: its output is the embedded sequence [batch, seq, hidden] with image tokens."""
     whole = (run.images, block.patches + block.prefix, block.width)
     features: Tensor | None = tape.external(whole, run.compute, HIDDEN, BEFORE)
     assert features is not None
     _first = [tape.external(whole, run.compute, HIDDEN, BEFORE - block.depth)]
     _first.clear()
-    made = _projected(tape, block, run)
+    made = _projected(tape, block, run, modules)
     features = None
     kept = [aten.new(tape, made.shape, run.compute, "vit_embeds", made.nbytes, Kernel.PERMUTE)]  # by image_flags
     del made
@@ -127,7 +122,7 @@ def radio_projector(tape: Tape, block: RadioProjector, run: LayerWorkload) -> Re
     return replace(made_of, release=tape.cut())
 
 
-def _projected(tape: Tape, block: RadioProjector, run: LayerWorkload) -> Tensor:
+def _projected(tape: Tape, block: RadioProjector, run: LayerWorkload, modules: Modules) -> Tensor:
     """`VisionProjector`: [images, tokens, hidden] of squares of patches, which two copies and a join have made."""
     shape = (run.images, block.tokens, block.merged * block.width)
     turned = aten.new(tape, shape, run.compute, "squares.turned", 0, Kernel.COPY)
@@ -137,9 +132,9 @@ def _projected(tape: Tape, block: RadioProjector, run: LayerWorkload) -> Tensor:
     del shuffled
     tape.scope = "vision_projector."
     x = rms_norm(tape, run.params["norm.weight"], x, weight_in_fp32=True)
-    x = aten.linear(tape, x, run.params["linear1.weight"], "linear1")
+    x = modules.linear(tape, run, "linear1", x)
     x = aten.square(tape, aten.relu(tape, x))
-    x = aten.linear(tape, x, run.params["linear2.weight"], "linear2")
+    x = modules.linear(tape, run, "linear2", x)
     tape.scope = ""
     return x
 

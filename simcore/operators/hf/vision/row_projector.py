@@ -13,31 +13,31 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simcore.models.vision_blocks import RowProjector
-from simcore.operators.hf.vision.projector import merged
-from simcore.operators.hf.vision.rows import kept_by_rows
+from simcore.operators.hf.vision.part import Modules, end, entered, merged, regrouped
+from simcore.operators.hf.vision.rows import kept_by_graph, kept_by_rows
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
+from simcore.operators.shared.layer_borders import BEFORE, hand_on
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
 
-__all__ = ["drop_tower", "projected", "regrouped", "row_projector"]
+__all__ = ["drop_tower", "projected", "row_projector"]
 
 
-def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload,
+def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload, modules: Modules,
                   make_tables: Callable[[], None]) -> RecordedLayer:
     """Recording of the projector: its output is the embedded sequence [batch, seq, hidden] with image tokens.
 
     `make_tables`: records what the model then makes for its layers.
     """
     rows = run.images * block.patches
-    patches: Tensor | None = tape.external((1, rows, block.width), run.compute, HIDDEN, BEFORE)
-    assert patches is not None
-    drop_tower(tape, block, run, rows)
-    tokens: Tensor | None = projected(tape, block, run, patches)
+    patches: Tensor | None
+    patches, below = entered(tape, run, (1, rows, block.width), run.compute)
+    drop_tower(tape, block, run, modules, rows)
+    tokens: Tensor | None = projected(tape, block, run, modules, patches)
     assert tokens is not None
-    features: Tensor | None = regrouped(tape, tokens)
+    features: Tensor | None = regrouped(tape, tokens, "cat")
     assert features is not None
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
     out, leaf = merged(tape, block, run, held[0], features)
@@ -46,35 +46,39 @@ def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload,
     forward = tape.cut()
     patches = tokens = None
     held.clear()
-    if run.no_grad:  # no backward pass follows, whose end drops the output
-        features = None
     late = tape.cut()
-    backward = run_backward(tape, out, leaf, nothing)
-    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads())
+    if run.no_grad or modules.drops_output:
+        features = None
+    dropped = tape.cut()
+    backward = end(tape, out, below, leaf)
+    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads(), casts=dropped)
     features = None
     return replace(made, release=tape.cut())
 
 
-def drop_tower(tape: Tape, block: RowProjector, run: LayerWorkload, rows: int) -> None:
+def drop_tower(tape: Tape, block: RowProjector, run: LayerWorkload, modules: Modules, rows: int) -> None:
     """Frees what the tower held: tables and a mask, and the inputs of its layers."""
     shape = (1, rows, block.width)
-    _inputs = [tape.external(shape, run.compute, HIDDEN, BEFORE - i) for i in range(1, block.layers + 1)]
-    specs = kept_by_rows(run, (block.rows, block.columns), block.width, block.patch_rotary_dim)
-    _kept = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()]
+    kept = kept_by_graph(run) if run.input_requires_grad else ()
+    _inputs = [tape.external(shape, run.compute, HIDDEN, BEFORE - i) for i in range(1, block.layers + 1)
+               if not (modules.is_replayed and kept)]
+    specs = kept_by_rows(run, modules, (block.rows, block.columns), block.width, block.patch_rotary_dim)
+    _kept = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()
+             if name not in kept]
 
 
-def projected(tape: Tape, block: RowProjector, run: LayerWorkload, x: Tensor) -> Tensor:
+def projected(tape: Tape, block: RowProjector, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     """`Mistral3MultiModalProjector`: [tokens of all images, hidden]."""
     tape.scope = "multi_modal_projector."
     x = rms_norm(tape, run.params["norm.weight"], x, weight_in_fp32=False)
-    x = _merged_squares(tape, block, run, x)
-    x = aten.gelu(tape, aten.linear(tape, x, run.params["linear_1.weight"], "linear_1"))
-    x = aten.linear(tape, x, run.params["linear_2.weight"], "linear_2")
+    x = _merged_squares(tape, block, run, modules, x)
+    x = aten.gelu(tape, modules.linear(tape, run, "linear_1", x))
+    x = modules.linear(tape, run, "linear_2", x)
     tape.scope = ""
     return x
 
 
-def _merged_squares(tape: Tape, block: RowProjector, run: LayerWorkload, x: Tensor) -> Tensor:
+def _merged_squares(tape: Tape, block: RowProjector, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     """`Mistral3PatchMerger`: squares of patches of each image as columns, which become the rows of one matrix."""
     whole, dtype, size = x.shape, x.dtype, x.nbytes
     columns = [_unfolded(tape, block, dtype, "unfold") for _ in range(run.images)]
@@ -88,7 +92,7 @@ def _merged_squares(tape: Tape, block: RowProjector, run: LayerWorkload, x: Tens
     squares = aten.new(tape, (1, run.images * block.tokens, block.merged * block.width), dtype, "squares", size,
                        Kernel.COPY)
     squares.node = node
-    made = aten.linear(tape, squares, run.params["patch_merger.merging_layer.weight"], "merging_layer")
+    made = modules.linear(tape, run, "patch_merger.merging_layer", squares)
     columns.clear()
     return made
 
@@ -97,16 +101,3 @@ def _unfolded(tape: Tape, block: RowProjector, dtype: str, name: str) -> Tensor:
     """Columns of the squares of an image, or the gradient that is put together of theirs."""
     _copy = aten.new(tape, (block.patches, block.width), dtype, f"{name}.contiguous", 0, Kernel.COPY)
     return aten.new(tape, (block.patches, block.width), dtype, name, _copy.nbytes)
-
-
-def regrouped(tape: Tape, x: Tensor) -> Tensor:
-    """Parts of `x` for each image, which are views of one, joined again: a copy, as is the gradient."""
-    shape, dtype, size = x.shape, x.dtype, x.nbytes
-
-    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        return [aten.new(tape, shape, dtype, "grad_split", size, Kernel.COPY)]
-
-    node = tape.node((x,), (), backward)
-    out = aten.new(tape, shape, dtype, "cat", size, Kernel.COPY)
-    out.node = node
-    return out

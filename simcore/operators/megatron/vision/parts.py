@@ -7,6 +7,7 @@ by, and down to the merger of features from its layer of the decoder.
 
 from __future__ import annotations
 
+from simcore.errors import NotYet, Problem
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector
 from simcore.models.vision_blocks import (
@@ -22,7 +23,9 @@ from simcore.models.vision_blocks import (
     TowerLayer,
     TowerNorm,
     VisionPart,
+    WholePart,
 )
+from simcore.operators.hf.vision.part import PLAIN
 from simcore.operators.hf.vision.parts import siglip_part
 from simcore.operators.hf.vision.rows import row_layer, row_patches
 from simcore.operators.megatron.ops.context import Context
@@ -74,6 +77,8 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
             return _recorded(c, layer(inner, block, x[0], attend), x, caught)
     if isinstance(block, SoundPart):  # no sound is given
         return RecordedLayer(c.tape.cut(), c.tape.cut())
+    if not isinstance(block, WholePart):
+        raise NotYet(Problem("model", f"not yet: the vision tower of {c.kind.family} in the layers of megatron"))
     return _whole(c, block)
 
 
@@ -86,11 +91,11 @@ def _whole(c: Context, block: GridPatches | GridLayer | RowPatches | RowLayer | 
         case GridLayer():
             return record_grid_layer(c, block)
         case RowPatches():
-            return row_patches(c.tape, block, c.run)
+            return row_patches(c.tape, block, c.run, PLAIN)
         case RowLayer():
-            return row_layer(c.tape, block, c.run, "sdpa")
+            return row_layer(c.tape, block, c.run, PLAIN)
         case Patches() | TowerLayer() | TowerNorm():
-            return siglip_part(c.tape, block, c.run, "sdpa")
+            return siglip_part(c.tape, block, c.run, PLAIN)
 
 
 def _input(c: Context, down: int, width: int, caught: _Grads) -> _Grads:

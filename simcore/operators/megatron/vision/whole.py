@@ -15,6 +15,7 @@ from typing import Final
 from simcore.models.vision_blocks import GridLayer, GridPatches, Merger, Projector, RowProjector
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches, in_order, kept_by_tower, tables_of_patches
 from simcore.operators.hf.vision.merger import tokens_of
+from simcore.operators.hf.vision.part import PLAIN
 from simcore.operators.hf.vision.row_projector import drop_tower, projected
 from simcore.operators.hf.vision.scatter import masked_scatter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
@@ -34,7 +35,7 @@ _UNTIL_BACKWARD: Final = ("patches.cos", "patches.sin", "pixel_values.to")
 
 def record_grid_layer(c: Context, block: GridLayer) -> RecordedLayer:
     """Recording of `Qwen2_5_VLVisionBlock`, forward and backward."""
-    return grid_layer(c.tape, block, c.run, "sdpa")
+    return grid_layer(c.tape, block, c.run, PLAIN)
 
 
 def patches_of_grid(c: Context, block: GridPatches) -> RecordedLayer:
@@ -82,7 +83,7 @@ def tokens_of_grid(c: Context, block: Merger, x: Tensor, embedded: Tensor) -> tu
                           run.images * block.pixels)
     of_tower = [tape.external(*spec, tape.slot(name, "activation"), 1 - block.below) for name, spec in specs.items()
                 if not (run.input_requires_grad and name in _UNTIL_BACKWARD)]
-    made = tokens_of(tape, block, run, x)
+    made = tokens_of(tape, block, run, PLAIN, x)
     of_tower.clear()
     tokens = _joined(tape, run.compute, made)
     out, mask = _with_tokens(c, block, tokens, embedded)
@@ -92,8 +93,8 @@ def tokens_of_grid(c: Context, block: Merger, x: Tensor, embedded: Tensor) -> tu
 def tokens_of_rows(c: Context, block: RowProjector, x: Tensor, embedded: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The same of a tower of rows of patches; the tokens by images are dropped when they are joined."""
     tape, run = c.tape, c.run
-    drop_tower(tape, block, run, run.images * block.patches)
-    made = projected(tape, block, run, x.view(1, *x.shape))
+    drop_tower(tape, block, run, PLAIN, run.images * block.patches)
+    made = projected(tape, block, run, PLAIN, x.view(1, *x.shape))
     del x
     tokens = _joined(tape, run.compute, made)
     del made

@@ -1,0 +1,63 @@
+"""Models that read images in an axolotl recipe: a processor is loaded, and each sample brings images.
+
+The recipe says of neither how many images a sample has nor how large they are: both are asked, but for a model whose
+images have one size. `image_size` resizes an image before the model's processor does.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.errors import Problem
+from simcore.models.blocks import LayerKind
+from simcore.models.towers import tower_of
+from simcore.models.vision_blocks import AnySize
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+
+__all__ = ["read_images"]
+
+_FREEZING: Final = "utils/freeze.py freeze_mm_modules"
+_STRATEGY: Final = "processing_strategies.py: an image is resized and padded before the model's processor takes it"
+
+
+def read_images(reader: Reader, draft: Draft) -> None:
+    """Asks for the images of a sequence where the recipe loads a processor; refuses models whose tower is not known.
+
+    Without a processor a model with a tower is given text alone, which is refused by name.
+    """
+    parts, processor = _tower(draft), reader.text("processor_type")
+    _read_frozen(reader, draft, parts)
+    if processor is None:
+        if parts:
+            draft.refused.append(Problem(reader.document.path, "not yet: a model with a vision tower that is given "
+                                         "text alone (processor_type is not set)"))
+        return
+    if not parts:
+        draft.refuse(processor, "a model with images or sound")
+        return
+    draft.use(processor, why="samples have images")
+    draft.ask("training.images", "--set training.images=N", "images in each sequence", processor)
+    sized = reader.matching("image_size", "image_resize_algorithm")
+    if any(isinstance(kind.block, AnySize) for _, kind in parts):
+        draft.use(*sized, why=f"the size of images is asked ({_STRATEGY})")
+        draft.ask("training.image_height", "--set training.image_height=N", "pixels of an image from top to bottom, of "
+                  "a square unless training.image_width is set too")
+    else:
+        draft.idle(sized, "all images have one size, the model's")
+
+
+def _read_frozen(reader: Reader, draft: Draft, parts: tuple[tuple[str, LayerKind], ...]) -> None:
+    """Names of the modules of a tower that `freeze_mm_modules` freezes; beside adapters all of them are frozen."""
+    frozen = reader.flag("freeze_mm_modules")
+    adapts = draft.values.get("training", {}).get("method", "full") != "full"
+    if frozen is None or not frozen.value or adapts or not parts:
+        draft.idle(frozen, "nothing of a tower is trained")
+        return
+    modules = list(dict.fromkeys(".".join(path.split(".")[:2]) for path, _ in parts))
+    draft.infer("training.frozen", modules, "the modules of the tower", frozen, source=_FREEZING)
+
+
+def _tower(draft: Draft) -> tuple[tuple[str, LayerKind], ...]:
+    name = draft.values.get("model", draft.answers.settings.get("model", ""))
+    return tower_of(name.get("config", "") if isinstance(name, dict) else str(name))

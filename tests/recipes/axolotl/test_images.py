@@ -1,0 +1,77 @@
+"""Recipes of axolotl for models that read images: a processor, adapters by a pattern, a tower that is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.errors import RankscopeError
+from simcore.frameworks.setup import prepare
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+
+RECIPE = """\
+base_model: Qwen/Qwen3-VL-4B-Instruct
+processor_type: AutoProcessor
+datasets: [{path: some/pictures, type: chat_template}]
+sequence_len: 2048
+micro_batch_size: 1
+gradient_checkpointing: true
+attn_implementation: flash_attention_2
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_modules: 'model.language_model.layers.[\\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj'
+"""
+ASKED = {"training.images": 2, "training.image_height": 448}
+
+
+def imported(folder: Path, text: str, settings: dict[str, Any]) -> Imported:
+    file = folder / "mine.yaml"
+    file.write_text(text, encoding="utf-8")
+    return import_recipe([str(file)], Answers.of_options(1, None, "dgx-h100", settings))
+
+
+def test_adapters_are_where_the_pattern_matches_whole_names(tmp_path: Path) -> None:
+    """The seven linears of each of 36 layers; the tower's have other names, and are left as they are."""
+    found = imported(tmp_path, RECIPE, ASKED)
+    found.expect_complete()
+    found.values["training"].update(images=2, image_height=448)  # as the command does with --set
+    scenario = parse_scenario(found.document())
+    graph = prepare(scenario)[0].graph
+    adapted = [layer.path for layer in graph.layers for spec in graph.tensors[layer.kind]
+               if spec.name.endswith("lora_a.weight")]
+    assert len(adapted) == 7 * 36
+    assert all(path.startswith("model.language_model.layers.") for path in adapted)
+
+
+def test_images_are_asked(tmp_path: Path) -> None:
+    """Their number; their height only of a model that takes any."""
+    for model, asked in (("Qwen/Qwen3-VL-4B-Instruct", ["training.images", "training.image_height"]),
+                         ("google/gemma-3-4b-it", ["training.images"])):
+        found = imported(tmp_path, RECIPE.replace("Qwen/Qwen3-VL-4B-Instruct", model), {})
+        assert [question.key for question in found.questions] == asked, model
+
+
+@pytest.mark.parametrize(("old", "new", "told"), [
+    ("processor_type: AutoProcessor\n", "", "a model with a vision tower that is given text alone"),
+    ("Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen3-8B", "a model with images or sound"),
+])
+def test_other_inputs_are_refused_by_name(tmp_path: Path, old: str, new: str, told: str) -> None:
+    with pytest.raises(RankscopeError) as caught:
+        imported(tmp_path, RECIPE.replace(old, new), ASKED).expect_complete()
+    assert told in str(caught.value)
+
+
+def test_freeze_mm_modules_freezes_a_tower_that_would_be_trained(tmp_path: Path) -> None:
+    full = "\n".join(line for line in RECIPE.splitlines() if not line.startswith(("adapter", "lora_")))
+    values: Mapping[str, Any] = imported(tmp_path, f"{full}\nfreeze_mm_modules: true\n", ASKED).values
+    assert values["training"]["frozen"] == ["model.visual"]
+    assert values["framework_options"]["autocast"] is True  # LayerNorms of the tower are fp32 under it
+    values = imported(tmp_path, f"{RECIPE}freeze_mm_modules: true\n", ASKED).values
+    assert "frozen" not in values["training"]
