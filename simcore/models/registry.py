@@ -13,8 +13,9 @@ __all__ = ["family_of", "known_families", "type_in_transformers"]
 _MODULES: Final = {
     "arcee": "llama", "bailing_moe": "bailing", "bamba": "bamba", "cohere2": "mistral", "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek", "ernie4_5": "llama", "falcon_h1": "bamba", "gemma": "gemma.earlier",
-    "gemma2": "gemma.earlier", "gemma3_text": "gemma.earlier", "gemma4_text": "gemma.gemma4", "glm": "glm",
-    "glm4": "glm", "glm4_moe": "glm", "glm4_moe_lite": "glm", "gpt2": "gpt2",
+    "gemma2": "gemma.earlier", "gemma3_text": "gemma.earlier", "gemma4_text": "gemma.gemma4",
+    "gemma4_unified_text": "gemma.gemma4", "glm": "glm", "glm4": "glm", "glm4_moe": "glm", "glm4_moe_lite": "glm",
+    "gpt2": "gpt2",
     "gpt_oss": "gpt_oss", "granite": "llama", "granitemoehybrid": "granitemoehybrid", "hunyuan_v1_dense": "llama",
     "hy_v3": "bailing", "llama": "llama", "mamba2": "mamba2", "minimax_m2": "minimax", "mistral": "mistral",
     "mixtral": "mistral", "mpt": "mpt", "nemotron": "llama", "nemotron-nas": "nemotron_nas",

@@ -49,10 +49,10 @@ __all__ = ["tensors"]
 
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
-NOT_BUILT: Final = ("arcee", "bailing_moe", "bamba", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma3",
-                    "gemma4_text", "glm", "glm4", "glm4_moe_lite", "granite", "granitemoehybrid", "hunyuan_v1_dense",
-                    "hy_v3", "mamba2", "minimax_m2", "mistral3", "mpt", "nemotron", "nemotron-nas",
-                    "olmo2", "olmo3", "phi", "phi3", "seed_oss", "starcoder2", "zamba2")
+NOT_BUILT: Final = ("arcee", "bailing_moe", "bamba", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma3", "gemma4",
+                    "gemma4_text", "gemma4_unified_text", "glm", "glm4", "glm4_moe_lite", "granite", "granitemoehybrid",
+                    "hunyuan_v1_dense", "hy_v3", "mamba2", "minimax_m2", "mistral3", "mpt", "nemotron",
+                    "nemotron-nas", "olmo2", "olmo3", "phi", "phi3", "seed_oss", "starcoder2", "zamba2")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:

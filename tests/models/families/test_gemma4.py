@@ -57,6 +57,15 @@ def test_tables_of_both_sizes_and_a_cap_on_logits() -> None:
     assert whole.kinds[0].block == Embedding(262144, 5376, 512)
 
 
+def test_the_unified_model_has_the_same_layers_and_a_window_of_its_own() -> None:
+    fields = model_config("gemma-4-12b-text", None, "model")
+    made = build({key: value for key, value in fields.items() if key not in ("sliding_window", "head_dim")}, "hf")
+    assert made.architecture.family == "gemma4_text"
+    assert mixers(made)[4:6] == [
+        Attention(3840, 16, 8, 256, rotary=True, qk_norm=True, window=1024, value_norm=True),
+        Attention(3840, 16, 1, 512, rotary=True, qk_norm=True, value_norm=True, values_from_keys=True)]
+
+
 @pytest.mark.parametrize(("field", "value"), [
     ("attention_bias", True), ("enable_moe_block", True), ("use_bidirectional_attention", "all"),
     ("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 10), ("hidden_activation", "silu")])

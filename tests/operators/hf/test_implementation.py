@@ -148,15 +148,15 @@ NOT_IN_ORDER = {
     **dict.fromkeys(("olmo2", "olmo2-ac", "olmo2-lora-b2", "ernie", "ernie-ac-b2"),
                     ("stem", "forward 0", "after 0", "forward 1")),
     **dict.fromkeys(("olmo3", "olmo3-ac-b2"), ("stem", "forward 0", "after 0", "forward 1", "after 1", "forward 2")),
-    **dict.fromkeys(("gemma3", "gemma3-ac-b2", "gemma4", "gemma4-ac-b2", "gemma4-wide", "gemma4-lora-b2"),
-                    ("backward 1", "backward 0")),
+    **dict.fromkeys(("gemma3", "gemma3-ac-b2", "gemma4", "gemma4-ac-b2", "gemma4-wide", "gemma4-lora-b2",
+                     "gemma4-unified"), ("backward 1", "backward 0")),
 }
 """Differences of one event: tables die with the function of the first layer, after the embedding's gradient is born;
 a first run without a graph keeps no copy of 4 KiB for an in-place division of the router; FSDP2 casts a hidden state in
 fp32, or rotary tables, before it marks the next layer's begin; Gemma 3's tables of whole layers die with the lowest of
 these, here with the first layer, and so do Gemma 4's."""
 NEIGHBOURS = ("mamba2", "mamba2-ac-b2", "gemma3", "gemma3-ac-b2", "gemma4", "gemma4-ac-b2", "gemma4-wide",
-              "gemma4-lora-b2", "olmo2", "olmo2-ac", "olmo2-lora-b2",
+              "gemma4-lora-b2", "gemma4-unified", "olmo2", "olmo2-ac", "olmo2-lora-b2",
               "ernie", "ernie-ac-b2", "olmo3", "olmo3-ac-b2")
 """There two sections that follow each other have the same bytes together."""
 

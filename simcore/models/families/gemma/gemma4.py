@@ -1,9 +1,10 @@
-"""The text part of Gemma 4, as transformers 5.23 `models/gemma4` (`Gemma4ForCausalLM`).
+"""The text part of Gemma 4, as transformers 5.23 `models/gemma4` (`Gemma4ForCausalLM`) and `models/gemma4_unified`.
 
 All but every sixth layer slide. Whole layers have wider heads (`global_head_dim`), fewer of keys
 (`num_global_key_value_heads`) and, with `attention_k_eq_v`, no projection of values: those are the keys' products
 before their norm. Every head of a query, a key and a value passes a norm, that of values without a weight; both kinds
-of layers have rotary tables of their own size. A number in a buffer multiplies what a layer puts out.
+of layers have rotary tables of their own size. A number in a buffer multiplies what a layer puts out. The layers of
+`gemma4_unified_text` (12B) are the same ones; only values that a configuration leaves out differ.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ __all__ = ["FAMILY"]
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _FAMILY = "gemma4_text"
+_UNIFIED = {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
+"""Values of a `Gemma4UnifiedTextConfig` that leaves them out, where they differ; it has no inputs of a layer at all."""
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers and sizes of a model with a `Gemma4TextConfig`; InputError for values that are not modelled."""
+    """Layers and sizes of a model with a `Gemma4TextConfig` or `Gemma4UnifiedTextConfig`.
+
+    InputError for values that are not modelled.
+    """
+    if config.fields.get("model_type") == "gemma4_unified_text":
+        config = Config({**_UNIFIED, **config.fields}, config.where)
     _refuse(config)
     types, mlp = _types(config), Mlp(config.integer("hidden_size", default=2304), config.integer(
         "intermediate_size", default=9216), gated=True, gelu=True)
