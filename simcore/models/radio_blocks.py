@@ -81,7 +81,7 @@ class RadioProjector:
     text: str
     rotary_dim: int = 0
     window: int = 0
-    further_tables: int = 0
+    further_dim: int = 0
 
     @property
     def tokens(self) -> int:
