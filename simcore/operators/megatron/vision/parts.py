@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from simcore.errors import NotYet, Problem
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
+from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector
 from simcore.models.vision_blocks import (
     GridLayer,
@@ -75,6 +76,8 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
             if block.first and not any(param.trainable for param in c.run.params.values()):
                 x[0].disown()  # the tower's caller holds it, see `tokens_of_radio`
             return _recorded(c, layer(inner, block, x[0], attend), x, caught)
+    # Gemma 4's tower is no part of any model that Megatron builds
+    assert not isinstance(block, PooledPatches | PooledLayer | PooledProjector)
     if isinstance(block, SoundPart):  # no sound is given
         return RecordedLayer(c.tape.cut(), c.tape.cut())
     if not isinstance(block, WholePart):
