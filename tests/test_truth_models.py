@@ -22,7 +22,7 @@ PUBLISHED: dict[str, dict[str, str]] = json.loads((TRUTH.parent / "published.jso
 TOWER = ("model.vision_tower", "model.multi_modal_projector", "model.visual")
 REPEATED = re.compile(r"model\.(vision_tower\.(encoder|transformer)\.layers|visual\.blocks)\.(?![01]$)")
 """Layers of a tower that are as the first."""
-REMOTE = ("bailing_moe", "nemotron-nas", "nemotron_h_omni")
+REMOTE = ("bailing_moe", "nemotron-nas", "nemotron_h_omni", "nemotron_h_vl")
 """Transformers has no code for them, or lately other code: their own repositories have."""
 
 

@@ -9,7 +9,7 @@ from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.inputs.scenario import Scenario
 from simcore.models.vision.around import IMAGE_SIDES
-from simcore.models.vision_blocks import AnySize, Projector, RowProjector, TowerEnd, VisionPart
+from simcore.models.vision_blocks import Projector, RowProjector, TowerEnd, VisionPart, sizes_vary
 from simcore.placement.job import Job
 
 __all__ = ["check_images", "with_image_sides"]
@@ -50,7 +50,7 @@ def _check_sides(job: Job) -> None:
     """Raises InputError unless sides are given just where the model takes images of any size."""
     training, where = job.scenario.training, job.scenario.where
     given = [name for name in ("image_height", "image_width") if getattr(training, name) is not None]
-    if any(isinstance(kind.block, AnySize) for kind in job.graph.kinds):
+    if any(sizes_vary(kind.block) for kind in job.graph.kinds):
         if training.image_height is None:
             raise InputError(Problem(where("training"), "training.image_height: expected the height of images in "
                                      "pixels: the model takes images of any size, and more patches from larger ones"))

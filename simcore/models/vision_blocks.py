@@ -13,7 +13,7 @@ from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector
 from simcore.models.sized_patches import SizedPatches
 
 __all__ = ["AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector", "RowLayer", "RowPatches",
-           "RowProjector", "SoundPart", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart"]
+           "RowProjector", "SoundPart", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart", "sizes_vary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +228,15 @@ class RowProjector:
 
 
 AnySize = GridPatches | RowPatches | PlacedPatches | RadioPatches
-"""Patches of images whose size a scenario says."""
+"""Patches of images whose size a scenario says, but for tiles."""
 TowerEnd = Projector | Merger | RowProjector | PlacedMerger | RadioProjector
 SoundPart = SoundEncoder | SoundProjector
 """Parts of a tower that reads sound, which stand before those of the one that reads images."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
               | RadioProjector | SoundPart)
+
+
+def sizes_vary(block: object) -> bool:
+    """True for patches of images whose size a scenario says."""
+    return isinstance(block, AnySize) and not (isinstance(block, RadioPatches) and block.tiles)

@@ -18,7 +18,7 @@ from typing import Final
 from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.towers import tower_of
-from simcore.models.vision_blocks import AnySize
+from simcore.models.vision_blocks import sizes_vary
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Row, read_rows
@@ -61,7 +61,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
         return
     draft.use(kind, why="samples have images")
     _read_number(reader, draft)
-    _read_sides(reader, draft, any_size=any(isinstance(kind.block, AnySize) for _, kind in parts))
+    _read_sides(reader, draft, any_size=any(sizes_vary(kind.block) for _, kind in parts))
     _read_frozen(reader, draft, parts)
     read_rows(reader, draft, _ROWS)
     packs = reader.integer("packed_sequence.pack_size")

@@ -43,7 +43,7 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
         case PlacedMerger() | Merger() | RadioProjector():
             return _end(c, block)
         case RadioPatches():
-            return radio_patches(c, block)
+            return _recorded(c, radio_patches(c, block), [], [])
         case RadioLayer():
             inner, caught = radio_context(c, block.patches), _Grads()
             x = _input(inner, 1, block.width, caught)
@@ -145,7 +145,7 @@ def _end(c: Context, block: PlacedMerger | Merger | RadioProjector) -> RecordedL
         held = [tape.external((c.run.images * block.tokens, block.hidden), c.dtype,
                               tape.slot(FEATURES, "activation"), -down) for down in block.deep]
     elif isinstance(block, RadioProjector):
-        out, held = tokens_of_radio(c, block, x, embedded), []
+        out, held = tokens_of_radio(c, block, x, embedded)
     else:
         out, held = tokens_of_grid(c, block, x.pop(), embedded.pop())
         out = cut(c, out)
