@@ -24,7 +24,7 @@ LAST = "model.embed_vision"
 """The module that Gemma 4 registers behind its decoder."""
 REPEATED = re.compile(r"model\.(vision_tower\.(encoder|transformer)\.layers|visual\.blocks)\.(?![01]$)")
 """Layers of a tower that are as the first."""
-REMOTE = ("bailing_moe", "nemotron-nas", "nemotron_h_omni")
+REMOTE = ("bailing_moe", "nemotron-nas", "nemotron_h_omni", "nemotron_h_vl")
 """Transformers has no code for them, or lately other code: their own repositories have."""
 
 

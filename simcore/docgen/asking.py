@@ -11,7 +11,7 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.models.graph import ModelGraph
-from simcore.models.vision_blocks import AnySize, SoundPart, VisionPart
+from simcore.models.vision_blocks import SoundPart, VisionPart, sizes_vary
 from simcore.simulate import check_step
 
 __all__ = ["ANSWERS", "METHODS", "PLACED", "asked", "best", "reading_images", "scenario_of"]
@@ -75,7 +75,8 @@ def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[s
         yield keys
         return
     path = ".".join(tower[0].path.split(".")[:2])
-    sides = {"image_height": _SIDE} if isinstance(graph.kinds[tower[0].kind].block, AnySize) else {}
+    sound = sorted({layer.path for layer, block in parts if isinstance(block, SoundPart)})
+    sides = {"image_height": _SIDE} if sizes_vary(graph.kinds[tower[0].kind].block) else {}
     adapted = keys.get("training", {}).get("method") == "lora"
     adapters = {"lora": {"exclude_modules": [f"{path}.*", "*projector*", "*embed_vision*"]}} if adapted else {}
     training = {**keys.get("training", {}), **_IMAGES, **sides, **adapters, "frozen": [] if adapted else [path]}
@@ -84,7 +85,7 @@ def reading_images(keys: dict[str, Any], graph: ModelGraph, versions: Sequence[s
         yield {**keys, "training": training, "framework_options": options}
     for version in versions:
         trained = {**keys.get("training", {}), **_IMAGES, **sides}
-        for frozen in ([], [path])[:1 + (not adapted)]:
+        for frozen in ([], [path, *sound])[:1 + (not adapted)]:
             yield {**keys, "framework_version": version, "training": {**trained, "frozen": frozen}}
 
 

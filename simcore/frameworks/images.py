@@ -13,7 +13,7 @@ from simcore.models.placed_blocks import DeepMerger, PlacedPatches
 from simcore.models.pooled_blocks import PooledPatches, PooledProjector
 from simcore.models.radio_blocks import RadioPatches
 from simcore.models.vision.around import IMAGE_SIDES
-from simcore.models.vision_blocks import AnySize, Projector, RowProjector, TowerEnd, VisionPart
+from simcore.models.vision_blocks import Projector, RowProjector, TowerEnd, VisionPart, sizes_vary
 from simcore.placement.job import Job
 
 __all__ = ["check_images", "freezes_tower_alone", "with_image_sides"]
@@ -66,7 +66,7 @@ def _check_sides(job: Job) -> None:
     """
     training, where = job.scenario.training, job.scenario.where
     given = [name for name in ("image_height", "image_width") if getattr(training, name) is not None]
-    if any(isinstance(kind.block, AnySize) for kind in job.graph.kinds):
+    if any(sizes_vary(kind.block) for kind in job.graph.kinds):
         if training.image_height is None:
             raise InputError(Problem(where("training"), "training.image_height: expected the height of images in "
                                      "pixels: the model takes images of any size, and more patches from larger ones"))

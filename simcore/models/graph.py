@@ -25,7 +25,7 @@ from simcore.models.blocks import Head, LayerKind, Mtp
 from simcore.models.config import QUANTIZED, Architecture, Config
 from simcore.models.names import find, how_to_go_on
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
-from simcore.models.registry import family_of, known_families, type_in_transformers
+from simcore.models.registry import family_of, known_families, known_type
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
 
@@ -284,7 +284,7 @@ _OPTIONAL_FIELDS = ("num_hidden_layers", "tie_word_embeddings", "head_dim", "chu
 
 def _further_fields(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of fields that a family reads, but that its shipped configurations leave out."""
-    family = type_in_transformers(str(fields.get("model_type")))
+    family = known_type(str(fields.get("model_type")))
     return family_of(family).further_fields if family in known_families() else ()
 
 
@@ -377,9 +377,9 @@ def _architecture(config: Config) -> Architecture:
 
 def _check_family(config: Config) -> str:
     family = config.fields.get("model_type")
-    if not isinstance(family, str) or type_in_transformers(family) not in known_families():
+    if not isinstance(family, str) or known_type(family) not in known_families():
         raise config.fail("model_type", f"expected one of {', '.join(known_families())}, got {family!r}")
-    return type_in_transformers(family)
+    return known_type(family)
 
 
 def _check_mtp(config: Config, architecture: Architecture, tensors: Callable[[LayerKind], Any]) -> None:

@@ -17,7 +17,8 @@ class RadioPatches:
 
     `patch`: length of a patch's side in pixels; `width`: elements of a patch in the tower; `positions`: of both sides
     of the learned square; `prefix`: learned tokens before the patches of each image. `frames`: of a video in a patch,
-    for which there is a product of its own; 1 for a tower without it.
+    for which there is a product of its own; 1 for a tower without it. `tiles`: images are tiles of one size, whose
+    positions are drawn from the learned square in training.
     """
 
     rows: int
@@ -28,6 +29,7 @@ class RadioPatches:
     positions: int
     prefix: int
     frames: int
+    tiles: bool = False
 
     @property
     def count(self) -> int:
@@ -66,7 +68,8 @@ class RadioProjector:
     """End of the tower: squares of patches become tokens by an RMSNorm and an MLP with a squared ReLU, no biases.
 
     The tokens are put in the place of the image's. `patches`: of an image, without the `prefix` learned tokens before
-    them; `merged`: patches of a token; `ffn`: of the MLP; `depth`: layers of the tower. Other fields: see
+    them; `merged`: patches of a token; `ffn`: of the MLP; `depth`: layers of the tower. `collapsed`:
+    an image is one token of the text, in whose place its tokens come, in a new sequence. Other fields: see
     `vision_blocks.Projector`.
     """
 
@@ -78,6 +81,7 @@ class RadioProjector:
     hidden: int
     below: int
     depth: int
+    collapsed: bool
     text: str
     rotary_dim: int = 0
     window: int = 0

@@ -8,7 +8,7 @@ from typing import Final
 
 from simcore.models.config import ModelFamily
 
-__all__ = ["family_of", "known_families", "type_in_transformers"]
+__all__ = ["family_of", "known_families", "known_type"]
 
 _MODULES: Final = {
     "arcee": "llama", "bailing_moe": "bailing", "bamba": "bamba", "cohere2": "mistral", "deepseek_v2": "deepseek",
@@ -25,12 +25,13 @@ _MODULES: Final = {
     "starcoder2": "mistral", "zamba2": "zamba2",
 }
 """The module in `families` of each `model_type`, which is loaded when a configuration has it."""
-_WITH_TOWERS: Final = {"gemma3": "gemma3", "gemma4": "gemma4", "mistral3": "mistral3",
-                       "nemotron_h_omni": "nemotron_omni", "qwen2_5_vl": "qwen2_5_vl", "qwen3_5": "qwen3_5",
-                       "qwen3_5_moe": "qwen3_5", "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}
+_WITH_TOWERS: Final = {
+    "gemma3": "gemma3", "gemma4": "gemma4", "mistral3": "mistral3", "nemotron_h_omni": "nemotron_omni",
+    "nemotron_h_vl": "nemotron_omni", "qwen2_5_vl": "qwen2_5_vl", "qwen3_5": "qwen3_5", "qwen3_5_moe": "qwen3_5",
+    "qwen3_vl": "qwen3_vl", "qwen3_vl_moe": "qwen3_vl"}
 """The module in `vision` of each `model_type` of a model that reads images."""
-_PUBLISHED: Final = {"NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h_omni"}
-"""The `model_type` in transformers of those that published files, with code of their own, call otherwise."""
+_PUBLISHED: Final = {"NemotronH_Nano_Omni_Reasoning_V3": "nemotron_h_omni", "NemotronH_Nano_VL_V2": "nemotron_h_vl"}
+"""The `model_type` here, which is that in transformers if it has one, of those that published files call otherwise."""
 
 
 def known_families() -> tuple[str, ...]:
@@ -38,8 +39,8 @@ def known_families() -> tuple[str, ...]:
     return tuple(sorted((*_MODULES, *_WITH_TOWERS)))
 
 
-def type_in_transformers(model_type: str) -> str:
-    """The `model_type` that transformers has for one of a published file."""
+def known_type(model_type: str) -> str:
+    """The `model_type` that is known here of one that a published file, with code of its own, may call otherwise."""
     return _PUBLISHED.get(model_type, model_type)
 
 

@@ -15,7 +15,7 @@ from simcore.models.sized_patches import SizedPatches
 
 __all__ = ["PARTS", "TOWER_LAYERS", "AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector",
            "RowLayer", "RowPatches", "RowProjector", "SoundPart", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart",
-           "WholePart"]
+           "WholePart", "sizes_vary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class RowProjector:
 
 
 AnySize = GridPatches | RowPatches | PlacedPatches | RadioPatches
-"""Patches of images whose size a scenario says."""
+"""Patches of images whose size a scenario says, but for tiles."""
 WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger | RowPatches | RowLayer
              | RowProjector)
 """Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
@@ -246,3 +246,8 @@ PARTS = (Patches, TowerLayer, TowerNorm, Projector, GridPatches, GridLayer, Merg
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
               | RadioProjector | PooledPatches | PooledLayer | PooledProjector | SoundPart)
+
+
+def sizes_vary(block: object) -> bool:
+    """True for patches of images whose size a scenario says."""
+    return isinstance(block, AnySize) and not (isinstance(block, RadioPatches) and block.tiles)

@@ -418,7 +418,7 @@ class Run:
             return list(getattr(held.value, held.name)(*args)) if held.name != "get" else held.value.get(*args)
         if isinstance(held.value, str) and held.name in ("lower", "upper", "replace", "startswith", "endswith"):
             return getattr(held.value, held.name)(*args)
-        if isinstance(held.value, list) and held.name in ("append", "extend"):
+        if isinstance(held.value, list) and held.name in ("append", "extend", "copy"):
             return getattr(held.value, held.name)(*args)
         return UNKNOWN
 

@@ -1,4 +1,4 @@
-"""Nemotron 3 Omni: RADIO, which reads images, and Parakeet, which reads sound, before Nemotron-H.
+"""Nemotron Nano 2 VL, Nemotron 3 Omni: RADIO, which reads images, and Parakeet, which reads sound, before Nemotron-H.
 
 Fields are those of the published files, or of transformers 5.23 `models/nemotron_h_omni`, which renamed some
 (`_legacy_field_names`). Published files name the towers' versions and leave out their sizes, whose defaults are those
@@ -8,6 +8,12 @@ which are the published files' but for the projectors. Sizes add up to the 33,01
 Megatron-Bridge counts (067f987d `examples/model_verification_cards/nemotron-3-nano-omni-30b-a3b-reasoning/card.yaml`).
 
 `has_sound` (Bridge's word) false leaves Parakeet out, `video_temporal_patch_size` 1 the product of videos' patches.
+
+Nemotron Nano 2 VL (`nemotron_h_vl`; published as NemotronH_Nano_VL_V2) has no sound and no such product, and reads
+tiles of 512 pixels. Its learned tokens are padded to 16 (Bridge 067f987d `models/nemotron_vl/nemotron_vl_provider.py`,
+use_vision_backbone_fp8_arch). Its file was not found: the preset has Bridge's sizes and its decoder's vocabulary of
+131,072, of which the published one has a few more rows (`data/collate_fn.py` there has tokens up to 131,074). Its card
+tells 12.6B parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +28,8 @@ from simcore.models.vision.around import image_sides, part_of, stem_of, with_lay
 
 __all__ = ["FAMILY"]
 
-_FAMILY = "nemotron_h_omni"
+_FAMILY, _OF_TILES = "nemotron_h_omni", "nemotron_h_vl"
+_TILE, _PADDED = 512, 16
 _TOWER = "vision_model.radio_model.model"
 _Parts = tuple[tuple[str, LayerKind], ...]
 
@@ -31,21 +38,29 @@ def architecture(config: Config) -> Architecture:
     """Layers and sizes of a model with a `NemotronH_Omni_Reasoning_V3_Config`; InputError for what is not modelled."""
     text = with_layers(config, part_of(config, _name(config, "text_config", "llm_config"), "nemotron_h"), tied=False)
     vision = part_of(config, "vision_config", "radio")
+    tiles = config.fields["model_type"] in (_OF_TILES, "NemotronH_Nano_VL_V2")
     made, patches = nemotron_h.architecture(text), _patches(config, vision)
-    sound = _sound(config, made.hidden)
+    family, sound = _OF_TILES if tiles else _FAMILY, () if tiles else _sound(config, made.hidden)
+    patches = _of_tiles(patches) if tiles else patches
     layer = _layer(vision, patches)
     count, stem = vision.integer("num_hidden_layers", default=32), stem_of(made)
     end = RadioProjector(patches.count, patches.prefix, patches.width, _merged(config),
                          config.integer("projector_hidden_size", default=4096), made.hidden,
-                         len(sound) + count + 2, count, made.family, rotary_dim=stem.rotary_dim)
-    kind = LayerKind("vision_patches", _FAMILY, patches.width, block=patches)
+                         len(sound) + count + 2, count, tiles, made.family, rotary_dim=stem.rotary_dim)
+    kind = LayerKind("vision_patches", family, patches.width, block=patches)
     tower: _Parts = (
         *sound,
         (f"{_TOWER}.patch_generator", kind),
         *((f"{_TOWER}.blocks.{i}", replace(kind, name="vision_layer", block=replace(layer, first=not i)))
           for i in range(count)),
-        ("vision_projector", LayerKind("vision_projector", _FAMILY, made.hidden, block=end)))
-    return _with_towers(made, tower, _buffers(sound))
+        ("vision_projector", LayerKind("vision_projector", family, made.hidden, block=end)))
+    return _with_towers(made, family, tower, _buffers(sound))
+
+
+def _of_tiles(patches: RadioPatches) -> RadioPatches:
+    """Patches of a tile, with padded tokens before them."""
+    side = _TILE // patches.patch
+    return replace(patches, rows=side, columns=side, prefix=_PADDED, frames=1, tiles=True)
 
 
 def _name(config: Config, *names: str) -> str:
@@ -113,12 +128,12 @@ def _buffers(sound: _Parts) -> list[tuple[str, int]]:
             for _, kind in sound if isinstance(block := kind.block, SoundEncoder)]
 
 
-def _with_towers(made: Architecture, tower: _Parts, buffers: list[tuple[str, int]]) -> Architecture:
+def _with_towers(made: Architecture, family: str, tower: _Parts, buffers: list[tuple[str, int]]) -> Architecture:
     """The decoder `made`, a module of its own, with the towers between its embedding and its first layer."""
     (path, stem), *others = made.parts
     first = (path, replace(stem, block=replace(stem_of(made), tower=len(tower))))
     parts = tuple((at if at == "loss" else f"language_model.{at}", kind) for at, kind in (first, *others))
-    return replace(made, family=_FAMILY, parts=(parts[0], *tower, *parts[1:]), buffers=(*buffers, *made.buffers))
+    return replace(made, family=family, parts=(parts[0], *tower, *parts[1:]), buffers=(*buffers, *made.buffers))
 
 
 FAMILY = ModelFamily(architecture, further_fields=("has_sound", "video_temporal_patch_size"),

@@ -19,7 +19,7 @@ from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.pooled_blocks import PooledPatches
 from simcore.models.towers import tower_of
-from simcore.models.vision_blocks import AnySize
+from simcore.models.vision_blocks import sizes_vary
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Row, read_rows
@@ -64,7 +64,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
         return
     draft.use(kind, why="samples have images")
     _read_number(reader, draft)
-    _read_sides(reader, draft, any_size=any(isinstance(kind.block, AnySize) for _, kind in parts))
+    _read_sides(reader, draft, any_size=any(sizes_vary(kind.block) for _, kind in parts))
     for patches in (kind.block for _, kind in parts if isinstance(kind.block, PooledPatches)):
         draft.infer("training.image_height", _SQUARE * patches.patch, "images are taken as square, which the processor "
                     "makes as large as 280 tokens allow: 256", source="transformers 5.23 models/gemma4/"

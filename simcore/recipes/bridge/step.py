@@ -7,6 +7,7 @@ from typing import Final
 from simcore.frameworks.megatron.pipeline_layout import num_chunks
 from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.bridge.towers.omni import read_kept, reads_tiles
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.step import recompute_problem
 from simcore.recipes.megatron.without_effect import COPIES_BESIDE
@@ -249,8 +250,9 @@ def read_method(reader: Reader, draft: Draft) -> None:
         draft.idle([one for one in (rank, alpha, dropout, wanted, unwanted) if one], "there are no adapters")
         return
     kind = target.value.rpartition(".")[2]
-    if kind not in ("LoRA", "DoRA"):
+    if kind not in ("LoRA", "DoRA") and not (kind == "VLMLoRA" and reads_tiles(reader)):
         give_up(draft, target.where, f"not yet: adapters of the kind {kind}")
+    read_kept(reader, draft)
     draft.infer("training.method", "lora", "peft", target)
     draft.infer("training.lora.rank", rank.value if rank else 32, "peft.dim, 32 by default", rank, target)
     draft.infer("training.lora.alpha", alpha.value if alpha else 32.0, "peft.alpha, 32 by default", alpha, target)

@@ -97,7 +97,7 @@ def told(rows: list[str]) -> Counter[str]:
     """The same of Bridge's names, which are longer."""
     found = Counter[str]()
     for count, name, shape in map(str.split, rows):
-        if not name.startswith("language_model"):
+        if "language_model." not in name:
             found[f"{_last(name.split('.'))} {shape}"] += int(count)
     return found
 
@@ -119,6 +119,17 @@ def test_parameters_of_towers_are_those_of_bridges_model(tmp_path: Path) -> None
     assert spelled(plan_of(path, {}, frozen=TOWERS[:1])) == told(TRUTH["silent"])
 
 
+def test_parameters_of_a_tower_of_tiles_are_those_of_bridges_model(tmp_path: Path) -> None:
+    """Whole, and cut over tp."""
+    path = tmp_path / "config.json"
+    fields = {**fields_of(), "model_type": "nemotron_h_vl"}
+    del fields["audio_config"]
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    keys: dict[str, Any] = {"image_height": None, "seq_len": 512}
+    assert spelled(plan_of(path, {}, **keys)) == told(TRUTH["tiles"])
+    assert spelled(plan_of(path, {"tp": 2}, **keys)) == told(TRUTH["split"])
+
+
 def test_a_model_has_as_many_parameters_as_bridge_counts() -> None:
     fields = model_config("nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", None, "")
     assert build(fields, "megatron").count() == build(fields, "hf").count() == PUBLISHED
@@ -128,7 +139,9 @@ def test_a_step_ends_with_what_it_began_with(config: Path) -> None:
     """On one rank, cut over tp and over cp, and on each of two stages; frozen, or with adapters in the tower too."""
     lora = {"method": "lora", "lora": {"rank": 8}}
     for given in ({}, {"recompute": "full"}, {"micro_batch_size": 2}, {"images": 2},
-                  {"frozen": [*TOWERS, "vision_projector"]}, {"frozen": [*TOWERS, "language_model"]}, lora):
+                  {"frozen": [*TOWERS, "vision_projector"]}, {"frozen": [*TOWERS, "language_model"]}, lora,
+                  {"frozen": TOWERS[1:]}, {"frozen": TOWERS[1:], "images": 3},
+                  {"frozen": [*TOWERS[1:], "language_model"]}):
         keys = given if "lora" in given or "frozen" in given else {"frozen": TOWERS, **given}
         for mesh in ({}, {"tp": 2}, {"pp": 2}, {"tp": 2, "cp": 2}):
             for stage in range(mesh.get("pp", 1)):
@@ -162,7 +175,7 @@ def test_a_frozen_tower_keeps_nothing_and_its_projector_what_its_products_need(c
 
 def test_what_was_not_read_is_refused(config: Path) -> None:
     for given, error, words in (
-            ({}, NotYet, "RADIO's own parameters that are trained"),
+            ({}, NotYet, "Parakeet's own parameters that are trained"),
             ({"frozen": TOWERS, "options": {"overlap_moe_expert_parallel_comm": True, "overlap_grad_reduce": False}},
              IllegalLayout, "NemotronOmniModel has no build_schedule_plan")):
         with pytest.raises(error, match=words):

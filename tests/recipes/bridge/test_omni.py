@@ -14,6 +14,7 @@ SFT = "nemotron_omni_cord_v2_sft_4gpu_h100_bf16_config"
 LONG = "nemotron_omni_cord_v2_long_context_sft_8gpu_h100_bf16_config"
 LORA = "nemotron_omni_cord_v2_peft_4gpu_h100_bf16_config"
 VIDEOS = "nemotron_omni_valor32k_sft_4gpu_h100_bf16_config"
+TILES = "nemotron_nano_v2_vl_12b_sft_4gpu_h100_bf16_config"
 
 
 def imported(folder: Path, text: str) -> Imported:
@@ -59,3 +60,21 @@ def test_videos_are_pairs_of_frames_and_sound_is_told_as_left_out(tmp_path: Path
         assert "which have 8 frames at most each" in found.questions[0].text
         assert any("at most 10 s of sound" in left.why for left in found.left)
         assert not found.refused
+
+
+def test_tiles_are_asked_and_adapters_of_vlm_lora_freeze_all_else(tmp_path: Path) -> None:
+    """A sequence's tiles, of one size, for the image of a sample of CORD v2; parts that stay trained are refused."""
+    for launch in (TILES, TILES.replace("sft_4gpu", "peft_2gpu")):
+        found = imported(tmp_path, launch)
+        assert value(found, "model") == "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16"
+        assert [question.key for question in found.questions] == ["training.images"]
+        assert "tiles of 512 x 512 pixels" in found.questions[0].text
+        assert not found.refused, launch
+    assert value(found, "training.method") == "lora"
+    assert value(found, "training.lora.target_modules") == ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+    frozen = imported(tmp_path, f"{TILES} model.freeze_vision_model=true model.freeze_vision_projection=true")
+    assert value(frozen, "training.frozen") == ["vision_model", "vision_projector"]
+    for launch, words in ((f"{TILES.replace('sft_4gpu', 'peft_2gpu')} +peft.freeze_vision_model=false",
+                           "adapters beside a vision_model that is trained itself"),
+                          (f"{LORA} peft._target_=megatron.bridge.peft.lora.VLMLoRA", "adapters of the kind VLMLoRA")):
+        assert any(words in problem.message for problem in imported(tmp_path, launch).refused), launch

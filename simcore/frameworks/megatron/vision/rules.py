@@ -7,7 +7,7 @@ from typing import Final
 from simcore.inputs.training import Recompute
 from simcore.models.blocks import Attention
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
-from simcore.models.radio_blocks import RadioPatches
+from simcore.models.radio_blocks import RadioPatches, SoundEncoder
 from simcore.models.vision_blocks import Projector, RowPatches, SoundPart, TowerEnd, VisionPart, WholePart
 from simcore.placement.job import Job
 
@@ -115,8 +115,11 @@ def _check_frozen(job: Job) -> None:
         raise job.not_yet("training.lora", "adapters in a tower of transformers' modules")
     if any(len(found) > 1 for found in trains.values()):
         raise job.not_yet("training.frozen", "a vision tower that is trained in part")
-    if _reads_by_radio(job) and training.method == "full" and True in trains[False]:
-        raise job.not_yet("training.frozen", "RADIO's own parameters that are trained (frozen: [vision_model])")
+    if training.method == "full" and any(isinstance(_block(job, layer.index), SoundEncoder) and any(
+            spec.trainable for spec in job.graph.tensors[layer.kind]) for layer in job.graph.layers):
+        raise job.not_yet("training.frozen", "Parakeet's own parameters that are trained (frozen: [sound_encoder])")
+    if job.mesh.cp > 1 and job.graph.architecture.family == "nemotron_h_vl":
+        raise job.not_yet("mesh.cp", "context parallelism of core's LLaVAModel")
     if trains == {True: {True}, False: {False}} and training.recompute != "none" and not _reads_by_radio(job):
         raise job.not_yet("training.recompute", "recomputation of a frozen tower whose mergers are trained")
     patterns = (*training.lora.target_modules, *training.lora.exclude_modules)

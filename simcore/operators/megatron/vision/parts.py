@@ -69,7 +69,7 @@ def record_part(c: Context, block: VisionPart, attend: Attend) -> RecordedLayer:
         case PlacedMerger() | Merger() | RowProjector() | Projector() | RadioProjector():
             return _end(c, block)
         case RadioPatches():
-            return radio_patches(c, block)
+            return _recorded(c, radio_patches(c, block), [], [])
         case RadioLayer():
             inner, caught = radio_context(c, block.patches), _Grads()
             x = _input(inner, 1, block.width, caught)
@@ -188,7 +188,7 @@ def _end(c: Context, block: PlacedMerger | Merger | RowProjector | Projector | R
         held = [tape.external((c.run.images * block.tokens, block.hidden), c.dtype,
                               tape.slot(FEATURES, "activation"), -down) for down in block.deep]
     elif isinstance(block, RadioProjector):
-        out, held = tokens_of_radio(c, block, x, embedded), []
+        out, held = tokens_of_radio(c, block, x, embedded)
     else:
         out, held = _with_tokens(c, block, x, embedded)
         if isinstance(block, Projector):

@@ -17,9 +17,9 @@ from simcore.models.blocks import LayerKind
 from simcore.models.graph import model_config
 from simcore.models.names import find
 from simcore.models.towers import tower_of
-from simcore.models.vision_blocks import AnySize, RowPatches
+from simcore.models.vision_blocks import AnySize, RowPatches, sizes_vary
 from simcore.recipes.bridge.towers.frozen import leave_frozen, read_frozen
-from simcore.recipes.bridge.towers.omni import FAMILY, leave_sound, read_frozen_parts, read_videos
+from simcore.recipes.bridge.towers.omni import FAMILIES, FAMILY, ask_tiles, leave_sound, read_frozen_parts, read_videos
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 
@@ -31,7 +31,8 @@ _SIZED: Final = "Bridge 067f987d models/qwen_vl/data/collate_fn.py:43, transform
 _RAGGED: Final = ("rows are as long as the longest sample of their batch, unless stages or experts are parallel "
                   "(models/qwen_vl/qwen3_vl_step.py:268): each is counted as a row of training.seq_len")
 _RAGGED_OMNI: Final = ("rows are as long as the longest sample of their batch, padded to a multiple "
-                       "(models/nemotron_omni/data/collate_fn.py:695): each is counted as a row of training.seq_len")
+                       "(models/nemotron_omni/data/collate_fn.py:695, models/nemotron_vl likewise): each is counted as "
+                       "a row of training.seq_len")
 _LEAST, _MOST = 200_704, 1_003_520
 _LONGEST: Final = 1540
 _OF_ROWS: Final = "transformers 5.23 models/pixtral/image_processing_pixtral.py:49"
@@ -51,7 +52,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
         leave_sound(reader, draft)
         return
     fields = model_config(name, changed, "")
-    if fields.get("model_type") == FAMILY:
+    if fields.get("model_type") in FAMILIES:
         read_frozen_parts(reader, draft, fields)
     else:
         read_frozen(reader, draft, fields, parts)
@@ -61,11 +62,13 @@ def read_images(reader: Reader, draft: Draft) -> None:
         _read_mock(reader, draft, parts)
         return
     if not reader.has("dataset.pad_to_max_length"):
-        why = _RAGGED_OMNI if fields.get("model_type") == FAMILY else _RAGGED
+        why = _RAGGED_OMNI if fields.get("model_type") in FAMILIES else _RAGGED
         draft.unmodelled_default("dataset.pad_to_max_length", value=False, why=why)
     source = reader.text("dataset.source.dataset_name")
     if read_videos(reader, draft):
         draft.idle(source, "samples are videos")
+    elif fields.get("model_type") in FAMILIES[1:]:
+        ask_tiles(draft, source)
     elif source is not None and source.value in _ONE_IMAGE:
         draft.infer("training.images", 1, f"{source.value}: a sample has one image", source)
     else:
@@ -129,7 +132,7 @@ def _read_mock(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKin
 
 def _unit(parts: Sequence[tuple[str, LayerKind]]) -> int:
     """Pixels of the side of a square of patches that becomes a token; 0 for a model with images of one size."""
-    found = next((kind.block for _, kind in parts if isinstance(kind.block, AnySize)), None)
+    found = next((kind.block for _, kind in parts if isinstance(kind.block, AnySize) and sizes_vary(kind.block)), None)
     return 2 * found.patch if found else 0
 
 

@@ -17,15 +17,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simcore.models.graph import architecture_of
+from simcore.models.graph import architecture_of, model_config
+from simcore.models.names import find
 from simcore.models.radio_blocks import SoundEncoder
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["FAMILY", "leave_sound", "read_fields", "read_frozen_parts", "read_videos"]
+__all__ = ["FAMILIES", "FAMILY", "ask_tiles", "leave_sound", "read_fields", "read_frozen_parts",
+           "read_kept", "read_videos", "reads_tiles"]
 
 FAMILY: Final = "nemotron_h_omni"
-"""Family (`model_type`) whose towers these are."""
+"""Family (`model_type`) that reads sound too."""
+FAMILIES: Final = (FAMILY, "nemotron_h_vl")
+"""Families whose towers these are."""
 _PROVIDER: Final = "Bridge 067f987d models/nemotron_omni/nemotron_omni_provider.py"
 _FRAMES: Final = 2
 """Frames of a video in a patch, as published files say."""
@@ -112,3 +116,26 @@ def read_videos(reader: Reader, draft: Draft) -> bool:
     draft.ask("training.images", "--set training.images=N", "pairs of frames of the videos of each sequence"
               + (f", which have {frames.value} frames at most each" if frames else ""), frames)
     return True
+
+
+def ask_tiles(draft: Draft, source: Taken[str] | None) -> None:
+    """Asks for the tiles of a sequence's images: the processor cuts an image into more or fewer, by its shape."""
+    draft.ask("training.images", "--set training.images=N", "tiles of 512 x 512 pixels that the processor makes of the "
+              "images of each sequence, and of each image as a whole", source)
+
+
+def reads_tiles(reader: Reader) -> bool:
+    """True for Nemotron Nano 2 VL, all of whose parts `VLMLoRA` freezes; it knows of no tower of sound."""
+    name = reader.look("model.hf_model_id")
+    return isinstance(name, str) and find(name) is not None and (
+        model_config(name, None, "").get("model_type") in FAMILIES[1:])
+
+
+def read_kept(reader: Reader, draft: Draft) -> None:
+    """Refuses parts that adapters of `VLMLoRA` leave trained."""
+    for part in ("vision_model", "vision_projection", "language_model"):
+        frozen = reader.flag(f"peft.freeze_{part}")
+        if frozen is not None and not frozen.value:
+            draft.refuse(frozen, f"adapters beside a {part} that is trained itself")
+        else:
+            draft.idle(frozen, "frozen, as without it")
