@@ -57,7 +57,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a router by softmax, not normalised", "a gate of the shared expert",
                            "rotation of a part of each head", "scaled residuals",
                            "a scaled embedding or scaled logits", "residuals in fp32", "a GELU MLP",
-                           "the gated delta rule", "a gate of attention's output",
+                           "the gated delta rule", "Mamba without its norm", "a gate of attention's output",
                            "norms over all heads of query and key", "norms behind blocks", "scores below a cap",
                            "logits below a cap", "LayerNorm", "LayerNorm without a bias", "dropout",
                            "biases of the MLP", "a bias of the head", "attention and MLP beside each other",

@@ -22,8 +22,8 @@ def mamba(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor,
           between: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Output of a Mamba-2 mixer for `x` [b, s, hidden], in x's shape.
 
-    The input projection, then one fused kernel: convolution, scan, gated norm, output projection. `between`: what is
-    done with the projection's output first.
+    The input projection, then one fused kernel: convolution, scan, gated norm (if there is one), output projection.
+    `between`: what is done with the input projection's output first.
     """
     block = branch.block
     assert isinstance(block, Mamba2)
@@ -34,7 +34,7 @@ def mamba(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor,
     bias, d = run.params[f"{name}.dt_bias"], run.params[f"{name}.D"]
     small = (run.params[f"{name}.conv1d.weight"], run.params[f"{name}.conv1d.bias"], bias, a, d)
     return split_conv_scan(tape, projected, block, small,
-                           (run.params[f"{name}.norm.weight"], run.params[f"{name}.out_proj.weight"]))
+                           (run.params.get(f"{name}.norm.weight"), run.params[f"{name}.out_proj.weight"]))
 
 
 # ---- gated delta net ------------------------------------------------------------------------------------------------

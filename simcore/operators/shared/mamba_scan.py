@@ -27,15 +27,19 @@ _COLUMNS_OF_STATE: Final = 64
 """Smallest tile of a state (`_state_passing_bwd`, BLOCK_SIZE_min)."""
 
 
+Tail = tuple[Param | None, Param]
+
+
 def split_conv_scan(tape: Tape, zxbcdt: Tensor, block: Mamba2, small: tuple[Operand, ...],
-                    tail: tuple[Param, Param] | None, numbers: tuple[Tensor, ...] = ()) -> Tensor:
+                    tail: Tail | None, numbers: tuple[Tensor, ...] = ()) -> Tensor:
     """Output of `mamba_split_conv1d_scan_combined` for `zxbcdt` [batch, seq, in_proj].
 
     [batch, seq, hidden], without `tail` [batch, seq, inner]. `small`: weight and bias of the convolution, bias of dt,
-    A, D; `tail`: weights of the gated norm and of the output projection. `numbers`: of packed sequences, kept.
+    A, D; `tail`: weights of the gated norm, None without one, and of the output projection. `numbers`: of packed
+    sequences, kept.
     """
     scan = _Scan(tape, block, zxbcdt.shape[0], zxbcdt.shape[1], zxbcdt.dtype)
-    weights = (*small, *(tail or ()))
+    weights = (*small, *(param for param in tail or () if param is not None))
     shapes = [(p.shape, p.dtype) for p in weights]
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -135,30 +139,36 @@ class _Scan:
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
-def _forward(scan: _Scan, tail: tuple[Param, Param] | None) -> tuple[Tensor, list[Tensor]]:
-    """The output, and what is kept beside the inputs: the scan's output before its gate, the norm's statistics."""
+def _forward(scan: _Scan, tail: Tail | None) -> tuple[Tensor, list[Tensor]]:
+    """The output, and what is kept beside the inputs: the scan's output before its gate, the norm's statistics.
+
+    Without a norm the scan's kernel gates its output itself.
+    """
     tape, tokens = scan.tape, scan.tokens
     conv = scan.convolved()
     decay, dt = (scan.steps(name, kernel=Kernel.MAMBA_SCAN) for name in ("decay", "dt"))
     states, final = _states(scan, scan.dtype)
     scores = scan.scores("cb", moved=2 * scan.group_bytes, flops=scan.bmm_flops)
-    gated = None if tail else scan.inner("scan", scan.inner_bytes)
+    gated = None if tail and tail[0] else scan.inner("scan", scan.inner_bytes)
     # What forward takes of the host besides its other five kernels is counted here.
     y = new(tape, (scan.batch, scan.seq, scan.block.inner), scan.dtype, "scan_out",
             scores.nbytes + states.nbytes + 3 * scan.inner_bytes + scan.group_bytes, Kernel.MAMBA_SCAN,
             scan.intra_flops + scan.state_flops, MAMBA_SCAN.forward - 5)
     del scores
-    if gated is not None:
+    if tail is None:
+        assert gated is not None
         del conv, decay, dt, states, final
         return gated, [y]
-    assert tail is not None
-    normed = scan.inner("gated_norm", 3 * y.nbytes, Kernel.NORM, 10 * y.numel)
-    rstd = tape.empty((tokens, scan.block.num_groups), "fp32", "gated_norm_rstd")
+    rstd = list[Tensor]()
+    normed = gated or scan.inner("gated_norm", 3 * y.nbytes, Kernel.NORM, 10 * y.numel)
+    if gated is None:
+        rstd.append(tape.empty((tokens, scan.block.num_groups), "fp32", "gated_norm_rstd"))
+    gated = None
     weight, narrow = tail[1], _narrow(scan, tail[1])
     out = scan.product((scan.batch, scan.seq, weight.shape[0]), weight, "out_proj", normed.nbytes + weight.nbytes)
     del normed
     del conv, decay, dt, states, final
-    return out, [y, rstd, *narrow]
+    return out, [y, *rstd, *narrow]
 
 
 def _narrow(scan: _Scan, weight: Param) -> list[Tensor]:
@@ -180,10 +190,11 @@ def _states(scan: _Scan, dtype: str) -> tuple[Tensor, Tensor]:
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
-def _backward(scan: _Scan, shapes: list[tuple[tuple[int, ...], str]], tail: tuple[Param, Param] | None) -> Grads:
+def _backward(scan: _Scan, shapes: list[tuple[tuple[int, ...], str]], tail: Tail | None) -> Grads:
     """Gradients of zxBCdt and of the weights with these shapes and types.
 
-    The gated norm's output is computed again, because the output projection's gradient needs it.
+    The gated output is computed again, because the output projection's gradient needs it; without a norm by the scan's
+    kernels, into a tensor of their own.
     """
     tape, (of_conv, of_bias, _, _, of_d) = scan.tape, shapes[:5]
     again = scan.inner("gated_norm") if tail else None
@@ -191,11 +202,12 @@ def _backward(scan: _Scan, shapes: list[tuple[tuple[int, ...], str]], tail: tupl
     to_input = tape.empty((scan.batch, scan.seq, scan.block.in_proj), scan.dtype, "grad_in_proj_out")
     of_conved = tape.empty((scan.tokens, scan.block.conv_dim), scan.dtype, "grad_conv")
     of_normed = of_scan = to_norm = to_out = None
+    _gated = list[Tensor]()
     if tail:
         of_normed = scan.product((scan.batch, scan.seq, scan.block.inner), tail[1], "grad_gated_norm",
                                  2 * scan.tokens * scan.block.hidden)
-        of_scan, to_norm = _of_norm(scan, tail[0])
-    to_dt, to_a, to_d = _of_chunks(scan, of_d[1], gated=tail is None)
+        of_scan, to_norm = _of_norm(scan, tail[0]) if tail[0] else (None, None)
+    to_dt, to_a, to_d = _of_chunks(scan, of_d[1], gated=not (tail and tail[0]), again=_gated if tail else None)
     if tail:
         to_out = scan.product(tail[1].shape, tail[1], "grad_out_proj", 2 * scan.tokens * sum(tail[1].shape))
     tape.compute(Kernel.CONV, 4 * scan.block.conv_kernel * scan.tokens * scan.block.conv_dim, 3 * of_conved.nbytes)
@@ -204,8 +216,11 @@ def _backward(scan: _Scan, shapes: list[tuple[tuple[int, ...], str]], tail: tupl
     to_bias = _narrowed(tape, to_bias, of_bias[1])
     for shape, dtype in shapes[:len(shapes) - bool(tail)]:  # sums and casts of small gradients, a kernel each
         tape.compute(Kernel.ELEMENTWISE, math.prod(shape), math.prod(shape) * dtype_bytes(dtype), 0)
+    if of_scan is None:
+        again = of_normed = None
     del of_scan, conv, of_conved, again, of_normed
-    return [to_input, to_conv, to_bias, to_dt, to_a, to_d, *([to_norm, to_out] if tail else [])]
+    return [to_input, to_conv, to_bias, to_dt, to_a, to_d, *([to_norm] if tail and tail[0] else []),
+            *([to_out] if tail else [])]
 
 
 def _narrowed(tape: Tape, x: Tensor, dtype: str) -> Tensor:
@@ -223,15 +238,18 @@ def _of_norm(scan: _Scan, weight: Param) -> tuple[Tensor, Tensor]:
     return grad, _narrowed(tape, tape.empty(weight.shape, "fp32", "grad_norm_weight"), weight.dtype)
 
 
-def _of_chunks(scan: _Scan, of_d: str, *, gated: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of dt's bias, A and D (of type `of_d`): `_mamba_chunk_scan_combined_bwd`; `gated`: z is here."""
+def _of_chunks(scan: _Scan, of_d: str, *, gated: bool, again: list[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of dt's bias, A and D (of type `of_d`): `_mamba_chunk_scan_combined_bwd`.
+
+    `gated`: z is here. `again`: gets the gated output where it is computed again, None where it is not needed.
+    """
     tape, wide, kernel = scan.tape, scan.inner_bytes, Kernel.MAMBA_SCAN
     read = wide + scan.group_bytes
     dt_in = new(tape, (scan.tokens, scan.block.num_heads), scan.dtype, "dt")
     decay, dt = (scan.steps(name, kernel=kernel) for name in ("decay", "dt"))
     scores = scan.scores("cb", moved=2 * scan.group_bytes, flops=scan.bmm_flops)
     states, final = _states(scan, "fp32")
-    of_y, to_d = _of_gate(scan, of_d) if gated else (None, None)
+    of_y, to_d = _of_gate(scan, of_d, again) if gated else (None, None)
     of_states = new(tape, scan.state, "fp32", "grad_states", read, kernel, scan.state_flops)
     halves = [new(tape, scan.state, scan.dtype, "grad_states", of_states.nbytes, kernel) for _ in range(2)]
     of_chunks = _of_chunk_decay(scan)
@@ -257,9 +275,11 @@ def _of_chunks(scan: _Scan, of_d: str, *, gated: bool) -> tuple[Tensor, Tensor, 
     return to_dt, to_a, to_d
 
 
-def _of_gate(scan: _Scan, of_d: str) -> tuple[Tensor, Tensor]:
+def _of_gate(scan: _Scan, of_d: str, again: list[Tensor] | None) -> tuple[Tensor, Tensor]:
     """Gradients of the scan's output before its gate, and of D (`_chunk_scan_bwd_dz`)."""
     _parts = _rows_of_d(scan)
+    if again is not None:
+        again.append(scan.inner("gated"))
     grad = scan.inner("grad_scan", 4 * scan.inner_bytes, Kernel.MAMBA_SCAN)
     return grad, _narrowed(scan.tape, scan.tape.empty((scan.block.num_heads,), "fp32", "grad_d"), of_d)
 

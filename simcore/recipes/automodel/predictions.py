@@ -56,9 +56,9 @@ def read_predictions(reader: Reader, draft: Draft, name: Taken[str]) -> Predicti
 
 
 def has_module(reference: str) -> bool:
-    """True for a model whose configuration has a pattern of layers for multi-token prediction."""
+    """True for a model whose configuration has layers of multi-token prediction: a pattern, or their number."""
     try:
-        return _PATTERN in model_config(reference, None, "")
+        return _PATTERN in model_config(reference, None, "") or _predicts(reference)
     except InputError:
         return False
 
@@ -76,7 +76,7 @@ def write_predictions(draft: Draft, found: Predictions) -> None:
                     source="models/{nemotron_v3,qwen3_5}: num_nextn_predict_layers or mtp_num_hidden_layers")
         return
     draft.put("model.overrides.mtp_num_layers", depth)
-    if not _predicts(name.value) and not has_module(name.value):
+    if not has_module(name.value):
         draft.infer(f"model.overrides.{_PATTERN}", "*E", "attention, then experts: the class's default", name, depth,
                     source="transformers 5.23 models/nemotron_h/configuration_nemotron_h.py: mtp_layers_block_type")
     if repeats is not None and repeats.value:

@@ -37,7 +37,8 @@ def recorded(case: dict[str, Any]) -> tuple[list[int], list[int]]:
     if wide:  # nothing else is trained
         given.node = tape.node((Param("x", (1,), "bf16", trainable=True),), (), lambda tape, grads, saved: [None])
     tape.cut()
-    out = split_conv_scan(tape, given, block, small, tail if case["tail"] else None)
+    plain = (None, tail[1]) if case.get("plain") else tail
+    out = split_conv_scan(tape, given, block, small, plain if case["tail"] else None)
     forward = changes(tape.cut())
     seed = tape.empty(out.shape, "bf16", "grad")
     tape.seed(out, seed)

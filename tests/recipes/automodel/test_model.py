@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from automodel_recipe import imported, refusal
+from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.conversion.converting import convert
 from simcore.simulate import check
 
 RECIPE = """\
@@ -178,6 +181,16 @@ def test_predicted_tokens_are_those_of_the_configuration_or_of_the_recipe() -> N
             (DENSE.replace("  backend:", further), "other layers than its own Nemotron-H")):
         (refused,) = imported(changed, **ANSWERS).refused
         assert said in refused.message
+
+
+def test_a_recipe_of_a_model_with_such_modules_says_their_number() -> None:
+    """Left out, the layers of Qwen 3.5 would train the module of its configuration."""
+    for overrides, depth in (({}, 0), ({"mtp_num_layers": 1}, 1)):
+        said = {"name": "q", "model": {"config": "qwen3.5-9b-text", "overrides": overrides}, "framework": "automodel",
+                "topology": "dgx-h100", "mesh": {"dp_shard": 8}, "training": {"seq_len": 2048}}
+        made = convert(parse_scenario(parse_document(json.dumps(said), "q.json")), "automodel")
+        made.expect_complete()
+        assert f"  num_nextn_predict_layers: {depth}\n" in made.text
 
 
 def test_compiled_attention_is_counted_as_eager_where_layers_are_replayed() -> None:
