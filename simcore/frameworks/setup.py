@@ -34,7 +34,7 @@ __all__ = ["NOTHING_ADAPTED", "configuration", "prepare"]
 NOTHING_ADAPTED = "the base is frozen: without an adapter no parameter is trained"
 """Rule that adapters without a single module break."""
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
-IN_BLOCKS = {("optimizer", "moments"): "int8"}
+IN_BLOCKS = {("optimizer", "moments"): ("int8", "int4")}
 """Served with its scales, by the frameworks that say so."""
 
 
@@ -337,4 +337,4 @@ def _unserved_formats(scenario: Scenario) -> list[tuple[tuple[str, ...], bool, s
                ("optimizer", "moments"): optimizer.moments, ("optimizer", "master"): optimizer.master,
                ("lora", "dtype"): training.lora.dtype}
     return [(("training", *key), given not in SERVED_FORMATS, f"{'.'.join(key)} in {given} (a format with scales)")
-            for key, given in formats.items() if IN_BLOCKS.get(key) != given]
+            for key, given in formats.items() if given not in IN_BLOCKS.get(key, ())]

@@ -450,6 +450,7 @@ def test_modules_may_train_as_a_whole_beside_adapters(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("keys", "told"), [
     ({"flash_attn_rms_norm": True}, "flash_attn_rms_norm: no longer supported"),
+    ({"optimizer": "ao_adamw_8bit"}, "Unhandled optimizer: ao_adamw_8bit"),
     ({"s2_attention": True}, "s2_attention: no longer supported"),
     ({"flash_attn_fuse_mlp": True, "adapter": "lora", "lora_target_linear": True}, "Fused modules are not supported")])
 def test_what_axolotl_stops_at_is_told_in_its_words(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
