@@ -169,9 +169,10 @@ class States:
         `optim/optimizer.py`, Optimizer2State: what is smaller, and all of 32 bits, in fp32; one table for all tensors.
         torchao 36027d82 `optim/adam.py`, `optim/subclass_8bit.py`: what is smaller or no multiple of a block like the
         parameter; a table of 256 fp32 values for each tensor. In 4 bits (0.18 `optim/subclass_4bit.py`) two values lie
-        in a byte, and the table has 16; blocks are of 256 too, by transformers 5.23 `trainer_optimizer.py`. A kernel updates a tensor: no temporaries are counted.
-        Paged states are managed memory (`cudaMallocManaged`), which is no part of torch's allocator; those of fewer
-        than 100,000 values are not, nor are scales (get_state_buffer, init_state).
+        in a byte, and the table has 16; blocks are of 256 too, by transformers 5.23 `trainer_optimizer.py`. A kernel
+        updates a tensor: no temporaries are counted. Paged states are managed memory (`cudaMallocManaged`), which is no
+        part of torch's allocator; those of fewer than 100,000 values are not, nor are scales (get_state_buffer,
+        init_state).
         """
         if self.low_bit == "bitsandbytes":
             blocks = Blocks(256, 4096, "fp32") if self.moments == "int8" else None
