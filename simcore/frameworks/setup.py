@@ -31,7 +31,7 @@ from simcore.units import format_bytes
 __all__ = ["configuration", "prepare"]
 
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
-IN_BLOCKS = {("optimizer", "moments"): "int8"}
+IN_BLOCKS = {("optimizer", "moments"): ("int8", "int4")}
 """Served with its scales, by the frameworks that say so."""
 
 
@@ -272,4 +272,4 @@ def _unserved_formats(scenario: Scenario) -> list[tuple[tuple[str, ...], bool, s
                ("optimizer", "moments"): optimizer.moments, ("optimizer", "master"): optimizer.master,
                ("lora", "dtype"): training.lora.dtype}
     return [(("training", *key), given not in SERVED_FORMATS, f"{'.'.join(key)} in {given} (a format with scales)")
-            for key, given in formats.items() if IN_BLOCKS.get(key) != given]
+            for key, given in formats.items() if given not in IN_BLOCKS.get(key, ())]

@@ -175,7 +175,7 @@ class Optimizer(Block):
     master: Literal["auto", "none", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Format of master parameters"
     )
-    moments: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"] = Field(
+    moments: Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8", "int4"] = Field(
         default="auto", description="Format of moments"
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(

@@ -84,6 +84,7 @@ class Blocks:
 
     Tensors of fewer than `least` values stay in the dtype `otherwise`; if `whole`, so do those whose number of values
     is no multiple of `size`. `part`: "values" or "scales" if only these are counted, because they are stored apart.
+    `a_byte`: values that lie in one byte of the stored tensor.
     """
 
     size: int
@@ -93,6 +94,7 @@ class Blocks:
     whole: bool = False
     part: str = ""
     scale: int = 4
+    a_byte: int = 1
 
     def num_bytes(self, numel: int, dtype: str) -> int:
         """Returns the bytes of a tensor of `numel` values, each stored in `dtype`, with its scales and table.
@@ -102,7 +104,7 @@ class Blocks:
         """
         if numel < self.least or (self.whole and numel % self.size):
             return numel * dtype_bytes(self.otherwise) * (self.part != "scales")
-        values, scales = numel * dtype_bytes(dtype), self.scale * -(-numel // self.size) + self.table
+        values, scales = numel * dtype_bytes(dtype) // self.a_byte, self.scale * -(-numel // self.size) + self.table
         return {"values": values, "scales": scales}.get(self.part, values + scales)
 
 

@@ -102,10 +102,12 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
 
 
 def _low_bit(job: Job, *, plain: bool) -> str:
-    """Library whose kernels update states of 8 bits, or paged ones; "" if the scenario asks for neither."""
+    """Library whose kernels update states of 8 or 4 bits, or paged ones; "" if the scenario asks for neither."""
     optimizer = job.scenario.training.optimizer
     if optimizer.implementation == "bitsandbytes":
         return "bitsandbytes"
+    if optimizer.moments == "int4":
+        return "torchao"
     asked = optimizer.moments == "int8" or optimizer.paged
     return ("bitsandbytes" if plain and optimizer.implementation == "auto" else "torchao") if asked else ""
 
@@ -175,9 +177,11 @@ class States:
         [Note: moments of 8 bits] Blocks of 256 with a scale in fp32, from 4096 values on. bitsandbytes 95f9af30
         `optim/optimizer.py`, Optimizer2State: what is smaller, and all of 32 bits, in fp32; one table for all tensors.
         torchao 36027d82 `optim/adam.py`, `optim/subclass_8bit.py`: what is smaller or no multiple of a block like the
-        parameter; a table of 256 fp32 values for each tensor. A kernel updates a tensor: no temporaries are counted.
-        Paged states are managed memory (`cudaMallocManaged`), which is no part of torch's allocator; those of fewer
-        than 100,000 values are not, nor are scales (get_state_buffer, init_state).
+        parameter; a table of 256 fp32 values for each tensor. In 4 bits (0.18 `optim/subclass_4bit.py`) two values lie
+        in a byte, and the table has 16; blocks are of 256 too, by transformers 5.23 `trainer_optimizer.py`. A kernel
+        updates a tensor: no temporaries are counted. Paged states are managed memory (`cudaMallocManaged`), which is no
+        part of torch's allocator; those of fewer than 100,000 values are not, nor are scales (get_state_buffer,
+        init_state).
         """
         if self.low_bit == "bitsandbytes":
             blocks = Blocks(256, 4096, "fp32") if self.moments == "int8" else None
@@ -187,6 +191,9 @@ class States:
             return TensorLayout(placements, "int8", space, blocks=Blocks(32, 0, stored, scale=2))
         if self.moments == "int8":
             return TensorLayout(placements, "int8", space, blocks=Blocks(256, 4096, stored, table=1024, whole=True))
+        if self.moments == "int4":
+            return TensorLayout(placements, "uint8", space, blocks=Blocks(256, 4096, stored, 64, whole=True,
+                                                                              a_byte=2))
         return TensorLayout(placements, stored if self.moments == "auto" else self.moments, space)
 
 

@@ -8,11 +8,12 @@ from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.axolotl.unfrozen import read_unfrozen
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.attention import read_attention
+from simcore.recipes.huggingface.modules import family_of
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["read_formats", "read_model"]
 
@@ -37,11 +38,10 @@ _ROWS: Final = (
     Off("fp8", "products in 8 bits"),
     Off("use_scattermoe", "experts by ScatterMoE"),
     Off("use_sonicmoe", "experts by SonicMoE"),
-    Off("flash_attn_fuse_mlp", "an MLP fused by flash-attn"),
-    Off("flash_attn_rms_norm", "norms of flash-attn"),
     Off("flash_attn_cross_entropy", "a loss of flash-attn"),
     Off("flash_optimum", "BetterTransformer"),
-    Off("fused_attn_kernel", "a fused attention of axolotl's own"),
+    Unmodelled(("fused_attn_kernel",), "fused norms and rotation of query and key keep less for backward than "
+               "transformers' layers, which are counted"),
     Off("llama4_linearized_experts", "experts that are separate linear layers"),
     Off("gemma4_hybrid_attn_impl", "attention of two kinds"),
     Off("reward_model", "a reward model"),
@@ -69,7 +69,26 @@ def read_model(reader: Reader, draft: Draft) -> None:
         draft.idle(experts, "grouped products, as they are counted")
     _read_attention(reader, draft)
     _read_loss(reader, draft)
+    _read_fused(reader, draft)
     read_rows(reader, draft, _ROWS)
+
+
+def _read_fused(reader: Reader, draft: Draft) -> None:
+    """Tells of xformers' SwiGLU, which Llama's MLP becomes with flash-attn, and no other family's.
+
+    loaders/patch_manager.py _apply_llama_flash_attn_patches; it has the same weights, gate and up as one.
+    """
+    fused = reader.flag("flash_attn_fuse_mlp")
+    if fused is None or not fused.value:
+        draft.idle(fused, "the default")
+    elif reader.look("adapter") in ("lora", "qlora"):
+        draft.use(fused)
+        draft.fail(fused.where, "Fused modules are not supported with LoRA/QLoRA (utils/schemas/validation.py "
+                                "check_fused_lora)")
+    elif family_of(draft.values.get("model")) in ("llama", "ernie4_5"):
+        draft.unmodelled(fused, "xformers' SwiGLU keeps less for backward than transformers' MLP, which is counted")
+    else:
+        draft.idle(fused, "of Llama's MLP alone")
 
 
 def _read_kind(reader: Reader, draft: Draft) -> None:

@@ -14,9 +14,10 @@ __all__ = ["read_optimizer"]
 
 _SERVED: Final[dict[str, dict[str, Any]]] = {
     **OPTIMIZERS,
-    "ao_adamw_8bit": OPTIMIZERS["adamw_torch_8bit"],
     "muon": {"name": "muon"},
 }
+_UNHANDLED: Final = ("ao_adamw_4bit", "ao_adamw_8bit")
+"""Names in axolotl's schema (`utils/schemas/enums.py`) for which its builder has no optimizer."""
 
 
 def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
@@ -34,6 +35,10 @@ def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     elif named.value in _SERVED:
         draft.put("training.optimizer", named, _SERVED[named.value], SOURCE)
         write_wide_states(draft, sharding.shards, "transformers 5.14.1")
+    elif named.value in _UNHANDLED:
+        draft.use(named)
+        draft.fail(named.where, f"Unhandled optimizer: {named.value} (core/builders/base.py _configure_optimizer): "
+                                f"{named.value.replace('ao_adamw', 'adamw_torch')} is transformers' name for it")
     else:
         draft.refuse(named, f"the optimizer {named.value}")
     draft.idle(reader.matching("optim_args", "optim_args.*"), "numbers of the update")

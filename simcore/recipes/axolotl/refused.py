@@ -23,7 +23,6 @@ _WHAT: Final[Mapping[str, str]] = {
     "float32": "a model in fp32 beside bf16",
     "selective_checkpointing": "layers of which a part is recomputed",
     "auto_find_batch_size": "a batch size that is found by trials",
-    "s2_attention": "attention that is shifted (LongLoRA)",
     "sage_attention": "attention by SageAttention",
     "flash_attn_d512": "a flash attention of heads of 512",
     "large_head_attention": "an attention of large heads",
@@ -45,15 +44,20 @@ _WHAT: Final[Mapping[str, str]] = {
     "mora": "adapters by MoRA",
     "liger_swiglu": "the older name of liger_glu_activation",
     "noisy_embedding_alpha": "the older name of neftune_noise_alpha",
-    "max_packed_sequence_len": "a key of old releases, which axolotl refuses",
-    "rpo_alpha": "a key of old releases, which axolotl refuses",
-    "rope_scaling": "a key of old releases, which axolotl refuses",
 }
 """Keys, each with what is refused where it is on."""
+_GONE: Final = ("max_packed_sequence_len", "rope_scaling", "rpo_alpha", "s2_attention", "flash_attn_rms_norm")
+"""Keys of old releases at which axolotl stops (`utils/schemas/deprecated.py`)."""
 
 
 def refuse_rest(reader: Reader, draft: Draft) -> None:
-    """Refuses each of the keys that is on, and lists those that are off."""
+    """Refuses each of the keys that is on, or tells that axolotl does, and lists those that are off."""
+    for one in reader.matching(*_GONE, *(f"{key}.*" for key in _GONE)):
+        if one.value in _OFF:
+            draft.idle(one, "off")
+        else:
+            draft.use(one)
+            draft.fail(one.where, f"{one.key}: no longer supported (utils/schemas/deprecated.py): axolotl stops")
     for key, what in _WHAT.items():
         for one in reader.matching(key, f"{key}.*"):
             if one.value in _OFF or (one.key == "sequence_parallel_degree" and one.value == 1):

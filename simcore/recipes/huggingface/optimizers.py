@@ -19,10 +19,11 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "paged_adamw_8bit": {**_EIGHT, "implementation": "bitsandbytes", "paged": True},
     "paged_adamw_32bit": {"name": "adamw", "implementation": "bitsandbytes", "paged": True},
     "adamw_torch_8bit": {**_EIGHT, "implementation": "torchao"},
+    "adamw_torch_4bit": {"name": "adamw", "moments": "int4", "implementation": "torchao"},
     "sgd": {"name": "sgd"},
 }
 """Settings of `training.optimizer` by the value of `optim`."""
-SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit is of torchao, "
+SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit and 4bit are of torchao, "
                  "adamw_bnb_8bit of bitsandbytes")
 
 CLIP: Final = "the norm is taken and gradients are multiplied whatever it says: neither is timed"

@@ -89,7 +89,7 @@ def _say_wide_states(outline: Outline, settings: Mapping[str, Any]) -> None:
 
 def _is_alike(asked: Any, value: Any, key: str) -> bool:
     if value == "auto":
-        return bool(key == "implementation" or asked != "int8")
+        return bool(key == "implementation" or asked not in ("int8", "int4"))
     return bool(asked == value)
 
 

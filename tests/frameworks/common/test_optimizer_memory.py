@@ -43,6 +43,14 @@ def test_moments_of_eight_bits_have_scales_and_tables() -> None:
     assert temporaries(moments="int8") == 0
 
 
+def test_moments_of_four_bits_are_two_a_byte() -> None:
+    """torchao 0.18 `optim/subclass_4bit.py`: for 64 x 128 values 4,096 bytes, 4 a block, a table of 64."""
+    norms, matrices = (2 * 4 + 1) * 256, WHOLE - (2 * 4 + 1) * 256
+    moment = matrices // 2 + 4 * matrices // 256 + 64 * (7 * 4 + 2) + 4 * norms
+    assert built(optimizer={"moments": "int4"}) == 4 * WHOLE + 2 * moment + ROTARY
+    assert temporaries(moments="int4") == 0
+
+
 def temporaries(**optimizer: str) -> int:
     program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", optimizer=optimizer)
     found = small.postings(program, "sqrt_exp_avg_sq")

@@ -447,6 +447,24 @@ def test_modules_may_train_as_a_whole_beside_adapters(tmp_path: Path) -> None:
                                    lora_modules_to_save=["lm_head"])).expect_complete()
 
 
+@pytest.mark.parametrize(("keys", "told"), [
+    ({"flash_attn_rms_norm": True}, "flash_attn_rms_norm: no longer supported"),
+    ({"optimizer": "ao_adamw_8bit"}, "Unhandled optimizer: ao_adamw_8bit"),
+    ({"s2_attention": True}, "s2_attention: no longer supported"),
+    ({"flash_attn_fuse_mlp": True, "adapter": "lora", "lora_target_linear": True}, "Fused modules are not supported")])
+def test_what_axolotl_stops_at_is_told_in_its_words(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    found = imported(tmp_path, changed(RECIPE, **keys))
+    assert [told in one.message for one in found.wrong] == [True]
+    assert found.refused == ()
+
+
+def test_fused_kernels_are_told(tmp_path: Path) -> None:
+    text = changed(RECIPE, flash_attn_fuse_mlp=True, fused_attn_kernel=True)
+    kinds = {one.key: one.kind for one in imported(tmp_path, changed(text, base_model="llama-2-7b")).left}
+    assert (kinds["flash_attn_fuse_mlp"], kinds["fused_attn_kernel"]) == ("not modelled", "not modelled")
+    assert {one.key: one.kind for one in imported(tmp_path, text).left}["flash_attn_fuse_mlp"] == "no effect"
+
+
 def test_restarts_of_relora_are_told_and_not_counted(tmp_path: Path) -> None:
     found = imported(tmp_path, changed(QLORA, relora=True, jagged_restart_steps=150))
     found.expect_complete()
