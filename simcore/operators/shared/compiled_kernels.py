@@ -179,7 +179,7 @@ class Code:
         return self.by_columns(whole) if self.pipelined else whole, of_input
 
     def by_rows(self, whole: Tensor) -> Tensor:
-        """What was gathered beside products, sequence behind sequence, as the product of a weight's gradient reads it.
+        """Gathered rows, sequence behind sequence, as the product of a weight's gradient reads them.
 
         It lies by position first, so that of several sequences it is copied; in fp8 `by_columns` does that.
         """
