@@ -85,10 +85,31 @@ def check_layers(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
                           "replaces (MegaBlocks' experts, Liger's norms)")
     _check_activations(job)
+    if job.graph.architecture.has_tower:
+        _check_tower(job, options)
     check_compiled(job, options)
     check_factors(job)
     if options.get("optimizer_in_bwd"):
         check_optimizer_in_backward(job)
+
+
+_MASKED: Final = ("gemma3", "mistral3")
+"""Families with masks of images in the decoder (`create_masks_for_vision_model`), or of patches in the tower."""
+
+
+def _check_tower(job: Job, options: dict[str, Any]) -> None:
+    """Raises NotYet for settings of layers that are not known of a vision tower, or of a decoder that sees images."""
+    family, attention = job.graph.architecture.family, options.get("attn_implementation")
+    if family in _MASKED and attention not in ("eager", "flash_attention_2"):
+        raise job.not_yet("framework_options.attn_implementation", f"masks of images of {family} in another attention "
+                          "than eager and flash_attention_2")
+    if attention == "flex_attention":
+        raise job.not_yet("framework_options.attn_implementation", "flex_attention in a vision tower")
+    for name in (LIGER_OPTION, "compile"):
+        if options.get(name):
+            raise job.not_yet(f"framework_options.{name}", "kernels of that kind in a model with a vision tower")
+    if job.scenario.training.offload.part("activations")[1]:
+        raise job.not_yet("training.offload.activations", "inputs of layers on the host in a model with a vision tower")
 
 
 _OF_ONE_TYPE = ("transformers 5.23 models/falcon_h1 compute_mup_vector; mamba_ssm e9594ce1 ops/triton/ssd_combined.py, "

@@ -76,7 +76,7 @@ def check(job: Draft) -> None:
     _check_tower(job)
 
 
-def _check_tower(job: Job) -> None:
+def _check_tower(job: Draft) -> None:
     """Raises NotYet or IllegalLayout for a vision tower whose units or hooks are not known.
 
     accelerate looks for every class of `_no_split_modules`, and Gemma 3's has SigLIP's head, which it leaves out.
@@ -92,6 +92,8 @@ def _check_tower(job: Job) -> None:
         raise job.not_yet("training.frozen", "a vision tower that is trained under fsdp2 (served: ddp, zero0 to zero2)")
     if options.get("wrap") not in (None, "layers_root"):
         raise job.not_yet("framework_options.wrap", f"{options['wrap']} of a model with a vision tower")
+    job.note("norms of the vision tower", "in the type of products", "torch 2.13 autocast_mode.cpp: under autocast, as "
+             "accelerate has it around the model, LayerNorm puts out fp32 until the layer has returned")
 
 
 

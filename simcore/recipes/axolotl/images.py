@@ -18,6 +18,8 @@ from simcore.recipes.reader import Reader
 __all__ = ["read_images"]
 
 _FREEZING: Final = "utils/freeze.py freeze_mm_modules"
+_KBIT: Final = ("PEFT 0.21.2 utils/other.py prepare_model_for_kbit_training; 067b021c loaders/model.py "
+                "_convert_embedding_modules_dtype casts norms and embeddings of tokens back")
 _STRATEGY: Final = "processing_strategies.py: an image is resized and padded before the model's processor takes it"
 
 
@@ -36,6 +38,9 @@ def read_images(reader: Reader, draft: Draft) -> None:
     if not parts:
         draft.refuse(processor, "a model with images or sound")
         return
+    if draft.values.get("training", {}).get("method") == "qlora":
+        draft.fail(processor.where, "not yet: a packed base behind a vision tower, whose patches, positions and biases "
+                                    f"stay in fp32 ({_KBIT})")
     draft.use(processor, why="samples have images")
     draft.ask("training.images", "--set training.images=N", "images in each sequence", processor)
     sized = reader.matching("image_size", "image_resize_algorithm")

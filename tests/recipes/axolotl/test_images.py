@@ -61,6 +61,7 @@ def test_images_are_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("old", "new", "told"), [
     ("processor_type: AutoProcessor\n", "", "a model with a vision tower that is given text alone"),
     ("Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen3-8B", "a model with images or sound"),
+    ("adapter: lora\n", "adapter: qlora\nload_in_4bit: true\n", "a packed base behind a vision tower"),
 ])
 def test_other_inputs_are_refused_by_name(tmp_path: Path, old: str, new: str, told: str) -> None:
     with pytest.raises(RankscopeError) as caught:
