@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.placed_blocks import PlacedPatches
 from simcore.models.towers import tower_of
@@ -54,8 +55,8 @@ def read_images(reader: Reader, draft: Draft, method: str) -> None:
     else:
         draft.idle(sized, "all images have one size, the model's")
     if not any(isinstance(kind.block, PlacedPatches) for _, kind in parts) and method != "full":
-        draft.fail(draft.path, "not yet: LLaMA-Factory's checkpoints of a model whose tower PEFT asks for gradients, "
-                               "which leave its layers out (model/model_utils/checkpointing.py)")
+        draft.refused.append(Problem(draft.path, "not yet: LLaMA-Factory's checkpoints of a model whose tower PEFT asks "
+                                     "for gradients, which leave its layers out (model/model_utils/checkpointing.py)"))
     _read_frozen(reader, draft, parts, method)
 
 
