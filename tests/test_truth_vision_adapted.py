@@ -13,10 +13,15 @@ from typing import Any
 from checkout import ROOT
 from eventlog import Events, grouped
 from every import expect_of_every
+from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
+from simcore.memory.ledger import running
 from simcore.operators.hf import implementation as hf
+from simcore.pipeline.schedule import actions
 from simcore.placement.plan import place
+from simcore.program.lower import lower
+from simcore.program.outline import Phase
 from simcore.program.record_layers import Workload, keys_of, run_of
 from simcore.recording.layer import RecordedLayer
 from simcore.recording.tape import Op, Section
@@ -119,6 +124,22 @@ def expect_tower(name: str, folder: Path) -> None:
     theirs = [size for size in CASES[name]["backward"] if size > SMALL]
     assert bool(theirs) == (CASES[name]["case"]["recompute"] and not name.startswith("qwen3"))
     assert made[len(made) - len(theirs):] == theirs
+
+
+def expect_balance(name: str, folder: Path) -> None:
+    """A step ends with what it began with: the graph's hold on the embedding's output ends with its backward."""
+    scenario = asked(name, folder)
+    job, table = prepare(scenario)
+    plan, case = place(job.graph, job.mesh, table, 0), CASES[name]["case"]
+    work = Workload(case["batch"], case["seq"], 0, images=case["batch"] * case["images"])
+    program = lower(plan, work, actions(table.schedule, plan.stage, scenario.num_microbatches), hooks_of(table))
+    program.check()
+    total = running(program)
+    assert int(total[-1]) == int(total[program.phase == Phase.BUILD].max())
+
+
+def test_a_step_ends_with_what_it_began_with(tmp_path: Path) -> None:
+    expect_of_every(((name, name) for name in CASES), lambda name: expect_balance(name, tmp_path))
 
 
 def test_peaks_of_a_step_are_those_that_were_measured(tmp_path: Path) -> None:

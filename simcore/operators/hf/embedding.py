@@ -117,6 +117,7 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks has one owner
     if out.node is None and run.options.embeddings_require_grad:
         out.node = _leaf(tape, *stays)
+    out = Tensor(None, out.shape, out.dtype, out.node, out.output)  # its node alone keeps it, and frees it
     stays.clear()
     finish = meet if weight.tied else partial(own_rows, run=run)
     slot = tape.slot(GRAD_EMBEDDED, "backward_temp") if block.tower and run.features_train else GRAD_HIDDEN

@@ -39,8 +39,8 @@ def read_images(reader: Reader, draft: Draft) -> None:
         draft.refuse(processor, "a model with images or sound")
         return
     if draft.values.get("training", {}).get("method") == "qlora":
-        draft.fail(processor.where, "not yet: a packed base behind a vision tower, whose patches, positions and biases "
-                                    f"stay in fp32 ({_KBIT})")
+        draft.refused.append(Problem(processor.where, "not yet: a packed base behind a vision tower, whose patches, "
+                                     f"positions and biases stay in fp32 ({_KBIT})"))
     draft.use(processor, why="samples have images")
     draft.ask("training.images", "--set training.images=N", "images in each sequence", processor)
     sized = reader.matching("image_size", "image_resize_algorithm")

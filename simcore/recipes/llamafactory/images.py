@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.placed_blocks import PlacedPatches
 from simcore.models.towers import tower_of
@@ -53,9 +54,10 @@ def read_images(reader: Reader, draft: Draft, method: str) -> None:
                   "a square unless training.image_width is set too" + (f" ({bounds} in all)" if bounds else ""))
     else:
         draft.idle(sized, "all images have one size, the model's")
-    if not any(isinstance(kind.block, PlacedPatches) for _, kind in parts) and method != "full":
-        draft.fail(draft.path, "not yet: LLaMA-Factory's checkpoints of a model whose tower PEFT asks for gradients, "
-                               "which leave its layers out (model/model_utils/checkpointing.py)")
+    if not any(isinstance(kind.block, PlacedPatches) for _, kind in parts):
+        told = ("not yet: LLaMA-Factory's checkpoints of a model whose tower PEFT or transformers asks for gradients, "
+                "which leave its layers out, and ask for none in full training (model/model_utils/checkpointing.py)")
+        draft.refused.append(Problem(draft.path, told))
     _read_frozen(reader, draft, parts, method)
 
 

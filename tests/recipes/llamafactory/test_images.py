@@ -54,7 +54,8 @@ def test_a_tower_is_frozen_in_full_training_too(tmp_path: Path) -> None:
     ({"freeze_vision_tower": False}, "freeze_vision_tower: a vision tower that is trained"),
     ({"freeze_multi_modal_projector": False}, "a projector that is trained"),
     ({"finetuning_type": "full", "freeze_language_model": True}, "a language model that is frozen"),
-    ({"model_name_or_path": "google/gemma-3-4b-it"}, "a model whose tower PEFT asks for gradients"),
+    ({"model_name_or_path": "google/gemma-3-4b-it"}, "a model whose tower PEFT or transformers asks"),
+    ({"model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", "finetuning_type": "full"}, "which leave its layers out"),
 ])
 def test_other_parts_are_refused_by_name(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
     with pytest.raises(RankscopeError) as caught:

@@ -6,14 +6,13 @@ The images of a microbatch are one batch, under a mask of all pairs of patches. 
 from __future__ import annotations
 
 from simcore.models.pooled_blocks import PooledLayer, PooledPatches
-from simcore.operators.hf.vision.part import Modules
+from simcore.operators.hf.vision.part import Modules, front, tower_layer
 from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.layer_borders import BEFORE, hand_on
 from simcore.operators.shared.rms_norm import rms_norm_by_power
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["kept_by_padding", "pooled_layer", "pooled_patches"]
@@ -39,11 +38,7 @@ def pooled_patches(tape: Tape, block: PooledPatches, run: LayerWorkload, modules
     specs = kept_by_padding(run, block.padded, block.rotary_dim, modules.attention)
     made = {_MASK: _mask(tape, specs[_MASK])}
     made |= dict(zip(_TABLES, _tables(tape, run, block), strict=True))
-    hand_on(tape, out)
-    for name, tensor in made.items():
-        tape.rename(tensor.storage, tape.slot(name, "activation"))
-        tensor.disown()
-    return RecordedLayer(tape.cut(), Section(()))
+    return front(tape, out, made, None, ())
 
 
 def _embedded(tape: Tape, block: PooledPatches, run: LayerWorkload) -> Tensor:
@@ -92,24 +87,17 @@ def _tables(tape: Tape, run: LayerWorkload, block: PooledPatches) -> tuple[Tenso
 
 def pooled_layer(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """`Gemma4VisionEncoderLayer`; its caller holds the input until it has returned, the tower the first layer's."""
-    hidden: Tensor | None = tape.external((run.images, block.patches, block.width), run.compute, HIDDEN, BEFORE)
-    assert hidden is not None
-    if block.first:
-        hidden.disown()
-    held: list[Tensor] = []
-    made = _attention(tape, block, run, modules, _norm(tape, run, "input_layernorm", hidden), held)
-    made = _norm(tape, run, "post_attention_layernorm", made)
-    residual = aten.add(tape, hidden, made, "residual")
-    del made
-    made = _mlp(tape, run, modules, _norm(tape, run, "pre_feedforward_layernorm", residual))
-    made = _norm(tape, run, "post_feedforward_layernorm", made)
-    out = aten.add(tape, residual, made, "residual")
-    del residual, made
-    hand_on(tape, out)
-    held.clear()
-    forward = tape.cut()
-    hidden = None
-    return RecordedLayer(forward, Section(()), tape.cut())
+    def body(x: Tensor) -> Tensor:
+        held: list[Tensor] = []
+        made = _attention(tape, block, run, modules, _norm(tape, run, "input_layernorm", x), held)
+        made = _norm(tape, run, "post_attention_layernorm", made)
+        residual = aten.add(tape, x, made, "residual")
+        del made
+        made = _mlp(tape, run, modules, _norm(tape, run, "pre_feedforward_layernorm", residual))
+        made = _norm(tape, run, "post_feedforward_layernorm", made)
+        return aten.add(tape, residual, made, "residual")
+
+    return tower_layer(tape, run, modules, (run.images, block.patches, block.width), body, stays=block.first)
 
 
 def _attention(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Modules, x: Tensor,
