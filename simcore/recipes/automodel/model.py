@@ -228,13 +228,18 @@ def _read_attention(reader: Reader, draft: Draft, *, by_backend: bool) -> None:
         draft.idle(asked, "the layers of this family take model.backend.attn alone")
         read_rows(reader, draft, [ATTENTION_ROW])
         return
-    draft.put("framework_options.attn_implementation", asked)
+    if asked is not None and asked.value in _OTHER_ATTENTION:
+        draft.refuse(asked, f"attention by {asked.value} (0.7.0 {_OTHER_ATTENTION[asked.value]})")
+    else:
+        draft.put("framework_options.attn_implementation", asked)
     if asked is None:
         read_rows(reader, draft, [ATTENTION_ROW])
     else:
         draft.idle(reader.take(ATTENTION_ROW.key), f"{asked.key} decides")
 
 
+_OTHER_ATTENTION: Final = {"ffpa": "components/attention/ffpa_attention.py", "te": "_transformers/te_attention.py"}
+"""Values of attn_implementation that Automodel adds to those of transformers, and where."""
 _SDPA: Final = {"flash_attention": "flash", "efficient_attention": "efficient", "math": "math",
                 "cudnn_attention": "cudnn"}
 """Option of the scenario by the names of torch's kernels (`_transformers/model_init.py` resolve_sdpa_method)."""

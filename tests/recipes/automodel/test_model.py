@@ -132,6 +132,12 @@ def test_kernels_of_sdpa_are_an_option() -> None:
     assert idle["model.sdpa_method"] == "no effect: use_sdpa_patching is off"
 
 
+def test_attention_that_automodel_adds_is_told() -> None:
+    for name in ("ffpa", "te"):
+        assert f"not yet: model.attn_implementation: attention by {name} (0.7.0 " in refusal(
+            named(f"attn_implementation: {name}"), **ANSWERS)
+
+
 def test_settings_of_experts_mean_nothing_in_a_dense_model() -> None:
     """Automodel 0.7.0 components/models/llama/model.py reads attn, rms_norm, linear and rope alone."""
     for model, why in (("llama-3-8b", "the model has no experts"), ("qwen3-30b-a3b", "not as a loop over experts")):
