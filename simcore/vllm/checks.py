@@ -23,10 +23,22 @@ def check_asked(scenario: Scenario, given: Generation, architecture: Architectur
     """
     _check_passes(scenario, given, version, longest)
     _check_experts(scenario, given, architecture)
+    _check_tower(scenario, given, architecture)
     blocks = [branch.block for _, kind in architecture.parts for branch in kind.branches]
     if given.block_size is not None and any(isinstance(block, LatentAttention | Mamba2) for block in blocks):
         raise NotYet(Problem(scenario.where("generation", "block_size"), "not yet: blocks of a given size of latent "
                              "attention, or beside states of Mamba"))
+
+
+def _check_tower(scenario: Scenario, given: Generation, architecture: Architecture) -> None:
+    """Refuses what is not described beside a vision tower: adapters, few bits, drafts, prompts that are read whole."""
+    if not architecture.has_tower:
+        return
+    for key, is_asked in (("max_loras", bool(given.max_loras)), ("quantization", given.quantization != "auto"),
+                          ("num_speculative_tokens", bool(given.num_speculative_tokens)),
+                          ("chunked_prefill", not given.chunked_prefill)):
+        if is_asked:
+            raise NotYet(Problem(scenario.where("generation", key), f"not yet: {key} of an engine with a vision tower"))
 
 
 def _check_passes(scenario: Scenario, given: Generation, version: str, longest: int) -> None:
@@ -71,8 +83,12 @@ def check_states(scenario: Scenario, engine: Engine) -> None:
 
 
 def switch_assumptions(engine: Engine) -> Iterator[Assumption]:
-    """Assumptions on prompts that are read whole, and on experts that tp does not cut."""
+    """Assumptions on prompts that are read whole, on experts that tp does not cut, and on a vision tower."""
     generation = engine.generation
+    if engine.architecture.has_tower:
+        yield Assumption(what="vision tower of the engine", value="weights on every rank, its profile run at an upper "
+                         "bound, no time for images of prompts", kind="assumed", source="vLLM 0.25.1 "
+                         "gpu_model_runner.py:6290 profile_run, by its own limits: see simcore/vllm/vision.py")
     if generation.block_size is not None:
         yield Assumption(what="generation.block_size", value=f"{generation.block_size} tokens", kind="derived",
                          source="vLLM 0.25.1 config/cache.py: blocks of the cache, whole ones for each sequence")
