@@ -9,6 +9,7 @@ from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import LatentAttention, Mamba2, Moe
 from simcore.models.config import Architecture
+from simcore.models.vision_blocks import Projector
 from simcore.results.report import Assumption
 from simcore.vllm.engine import Engine
 from simcore.vllm.release import RELEASES
@@ -70,7 +71,11 @@ def _check_experts(scenario: Scenario, given: Generation, architecture: Architec
 
 
 def check_states(scenario: Scenario, engine: Engine) -> None:
-    """Refuses modes of Mamba's states that a version has not, and blocks larger than a pass where states end blocks."""
+    """Refuses modes of Mamba's states that a version has not, blocks larger than a pass where states end blocks.
+
+    Nor may an image be larger than a pass where all of its tokens see each other.
+    """
+    _check_item(scenario, engine)
     at, mode = scenario.where("generation", "mamba_cache_mode"), engine.generation.mamba_cache_mode
     if mode != "auto" and not engine.release.else_last:
         raise IllegalLayout(Problem(at, f"mamba_cache_mode: {mode}: vLLM {engine.version} has no such setting",
@@ -80,6 +85,15 @@ def check_states(scenario: Scenario, engine: Engine) -> None:
         raise IllegalLayout(Problem(at, f"In Mamba cache align mode, block_size ({block}) must be <= "
                                     f"max_num_batched_tokens ({engine.limits.tokens})",
                                     "vLLM 0.25.1 config/vllm.py:2186"))
+
+
+def _check_item(scenario: Scenario, engine: Engine) -> None:
+    """Refuses passes shorter than an image of Gemma 3, whose tokens see each other and so stay together."""
+    tokens = next((kind.block.tokens for _, kind in engine.architecture.parts if isinstance(kind.block, Projector)), 0)
+    if tokens > engine.limits.tokens:
+        raise IllegalLayout(Problem(scenario.where("generation", "max_num_batched_tokens"), "Chunked MM input disabled "
+                                    f"but max_tokens_per_mm_item ({tokens}) is larger than max_num_batched_tokens "
+                                    f"({engine.limits.tokens})", "vLLM 0.25.1 v1/core/encoder_cache_manager.py:298"))
 
 
 def switch_assumptions(engine: Engine) -> Iterator[Assumption]:

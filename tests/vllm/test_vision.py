@@ -69,6 +69,13 @@ def test_what_cannot_be_cut_is_refused() -> None:
     assert any("of the vision tower are not divisible by tp 8" in message for message in asked(QWEN, tp=8))
 
 
+def test_an_image_whose_tokens_see_each_other_fits_a_pass() -> None:
+    assert not asked(GEMMA, max_num_batched_tokens=256)
+    assert asked(GEMMA, max_num_batched_tokens=255) == [
+        "Chunked MM input disabled but max_tokens_per_mm_item (256) is larger than max_num_batched_tokens (255)"]
+    assert not asked(QWEN, max_num_batched_tokens=255)
+
+
 def test_tables_of_positions() -> None:
     assert tower_buffers(of(GEMMA)) == 8 * 4096
     assert tower_buffers(of(QWEN)) == 2 * 8192 * 40
