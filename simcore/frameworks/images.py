@@ -82,8 +82,8 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
                           "megatron, zero0 to zero3)")
     if adapter.replays_towers and any(isinstance(kind.block, _OF_ONE_TRAINER) for kind in job.graph.kinds):
         raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under {scenario.framework}")
-    if scenario.workload != "train":
-        raise job.not_yet("workload", f"a vision tower in {scenario.workload}")
+    if scenario.workload != "train" and not (scenario.workload == "grpo" and adapter.trains_towers):
+        raise job.not_yet("workload", f"a vision tower in {scenario.workload} under {scenario.framework}")
     if training.method == "qlora" and not adapter.replays_towers:
         raise job.not_yet("training.method", "qlora of a model with a vision tower")
     if adapter.trains_towers:

@@ -9,6 +9,7 @@ from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import LatentAttention, Mamba2, Moe
 from simcore.models.config import Architecture
+from simcore.models.vision_blocks import Projector
 from simcore.results.report import Assumption
 from simcore.vllm.engine import Engine
 from simcore.vllm.release import RELEASES
@@ -23,10 +24,22 @@ def check_asked(scenario: Scenario, given: Generation, architecture: Architectur
     """
     _check_passes(scenario, given, version, longest)
     _check_experts(scenario, given, architecture)
+    _check_tower(scenario, given, architecture)
     blocks = [branch.block for _, kind in architecture.parts for branch in kind.branches]
     if given.block_size is not None and any(isinstance(block, LatentAttention | Mamba2) for block in blocks):
         raise NotYet(Problem(scenario.where("generation", "block_size"), "not yet: blocks of a given size of latent "
                              "attention, or beside states of Mamba"))
+
+
+def _check_tower(scenario: Scenario, given: Generation, architecture: Architecture) -> None:
+    """Refuses what is not described beside a vision tower: adapters, few bits, drafts, prompts that are read whole."""
+    if not architecture.has_tower:
+        return
+    for key, is_asked in (("max_loras", bool(given.max_loras)), ("quantization", given.quantization != "auto"),
+                          ("num_speculative_tokens", bool(given.num_speculative_tokens)),
+                          ("chunked_prefill", not given.chunked_prefill)):
+        if is_asked:
+            raise NotYet(Problem(scenario.where("generation", key), f"not yet: {key} of an engine with a vision tower"))
 
 
 def _check_passes(scenario: Scenario, given: Generation, version: str, longest: int) -> None:
@@ -58,7 +71,11 @@ def _check_experts(scenario: Scenario, given: Generation, architecture: Architec
 
 
 def check_states(scenario: Scenario, engine: Engine) -> None:
-    """Refuses modes of Mamba's states that a version has not, and blocks larger than a pass where states end blocks."""
+    """Refuses modes of Mamba's states that a version has not, blocks larger than a pass where states end blocks.
+
+    Nor may an image be larger than a pass where all of its tokens see each other.
+    """
+    _check_item(scenario, engine)
     at, mode = scenario.where("generation", "mamba_cache_mode"), engine.generation.mamba_cache_mode
     if mode != "auto" and not engine.release.else_last:
         raise IllegalLayout(Problem(at, f"mamba_cache_mode: {mode}: vLLM {engine.version} has no such setting",
@@ -70,9 +87,22 @@ def check_states(scenario: Scenario, engine: Engine) -> None:
                                     "vLLM 0.25.1 config/vllm.py:2186"))
 
 
+def _check_item(scenario: Scenario, engine: Engine) -> None:
+    """Refuses passes shorter than an image of Gemma 3, whose tokens see each other and so stay together."""
+    tokens = next((kind.block.tokens for _, kind in engine.architecture.parts if isinstance(kind.block, Projector)), 0)
+    if tokens > engine.limits.tokens:
+        raise IllegalLayout(Problem(scenario.where("generation", "max_num_batched_tokens"), "Chunked MM input disabled "
+                                    f"but max_tokens_per_mm_item ({tokens}) is larger than max_num_batched_tokens "
+                                    f"({engine.limits.tokens})", "vLLM 0.25.1 v1/core/encoder_cache_manager.py:298"))
+
+
 def switch_assumptions(engine: Engine) -> Iterator[Assumption]:
-    """Assumptions on prompts that are read whole, and on experts that tp does not cut."""
+    """Assumptions on prompts that are read whole, on experts that tp does not cut, and on a vision tower."""
     generation = engine.generation
+    if engine.architecture.has_tower:
+        yield Assumption(what="vision tower of the engine", value="weights on every rank, its profile run at an upper "
+                         "bound, no time for images of prompts", kind="assumed", source="vLLM 0.25.1 "
+                         "gpu_model_runner.py:6290 profile_run, by its own limits: see simcore/vllm/vision.py")
     if generation.block_size is not None:
         yield Assumption(what="generation.block_size", value=f"{generation.block_size} tokens", kind="derived",
                          source="vLLM 0.25.1 config/cache.py: blocks of the cache, whole ones for each sequence")

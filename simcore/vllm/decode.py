@@ -13,7 +13,7 @@ from __future__ import annotations
 from simcore.models.blocks import Moe
 from simcore.vllm.drafter import Drafter
 from simcore.vllm.protocol import InferenceEngine
-from simcore.vllm.weights import Weight
+from simcore.vllm.weights import TOWER, Weight
 
 __all__ = ["bytes_read", "decode_seconds", "seconds"]
 
@@ -43,8 +43,9 @@ def _of_draft(engine: InferenceEngine, drafter: Drafter, sequences: int, context
 def _of_pass(engine: InferenceEngine, sequences: int, context: int, tokens: int = 1) -> int:
     """Bytes of one pass of the model over `tokens` tokens of each sequence."""
     share = _visited(engine, sequences * tokens)
+    idle = TOWER if engine.architecture.tied else ("embedding", *TOWER)
     weights = sum(_of_weight(weight, engine.bytes_of(weight), sequences, share) for weight in engine.weights
-                  if weight.component != "embedding" or engine.architecture.tied)
+                  if weight.component not in idle)
     pages, drafter = engine.pages, engine.drafter
     kv = pages.read(context, pages.attention_layers - (drafter.attention_layers if drafter else 0))
     return weights + sequences * (kv + (1 + tokens) * pages.state_bytes * pages.mamba_layers)

@@ -30,6 +30,7 @@ from simcore.vllm.quantized.loading import loading_bytes
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.quantized.tensor import Tensor
 from simcore.vllm.release import RELEASES, Release
+from simcore.vllm.vision import encoder, tower_weights
 from simcore.vllm.weights import MODEL_DTYPE, Weight, blocks, layers_of, weights
 
 __all__ = ["Engine", "Limits", "by_module", "default_limits", "nccl_bytes", "release_of",
@@ -106,7 +107,8 @@ class Engine:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """Weights of one rank, layer by layer; all ranks have the same sizes."""
-        return tuple(weights(self.architecture, self.tp, self.recipe, narrow_router=self._narrow_router))
+        return (*tower_weights(self.architecture, self.tp),
+                *weights(self.architecture, self.tp, self.recipe, narrow_router=self._narrow_router))
 
     @property
     def _narrow_router(self) -> bool:
@@ -166,9 +168,13 @@ class Engine:
     def profile(self) -> Profile:
         """Bytes besides weights at the highest moments of vLLM's profile run on a rank (`Profile`)."""
         unpacked = {} if self.recipe is None else self.recipe.unpacked_bytes(self._blocks(), self.limits.tokens)
-        return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
-                       self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0],
-                       drafts=self.drafter is not None, whole_experts=self.generation.expert_parallel)
+        found = profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
+                        self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0],
+                        drafts=self.drafter is not None, whole_experts=self.generation.expert_parallel)
+        tower = encoder(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, self.max_model_len)
+        width = dtype_bytes(MODEL_DTYPE)
+        return Profile(max(tower.highest * width, found.forward + tower.stays * width),
+                       found.sampler + tower.stays * width)
 
     @property
     def _context(self) -> tuple[int, int]:

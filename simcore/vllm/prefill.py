@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from simcore.models.blocks import Attention, LatentAttention, Moe
 from simcore.vllm.engine import Engine
+from simcore.vllm.weights import TOWER
 
 __all__ = ["prompt_flops", "prompt_seconds"]
 
@@ -17,11 +18,11 @@ _OF_PAIR = 4
 
 
 def prompt_flops(engine: Engine, sequences: int, tokens: int) -> int:
-    """FLOPs of a rank for `sequences` prompts of `tokens` tokens each, without the head."""
+    """FLOPs of a rank for `sequences` prompts of `tokens` tokens each, without the head and a vision tower."""
     blocks = [branch.block for _, kind in engine.architecture.parts for branch in kind.branches]
     moe = next((block for block in blocks if isinstance(block, Moe)), None)
     used = sum(weight.numel * moe.top_k // moe.num_experts if weight.routed and moe is not None else weight.numel
-               for weight in engine.weights if weight.component not in ("embedding", "lm_head"))
+               for weight in engine.weights if weight.component not in ("embedding", "lm_head", *TOWER))
     pairs = sum(block.q_size * _pairs(block, tokens) for block in blocks
                 if isinstance(block, Attention | LatentAttention)) // engine.tp
     return sequences * (2 * used * tokens + _OF_PAIR * pairs)

@@ -27,14 +27,15 @@ from simcore.models.blocks import (
     Mtp,
 )
 from simcore.models.config import Architecture
+from simcore.models.vision_blocks import VisionPart
 from simcore.units import dtype_bytes
 from simcore.vllm.quantized.four_bit import WIDE
 from simcore.vllm.quantized.linears import Linear, conv_rows, kv_heads, linears
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.quantized.tensor import Tensor, num_bytes
 
-__all__ = ["MODEL_DTYPE", "WINDOWED", "Weight", "blocks", "layers_of", "modules", "padded_rows", "refusals", "unserved",
-           "weights", "weights_of_kind"]
+__all__ = ["MODEL_DTYPE", "TOWER", "WINDOWED", "Weight", "blocks", "layers_of", "modules", "padded_rows", "refusals",
+           "unserved", "weights", "weights_of_kind"]
 
 MODEL_DTYPE: Final = "bf16"
 """`dtype: auto` is the checkpoint's; all presets are published in bf16."""
@@ -43,7 +44,11 @@ _PADDING: Final = 64
 """Multiple to which rows of the vocabulary are padded (`DEFAULT_VOCAB_PADDING_SIZE`)."""
 _FP32: Final = 4
 _FIRST: Final = "0.12.0"
-WINDOWED: Final = ("gemma3_text", "gpt_oss", "mistral")
+TOWER: Final = ("vision_tower", "projector")
+"""Components of a vision tower, which decoding does not read."""
+_TOWERS: Final = ("gemma3", "qwen2_5_vl")
+"""Families whose vision tower is described (`vision.py`)."""
+WINDOWED: Final = ("gemma3", "gemma3_text", "gpt_oss", "mistral")
 """Families whose attention with a window, or sinks, is described (`models/gemma3.py`, `gpt_oss.py`, `mistral.py`)."""
 _SERVED: Final = (Attention, LatentAttention, Mamba2, Moe, Mlp)
 
@@ -130,11 +135,11 @@ _REFUSED: Final[dict[type, Callable[[Any, int], Iterator[tuple[str, str]]]]] = {
 
 # ---- the model on a rank ---------------------------------------------------------------------------------------------
 def layers_of(architecture: Architecture) -> Iterator[tuple[str, LayerKind]]:
-    """(module path, layer) of every layer that the engine runs, in order; embedding, norm, head are layers too.
+    """(module path, layer) of every layer of the language model, in order; embedding, norm, head are layers too.
 
     Multi-token prediction is left out, as speculative decoding is not used.
     """
-    return ((path, kind) for path, kind in architecture.parts if not isinstance(kind.block, Mtp))
+    return ((path, kind) for path, kind in architecture.parts if not isinstance(kind.block, Mtp | VisionPart))
 
 
 def _kinds(architecture: Architecture) -> tuple[LayerKind, ...]:
@@ -148,8 +153,8 @@ def unserved(architecture: Architecture, version: str) -> str:
     """
     if any(kind.shared for kind in _kinds(architecture)):
         return "layers that share a transformer"
-    if architecture.has_tower:
-        return "a vision tower"
+    if architecture.has_tower and (missing := _unserved_tower(architecture, version)):
+        return missing
     blocks = [branch.block for kind in _kinds(architecture) for branch in kind.branches]
     if len({(block.num_kv_heads, block.head_dim) for block in blocks if isinstance(block, Attention)}) > 1:
         return "attention layers of different widths"
@@ -167,6 +172,14 @@ def unserved(architecture: Architecture, version: str) -> str:
             return f"experts with biases with vLLM {version} (served: 0.25.1)"
         if isinstance(block, Moe) and block.latent and version == _FIRST:
             return f"experts behind a latent projection with vLLM {version} (served: 0.25.1)"
+    return ""
+
+
+def _unserved_tower(architecture: Architecture, version: str) -> str:
+    if version == _FIRST:
+        return f"a vision tower with vLLM {version} (served: 0.25.1)"
+    if architecture.family not in _TOWERS:
+        return f"the vision tower of {architecture.family} (served: {', '.join(_TOWERS)})"
     return ""
 
 

@@ -29,6 +29,7 @@ from simcore.vllm.quantization import assumptions_of, recipe_of
 from simcore.vllm.quantized.linears import kv_heads
 from simcore.vllm.release import RELEASES
 from simcore.vllm.speculation import asked_drafter, drafter_assumptions
+from simcore.vllm.vision import tower_buffers, tower_refusals
 from simcore.vllm.weights import refusals, unserved
 
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
@@ -39,6 +40,8 @@ _OLDEST = 7
 """Least major compute capabilities: of NeMo RL's prefix caching, of vLLM itself."""
 _UTILIZATION = {"server": 0.9, "library": 0.6}
 """vLLM 0.12.0 `config/cache.py`; NeMo RL 7ea279ab `examples/configs/grpo_math_1B.yaml`."""
+_TABLES: Final = {"gemma3": 2, "gemma3_text": 2, "gpt_oss": 2, "qwen2_5_vl": 4}
+"""Rotary tables in the model's dtype that a family's one or two take."""
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _BATCHES = (1, 16, 64, 256)
 """Numbers of sequences for which decoding is reported, as far as the cache holds them."""
@@ -177,7 +180,7 @@ def _check_model(scenario: Scenario, architecture: Architecture, tp: int, versio
     blocks = [b.block for _, kind in architecture.parts for b in kind.branches]
     if not any(isinstance(block, Attention | LatentAttention) for block in blocks):
         raise NotYet(Problem(scenario.where("model"), "not yet: serving a model without attention layers"))
-    if problems := refusals(architecture, tp):
+    if problems := [*refusals(architecture, tp), *tower_refusals(architecture, tp)]:
         (message, rule), others = problems[0], len(problems) - 1
         more = f", nor {'are' if others > 1 else 'is'} {others} other part{'s' * (others > 1)} of the model"
         expected = ", ".join(map(str, _divisors(architecture)))
@@ -200,13 +203,15 @@ def _divisors(architecture: Architecture) -> list[int]:
     """Numbers of ranks that divide every part of the model; heads of attention are divided, so they bound them."""
     heads = min(b.block.num_heads for _, kind in architecture.parts for b in kind.branches
                 if isinstance(b.block, Attention | LatentAttention))
-    return [tp for tp in range(1, heads + 1) if not refusals(architecture, tp)]
+    return [tp for tp in range(1, heads + 1)
+            if not refusals(architecture, tp) and not any(tower_refusals(architecture, tp))]
 
 
 def _check_length(scenario: Scenario, fields: Mapping[str, Any], longest: int) -> None:
     """Refuses a length above the configuration's, unless the configuration scales the rotation (vLLM decides)."""
-    known = [fields[name] for name in _POSITIONS if isinstance(fields.get(name), int)]
-    if known and longest > min(known) and not (fields.get("rope_scaling") or fields.get("rope_parameters")):
+    text = _of_text(fields)
+    known = [text[name] for name in _POSITIONS if isinstance(text.get(name), int)]
+    if known and longest > min(known) and not (text.get("rope_scaling") or text.get("rope_parameters")):
         written = scenario.generation is not None and scenario.generation.max_model_len
         at = ("generation", "max_model_len") if written else ("training", "seq_len")
         raise IllegalLayout(Problem(scenario.where(*at), f"{at[1]}: {longest:,} tokens are more than the "
@@ -220,16 +225,23 @@ def _cut_at(scenario: Scenario) -> tuple[str, str]:
     return ("generation" if isinstance(generation, dict) and "tp" in generation else "mesh"), "tp"
 
 
+def _of_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fields of the language model: those of `text_config`, or all."""
+    inside = fields.get("text_config")
+    return inside if isinstance(inside, Mapping) else fields
+
+
 def _rotary_bytes(architecture: Architecture, fields: Any) -> int:
-    """Bytes of cosine and sine of every position, one table (vLLM 0.12.0 `rotary_embedding/base.py`).
+    """Bytes of cosine and sine of every position, one table (vLLM 0.12.0 `rotary_embedding/base.py`), and of a tower's.
 
     Layers of Gemma 3 with a window have a table of their own, GPT-OSS's is in fp32 (0.25.1 `models/gemma3.py`:147,
-    `gpt_oss.py`:91).
+    `gpt_oss.py`:91); that of positions by time, row and column is four times as long (`rotary_embedding/mrope.py`:238).
     """
     stems = [kind.block for _, kind in architecture.parts if isinstance(kind.block, Embedding)]
-    positions = fields.get("max_position_embeddings")
-    wide = 1 + (architecture.family in ("gemma3_text", "gpt_oss"))
-    return 2 * wide * stems[0].rotary_dim * positions if stems and isinstance(positions, int) else 0
+    positions = _of_text(fields).get("max_position_embeddings")
+    wide = _TABLES.get(architecture.family, 1)
+    known = 2 * wide * stems[0].rotary_dim * positions if stems and isinstance(positions, int) else 0
+    return known + tower_buffers(architecture)
 
 
 # ---- the result ------------------------------------------------------------------------------------------------------

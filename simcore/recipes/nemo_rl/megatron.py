@@ -16,7 +16,7 @@ from simcore.recipes.nemo_rl.keys.dropout import read_dropout
 from simcore.recipes.nemo_rl.keys.environment import read_environment
 from simcore.recipes.nemo_rl.predictions import read_predictions
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, key_of, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["read_megatron"]
@@ -28,6 +28,7 @@ _PEFT: Final = f"{_AT}.peft"
 _FP8: Final = f"{_AT}.fp8_cfg"
 _SETUP: Final = "models/megatron/setup.py"
 _OPTION: Final = "framework_options."
+_ROTATION: Final = f"{_OPTION}apply_rope_fusion"
 _FLAGS: Final = ("apply_rope_fusion", "bias_activation_fusion", "gradient_accumulation_fusion",
                  "use_fused_weighted_squared_relu")
 _ROWS: Final[tuple[Row, ...]] = (
@@ -117,7 +118,8 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
         draft.unmodelled(sent, "what stages send is counted in policy.precision")
     else:
         draft.idle(sent, "the policy's own format, or one stage")
-    read_rows(reader, draft, _ROWS)
+    is_said = _ROTATION.removeprefix(_OPTION) in draft.values.get("framework_options", {})
+    read_rows(reader, draft, [row for row in _ROWS if not is_said or key_of(row) != f"{_AT}.apply_rope_fusion"])
     draft.idle(reader.matching("policy.dtensor_cfg.*", "policy.optimizer.*", "policy.optimizer"),
                "of the other kind of workers")
 

@@ -18,6 +18,7 @@ from simcore.recipes.nemo_rl.cluster import read_cluster
 from simcore.recipes.nemo_rl.controller import has_controller, read_controller
 from simcore.recipes.nemo_rl.dtensor import read_dtensor
 from simcore.recipes.nemo_rl.generation import read_generation
+from simcore.recipes.nemo_rl.images import read_images
 from simcore.recipes.nemo_rl.keys.switches import read_switches
 from simcore.recipes.nemo_rl.keys.without_effect import IDLE_BLOCKS, WITHOUT_EFFECT
 from simcore.recipes.nemo_rl.logprobs import read_logprobs
@@ -110,6 +111,7 @@ def _paths(data: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
 def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     draft.infer("workload", {"sft": "train", "ppo": "grpo"}.get(kind, kind), f"the block {kind}")
     read_model(reader, draft)
+    read_images(reader, draft)
     by_megatron = reader.flag("policy.megatron_cfg.enabled")
     draft.use(by_megatron, why="says which workers train")
     generates = kind in ("grpo", "ppo", "distillation")

@@ -1,0 +1,144 @@
+"""Vision towers that vLLM holds beside the language model: weights on a rank, and the encoder in its profile run.
+
+vLLM 0.25.1, `mm_encoder_tp_mode: weights` (`config/multimodal.py`:145, the default): linears of a tower's layers are
+cut by tp, patches, positions and norms are whole on every rank. `models/siglip.py` and `models/gemma3_mm.py` (its
+projector is whole), `models/qwen2_5_vl.py` (its merger is cut).
+
+[Note: profile run of the encoder]
+`v1/worker/gpu_model_runner.py`:6290 profile_run encodes as many of the largest item as a pass holds tokens of
+(`multimodal/encoder_budget.py` _get_max_items: any number in a prompt), in eager mode, before the language model runs;
+pixels and features then stay until the run is over. Gemma 3: images of one size. Qwen 2.5 VL: images, or frames of a
+video, of 12,845,056 pixels (max_pixels of the published preprocessor_config.json; `models/qwen2_vl.py`:948). Counted is
+what a layer after the first holds in its MLP: what Python's frames still name, and outputs of linear and activation;
+or in its norm that adds, written in fp32 where no kernel does it (`layers/layernorm.py` forward_native).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from simcore.models.blocks import LayerKind
+from simcore.models.config import Architecture
+from simcore.models.vision_blocks import (
+    GridLayer,
+    GridPatches,
+    Merger,
+    Patches,
+    Projector,
+    TowerEnd,
+    TowerLayer,
+    TowerNorm,
+    VisionPart,
+)
+from simcore.units import dtype_bytes
+from simcore.vllm.weights import MODEL_DTYPE, TOWER, Weight
+
+__all__ = ["Encoder", "encoder", "tower_buffers", "tower_refusals", "tower_weights"]
+
+_TOWER, _PROJECTOR = TOWER
+_INT64: Final = 8
+_MOST_PIXELS: Final = 12_845_056
+_FRAMES: Final = 14
+"""Most frames of a dummy video (`models/qwen2_vl.py` _MAX_FRAMES_PER_VIDEO)."""
+_POSITIONS: Final = 8192
+"""Rows and columns of patches in the tower's rotary table (`models/qwen2_5_vl.py` get_rope)."""
+_ITEMS: Final = 999
+"""Images of a prompt where nothing limits them (`config/multimodal.py`:331)."""
+_WIDE: Final = 2
+"""Elements of the model's dtype that one in fp32 takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Elements of a tower in the profile run on a rank: at its highest moment, and what stays for the run behind it."""
+
+    highest: int = 0
+    stays: int = 0
+
+
+def tower_refusals(architecture: Architecture, tp: int) -> Iterator[tuple[str, str]]:
+    """Pairs (message, vLLM's rule) for what `tp` ranks cannot cut of a tower."""
+    layers = {kind.block for _, kind in architecture.parts if isinstance(kind.block, TowerLayer | GridLayer)}
+    for name, size in sorted({("heads", layer.num_heads) for layer in layers} | {("ffn", each.ffn) for each in layers}):
+        if size % tp:
+            what = "attention heads" if name == "heads" else "elements of an MLP"
+            yield (f"{size} {what} of the vision tower are not divisible by tp {tp}",
+                   "vLLM 0.25.1 distributed/utils.py divide: not divisible")
+
+
+def tower_weights(architecture: Architecture, tp: int) -> Iterator[Weight]:
+    """Weights of a tower on a rank; none for a model without one."""
+    for _, kind in architecture.parts:
+        if isinstance(kind.block, VisionPart):
+            yield from _of_part(kind, tp)
+
+
+def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
+    block = kind.block
+    if isinstance(block, Patches):
+        yield Weight(_TOWER, (block.channels * block.patch**2 + 1 + block.count) * block.width)
+    elif isinstance(block, GridPatches):
+        yield Weight(_TOWER, block.channels * block.frames * block.patch**2 * block.width)
+    elif isinstance(block, TowerLayer):
+        yield Weight(_TOWER, (_attention(block.width) + 2 * block.ffn * block.width + block.ffn) // tp)
+        yield Weight(_TOWER, 2 * block.width + 4 * block.width)  # biases behind sums, and norms
+    elif isinstance(block, GridLayer):
+        yield Weight(_TOWER, (_attention(block.width) + 3 * block.ffn * block.width + 2 * block.ffn) // tp)
+        yield Weight(_TOWER, 2 * block.width + 2 * block.width)
+    elif isinstance(block, TowerNorm):
+        yield Weight(_TOWER, 2 * block.width)
+    elif isinstance(block, Projector):
+        yield Weight(_PROJECTOR, block.width * block.hidden + block.width)
+    elif isinstance(block, Merger):
+        wide = block.merged * block.width
+        yield Weight(_PROJECTOR, (wide * wide + wide + wide * block.hidden) // tp + block.hidden + block.width)
+
+
+def _attention(width: int) -> int:
+    """Elements that tp cuts of query, key and value with biases, and of the output without."""
+    return 3 * width * (width + 1) + width * width
+
+
+def tower_buffers(architecture: Architecture) -> int:
+    """Bytes of a tower's tables of positions on every rank."""
+    fronts = [kind.block for _, kind in architecture.parts if isinstance(kind.block, Patches | GridPatches)]
+    return sum(_INT64 * front.count if isinstance(front, Patches) else
+               dtype_bytes(MODEL_DTYPE) * _POSITIONS * front.rotary_dim // 2 for front in fronts)
+
+
+def encoder(architecture: Architecture, tp: int, tokens: int, seqs: int, longest: int) -> Encoder:
+    """Encoder in the profile run, see [Note: profile run of the encoder]; nothing for a model without a tower.
+
+    `tokens`, `seqs`: most of a pass; `longest`: tokens of the longest sequence.
+    """
+    blocks = [kind.block for _, kind in architecture.parts]
+    end = next((block for block in blocks if isinstance(block, TowerEnd)), None)
+    layer = next((block for block in blocks if isinstance(block, TowerLayer | GridLayer)), None)
+    front = next((block for block in blocks if isinstance(block, Patches | GridPatches)), None)
+    if end is None or layer is None or front is None:
+        return Encoder()
+    each = _largest(front, end.tokens, longest)
+    items = max(1, min(max(tokens, each) // each, seqs * max(1, min(_ITEMS, longest // each))))
+    patches = items * each * (end.patches // end.tokens)
+    pixels = patches * (front.pixels // front.count)
+    return Encoder(pixels + patches * _of_layer(layer, tp), pixels + items * each * end.hidden)
+
+
+def _largest(front: Patches | GridPatches, tokens: int, longest: int) -> int:
+    """Tokens of the largest item: an image, or a video where images have any size."""
+    if isinstance(front, Patches):
+        return tokens
+    image = _MOST_PIXELS // (front.merged * front.patch**2)
+    return image * max(1, min(_FRAMES // front.frames, longest // image))
+
+
+def _of_layer(layer: TowerLayer | GridLayer, tp: int) -> int:
+    """Elements of a patch at the highest moment of a layer behind the first."""
+    if isinstance(layer, TowerLayer):  # the encoder's input, the layer's, the sum, its norm; then fc1 and GELU
+        return 4 * layer.width + 2 * layer.ffn // tp
+    # the layer's input, attention's output, the sum, its norm; gate and up beside each other, and their product
+    mlp = 4 * layer.width + 3 * layer.ffn // tp
+    norm = 3 * layer.width + 3 * _WIDE * layer.width  # in fp32 the input, the sum, and its square or norm
+    return max(mlp, norm)

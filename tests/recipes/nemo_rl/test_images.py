@@ -1,0 +1,100 @@
+"""Images of a recipe of NeMo RL whose model has a vision tower: written or asked, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.results.report import Report
+from simcore.simulate import check, simulate
+
+QWEN: Final = "Qwen/Qwen2.5-VL-3B-Instruct"
+GRPO: Final = """\
+grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 16}
+loss_fn: {reference_policy_kl_penalty: 0.01}
+policy:
+  model_name: MODEL
+  train_global_batch_size: 128
+  train_micro_batch_size: 1
+  logprob_batch_size: 4
+  max_total_sequence_length: 2048
+  precision: bfloat16
+  dtensor_cfg: {enabled: false}
+  megatron_cfg: {enabled: true, tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1,
+                 context_parallel_size: 1, apply_rope_fusion: true, optimizer: {optimizer: adam, bf16: true}}
+  generation:
+    backend: vllm
+    max_new_tokens: 1024
+    vllm_cfg: {tensor_parallel_size: 1, max_model_len: 2048, gpu_memory_utilization: 0.6}
+    vllm_kwargs: {KWARG}
+data: {train: {dataset_name: DATA}, default: {processor: PROCESSOR}}
+cluster: {gpus_per_node: 2, num_nodes: 1}
+"""
+
+
+def recipe(folder: Path, *, model: str = QWEN, data: str = "clevr-cogent", processor: str = "vlm_hf_data_processor",
+           kwarg: str = "mm_processor_cache_gb: 0", workers: str = "megatron", **settings: Any) -> Imported:
+    text = GRPO.replace("MODEL", model).replace("DATA", data).replace("PROCESSOR", processor).replace("KWARG", kwarg)
+    if workers != "megatron":
+        text = text.replace("dtensor_cfg: {enabled: false}", "dtensor_cfg: {enabled: true, _v2: true}").replace(
+            "megatron_cfg: {enabled: true", "megatron_cfg: {enabled: false")
+    (folder / "mine.yaml").write_text(text, encoding="utf-8")
+    answers = {f"training.{name}": value for name, value in settings.items()}
+    return import_recipe([str(folder / "mine.yaml")], Answers.of_options(None, None, "dgx-h100", answers)
+                         ).with_settings(answers)
+
+
+def refused(found: Imported) -> str:
+    return "; ".join(problem.message for problem in found.refused)
+
+
+def simulated(found: Imported) -> Report:
+    found.expect_complete()
+    report = simulate(parse_scenario(found.document()))
+    assert report.status == "ok", report.problems
+    return report
+
+
+def test_samples_of_known_data_have_one_image_and_others_are_asked(tmp_path: Path) -> None:
+    for data in ("clevr-cogent", "geometry3k", "refcoco"):
+        found = recipe(tmp_path, data=data)
+        assert found.values["training"]["images"] == 1, data
+        assert [question.key for question in found.questions] == ["training.image_height"], data
+    assert [question.key for question in recipe(tmp_path, data="mmpr-tiny").questions] == [
+        "training.images", "training.image_height"]
+
+
+def test_text_alone_and_limits_of_images_are_refused_beside_a_tower_alone(tmp_path: Path) -> None:
+    alone = {"data": "OpenMathInstruct-2", "processor": "math_hf_data_processor"}
+    assert "a vision tower that is given text alone" in refused(recipe(tmp_path, **alone))
+    for kwarg in ("skip_mm_profiling: true", "language_model_only: true", "limit_mm_per_prompt: {image: 1}"):
+        assert "an engine with other limits of images than vLLM's defaults" in refused(recipe(tmp_path, kwarg=kwarg))
+        text = recipe(tmp_path, model="Qwen/Qwen2.5-1.5B", kwarg=kwarg, **alone)
+        assert not text.refused, kwarg
+        assert not text.questions, kwarg
+
+
+def test_rotation_by_time_row_and_column_is_not_fused(tmp_path: Path) -> None:
+    assert recipe(tmp_path).values["framework_options"]["apply_rope_fusion"] is False
+    text = recipe(tmp_path, model="Qwen/Qwen2.5-1.5B")
+    assert text.values["framework_options"]["apply_rope_fusion"] is True
+
+
+def test_a_step_on_images_by_megatron(tmp_path: Path) -> None:
+    """Four times the pixels: passes of log-probabilities and training take longer, generation as long."""
+    small, large = (simulated(recipe(tmp_path, image_height=height)) for height in (448, 896))
+    took = [{phase.phase: phase.seconds for phase in report.phases} for report in (small, large)]
+    for phase in ("logprob", "reference", "training"):
+        assert took[1][phase] > took[0][phase], phase
+    assert took[1]["generation"] == took[0]["generation"]
+
+
+def test_workers_of_dtensor_do_not_train_a_tower(tmp_path: Path) -> None:
+    found = recipe(tmp_path, workers="dtensor", image_height=448)
+    found.expect_complete()
+    assert any("a vision tower that is trained" in one.message
+               for one in check(parse_scenario(found.document())).problems)
