@@ -21,6 +21,14 @@ parallelize.py:726`): a hook casts what a layer puts out, another what the next 
 Counted for transformers' layers; of Automodel's own and of a repository's, two copies in fp32 while a layer runs are
 left out.
 
+[Note: tied again]
+DTensor's plan makes a parameter of the embedding's table and another of the head's (torch 2.13 `tensor/parallel/
+style.py`, _partition_linear_fn), and FSDP2 wraps both. Then `tie_weights` sets one parameter in both modules
+(Automodel 24b47e856 `components/checkpoint/checkpointing.py:722`, setup.py:794, `models/policy/workers/
+dtensor_policy_worker.py:468`), which both of FSDP2's take over at the first forward (`_fsdp_param.py`,
+reset_sharded_param): one rests and is updated, while each is gathered, and each has a gradient. Where a part is padded
+each makes a copy of its own.
+
 [Note: the older worker]
 `dtensor_cfg._v2: false`, or nothing (`models/policy/lm_policy.py:163`): `models/policy/workers/
 dtensor_policy_worker.py`, `models/dtensor/parallelize.py` _parallelize_model. transformers' layers; each is a unit that
@@ -47,7 +55,7 @@ from simcore.placement.job import Draft, Job
 
 __all__ = ["EVERY", "NEMO_RL", "OLDER", "casts_outputs", "check_policies", "hub_options",
            "is_older", "loss_by_default", "offload_parts", "patched_by_liger", "policy_assumptions", "rests_on_host",
-           "stored_by_default", "trains_policies", "unreplayed"]
+           "stored_by_default", "ties_again", "trains_policies", "unreplayed"]
 
 NEMO_RL: Final = "NeMo RL 7ea279ab"
 OLDER: Final = "NeMo RL 7ea279ab, _v2 false"
@@ -78,6 +86,11 @@ def casts_outputs(job: Job) -> bool:
     return trains_policies(job) and job.graph.implementation == "hf"
 
 
+def ties_again(job: Job) -> bool:
+    """True if a tied head is cut over tp, see [Note: tied again]."""
+    return trains_policies(job) and job.mesh.tp > 1 and job.graph.has_tied_head
+
+
 def policy_assumptions(job: Job) -> list[tuple[str, str, str, str]]:
     """Returns what is assumed of a worker beside Automodel's own assumptions, as (key, value, kind, source)."""
     made, checkpoint = [*_ASSUMED], job.scenario.training.recompute != "none"
@@ -92,6 +105,9 @@ def policy_assumptions(job: Job) -> list[tuple[str, str, str, str]]:
         made.append(("mesh.tp", "q, k, v, gate and up are cut by outputs, o and down by inputs, embedding and head by "
                      "rows; hidden states are whole on every rank", "derived",
                      f"{_PLAN_FILE} {_PLANS[job.graph.architecture.family]}"))
+    if ties_again(job):
+        made.append(("tied head over tp", "rests with the embedding, is gathered and reduced by itself", "derived",
+                     "torch 2.13 _fsdp_param.py reset_sharded_param, behind NeMo RL's tie_weights"))
     if is_older(job):
         made.append(("gathers before passes", "take the time of those in the passes", "assumed", "NeMo RL 7ea279ab "
                      "models/policy/workers/dtensor_policy_worker.py:136 unshard_fsdp2_model: they overlap nothing"))
