@@ -15,7 +15,7 @@ from simcore.simulate import simulate
 TAPE = ROOT / "tests/truth" / "tape"
 SHAPE = json.loads((TAPE / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))["shape"]
 STEPS: dict[str, Any] = json.loads((TAPE / "automodel-policies-torch-2.13.0.json").read_text(encoding="utf-8"))
-PRESETS = {"llama": "llama-3.1-8b", "qwen3": "qwen3-8b"}
+PRESETS = {"llama": "llama-3.1-8b", "mistral": "mistral-7b-v0.3", "qwen3": "qwen3-8b"}
 SEQ = 512
 
 

@@ -35,7 +35,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 WIDE = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
 CASES: dict[str, dict[str, Any]] = {
     f"{family}{' tied' * tied}, tp {tp} of {world}": {"family": family, "tied": tied, "tp": tp, "world": world}
-    for family in ("qwen3", "llama") for tied in (False, True) for tp, world in ((2, 8), (2, 2))}
+    for family in ("qwen3", "llama") for tied in (False, True) for tp, world in ((2, 8), (2, 2))} | {
+    "mistral, tp 2 of 8": {"family": "mistral", "tied": False, "tp": 2, "world": 8}}
 
 
 def wrapped(case: dict[str, Any]) -> Any:

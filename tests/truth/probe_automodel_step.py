@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama by transformers over tp": {"family": "llama", "hf": True, "tp": 2},
     "llama by transformers over tp, adapted": {"family": "llama", "hf": True, "tp": 2, "lora": 8,
                                                "target_modules": ["*_proj"], "checkpoint": True},
+    "mistral over tp": {"family": "mistral", "tp": 2},
     "phi3 over tp": {"family": "phi3", "tp": 2},
     "phi3 over tp, adapted": {"family": "phi3", "tp": 2, "lora": 8, "target_modules": ["*_proj"], "checkpoint": True},
     "falcon_h1 over tp, adapted": {"family": "falcon_h1", "tp": 2, "lora": 8, "target_modules": ["*_proj"],

@@ -28,7 +28,7 @@ SPLITS: Final = {"output": ("tp", Shard(0, even=True)), "input": ("tp", Shard(1,
 _LAST: Final = ("o_proj", "down_proj", "dense", "fc2")
 _OF_PHI3: Final = ("qkv_proj", "down_proj")
 """Linears whose inputs are split; Phi-3's attention is whole on every rank (`_parallelize_phi3`)."""
-_GATHERING: Final = ("falcon_h1", "mixtral", "seed_oss")
+_GATHERING: Final = ("falcon_h1", "mistral", "mixtral", "seed_oss")
 """Families whose head gathers its logits: by transformers' own plan (0.7.0 components/distributed/parallelizer.py,
 get_hf_tp_shard_plan), in which every rank has all experts, or by `_parallelize_falcon_h1`, which leaves Mamba whole."""
 SPLIT_BY_HF: Final = ("llama", "phi", "phi3", "qwen2", "qwen3", *_GATHERING)
