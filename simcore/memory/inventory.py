@@ -26,11 +26,12 @@ def tensor_rows(plan: Plan) -> tuple[TensorRow, ...]:
     """Parameters and buffers of the plan's rank, an entry for each tensor of each kind of layer.
 
     Kinds come as they first occur on the rank; an entry's bytes are those of all of the rank's layers of that kind.
-    Tensors whose storage another layer owns (tied weights) are left out.
+    Tensors whose storage another layer owns (tied weights) are left out, but for those with gradients of their own.
     """
     kinds = plan.graph.kinds
     return tuple(_row(kinds[kind].name, count, placed, plan.mesh)
-                 for kind, count in plan.kind_counts for placed in plan.kinds[kind] if not placed.spec.tied)
+                 for kind, count in plan.kind_counts for placed in plan.kinds[kind]
+                 if not placed.spec.tied or placed.policy.apart)
 
 
 def _row(layers: str, count: int, placed: Placed, mesh: Mesh) -> TensorRow:

@@ -48,7 +48,8 @@ class TensorPolicy:
     the gradient as backward makes it; `grad`: the gradient after the reduction. `optimizer_states`: (name of the state,
     layout) pairs. `pad_storage`: the parameter's storage is rounded up to the same size on every rank (FSDP2).
     `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad). The two categories are
-    those under which a report counts the parameter at rest and the gradient before its reduction.
+    those under which a report counts the parameter at rest and the gradient before its reduction. `apart`: a tied
+    tensor, whose storage at rest is another's, is gathered by itself and has a gradient of its own.
     """
 
     name: str
@@ -60,6 +61,7 @@ class TensorPolicy:
     updated: UpdateTime = UpdateTime.OPTIMIZER_STEP
     pad_storage: bool = False
     grads_persist: bool = False
+    apart: bool = False
     at_rest_category: str = "sharded_param"
     unreduced_grad_category: str = "unsharded_grad"
 

@@ -52,13 +52,13 @@ class Placed:
 
     @property
     def trainable(self) -> bool:
-        """True if the tensor is trained and not a buffer, and its storage is not another layer's (tied)."""
-        return self.spec.trainable and self.spec.is_owned
+        """True if the tensor has a gradient of its own: it is trained, no buffer, and not tied (but `apart`)."""
+        return self.spec.trainable and (self.spec.is_owned or self.policy.apart)
 
     @property
     def rest_bytes(self) -> int:
         """Bytes of the parameter at rest in device memory, with padding, and of its quantization constants."""
-        return self.policy.at_rest.num_bytes(self.padded) * self.rests_here + self.constants
+        return self.policy.at_rest.num_bytes(self.padded) * (self.rests_here and not self.spec.tied) + self.constants
 
     @property
     def rests_here(self) -> bool:
@@ -116,7 +116,7 @@ class PlacedKind(tuple[Placed, ...]):
         """
         totals: dict[str, AtRestBytes] = {}
         for placed in self:
-            if placed.spec.is_owned:
+            if placed.spec.is_owned or placed.policy.apart:
                 component = placed.spec.component
                 totals[component] = totals.get(component, AtRestBytes()) + _at_rest(placed)
         return totals
@@ -137,7 +137,7 @@ class PlacedKind(tuple[Placed, ...]):
     @cached_property
     def padding_bytes(self) -> int:
         """Bytes of padding in the storage of one layer's parameters in device memory."""
-        return sum(p.policy.at_rest.num_bytes(p.padded - p.local) * p.rests_here for p in self)
+        return sum(p.policy.at_rest.num_bytes(p.padded - p.local) * p.rests_here for p in self if not p.spec.tied)
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
@@ -286,14 +286,14 @@ def _kinds(graph: ModelGraph, mesh: Mesh, policies: TensorPolicies, rank: int) -
 
 def _place_tensor(spec: TensorSpec, policy: TensorPolicy, mesh: Mesh, rank: int) -> Placed:
     used_copies, *used_shape = local_shape(spec.copies, spec.shape, policy.in_use.placements, mesh, rank)
-    if spec.tied:
+    if spec.tied and not policy.apart:
         return Placed(spec, policy, 0, 0, tuple(used_shape), used_copies, ())
     stored, values = policy.at_rest.stored_shape(spec.shape), policy.at_rest.values
     whole = math.prod(local_shape(spec.copies, stored, policy.at_rest.placements, mesh, rank)) * values
     local = whole // _flat_parts(policy.at_rest.placements, mesh)
     padded = (padded_numel(spec.copies, stored, policy.at_rest.placements, mesh) * values if policy.pad_storage
               else _storage(whole // values, spec.copies, policy.at_rest.placements, mesh) * values)
-    trains = spec.trainable and not spec.is_buffer
+    trains = spec.trainable and spec.is_owned
     states = tuple((name, layout.space_of(spec.numel // _flat_parts(layout.placements, mesh)),
                     _state_bytes(spec, layout, policy, whole, mesh, rank)) for name,
                    layout in policy.optimizer_states) if trains else ()
@@ -340,6 +340,8 @@ def _at_rest(placed: Placed) -> AtRestBytes:
     policy = placed.policy
     trained = placed.local if placed.trainable else 0
     grads = trained // placed.grad_parts * dtype_bytes(policy.grad.dtype) * policy.grad_waits
+    if placed.spec.tied:  # the parameter is counted where it rests
+        return AtRestBytes(grads_bytes=grads)
     own = policy.at_rest.num_bytes(placed.local) * placed.rests_here + placed.constants
     return AtRestBytes(own, grads, placed.state_bytes, placed.local, trained)
 

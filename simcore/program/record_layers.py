@@ -160,7 +160,8 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
     `later`: True for a microbatch after the first, when gradients exist already.
     """
     framework, mesh = plan.framework, plan.mesh
-    tied = key[0] in plan.graph.tied_kinds
+    tied = key[0] in plan.graph.tied_kinds and not any(
+        placed.policy.apart for kind in plan.graph.tied_kinds for placed in plan.kinds[kind])
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
                      adds_in_place(plan, key[0]) if later else frozenset(), tied=tied)
     offload, kind = framework.offload, plan.graph.kinds[key[0]]

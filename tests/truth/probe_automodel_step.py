@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama by transformers over tp": {"family": "llama", "hf": True, "tp": 2},
     "llama by transformers over tp, adapted": {"family": "llama", "hf": True, "tp": 2, "lora": 8,
                                                "target_modules": ["*_proj"], "checkpoint": True},
+    "mistral over tp": {"family": "mistral", "tp": 2},
     "phi3 over tp": {"family": "phi3", "tp": 2},
     "phi3 over tp, adapted": {"family": "phi3", "tp": 2, "lora": 8, "target_modules": ["*_proj"], "checkpoint": True},
     "falcon_h1 over tp, adapted": {"family": "falcon_h1", "tp": 2, "lora": 8, "target_modules": ["*_proj"],
@@ -132,14 +133,17 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     return {"case": case, **halves, "traffic": traffic}
 
 
-def two_steps(model: Any, micro: Callable[[Tracker, bool], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+def two_steps(model: Any, micro: Callable[[Tracker, bool], None], loaded: Callable[[], None] = lambda: None,
+              ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Peaks of forward and backward of the second of two steps, and its traffic before the optimizer.
 
-    `micro`: forward and backward of one microbatch, told whether it is the first.
+    `micro`: forward and backward of one microbatch, told whether it is the first. `loaded`: runs when the parameters
+    have memory, before the optimizer is made.
     """
     tr = Tracker()
     with FakeTensorMode(allow_non_fake_inputs=True), tr:
         model.to_empty(device="cpu")
+        loaded()
         for b in model.buffers():
             tr.tag(b, "buffer")
         optimizer = make_optim(model, {"optim": "adamw_fused", "optim_groups": "one"})

@@ -21,6 +21,14 @@ parallelize.py:726`): a hook casts what a layer puts out, another what the next 
 Counted for transformers' layers; of Automodel's own and of a repository's, two copies in fp32 while a layer runs are
 left out.
 
+[Note: tied again]
+DTensor's plan makes a parameter of the embedding's table and another of the head's (torch 2.13 `tensor/parallel/
+style.py`, _partition_linear_fn), and FSDP2 wraps both. Then `tie_weights` sets one parameter in both modules
+(Automodel 24b47e856 `components/checkpoint/checkpointing.py:722`, setup.py:794, `models/policy/workers/
+dtensor_policy_worker.py:468`), which both of FSDP2's take over at the first forward (`_fsdp_param.py`,
+reset_sharded_param): one rests and is updated, while each is gathered, and each has a gradient. Where a part is padded
+each makes a copy of its own.
+
 [Note: the older worker]
 `dtensor_cfg._v2: false`, or nothing (`models/policy/lm_policy.py:163`): `models/policy/workers/
 dtensor_policy_worker.py`, `models/dtensor/parallelize.py` _parallelize_model. transformers' layers; each is a unit that
@@ -39,7 +47,6 @@ from simcore.frameworks.common.expert_modules import HUB
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.torch import offloaded_together
 from simcore.models.blocks import Attention, Moe
-from simcore.operators.automodel.dense import DENSE
 from simcore.operators.automodel.head import VOCAB_PARALLEL
 from simcore.operators.automodel.options import RELEASE_0_7_0
 from simcore.operators.hf.options import HfOptions
@@ -47,7 +54,7 @@ from simcore.placement.job import Draft, Job
 
 __all__ = ["EVERY", "NEMO_RL", "OLDER", "casts_outputs", "check_policies", "hub_options",
            "is_older", "loss_by_default", "offload_parts", "patched_by_liger", "policy_assumptions", "rests_on_host",
-           "stored_by_default", "trains_policies", "unreplayed"]
+           "stored_by_default", "ties_again", "trains_policies", "unreplayed"]
 
 NEMO_RL: Final = "NeMo RL 7ea279ab"
 OLDER: Final = "NeMo RL 7ea279ab, _v2 false"
@@ -78,6 +85,11 @@ def casts_outputs(job: Job) -> bool:
     return trains_policies(job) and job.graph.implementation == "hf"
 
 
+def ties_again(job: Job) -> bool:
+    """True if a tied head is cut over tp, see [Note: tied again]."""
+    return trains_policies(job) and job.mesh.tp > 1 and job.graph.has_tied_head
+
+
 def policy_assumptions(job: Job) -> list[tuple[str, str, str, str]]:
     """Returns what is assumed of a worker beside Automodel's own assumptions, as (key, value, kind, source)."""
     made, checkpoint = [*_ASSUMED], job.scenario.training.recompute != "none"
@@ -90,8 +102,10 @@ def policy_assumptions(job: Job) -> list[tuple[str, str, str, str]]:
                      "copies of a hidden state in fp32 while a layer runs are left out"))
     if job.mesh.tp > 1 and casts_outputs(job):
         made.append(("mesh.tp", "q, k, v, gate and up are cut by outputs, o and down by inputs, embedding and head by "
-                     "rows; hidden states are whole on every rank", "derived",
-                     f"{_PLAN_FILE} {_PLANS[job.graph.architecture.family]}"))
+                     "rows; hidden states are whole on every rank", "derived", _PLANS[job.graph.architecture.family]))
+    if ties_again(job):
+        made.append(("tied head over tp", "rests with the embedding, is gathered and reduced by itself", "derived",
+                     "torch 2.13 _fsdp_param.py reset_sharded_param, behind NeMo RL's tie_weights"))
     if is_older(job):
         made.append(("gathers before passes", "take the time of those in the passes", "assumed", "NeMo RL 7ea279ab "
                      "models/policy/workers/dtensor_policy_worker.py:136 unshard_fsdp2_model: they overlap nothing"))
@@ -110,7 +124,7 @@ def loss_by_default(job: Job) -> tuple[str, str]:
     if job.graph.implementation == "hub" and trains_policies(job):
         return "hf", ("assumed: a cross entropy of fp32 logits for NeMo RL 7ea279ab distributed/model_utils.py "
                       "get_next_token_logprobs_from_logits")
-    if trains_policies(job) and job.mesh.tp > 1:
+    if trains_policies(job) and job.mesh.tp > 1 and job.graph.architecture.family not in _GATHERED:
         return VOCAB_PARALLEL, "NeMo RL 7ea279ab distributed/model_utils.py DistributedLogprob"
     return "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"
 
@@ -223,8 +237,12 @@ def _check_offload(job: Job) -> None:
         raise job.not_yet("training.offload", "cpu_offload with expert parallelism")
 
 
-_PLANS: Final = {"llama": "_parallelize_llama", "qwen2": "_parallelize_qwen", "qwen3": "_parallelize_qwen"}
 _PLAN_FILE: Final = "Automodel 24b47e856 distributed/optimized_tp_plans.py"
+_GATHERED: Final = ("mistral",)
+"""Families whose head gathers its logits: transformers' own plan names a style that the pin does not know, so it takes
+its base plan (`distributed/parallelizer.py:1432`); the older worker knows it (ColwiseParallelWithGather)."""
+_PLANS: Final = {"llama": f"{_PLAN_FILE} _parallelize_llama", "qwen2": f"{_PLAN_FILE} _parallelize_qwen",
+                 "qwen3": f"{_PLAN_FILE} _parallelize_qwen", "mistral": f"{_PIN} _get_parallel_plan"}
 
 
 def _check_tensor_parallel(job: Job) -> None:
@@ -251,11 +269,18 @@ def _check_tensor_parallel(job: Job) -> None:
                 raise job.illegal("mesh.tp", f"{name} ({heads}) must be divisible by TP size ({mesh.tp})",
                                   f"{_PIN}:1190")
     family = job.graph.architecture.family
-    if family not in DENSE:
+    if family not in _PLANS:
         raise job.not_yet("mesh.tp", f"DTensor's plan for transformers' layers of {family} ({_PIN} "
                           "get_hf_tp_shard_plan)")
     if sequences:
-        raise job.not_yet("training.sequence_parallel", f"sequences cut over tp ({_PLAN_FILE} {_PLANS[family]})")
+        _refuse_cut_sequences(job, family)
+
+
+def _refuse_cut_sequences(job: Job, family: str) -> None:
+    if is_older(job) and family in _GATHERED:
+        raise job.illegal("training.sequence_parallel", "sequence_parallel is not support in HF tp plan.",
+                          "NeMo RL 7ea279ab models/dtensor/parallelize.py:716")
+    raise job.not_yet("training.sequence_parallel", f"sequences cut over tp ({_PLANS[family]})")
 
 
 def unreplayed(job: Job) -> tuple[int, ...]:

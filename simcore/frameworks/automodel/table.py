@@ -52,6 +52,7 @@ from simcore.frameworks.automodel.policies import (
     patched_by_liger,
     rests_on_host,
     stored_by_default,
+    ties_again,
     trains_policies,
     unreplayed,
 )
@@ -282,6 +283,7 @@ class _Choice:
     on_host: bool = False
     float8: bool = False
     by_inputs: tuple[str, ...] = ()
+    ties_again: bool = False
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -304,7 +306,7 @@ def _rules(job: Draft, stored: str, options: dict[str, Any], *, holds_fp32: bool
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, kept_states(job, options, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
         mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job),
-        split_by_inputs(job)))
+        split_by_inputs(job), ties_again(job)))
 
 
 def _casts_frozen(job: Job) -> bool:
@@ -334,6 +336,8 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     if last := choice.by_inputs:
         for chosen, cut in SPLITS.items():
             early = _policy(choice, f"split by {chosen}", (cut, *dense), (cut,), frozen, compute)
+            if choice.ties_again and chosen == "output":
+                rules.append(Rule(lambda t: t.tied, replace(early, name="tied again", apart=True)))
             late = replace(early, unreduced_grad=TensorLayout((("dp_shard_cp", Partial()),), compute))
             rules += [Rule(lambda t, chosen=chosen: split_of(t, last) == chosen and is_cut_late(t, last),  # type: ignore[misc]
                            late),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.frameworks.automodel.float8 import runs_float8
-from simcore.frameworks.automodel.policies import trains_policies
+from simcore.frameworks.automodel.policies import rests_on_host, ties_again, trains_policies
 from simcore.models.blocks import Attention, Mamba2, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.operators.automodel.dense import DENSE
@@ -28,7 +28,7 @@ SPLITS: Final = {"output": ("tp", Shard(0, even=True)), "input": ("tp", Shard(1,
 _LAST: Final = ("o_proj", "down_proj", "dense", "fc2")
 _OF_PHI3: Final = ("qkv_proj", "down_proj")
 """Linears whose inputs are split; Phi-3's attention is whole on every rank (`_parallelize_phi3`)."""
-_GATHERING: Final = ("falcon_h1", "mixtral", "seed_oss")
+_GATHERING: Final = ("falcon_h1", "mistral", "mixtral", "seed_oss")
 """Families whose head gathers its logits: by transformers' own plan (0.7.0 components/distributed/parallelizer.py,
 get_hf_tp_shard_plan), in which every rank has all experts, or by `_parallelize_falcon_h1`, which leaves Mamba whole."""
 SPLIT_BY_HF: Final = ("llama", "phi", "phi3", "qwen2", "qwen3", *_GATHERING)
@@ -96,11 +96,13 @@ def check_tensor_parallel(job: Job) -> None:
             ("training.method", training.method == "full" and _has_whole_blocks(job),
              "experts or Mamba that every rank of tp trains"),
             ("training.method", policies and training.method != "full", "adapters of layers that tp splits"),
-            ("mesh.dp_shard", policies and mesh.dp_shard == 1, "tp without data-parallel ranks that share a model"),
             ("training.lengths", training.lengths == "packed" and (policies or job.graph.implementation == "hf"),
              "packed sequences of transformers' layers with tp"),
             ("training.precision.compute", bool(job.narrow) or runs_float8(job), "products in 8 bits with tp"),
-            ("model", job.graph.has_tied_head, "a tied table with tp")):
+            ("model", job.graph.has_tied_head and not policies, "a tied table with tp"),
+            ("training.offload", ties_again(job) and rests_on_host(job), "a tied table with tp on the host"),
+            ("model", ties_again(job) and vocab % (mesh.tp * mesh.dp_shard) != 0,
+             f"a tied table of {vocab} rows with tp {mesh.tp} that dp_shard {mesh.dp_shard} pads")):
         if said:
             raise job.not_yet(key, f"{what} under automodel")
     if training.method == "lora":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simcore.frameworks.automodel.policies import is_older, trains_policies
+from simcore.frameworks.automodel.policies import is_older, ties_again, trains_policies
 from simcore.models.blocks import Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -41,7 +41,7 @@ class _Wrapping:
     """`asked`: whether units reshard after forward, if anyone said so. `experts_dp`: ranks that share an expert.
 
     `holds_fp32`: parameters in fp32 are a unit of their own. `whole_root`: embedding and head are the root's without
-    expert parallelism.
+    expert parallelism. `gathers_tied`: so is a tied head, beside the embedding's table.
     """
 
     asked: bool | None
@@ -52,6 +52,7 @@ class _Wrapping:
     reduce: str
     holds_fp32: bool
     whole_root: bool
+    gathers_tied: bool = False
 
 
 def units(job: Draft, stages: Stages, options: dict[str, object], reduce: str, *, holds_fp32: bool) -> tuple[Unit, ...]:
@@ -67,7 +68,7 @@ def units(job: Draft, stages: Stages, options: dict[str, object], reduce: str, *
     replicate = "dp_replicate" if mesh.dp_replicate > 1 else ""
     asked = True if is_older(job) else _asked(job, options)
     return _units(job.graph, stages, _Wrapping(asked, mesh.ep > 1, mesh.expert_dp, replicate, job.compute, reduce,
-                                               holds_fp32, trains_policies(job)))
+                                               holds_fp32, trains_policies(job), ties_again(job)))
 
 
 def _asked(job: Draft, options: dict[str, object]) -> bool | None:
@@ -234,7 +235,8 @@ class _Maker:
         if (kind, choose) not in self.known:
             specs = self.graph.tensors[kind]
             self.known[kind, choose] = tuple(i for i, t in enumerate(specs)
-                                             if t.is_owned and (choose is None or choose(t)))
+                                             if (t.is_owned or (t.tied and self.wrapping.gathers_tied))
+                                             and (choose is None or choose(t)))
         return self.known[kind, choose]
 
     def _kind(self, layer: int) -> str:

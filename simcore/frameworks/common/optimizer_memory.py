@@ -99,7 +99,8 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
     root and a quotient of one tensor, and the quotient of the tensor before; fused, te and kernels of 8-bit states:
     none.
     """
-    per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here and not is_updated_in_backward(p)]
+    per_kind = {kind: [p for p in plan.kinds[kind]
+                       if p.trainable and p.rests_here and not p.spec.tied and not is_updated_in_backward(p)]
                 for kind, _ in plan.kind_counts}
     sizes = {kind: [_root_bytes(p) for p in mine if not _is_muons(plan, p)] for kind, mine in per_kind.items()}
     implementation, held = plan.framework.optimizer.implementation, 0

@@ -50,8 +50,9 @@ def head(env: Env, x: Tensor, block: Head) -> Tensor:
     weight.
     """
     if env.run.loss not in LINEAR_LOSSES:
-        logits = column(env, x, "lm_head")
+        logits = column(env, x, "lm_head", env.run.compute)
         return _full_tensor(env, logits) if env.run.tp > 1 and env.options.gathers_logits else logits
+    x = aten.cast(env.tape, x, env.run.compute)
     if env.run.loss == "cut":
         return _cut(env, x)
     return _chunked(env, x)

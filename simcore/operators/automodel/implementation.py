@@ -191,7 +191,7 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, Head):
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
-        logits = finished_logits(env.tape, kind, head(env, aten.cast(env.tape, hidden, env.run.compute), kind.block))
+        logits = finished_logits(env.tape, kind, head(env, hidden, kind.block))
         wide = env.options.wide_inputs or env.options.wide_logits
         return aten.cast(env.tape, logits, "fp32") if wide else logits
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):

@@ -80,15 +80,17 @@ def linear(env: Env, x: Tensor, path: str, adapted: Adapted | None = None) -> Te
     return linear_lora(tape, env.run, f"{path}.", x, base, name)
 
 
-def column(env: Env, x: Tensor, path: str) -> Tensor:
+def column(env: Env, x: Tensor, path: str, dtype: str = "") -> Tensor:
     """`linear` whose output features are split over tp, for `x` equal on all ranks (`ColwiseParallel`).
 
     Backward sums the gradient of x over tp: each such layer by an all-reduce of its own, as DTensor makes it of a
-    plain tensor that several layers are given. The same as `linear` if tp is 1.
+    plain tensor that several layers are given. The same as `linear` if tp is 1. `dtype`: the type in which autocast
+    multiplies, if another than x's, in which gradients are summed.
     """
     if env.run.tp == 1:
-        return linear(env, x, path)
+        return linear(env, aten.cast(env.tape, x, dtype or x.dtype), path)
     x = same_everywhere(env.tape, x, f"{path.rpartition('.')[2]}_input")
+    x = aten.cast(env.tape, x, dtype or x.dtype)
     return linear(env, x, path, adapted_column)
 
 
