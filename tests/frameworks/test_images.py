@@ -124,6 +124,17 @@ def test_a_tower_that_is_given_text_alone_rests_beside_the_model_without_one() -
         assert 0 <= grown["sharded_param"] - 2 * tower <= 2 * (changed is adapted) * 4_000_000, changed
 
 
+def test_the_root_gathers_a_tower_that_adapters_leave_out_though_it_does_not_run() -> None:
+    """Such a tower is frozen as a whole, and its parameters are whole until the step is over."""
+    adapted = {"method": "lora", "lora": {"rank": 8, "exclude_modules": ["*visual*"]}}
+    rests, reads = (ok(simulate(scenario(model, **TEXT | adapted | {"images": images}))).ranks[0].peak
+                    for model, images in (("qwen3.5-35b-a3b", 0), ("qwen3.5-35b-a3b-text", None)))
+    assert rests is not None
+    assert reads is not None
+    grown = rests.by_category["unsharded_param"] - reads.by_category["unsharded_param"]
+    assert 0 <= grown - 2 * 446_571_248 < 2**20
+
+
 def test_a_tower_that_is_given_text_alone_is_refused_where_it_was_not_measured() -> None:
     for model, changed, message in (
             ("qwen3.5-35b-a3b", {"mesh": {"dp_shard": 8}}, "qwen3_5_moe_text without expert parallelism"),

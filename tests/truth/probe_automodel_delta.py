@@ -274,7 +274,8 @@ WRAPPED: dict[str, dict[str, Any]] = {"over 4": {"ep": 4}, "over 8": {"ep": 8}, 
     "next, over 8, checkpointed": {"ep": 8, "next": True, "checkpoint": True},
     "text alone, over 4": {"ep": 4, "text": True}, "text alone, over 8, checkpointed": {
         "ep": 8, "text": True, "checkpoint": True, "mtp": 1},
-    "text alone, adapted, over 8": {"ep": 8, "text": True, "lora": 8}}
+    "text alone, adapted, over 8": {"ep": 8, "text": True, "lora": 8, "target_modules": ["*"]},
+    "text alone, adapted outside, over 8": {"ep": 8, "text": True, "lora": 8, "exclude_modules": ["*visual*"]}}
 
 
 def sparse_next() -> Any:
@@ -307,7 +308,8 @@ def wrapped(case: dict[str, Any]) -> dict[str, Any]:
         parameter.requires_grad_("visual" not in name or case.get("text", False))
     calls = {"calls": calls_of_tower(model)} if case.get("text") else {}
     if "lora" in case:
-        apply_lora_to_linear_modules(model, PeftConfig(target_modules=["*"], dim=case["lora"], alpha=32))
+        apply_lora_to_linear_modules(model, PeftConfig(dim=case["lora"], alpha=32, **{
+            name: case.get(name, []) for name in ("target_modules", "exclude_modules")}))
     mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case["ep"]), world_size=8,
                              moe_parallel_config=MoEParallelizerConfig(), activation_checkpointing=bool(
                                  case.get("checkpoint")))

@@ -122,8 +122,8 @@ class _Maker:
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
         """Returns the units with ep > 1: by default none reshards; the outer model has a frozen tower, if any.
 
-        One that is trained, or has adapters, is a unit, which is never gathered where no image comes (0.7.0
-        moe/parallelizer.py:1034, apply_fsdp; models/qwen3_5_moe/model.py:632, Qwen3_5MoeModel.forward).
+        One that is trained, or has adapters, is a unit, which is never gathered where no image comes, and a frozen one
+        is the root's all the same (0.7.0 moe/parallelizer.py:1034, apply_fsdp; models/qwen3_5_moe/model.py:632).
         """
         reshard, text = bool(self.asked), self._text()
         kinds = {layer: self._kind(layer) for layer in stage}
@@ -134,13 +134,15 @@ class _Maker:
         end = next((layer for layer in stage if kinds[layer] == "head"), blocks[-1])
         out = [self._unit("root", frozen, stage[0], end, reshard=False, is_root=True) if frozen else
                Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
+        if self.at_rest and kinds[stage[0]] == "embedding":
+            tower = self._unit("model.visual", [stage[0]], stage[0], end, reshard=False, choose=self._rests)
+            out = [replace(tower, name="root", is_root=True)] if self._leaves_tower() else [*out, replace(
+                tower, rests=True)]
         if norms:
             out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard))
         if kinds[stage[0]] == "embedding":
             out.append(self._unit(f"{text}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard,
                                   choose=self._runs if self.at_rest else None))
-            tower = self._unit("model.visual", [stage[0]], stage[0], stage[0], reshard=reshard, choose=self._rests)
-            out.append(replace(tower, rests=True))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)
         out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard) for layer in stage
@@ -152,6 +154,11 @@ class _Maker:
 
     def _runs(self, spec: TensorSpec) -> bool:
         return not self._rests(spec)
+
+    def _leaves_tower(self) -> bool:
+        """True if a base is frozen and no adapter is in the tower that is given no images."""
+        adapters = [spec.name for specs in self.graph.tensors for spec in specs if spec.module == "adapter"]
+        return bool(adapters) and not any(name.startswith(self.at_rest) for name in adapters)
 
     def dense(self, stage: tuple[int, ...]) -> list[Unit]:
         """Returns the units with ep = 1: layers reshard; embedding and head are units only if they train.
