@@ -139,7 +139,7 @@ class FrameworkAdapter:
     blocks count as rounded up. `memory_options`: settings of the framework that advice tries where a job does not fit.
     `implied`: keys of the scenario, with the value that they have where it leaves them out.
     `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters
-    too; `replays_towers`: checkpointed layers around one.
+    too; `replays_towers`: checkpointed layers around one; `rests_towers`: towers that are given no images.
     `takes_pattern`: modules with adapters may be named by one regular expression, as by PEFT.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
@@ -175,6 +175,7 @@ class FrameworkAdapter:
     reads_images: bool = False
     trains_towers: bool = False
     replays_towers: bool = False
+    rests_towers: bool = False
     takes_pattern: bool = False
     memory_options: tuple[MemoryOption, ...] = ()
     implied: Mapping[str, object] = field(default_factory=dict, compare=False)

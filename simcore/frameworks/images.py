@@ -8,6 +8,7 @@ from typing import Any
 from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.inputs.scenario import Scenario
+from simcore.models.config import TEXT_ALONE
 from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
 from simcore.models.pooled_blocks import PooledPatches, PooledProjector
@@ -28,11 +29,7 @@ def check_images(job: Job, adapter: FrameworkAdapter) -> None:
     images = job.scenario.training.images
     where = job.scenario.where("training", "images")
     if not job.graph.architecture.has_tower:
-        training = job.scenario.training
-        for name in ("images", "image_height", "image_width"):
-            if getattr(training, name) is not None:
-                raise InputError(Problem(job.scenario.where("training", name), f"{name}: changes nothing: "
-                                         f"{job.graph.architecture.family} has no vision tower"))
+        _check_text(job, adapter)
         return
     _refuse(job, adapter)
     if images is None:
@@ -46,9 +43,24 @@ def check_images(job: Job, adapter: FrameworkAdapter) -> None:
                                  f"{images}"))
 
 
+def _check_text(job: Job, adapter: FrameworkAdapter) -> None:
+    """Raises InputError for what is said of images that are not there, NotYet for a tower that may not rest."""
+    scenario, rests = job.scenario, bool(job.graph.architecture.resting)
+    if rests and not (adapter.rests_towers and scenario.workload == "train"):
+        raise job.not_yet(_AT, f"a model with a vision tower that is given text alone in {scenario.workload} under "
+                          f"{scenario.framework} (served: train under automodel)")
+    why = "reads no image" if rests else "has no vision tower"
+    for name in (*([] if rests else ["images"]), "image_height", "image_width"):
+        if getattr(scenario.training, name) is not None:
+            raise InputError(Problem(scenario.where("training", name), f"{name}: changes nothing: "
+                                     f"{job.graph.architecture.family} {why}"))
+
+
 def with_image_sides(fields: Mapping[str, Any], scenario: Scenario) -> Mapping[str, Any]:
-    """The configuration `fields` with the sides of the scenario's images, if it gives them."""
+    """The configuration `fields` with the sides of the scenario's images, if it gives them, or that there are none."""
     height, width = scenario.training.image_height, scenario.training.image_width
+    if scenario.training.images == 0:
+        return {**fields, TEXT_ALONE: True}
     return fields if height is None else {**fields, IMAGE_SIDES: [height, width or height]}
 
 

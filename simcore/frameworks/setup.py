@@ -237,6 +237,9 @@ def _with_frozen(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapte
                              f"{graph.implementation} (served: fsdp2 with those of hf)"))
     if any(kind.shared for kind in graph.kinds):
         raise NotYet(Problem(where, "not yet: frozen parameters of a model whose layers share some"))
+    if graph.architecture.resting:
+        raise NotYet(Problem(where, "not yet: frozen parameters of a model with a vision tower that is given text "
+                             "alone"))
     found, unmatched = with_frozen(graph, patterns)
     if unmatched:
         told = f"frozen: no parameter or module of the model is matched by {', '.join(unmatched)}"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.block import shorten
 from simcore.inputs.bounds import most_of
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import Embedding, LayerKind, Mtp
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["QUANTIZED", "Architecture", "Config", "ModelFamily", "quantization_of"]
+__all__ = ["QUANTIZED", "TEXT_ALONE", "Architecture", "Config", "ModelFamily", "quantization_of", "without_images"]
 
 QUANTIZED: Final = "quantization_config"
 """Field of a configuration whose weights are published in few bits."""
+TEXT_ALONE: Final = "text_alone"
+"""Field that stands beside a configuration if no sequence has an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Architecture:
     embedding's weight. `pattern`: a letter a layer, without the parts around layers (D dense, E experts, M Mamba, *
     attention, - MLP, H hybrid). `buffers`: bytes outside the layers that every rank holds, as (name, bytes), such as
     rotary frequencies. `assumed`: reason for the shape, where it is not published. `ignored`: (field, what is done
-    instead, source) for each field of the configuration that the layers' code does not follow.
+    instead, source) for each field of the configuration that the layers' code does not follow. `resting`: parts of a
+    vision tower that is given no images: its parameters are placed, and nothing runs (`without_images`).
     """
 
     family: str
@@ -38,6 +41,7 @@ class Architecture:
     buffers: tuple[tuple[str, int], ...] = ()
     assumed: str = ""
     ignored: tuple[tuple[str, str, str], ...] = ()
+    resting: tuple[tuple[str, LayerKind], ...] = ()
 
     @property
     def decoder(self) -> str:
@@ -48,6 +52,23 @@ class Architecture:
     def has_tower(self) -> bool:
         """True for a model that reads images by a vision tower."""
         return any(isinstance(kind.block, VisionPart) for _, kind in self.parts)
+
+
+def without_images(made: Architecture) -> Architecture:
+    """The model whose sequences are text: the decoder runs, and its tower, if it has one, rests beside it."""
+    tower = tuple((path, kind) for path, kind in made.parts if isinstance(kind.block, VisionPart))
+    return replace(made, resting=tower, parts=tuple((path, _blind(kind)) for path, kind in made.parts
+                                                    if not isinstance(kind.block, VisionPart)))
+
+
+def _blind(kind: LayerKind) -> LayerKind:
+    match kind.block:
+        case Embedding():
+            return replace(kind, block=replace(kind.block, tower=0))
+        case Mtp():
+            return replace(kind, block=replace(kind.block, sees=False))
+        case _:
+            return kind
 
 
 class Config:

@@ -22,7 +22,7 @@ from simcore.inputs.bounds import KINDS, LAYERS
 from simcore.inputs.document import Document, read_document
 from simcore.inputs.file_cache import FileCache
 from simcore.models.blocks import Head, LayerKind, Mtp
-from simcore.models.config import QUANTIZED, Architecture, Config
+from simcore.models.config import QUANTIZED, TEXT_ALONE, Architecture, Config, without_images
 from simcore.models.names import find, how_to_go_on
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
 from simcore.models.registry import family_of, known_families, known_type
@@ -335,6 +335,8 @@ def assembled(architecture: Architecture, implementation: str) -> ModelGraph:
     operators = importlib.import_module(f"simcore.operators.{implementation}.implementation")
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
     tensors = {kind: tuple(operators.tensors(kind)) for kind in kinds}
+    tensors[kinds[0]] += tuple(replace(spec, name=f"{path}.{spec.name}", trainable=False)
+                               for path, kind in architecture.resting for spec in operators.tensors(kind))
     network = connect(architecture.parts, tensors, predicts_last=operators.IMPLEMENTATION.predicts_last)
     return ModelGraph(architecture, implementation, kinds, tuple(tensors.values()), network).with_network(network)
 
@@ -369,6 +371,7 @@ def layer_kinds(fields: Mapping[str, Any], where: str = "model") -> tuple[LayerK
 
 def _architecture(config: Config) -> Architecture:
     found = family_of(_check_family(config)).architecture(config)
+    found = without_images(found) if config.fields.get(TEXT_ALONE) is True else found
     num_layers = sum(kind.block is None for _, kind in found.parts)
     if num_layers > LAYERS:
         raise config.fail("num_hidden_layers", f"expected at most {LAYERS:,} layers, got {num_layers:,}")

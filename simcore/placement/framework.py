@@ -108,7 +108,8 @@ class Unit:
     cut. `inner`: it wraps a submodule inside the layer (the experts). `is_root`: it wraps the whole model.
     `explicit`: takes part in explicit prefetch. `joins_copies`: the copies of a tensor (one for each expert) are one
     parameter. `param_dtype`: of gathered parameters; "" gathers in the stored dtype; mixed stored dtypes are gathered
-    as raw bytes. `reduce_dtype`, `gather_dtype`: of the reduce-scatter and of the all-gather.
+    as raw bytes. `reduce_dtype`, `gather_dtype`: of the reduce-scatter and of the all-gather. `rests`: its modules do
+    not run, so it stays cut.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Unit:
     param_dtype: str = "bf16"
     reduce_dtype: str = "fp32"
     gather_dtype: str = "bf16"
+    rests: bool = False
 
     @property
     def kept_axis(self) -> str:

@@ -17,7 +17,8 @@ TOWER, IMAGE, PATCHES, WIDTH = 416_866_032, 3 * 896 * 896, 4096, 1152
 
 def scenario(model: str = "gemma-3-4b", **training: Any) -> Scenario:
     keys: dict[str, Any] = {"seq_len": 1024, "images": 1, "frozen": ["model.vision_tower"]} | training
-    options = {"attn_implementation": keys.pop("attention", "eager")} | keys.pop("options", {})
+    attention = keys.pop("attention", "eager")
+    options = ({"attn_implementation": attention} if attention else {}) | keys.pop("options", {})
     return Scenario.model_validate({
         "name": "sees", "model": model, "framework": keys.pop("framework", "automodel"), "topology": "dgx-h100",
         "mesh": keys.pop("mesh", {"dp_shard": 8}), "framework_options": options,
@@ -100,6 +101,55 @@ def test_the_root_gathers_the_tower_until_backward_is_over() -> None:
     assert more >= 2 * TOWER
     assert more < 2 * TOWER + 2 * 3_000_000  # the projector's
     assert sees.by_category["input"] - reads.by_category["input"] == 2 * IMAGE  # cast by Automodel's collate_fns.py
+
+
+TEXT: dict[str, Any] = {"images": 0, "frozen": None, "attention": None, "mesh": {"dp_shard": 8, "ep": 8}}
+"""Sequences without images, for a model that has a tower."""
+
+
+def test_a_tower_that_is_given_text_alone_rests_beside_the_model_without_one() -> None:
+    """Its parameters, and adapters, are there in bf16, cut over all ranks; no step reads, sends or trains them."""
+    adapted = {"method": "lora", "lora": {"rank": 8, "target_modules": ["*"]}}
+    for changed in ({"recompute": "full"}, adapted):
+        rests = ok(simulate(scenario("qwen3.5-35b-a3b", **TEXT | changed)))
+        reads = ok(simulate(scenario("qwen3.5-35b-a3b-text", **TEXT | {"images": None} | changed)))
+        assert rests.time == reads.time, changed
+        mine, other = rests.ranks[0], reads.ranks[0]
+        assert mine.traffic == other.traffic, changed
+        more = {name: part for name, part in mine.at_rest.items() if part != other.at_rest.get(name)}
+        assert set(more) == {"vision_tower", "projector", *(["adapters"] if changed is adapted else [])}
+        tower = sum(part.num_params for name, part in more.items() if name != "adapters")
+        assert tower >= 446_571_248 / 8, changed
+        assert [part.optimizer_bytes for name, part in more.items() if name != "adapters"] == [0, 0], changed
+        assert mine.peak is not None
+        assert other.peak is not None
+        grown = {name: size - other.peak.by_category.get(name, 0) for name, size in mine.peak.by_category.items()
+                 if size != other.peak.by_category.get(name, 0)}
+        assert set(grown) == {"sharded_param", "buffer"}, changed
+        assert 0 <= grown["sharded_param"] - 2 * tower <= 2 * (changed is adapted) * 4_000_000, changed
+
+
+def test_the_root_gathers_a_tower_that_adapters_leave_out_though_it_does_not_run() -> None:
+    """Such a tower is frozen as a whole, and its parameters are whole until the step is over."""
+    adapted = {"method": "lora", "lora": {"rank": 8, "exclude_modules": ["*visual*"]}}
+    rests, reads = (ok(simulate(scenario(model, **TEXT | adapted | {"images": images}))).ranks[0].peak
+                    for model, images in (("qwen3.5-35b-a3b", 0), ("qwen3.5-35b-a3b-text", None)))
+    assert rests is not None
+    assert reads is not None
+    grown = rests.by_category["unsharded_param"] - reads.by_category["unsharded_param"]
+    assert 0 <= grown - 2 * 446_571_248 < 2**20
+
+
+def test_a_tower_that_is_given_text_alone_is_refused_where_it_was_not_measured() -> None:
+    for model, changed, message in (
+            ("qwen3.5-35b-a3b", {"mesh": {"dp_shard": 8}}, "qwen3_5_moe_text without expert parallelism"),
+            ("qwen3.5-35b-a3b", {"frozen": ["model.visual"]}, "frozen parameters of a model with a vision tower"),
+            ("qwen3.5-35b-a3b", {"image_height": 448}, "image_height: changes nothing: qwen3_5_moe reads no image"),
+            ("qwen3.5-35b-a3b", {"framework": "megatron"}, "text alone in train under megatron (served:"),
+            ("gemma-3-4b", {"mesh": {"dp_shard": 8}}, "given text alone, of gemma3 by the layers of hf"),
+            ("gemma-3-4b-text", {"mesh": {"dp_shard": 8}}, "images: changes nothing: gemma3_text has no")):
+        asked = scenario(model, **TEXT | changed)
+        assert any(message in problem.message for problem in check(asked).problems), (changed, check(asked).problems)
 
 
 def test_images_add_to_the_step_and_to_nothing_that_is_kept() -> None:

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from typing import Any
+from unittest import mock
 
 from oracle.steps import delta
 
@@ -30,6 +31,7 @@ import probe_automodel_mla as mla  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from json_lines import by_name  # noqa: E402
+from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linear_modules  # noqa: E402
 from nemo_automodel.components.distributed import activation_checkpointing as ac  # noqa: E402
 from nemo_automodel.components.distributed.config import FSDP2Config, MoEParallelizerConfig  # noqa: E402
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes  # noqa: E402
@@ -48,6 +50,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+from transformers.modeling_outputs import BaseModelOutput  # noqa: E402
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config, Qwen3_5TextConfig  # noqa: E402
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeTextConfig  # noqa: E402
 from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig  # noqa: E402
@@ -268,7 +271,11 @@ VISION = {"model_type": "qwen3_5_moe", "depth": 2, "hidden_size": 160, "intermed
 WRAPPED: dict[str, dict[str, Any]] = {"over 4": {"ep": 4}, "over 8": {"ep": 8}, "over 8, checkpointed": {
     "ep": 8, "checkpoint": True}, "next, over 4": {"ep": 4, "next": True},
     "predicting, over 4": {"ep": 4, "mtp": 1}, "predicting, over 8": {"ep": 8, "mtp": 1},
-    "next, over 8, checkpointed": {"ep": 8, "next": True, "checkpoint": True}}
+    "next, over 8, checkpointed": {"ep": 8, "next": True, "checkpoint": True},
+    "text alone, over 4": {"ep": 4, "text": True}, "text alone, over 8, checkpointed": {
+        "ep": 8, "text": True, "checkpoint": True, "mtp": 1},
+    "text alone, adapted, over 8": {"ep": 8, "text": True, "lora": 8, "target_modules": ["*"]},
+    "text alone, adapted outside, over 8": {"ep": 8, "text": True, "lora": 8, "exclude_modules": ["*visual*"]}}
 
 
 def sparse_next() -> Any:
@@ -278,16 +285,31 @@ def sparse_next() -> Any:
     return model
 
 
+def calls_of_tower(model: Any) -> int:
+    """Number of times that the tower runs if the model is given tokens alone; its decoder is left out."""
+    made: list[Any] = []
+    with model.model.visual.register_forward_pre_hook(lambda *_: made.append(1)):
+        hidden = torch.zeros(1, 4, COMMON["hidden_size"], dtype=torch.bfloat16, device="meta")
+        with mock.patch.object(model.model.language_model, "forward", return_value=BaseModelOutput(hidden)):
+            model.eval()(input_ids=torch.zeros(1, 4, dtype=torch.int64))
+    model.train()
+    return len(made)
+
+
 def wrapped(case: dict[str, Any]) -> dict[str, Any]:
     """FSDP2 units of a model with experts, root first: name and elements; what is checkpointed.
 
-    Qwen 3.5 has a frozen tower.
+    Qwen 3.5 has a frozen tower, but where it is given text alone: `calls` counts how often the tower then runs.
     """
     model = sparse_next() if case.get("next") else seeing({
         "model_type": "qwen3_5_moe", "tie_word_embeddings": False, "vision_config": VISION,
         "text_config": SHAPES["qwen3_5_moe_text"] | {"mtp_num_hidden_layers": case.get("mtp", 0)}})
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_("visual" not in name)
+        parameter.requires_grad_("visual" not in name or case.get("text", False))
+    calls = {"calls": calls_of_tower(model)} if case.get("text") else {}
+    if "lora" in case:
+        apply_lora_to_linear_modules(model, PeftConfig(dim=case["lora"], alpha=32, **{
+            name: case.get(name, []) for name in ("target_modules", "exclude_modules")}))
     mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case["ep"]), world_size=8,
                              moe_parallel_config=MoEParallelizerConfig(), activation_checkpointing=bool(
                                  case.get("checkpoint")))
@@ -298,7 +320,7 @@ def wrapped(case: dict[str, Any]) -> dict[str, Any]:
             group = module._get_fsdp_state()._fsdp_param_group
             units.append([name.replace("_checkpoint_wrapped_module.", "").removesuffix("._checkpoint_wrapped_module"),
                           sum(one.sharded_param.numel() for one in group.fsdp_params) if group else 0])
-    return {"case": case, "units": units, "checkpoints": [
+    return {"case": case, "units": units, **calls, "checkpoints": [
         name.removesuffix("._checkpoint_wrapped_module") for name, _ in model.named_modules()
         if name.endswith("._checkpoint_wrapped_module")]}
 

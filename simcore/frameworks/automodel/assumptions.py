@@ -32,6 +32,9 @@ _FLEX = (("attention", "by a compiled flex_attention, as long as flash attention
           "derived", "0.7.0 components/attention/flex_attention.py: create_block_mask, _compile False"))
 _PATCHES = ("vision tower", "cuDNN's convolution of patches needs no workspace", "assumed", "transformers 5.23 "
             "models/siglip: a convolution whose stride is its size is one product")
+_RESTING = ("vision tower", "is given no images: it has neither gradients nor states of the optimizer, and is not "
+            "counted as trained", "derived", "0.7.0 models/qwen3_5_moe/model.py Qwen3_5MoeModel.forward; torch 2.13 "
+            "optim/adam.py _init_group: parameters whose grad is None are passed over")
 _UNPREDICTED = ("model.overrides.mtp_num_layers", "no layers of multi-token prediction, which published models with "
                 "experts of a latent width have and train", "assumed", "0.7.0 models/nemotron_v3/mtp.py "
                 "build_mtp_config_from_hf: num_nextn_predict_layers of the configuration")
@@ -64,7 +67,7 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made = [*packed_assumptions(job), *fused_adam_assumptions(job)]
     made += [_INSTALLED] if has_liger else []
     made += [STAGES] if job.mesh.pp > 1 else []
-    made += [_PATCHES] if job.graph.architecture.has_tower else []
+    made += [_PATCHES] if job.graph.architecture.has_tower else [_RESTING] if job.graph.architecture.resting else []
     made += [_READ] if is_read else []
     made += fp8_assumptions(job)
     made += [_UNPREDICTED] if not job.graph.branches and any(

@@ -14,7 +14,7 @@ from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tens
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.automodel.sparse import FROM_ZERO, SPARSE
+from simcore.operators.automodel.sparse import FROM_ZERO, QWEN3_5, SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
@@ -34,6 +34,7 @@ def check(job: Job) -> None:
     if not any(spec.component == "expert_adapters" for specs in job.graph.tensors for spec in specs):
         job.refuse_idle(job.scenario.framework_options, "moe_rank_scaling", "where experts get no adapters")
     check_policies(job)
+    _check_resting(job)
     _check_hf(job)
     _check_mesh(job)
     _check_sparse(job)
@@ -242,6 +243,20 @@ def _check_omni(job: Job) -> None:
         if said:
             raise job.not_yet(f"mesh.{axis}", f"{axis} {getattr(mesh, axis)} of Nemotron Omni under automodel, which "
                               "is described over experts and context parallel ranks alone")
+
+
+def _check_resting(job: Job) -> None:
+    """Raises NotYet for a tower that is given no images but one of Qwen 3.5 with experts.
+
+    Around dense layers its parts are gathered with the outermost unit, but for lists of layers (0.7.0
+    distributed/parallelizer.py, apply_fsdp2_sharding_recursively).
+    """
+    if not job.graph.architecture.resting:
+        return
+    if job.graph.implementation != "automodel" or job.graph.architecture.decoder != QWEN3_5[1]:
+        raise job.not_yet("training.images", "a model with a vision tower that is given text alone, of "
+                          f"{job.graph.architecture.family} by the layers of {job.graph.implementation} under "
+                          "automodel")
 
 
 def _check_frozen(job: Job) -> None:

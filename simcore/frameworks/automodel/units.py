@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcore.frameworks.automodel.policies import is_older, ties_again, trains_policies
@@ -117,28 +117,49 @@ class _Maker:
     def __init__(self, graph: ModelGraph, wrapping: _Wrapping) -> None:
         self.graph, self.wrapping = graph, wrapping
         self.asked = wrapping.asked
+        self.at_rest = tuple(f"{path}." for path, _ in graph.architecture.resting)
         self.known: dict[tuple[int, Choose | None], tuple[int, ...]] = {}
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
-        """Returns the units with ep > 1: by default none reshards; the outer model has a frozen tower, if any."""
+        """Returns the units with ep > 1: by default none reshards; the outer model has a frozen tower, if any.
+
+        One that is trained, or has adapters, is a unit, which is never gathered where no image comes, and a frozen one
+        is the root's all the same (0.7.0 moe/parallelizer.py:1034, apply_fsdp; models/qwen3_5_moe/model.py:632).
+        """
         reshard, text = bool(self.asked), self._text()
         kinds = {layer: self._kind(layer) for layer in stage}
-        tower = [layer for layer in stage if isinstance(self._block_of(layer), VisionPart)]
+        frozen = [layer for layer in stage if isinstance(self._block_of(layer), VisionPart)]
         blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")
-                  and layer not in tower]
+                  and layer not in frozen]
         norms = [layer for layer in stage if kinds[layer] == "final_norm"]
         end = next((layer for layer in stage if kinds[layer] == "head"), blocks[-1])
-        out = [self._unit("root", tower, stage[0], end, reshard=False, is_root=True) if tower else
+        out = [self._unit("root", frozen, stage[0], end, reshard=False, is_root=True) if frozen else
                Unit("", (), stage[0], end, "dp_shard_cp", is_root=True, reshard_after_forward=False)]
+        if self.at_rest and kinds[stage[0]] == "embedding":
+            tower = self._unit("model.visual", [stage[0]], stage[0], end, reshard=False, choose=self._rests)
+            out = [replace(tower, name="root", is_root=True)] if self._leaves_tower() else [*out, replace(
+                tower, rests=True)]
         if norms:
             out.append(self._unit(text, norms, stage[0], norms[-1], reshard=reshard))
         if kinds[stage[0]] == "embedding":
-            out.append(self._unit(f"{text}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard))
+            out.append(self._unit(f"{text}.embed_tokens", [stage[0]], stage[0], stage[0], reshard=reshard,
+                                  choose=self._runs if self.at_rest else None))
         for layer in blocks:
             out += self._block(layer, reshard=reshard, separate_experts=True)
         out += [self._unit("lm_head", [layer], layer, self._last_use(stage, layer), reshard=reshard) for layer in stage
                 if kinds[layer] == "head"]
         return [unit for unit in out if unit.members or unit.is_root]
+
+    def _rests(self, spec: TensorSpec) -> bool:
+        return spec.name.startswith(self.at_rest)
+
+    def _runs(self, spec: TensorSpec) -> bool:
+        return not self._rests(spec)
+
+    def _leaves_tower(self) -> bool:
+        """True if a base is frozen and no adapter is in the tower that is given no images."""
+        adapters = [spec.name for specs in self.graph.tensors for spec in specs if spec.module == "adapter"]
+        return bool(adapters) and not any(name.startswith(self.at_rest) for name in adapters)
 
     def dense(self, stage: tuple[int, ...]) -> list[Unit]:
         """Returns the units with ep = 1: layers reshard; embedding and head are units only if they train.
@@ -182,7 +203,7 @@ class _Maker:
     def _text(self) -> str:
         """Name of the module that holds the decoder's layers."""
         architecture = self.graph.architecture
-        if not architecture.has_tower:
+        if not architecture.has_tower and not architecture.resting:
             return "model"
         return "language_model.model" if architecture.decoder == "nemotron_h" else "model.language_model"
 

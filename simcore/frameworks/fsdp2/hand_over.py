@@ -132,7 +132,7 @@ class UnshardHooks:
         strategy does not reshard after backward.
         """
         self.done[u] = True
-        if not self.units[u].members:
+        if not self.units[u].members or self.units[u].rests:
             return
         self.out.mark(self.post_backward_hooks[self.reductions.has_grads(u)], self.first_name + u)
         self.out.python(self.released[u])

@@ -38,7 +38,7 @@ class Fsdp2Hooks:
         units = [u for u in plan.framework.units if u.first in inside]
         self.units = units
         self.hooks = UnshardHooks(units, sizes.weights, self.strategy, tables, builder)
-        outer = [u for u in range(len(units)) if not units[u].inner]
+        outer = [u for u in range(len(units)) if not units[u].inner and not units[u].rests]
         self.starting: dict[int, list[int]] = {layer: [] for layer in plan.layers}
         self.ending: dict[int, list[int]] = {layer: [] for layer in plan.layers}
         for u in outer:

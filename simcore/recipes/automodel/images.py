@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.pooled_blocks import PooledPatches
 from simcore.models.towers import tower_of
@@ -59,8 +58,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
     parts = tower_of(name.get("config", "") if isinstance(name, dict) else str(name))
     if not sees:
         if parts and kind is not None:
-            draft.refused.append(Problem(kind.where, f"not yet: {kind.key}: a model with a vision tower that is given "
-                                         "text alone"))
+            _rest(reader, draft, kind)
         return
     draft.use(kind, why="samples have images")
     _read_number(reader, draft)
@@ -74,6 +72,15 @@ def read_images(reader: Reader, draft: Draft) -> None:
     packs = reader.integer("packed_sequence.pack_size")
     if packs is not None and packs.value > 0:
         draft.refuse(packs, "packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
+
+
+def _rest(reader: Reader, draft: Draft, kind: Taken[str]) -> None:
+    """Writes that no sequence has an image; a tower that such a recipe freezes is refused, and rests elsewhere."""
+    draft.infer("training.images", 0, "the recipe's samples are text: the vision tower, which is built, does not run",
+                kind, source="0.7.0 _transformers/model_init.py:241 _resolve_custom_model_cls_for_config: the class is "
+                "that of the configuration's architectures")
+    for given in reader.matching("freeze_config.*"):
+        draft.refuse(given, "frozen parts of a model with a vision tower that is given text alone")
 
 
 def _read_sides(reader: Reader, draft: Draft, *, any_size: bool) -> None:

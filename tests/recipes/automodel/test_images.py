@@ -82,10 +82,19 @@ def test_other_data_sets_are_asked_for_their_images() -> None:
     assert [one.key for one in found.questions] == ["training.images"]
 
 
-def test_text_alone_and_other_attention_are_refused() -> None:
+def test_a_recipe_of_text_says_that_no_sample_has_an_image() -> None:
+    """Its tower rests, which is served where its units were measured; a frozen one is refused."""
     plain = RECIPE.replace("FinetuneRecipeForVLM", "TrainFinetuneRecipeForNextTokenPrediction")
     assert [problem.message for problem in imported(plain).refused] == [
-        "not yet: recipe: a model with a vision tower that is given text alone"]
+        f"not yet: freeze_config.{name}: frozen parts of a model with a vision tower that is given text alone"
+        for name in ("freeze_embeddings", "freeze_vision_tower", "freeze_language_model")]
+    [message] = told(plain[:plain.index("freeze_config")])
+    assert message.endswith("text alone, of gemma3 by the layers of hf under automodel")
+    found = imported(plain[:plain.index("freeze_config")].replace("google/gemma-3-4b-it", _SPARSE))
+    assert (found.values["training"]["images"], found.refused) == (0, ())
+
+
+def test_other_attention_is_refused() -> None:
     [message] = told(RECIPE.replace("attn_implementation: eager", "attn_implementation: sdpa"))
     assert "not yet: another attention than eager in a model that reads images" in message
 
