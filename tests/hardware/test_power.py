@@ -99,6 +99,6 @@ def test_torchtitan_s_500_w_from_the_part_of_700_w(tmp_path: Path) -> None:
         assert time is not None
         errors.append(time.step_s / row["step_s"] - 1)
     assert errors[0] < -0.1
-    assert abs(errors[1]) < 0.04
+    assert abs(errors[1]) < 0.065
 
 

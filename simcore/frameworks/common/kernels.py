@@ -11,7 +11,7 @@ from simcore.placement.libraries import KernelLibraries
 
 __all__ = ["FUSED", "SDPA_BACKENDS", "runs_math", "torch_libraries"]
 
-FUSED: Final = 0.38
+FUSED: Final = 0.315
 """Share of the bytes of an eager layer's pointwise kernels that a compiled one moves: assumed, as torchtitan's
 compiled Llama beside transformers' eager one, for layers that are compiled and recorded as eager. Sums of gradients
 are left as they are, though a compiler joins those inside a block."""
