@@ -146,6 +146,8 @@ def test_a_tower_that_is_given_text_alone_is_refused_where_it_was_not_measured()
             ("qwen3.5-35b-a3b", {"frozen": ["model.visual"]}, "frozen parameters of a model with a vision tower"),
             ("qwen3.5-35b-a3b", {"image_height": 448}, "image_height: changes nothing: qwen3_5_moe reads no image"),
             ("qwen3.5-35b-a3b", {"framework": "megatron"}, "text alone in train under megatron (served:"),
+            ("ministral-3-3b", {"mesh": {"dp_shard": 8}, "method": "qlora"}, "not yet: qlora of a model with a vision"),
+            ("ministral-3-3b", {"mesh": {"dp_shard": 8}, "recompute": "full"}, "not yet: activation checkpointing of"),
             ("gemma-3-4b", {"mesh": {"dp_shard": 8}}, "given text alone, of gemma3 by the layers of hf"),
             ("gemma-3-4b-text", {"mesh": {"dp_shard": 8}}, "images: changes nothing: gemma3_text has no")):
         asked = scenario(model, **TEXT | changed)

@@ -38,7 +38,7 @@ from sees import FAMILIES
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import vision_utils
+from transformers import masking_utils, vision_utils
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.mistral3 import modeling_mistral3
@@ -50,6 +50,7 @@ HERE = Path(__file__).resolve().parent
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (HERE / "tape" / "cases-vision.json").read_text(encoding="utf-8"))}
 FROZEN = {"freeze_vision_tower": True, "freeze_language_model": False}
+TRAINED = {"freeze_vision_tower": False, "freeze_language_model": False}
 CASES: dict[str, dict[str, Any]] = {
     "gemma3": {"freeze": FROZEN, "images": 1}, "gemma3, four images": {"freeze": FROZEN, "images": 4},
     "gemma3, large images": {"freeze": FROZEN, "images": 4, "seq": 128, "image_size": 448},
@@ -87,6 +88,13 @@ CASES: dict[str, dict[str, Any]] = {
     "mistral3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 2, "model": "mistral3"},
     "mistral3, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "model": "mistral3",
                           "exclude_modules": ["*vision*", "*projector*", "*lm_head*"]},
+    "mistral3, text alone": {"freeze": TRAINED, "images": 0, "model": "mistral3", "attention": "sdpa"},
+    "mistral3, text alone, adapted": {
+        "freeze": TRAINED, "images": 0, "lora": 8, "model": "mistral3", "attention": "sdpa", "exclude_modules": [
+            "*vision*", "*projector*", "*lm_head*"]},
+    "mistral3, text alone, adapted throughout": {
+        "freeze": TRAINED, "images": 0, "lora": 8, "model": "mistral3", "attention": "sdpa", "exclude_modules": [
+            "*lm_head*"]},
 }
 CAST = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_vl")
 """Families whose images are 16 bits wide behind Automodel's collate_fns.py: not that of Qwen 2.5 VL."""
@@ -244,16 +252,21 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
     given = FAMILIES[case["fields"]["model_type"]].inputs(case)
     taken = ("input_ids", "pixel_values", *PLACES * (case["fields"]["model_type"] == "gemma4"))
     given = {name: given[name] for name in taken} | {"labels": given["input_ids"].clone()}
-    if case["fields"]["model_type"] in CAST:
+    if not case["images"]:
+        del given["pixel_values"]
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
+        tr.tag(given["attention_mask"], "input")
+        masking_utils._ignore_causal_mask_sdpa = lambda *_, **__: True  # no token is padding
+    elif case["fields"]["model_type"] in CAST:
         given["pixel_values"] = given["pixel_values"].to(torch.bfloat16)
     for one in given.values():
         tr.tag(one, "input")
     if case["fields"]["model_type"] == "gemma4":
         enable_gemma4_sdpa_fp32()
         stand_in_for_filled(case)
-    elif case["fields"]["model_type"] == "mistral3":
+    elif case["fields"]["model_type"] == "mistral3" and case["images"]:
         given["image_sizes"] = Sizes([tuple(case["sides"])] * case["images"])
-    elif "sides" in case:
+    elif "sides" in case and case["images"]:
         stand_in_for_grids(case)
         given |= {"image_grid_thw": Numbers([grid(case)] * case["images"]), "mm_token_type_ids": torch.empty(0)}
     if case["fields"]["model_type"] == "qwen3_5":
@@ -266,6 +279,8 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
         further = out.mtp_per_depth_h
         loss = loss + calculate_mtp_loss(MaskedCrossEntropy(), mtp_per_depth_h=further, labels=labels, model=model,
                                          scaling_factor=0.1)
+    if not case["images"]:
+        del out  # as recipes/llm/train_ft.py
     if first:
         tag_shards(tr, model)
     tr.phase, tr.layer = "bwd", "loss"

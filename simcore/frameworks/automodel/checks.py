@@ -14,7 +14,7 @@ from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tens
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.automodel.sparse import FROM_ZERO, QWEN3_5, SPARSE
+from simcore.operators.automodel.sparse import FROM_ZERO, SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
@@ -122,14 +122,15 @@ def _check_hf(job: Job) -> None:
         _check_stages_of_transformers(job)
     if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
-    if job.graph.architecture.has_tower and job.scenario.framework_version not in ("auto", "0.7.0"):
+    towers = job.graph.architecture.has_tower or bool(job.graph.architecture.resting)
+    if towers and job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
-    if job.graph.architecture.has_tower and job.scenario.training.recompute != "none" and family not in _REPLAYED:
+    if towers and job.scenario.training.recompute != "none" and family not in _REPLAYED:
         raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
     if family == "gemma4" and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager" and not _has_two_way(job):
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "SDPA of Gemma 4 in fp32 (0.7.0 models/gemma4_moe/"
                           "sdpa_fp32.py) where no layer has a mask")
-    masks = _MASKED_IMAGES.get(family)
+    masks = _MASKED_IMAGES.get(family) if job.graph.architecture.has_tower else None
     if masks and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager":
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "another attention than eager in a model that reads "
                           f"images: {masks}")
@@ -246,17 +247,16 @@ def _check_omni(job: Job) -> None:
 
 
 def _check_resting(job: Job) -> None:
-    """Raises NotYet for a tower that is given no images but one of Qwen 3.5 with experts.
-
-    Around dense layers its parts are gathered with the outermost unit, but for lists of layers (0.7.0
-    distributed/parallelizer.py, apply_fsdp2_sharding_recursively).
-    """
+    """Raises NotYet for a tower that is given no images but those that were measured."""
     if not job.graph.architecture.resting:
         return
-    if job.graph.implementation != "automodel" or job.graph.architecture.decoder != QWEN3_5[1]:
+    served = ("hf", "mistral3"), ("automodel", "qwen3_5_moe")
+    if (job.graph.implementation, job.graph.architecture.family) not in served:
         raise job.not_yet("training.images", "a model with a vision tower that is given text alone, of "
                           f"{job.graph.architecture.family} by the layers of {job.graph.implementation} under "
                           "automodel")
+    if job.scenario.training.method == "qlora":
+        raise job.not_yet("training.method", "qlora of a model with a vision tower")
 
 
 def _check_frozen(job: Job) -> None:

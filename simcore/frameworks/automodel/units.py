@@ -156,6 +156,26 @@ class _Maker:
     def _runs(self, spec: TensorSpec) -> bool:
         return not self._rests(spec)
 
+    def _root(self, rest: list[int], used: tuple[int, int], *, embeds: bool) -> list[Unit]:
+        """The root of dense layers, and units of lists of a resting tower; `embeds`: the embedding is a unit itself."""
+        if not self.at_rest:
+            return [self._unit("root", rest, *used, reshard=False, is_root=True)]
+        lists = self._lists_at_rest()
+        out = [self._unit("root", rest, *used, reshard=False, is_root=True, choose=self._in_root(lists, embeds=embeds))]
+        return out + [replace(self._unit(path[:-1], [0], 0, 0, reshard=True, choose=lambda t, path=path:
+                                         t.name.startswith(path)), rests=True) for path in lists]  # type: ignore[misc]
+
+    def _lists_at_rest(self) -> tuple[str, ...]:
+        """Paths, with a dot at the end, of layers in lists of a tower that is given no images, unless it is frozen."""
+        listed = tuple(path for path in self.at_rest if path[:-1].rpartition(".")[2].isdigit())
+        return () if self._leaves_tower() else listed
+
+    def _in_root(self, lists: tuple[str, ...], *, embeds: bool) -> Choose:
+        """Choice of what the root has beside a resting tower's lists; `embeds`: not the embedding, a unit itself."""
+        def choose(spec: TensorSpec) -> bool:
+            return not (lists and spec.name.startswith(lists)) and not (embeds and "embed_tokens" in spec.name)
+        return choose
+
     def _leaves_tower(self) -> bool:
         """True if a base is frozen and no adapter is in the tower that is given no images."""
         adapters = [spec.name for specs in self.graph.tensors for spec in specs if spec.module == "adapter"]
@@ -181,6 +201,7 @@ class _Maker:
             kind = self._kind(layer)
             if kind in ("embedding", "head") and apart and self._trains(layer):
                 own.append((layer, children if kind == "embedding" else False))
+                rest += [layer] * bool(kind == "embedding" and self.at_rest)  # with what it has of a resting tower
             elif kind in ("embedding", "final_norm", "head") or isinstance(self._block_of(layer), VisionPart):
                 rest.append(layer)
             elif isinstance(self._block_of(layer), Mtp):
@@ -188,11 +209,12 @@ class _Maker:
             elif kind != "loss":
                 blocks.append(layer)
         end = next((layer for layer in stage if self._kind(layer) == "head"), blocks[-1])
-        out = [self._unit("root", rest, stage[0], self._last_use(stage, end), reshard=False, is_root=True)]
-        inside = "language_model." * self.graph.architecture.has_tower
+        embeds = any(layer == stage[0] for layer, _ in own)
+        out = self._root(rest, (stage[0], self._last_use(stage, end)), embeds=embeds)
+        inside = "language_model." * bool(self.graph.architecture.has_tower or self.at_rest)
         names = {"embedding": f"model.{inside}embed_tokens", "head": "lm_head"}
         out += [self._unit(names[self._kind(layer)], [layer], layer, layer if policy else self._last_use(stage, layer),
-                           reshard=policy) for layer, policy in own]
+                           reshard=policy, choose=self._runs if self.at_rest else None) for layer, policy in own]
         for layer in blocks:
             kept = generic and layer == blocks[-1] and self.asked is None
             out += self._block(layer, reshard=not kept and children, separate_experts=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from simcore.errors import InputError
 from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import model_config
+from simcore.models.names import find
 from simcore.recipes.automodel.config_fields import NAMES, changed_fields, drop_fields, read_format
 from simcore.recipes.automodel.predictions import (
     Predictions,
@@ -137,13 +139,24 @@ def _read_name(reader: Reader, draft: Draft, *, own: bool) -> str:
         draft.idle(reader.matching("model.config.*"), "the model is asked for")
         return ""
     draft.use(loader, *found, why="names the model, or reads its configuration")
-    family = _family(found[0].value)
+    name = _in_16_bits(draft, found[0])
+    family = _family(name.value)
     stock = _is_stock(reader, draft, family, own=own)
     dropped = drop_fields(reader, draft, stock=stock)
     read_format(reader, draft, own=not stock)
-    fields = changed_fields(reader, draft, found[0].value, beside_alone=dropped)
-    _write_named(draft, found[0], fields, _read_further(reader, draft, found[0], family if own and not stock else ""))
+    fields = changed_fields(reader, draft, name.value, beside_alone=dropped)
+    _write_named(draft, name, fields, _read_further(reader, draft, name, family if own and not stock else ""))
     return family
+
+
+def _in_16_bits(draft: Draft, name: Taken[str]) -> Taken[str]:
+    """The name of the same weights in 16 bits, for a Mistral 3 whose makers publish 8 bits beside them."""
+    whole = f"{name.value}-BF16"
+    if find(name.value) is not None or find(whole) is None or _family(whole) != "mistral3":
+        return name
+    draft.use(name, why=f"weights in 8 bits are loaded as bf16, as those of {whole} (0.7.0 components/models/mistral3/"
+              "state_dict_adapter.py _dequantize_from_fp8)")
+    return replace(name, value=whole)
 
 
 def _read_further(reader: Reader, draft: Draft, name: Taken[str], family: str) -> Predictions:

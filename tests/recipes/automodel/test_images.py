@@ -94,6 +94,17 @@ def test_a_recipe_of_text_says_that_no_sample_has_an_image() -> None:
     assert (found.values["training"]["images"], found.refused) == (0, ())
 
 
+def test_weights_in_8_bits_are_loaded_as_those_in_16_bits() -> None:
+    """0.7.0 models/mistral3_vlm/model.py: they are made whole while they are read."""
+    plain = RECIPE.replace("FinetuneRecipeForVLM", "TrainFinetuneRecipeForNextTokenPrediction").replace("eager", "sdpa")
+    text = plain[:plain.index("freeze_config")].replace(
+        "google/gemma-3-4b-it", "mistralai/Ministral-3-3B-Instruct-2512")
+    found = imported(text)
+    assert found.values["model"] == "mistralai/Ministral-3-3B-Instruct-2512-BF16"
+    assert told(text) == []
+    assert imported(text.replace("Instruct-2512", "Unknown-2512")).values["model"].endswith("Unknown-2512")
+
+
 def test_other_attention_is_refused() -> None:
     [message] = told(RECIPE.replace("attn_implementation: eager", "attn_implementation: sdpa"))
     assert "not yet: another attention than eager in a model that reads images" in message
