@@ -8,7 +8,7 @@ from typing import Any, Final
 from simcore.studio.searching import Ready
 from simcore.studio.server import Lanes
 
-__all__ = ["HERE", "JOB", "OFFLOADED", "RECIPE", "UNSERVED", "Asked", "NoLanes"]
+__all__ = ["HERE", "IMAGES", "JOB", "OFFLOADED", "RECIPE", "UNSERVED", "Asked", "NoLanes"]
 
 HERE: Final = "http://127.0.0.1:8765"
 JOB: Final[dict[str, Any]] = {
@@ -45,6 +45,20 @@ loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
 optimizer: {_target_: torch.optim.Adam, lr: 1.0e-5}
 """
 """A recipe of Automodel whose model has no layers there; it leaves GPUs, machine and length open."""
+IMAGES: Final = """\
+recipe: FinetuneRecipeForVLM
+step_scheduler: {global_batch_size: 8, local_batch_size: 1}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForImageTextToText.from_pretrained
+  pretrained_model_name_or_path: Qwen/Qwen2.5-VL-3B-Instruct
+  attn_implementation: sdpa
+freeze_config: {freeze_embeddings: false, freeze_vision_tower: true, freeze_language_model: false}
+distributed: {strategy: fsdp2, dp_size: none, tp_size: 1, cp_size: 1}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
+dataset: {_target_: nemo_automodel.components.datasets.vlm.datasets.make_rdr_dataset}
+optimizer: {_target_: torch.optim.AdamW, lr: 1.0e-5}
+"""
+"""A recipe of Automodel over samples with images, whose size it leaves open."""
 Asked = Callable[..., Any]
 
 

@@ -87,8 +87,8 @@ def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[s
     for name, value in (("gpus", gpus), ("seq_len", seq_len)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise InputError(Problem(name, "expected a whole number from 1 on"))
-    answers = Answers.of_options(gpus, seq_len, str(topology or ""))
-    found = import_files(files, answers, str(rest.get("format") or ""), loose=True)
+    answers = Answers.of_options(gpus, seq_len, str(topology or ""), _settings(rest))
+    found = import_files(files, answers, str(rest.get("format") or ""), loose=True).with_settings(_settings(rest))
     problems = [replace(one, message=_of_page(one.message, files))
                 for one in (*found.wrong, *found.refused, *_of_files(found.left), *_of_model(found))]
     made = {"kind": "recipe", "format": found.format, "values": found.values,
@@ -99,14 +99,23 @@ def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[s
     return {**made, "text": "" if found.questions else scenario_text(found)}
 
 
+def _settings(rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Answers by key of the job to what a recipe leaves open beside GPUs, length and machine."""
+    given = rest.get("settings") or {}
+    if not isinstance(given, dict) or not all(isinstance(value, str | int | float) for value in given.values()):
+        raise InputError(Problem("settings", "expected a mapping of keys of the job to texts and numbers"))
+    return {str(key): value for key, value in given.items()}
+
+
 def _early(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> list[str]:
     """Reasons why a recipe has no answer whatever is said to its questions: those that two unlike machines share."""
     said: list[list[str]] = []
     for gpus, seq_len, topology in _LIKELY:
         answers = Answers.of_options(rest.get("gpus") or gpus, rest.get("seq_len") or seq_len,
-                                     str(rest.get("topology") or topology))
+                                     str(rest.get("topology") or topology), _settings(rest))
         try:
             found = import_files(files, answers, str(rest.get("format") or ""), loose=True)
+            found = found.with_settings(_settings(rest))
             if not (found.wrong or found.questions):
                 problems = check(parse_scenario(found.document())).problems
                 said.append([_keyed(one, found) for one in problems if one.message.startswith(_NOT_YET)])

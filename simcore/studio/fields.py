@@ -15,7 +15,7 @@ _OF_ALL: Final = frozenset({"tab", "name", "text", "values", "files"})
 OF_KIND: Final[Mapping[str, frozenset[str]]] = {
     "answer": frozenset({"advise"}), "view": frozenset({"marks", "price"}), "memory": frozenset({"marks", "curve"}),
     "pictures": frozenset({"opened", "marks", "curve"}),
-    "explain": frozenset({"what"}), "import": frozenset({"gpus", "seq_len", "topology", "format"}),
+    "explain": frozenset({"what"}), "import": frozenset({"gpus", "seq_len", "topology", "format", "settings"}),
     "convert": frozenset({"format"}), "options": frozenset({"framework"}), "limit": frozenset({"quantity"}),
     "compare": frozenset({"jobs", "price"}), "measured": frozenset({"content"}),
     "search": frozenset({"gpus", "frameworks", "topologies", "free", "objectives", "fewest"})}

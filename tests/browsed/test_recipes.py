@@ -6,7 +6,7 @@ import json
 
 from browsed_page import Page
 from simcore.studio.link import packed
-from studio_jobs import JOB, OFFLOADED, RECIPE, UNSERVED
+from studio_jobs import IMAGES, JOB, OFFLOADED, RECIPE, UNSERVED
 
 STAGED = {**JOB, "mesh": {"pp": 2, "dp_shard": 4}, "training": {**JOB["training"], "pipeline": {"virtual_stages": 2}}}
 IS_SEEN = "document.querySelector('[data-part=verdict]').checkVisibility()"
@@ -154,7 +154,7 @@ def test_a_recipe_that_is_closed_leaves_the_job_before(page: Page) -> None:
 
 def test_keys_that_the_answer_leaves_out_stand_beside_the_verdict(page: Page) -> None:
     page.open()
-    text = f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_modules_to_save: [lm_head]\n"
+    text = f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_target_parameters: [mlp.weight]\n"
     page.drop("recipe.yaml", text.encode())
     page.until("!document.getElementById('recipe').hidden")
     page.choose("#asked-topology", "dgx-h100")
@@ -162,12 +162,12 @@ def test_keys_that_the_answer_leaves_out_stand_beside_the_verdict(page: Page) ->
     page.click("#recipe .asked button")
     page.until("!document.getElementById('missed').hidden")
     page.settled()
-    assert "Without lora_modules_to_save of the recipe" in page.text("#missed")
+    assert "Without lora_target_parameters of the recipe" in page.text("#missed")
     assert page.run("document.querySelector('#recipe details').open")
     page.until("location.hash.length > 100")
     page.run("new Promise(done => setTimeout(done, 300))")
     page.open(address=page.run("location.href"))
-    assert "lora_modules_to_save" in page.text("#missed")  # a link has it too
+    assert "lora_target_parameters" in page.text("#missed")  # a link has it too
 
 
 def test_the_way_back_of_the_browser_undoes_a_recipe_and_a_change(page: Page) -> None:
@@ -292,6 +292,23 @@ def test_a_model_that_is_nearly_one_is_taken_by_a_click(page: Page) -> None:
     page.choose("#asked-gpus", "8")
     page.click("#recipe .asked button")
     page.until("document.getElementById('field-model').value.toLowerCase().includes('qwen3-8b')")
+
+
+def test_what_a_recipe_with_images_leaves_open_has_fields(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", IMAGES.encode())
+    page.until("!!document.querySelector('#recipe .asked')")
+    assert "pixels of an image from top to bottom" in page.text("#recipe .asked")
+    assert "training." not in page.text("#recipe .asked")
+    page.tab.picture(page.shots / "recipe-images.png")
+    for field, value in (("topology", "dgx-h100"), ("gpus", "8"), ("seq_len", "2048"),
+                         ("training-image_height", "448")):
+        if page.run(f"!!document.getElementById('asked-{field}')"):
+            page.choose(f"#asked-{field}", value)
+    page.click("#recipe .asked [type=submit]")
+    page.until("document.getElementById('field-model').value.toLowerCase().includes('qwen')")
+    page.settled()
+    assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")
 
 
 def test_a_model_that_the_framework_lacks_is_told_before_the_questions_and_given_to_another(page: Page) -> None:

@@ -11,7 +11,7 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.importing import import_files
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.text import missed as said_to_miss
-from studio_jobs import JOB, OFFLOADED, RECIPE, UNSERVED, Asked
+from studio_jobs import IMAGES, JOB, OFFLOADED, RECIPE, UNSERVED, Asked
 
 pytestmark = pytest.mark.slow
 ZERO3 = """{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
@@ -37,6 +37,18 @@ def test_what_no_answer_makes_modelled_is_told_with_the_questions(asked: Asked) 
     assert "early" not in asked("import", 422, files={"recipe.yaml": "a: 1\n"})
 
 
+def test_a_recipe_with_images_is_answered_by_the_size_that_it_leaves_open(asked: Asked) -> None:
+    first = asked("import", files={"recipe.yaml": IMAGES}, gpus=8, topology="dgx-h100", seq_len=2048)
+    assert [one["key"] for one in first["questions"]] == ["training.image_height"]
+    size = {"training.image_height": 448}
+    answer = asked("import", files={"recipe.yaml": IMAGES}, gpus=8, topology="dgx-h100", seq_len=2048, settings=size)
+    assert not answer["questions"]
+    assert not answer["problems"]
+    assert answer["values"]["training"]["image_height"] == 448
+    assert asked("view", values=answer["values"])["status"] == "ok"
+    assert "settings" in str(asked("import", 422, files={"recipe.yaml": IMAGES}, settings=[1]))
+
+
 def test_an_answered_recipe_is_a_job_with_the_origin_of_each_key(asked: Asked) -> None:
     answer = asked("import", files={"recipe.yaml": RECIPE}, gpus=8, topology="dgx-h100")
     assert answer["questions"] == []
@@ -46,14 +58,14 @@ def test_an_answered_recipe_is_a_job_with_the_origin_of_each_key(asked: Asked) -
 
 def test_keys_that_the_answer_leaves_out_are_told_without_words_of_the_command_line(asked: Asked) -> None:
     text = (f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_mlp_kernel: true\nmine: 3\n"
-            "lora_modules_to_save: [lm_head]\n")
+            "lora_target_parameters: [mlp.weight]\n")
     answer = asked("import", files={"recipe.yaml": text}, gpus=8, topology="dgx-h100")
     missed = {one["key"]: one["why"] for one in answer["missed"]}
-    assert [*missed] == ["lora_modules_to_save", "lora_mlp_kernel", "mine"], "what is refused first, unknown keys last"
+    assert [*missed] == ["lora_target_parameters", "lora_mlp_kernel", "mine"], "what is refused first, unknown keys last"
     assert answer["names"]["training.lora.rank"] == "lora_r"
     command = import_files([RecipeFile("recipe.yaml", text)], Answers.of_options(8, None, "dgx-h100"), loose=True)
     assert [*said_to_miss(command.left)] == [*missed], "`rankscope run --loose` names the same"
-    assert missed["lora_modules_to_save"].startswith("not modelled yet: parameters")
+    assert missed["lora_target_parameters"].startswith("not modelled yet: parameters")
     assert missed["mine"].startswith("rankscope does not know it")
     assert "gradient_checkpointing" in {one["key"] for one in answer["unsaid"]}
     assert "--loose" not in str([answer["missed"], answer["unsaid"]])

@@ -22,6 +22,7 @@ const base64 = (blob) => new Promise((done, failed) => {
 
 const WITH = "drop that file too"; /* in the message of a recipe that names a file which is not there */
 const NOT_YET = "not yet: "; /* begins what is of rankscope, not of the recipe */
+const SQUARE = " unless training.image_width is set too"; /* in a question: a page asks one side */
 const OTHER_LAYOUT = "of another layout"; /* in the message of a key that --loose does not leave out either */
 /* What helps where a recipe does not say how long its samples are. */
 const LENGTHS = "It is the longest sample of your data after the tokenizer, in tokens. Not known yet? Take a length to begin with: \u201clongest sequence\u201d then says up to which one the job fits.";
@@ -205,7 +206,8 @@ export class Files {
   /* One form of what a recipe leaves open; its answers import again. */
   asks(questions, files, answers) {
     const own = questions.filter((one) => ASKED[one.option.split(" ")[0]]);
-    const others = questions.filter((one) => !own.includes(one));
+    const keyed = questions.filter((one) => !own.includes(one) && one.option.startsWith("--set "));
+    const others = questions.filter((one) => !own.includes(one) && !keyed.includes(one));
     const rows = own.flatMap((one) => {
       const name = ASKED[one.option.split(" ")[0]];
       const id = `asked-${name}`;
@@ -217,15 +219,25 @@ export class Files {
       input.placeholder = `such as ${USUAL[1]}`;
       return [row, make("p", { className: "note" }, LENGTHS, make("datalist", { id: "usual-lengths" }, ...USUAL.map((value) => make("option", { value }))))];
     });
+    rows.push(...keyed.map((one) => {
+      const id = `asked-${one.key.replaceAll(".", "-")}`;
+      const input = make("input", { id, type: "text", autocomplete: "off", required: true });
+      input.dataset.answer = one.key;
+      input.dataset.key = one.key;
+      return make("p", {}, make("label", { htmlFor: id, textContent: one.text.replace(SQUARE, "") }), " ", input);
+    }));
+    if (keyed.length) rows.push(make("p", { className: "note", textContent: "Does another file say it (the trainer's recipe, or the script that starts the job)? Then drop both at once." }));
     const said = others.map((one) => make("li", { textContent: one.text }));
     if (others.length) return make("div", {}, make("p", { className: "wrong", textContent: "This file is a part of a recipe. It does not say:" }), make("ul", {}, ...said),
       make("p", { className: "note", textContent: "Drop it together with the files that say it: the trainer's recipe, or the script that starts the job." }));
     const form = make("form", { className: "asked" }, ...rows, make("button", { type: "submit", textContent: "use this recipe" }));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
-      const given = [...form.querySelectorAll("[data-answer]")].map((one) => [one.dataset.answer, one.dataset.answer === "topology" ? one.value.trim() : Number(one.value.replace(/\D/g, ""))]);
+      const own_of = (one) => [one.dataset.answer, one.dataset.answer === "topology" ? one.value.trim() : Number(one.value.replace(/\D/g, ""))];
+      const given = [...form.querySelectorAll("[data-answer]:not([data-key])")].map(own_of);
+      const settings = Object.fromEntries([...form.querySelectorAll("[data-key]")].map((one) => [one.dataset.key, /^\s*\d+\s*$/.test(one.value) ? Number(one.value) : one.value.trim()]));
       notice("");
-      try { await this.texts(files, { ...answers, ...Object.fromEntries(given.filter(([, value]) => value)) }); } catch (error) { notice(error.message); }
+      try { await this.texts(files, { ...answers, settings: { ...answers.settings, ...settings }, ...Object.fromEntries(given.filter(([, value]) => value)) }); } catch (error) { notice(error.message); }
     });
     return form;
   }
