@@ -61,7 +61,7 @@ def test_keys_that_the_answer_leaves_out_are_told_without_words_of_the_command_l
             "lora_target_parameters: [mlp.weight]\n")
     answer = asked("import", files={"recipe.yaml": text}, gpus=8, topology="dgx-h100")
     missed = {one["key"]: one["why"] for one in answer["missed"]}
-    assert [*missed] == ["lora_target_parameters", "lora_mlp_kernel", "mine"], "what is refused first, unknown keys last"
+    assert [*missed] == ["lora_target_parameters", "lora_mlp_kernel", "mine"], "refused ones first, unknown last"
     assert answer["names"]["training.lora.rank"] == "lora_r"
     command = import_files([RecipeFile("recipe.yaml", text)], Answers.of_options(8, None, "dgx-h100"), loose=True)
     assert [*said_to_miss(command.left)] == [*missed], "`rankscope run --loose` names the same"
