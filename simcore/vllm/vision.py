@@ -40,6 +40,7 @@ __all__ = ["Encoder", "encoder", "tower_buffers", "tower_refusals", "tower_weigh
 _TOWER, _PROJECTOR = TOWER
 _INT64: Final = 8
 _MOST_PIXELS: Final = 12_845_056
+"""Most pixels of an image: 16,384 squares of 28 x 28, `max_pixels` of Qwen 2.5 VL's preprocessor_config.json."""
 _FRAMES: Final = 14
 """Most frames of a dummy video (`models/qwen2_vl.py` _MAX_FRAMES_PER_VIDEO)."""
 _POSITIONS: Final = 8192

@@ -19,7 +19,7 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.offload import offloaded
-from simcore.operators.megatron.ops.query_groups import own_heads
+from simcore.operators.megatron.ops.query_groups import own_heads, split_columns
 from simcore.operators.megatron.ops.rotation import turned_by_token
 from simcore.operators.megatron.ops.weighed import weighed
 from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
@@ -101,7 +101,7 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
     """Query, key, value, gate: views, but copies of query and gate where heads of several groups are put together."""
     q, kv = block.q_size // c.run.tp, max(block.kv_size // c.run.tp, block.head_dim)
     views = (own_heads(c, block, mixed) if c.run.tp > block.num_kv_heads else
-             _parts(c, mixed, (q, kv, kv, *((q,) if block.gated else ())), plain=_is_plain(block)))
+             split_columns(c, mixed, (q, kv, kv, *((q,) if block.gated else ())), "grad_qkv", plain=_is_plain(block)))
     del mixed
     grouped = block.num_heads > block.num_kv_heads and block.num_kv_heads // c.run.tp > 1
     if block.qk_norm:
@@ -115,24 +115,6 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
     if block.rotary:
         return _moved(c, query, "query", block), _moved(c, key, "key", block), value, gate
     return _moved(c, query, "query", block) if grouped and not block.qk_norm else query, key, value, gate
-
-
-def _parts(c: Context, mixed: Tensor, widths: Sequence[int], *, plain: bool) -> list[Tensor]:
-    """Views of `mixed`, whose gradients are concatenated, but for `plain` ones that lie side by side already."""
-    rows, width = mixed.shape
-
-    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        if grads[0] is not None and plain:  # nothing is concatenated
-            return [Tensor(grads[0].storage, (rows, width), c.dtype)]
-        grad = c.new(rows, width, "grad_qkv")  # _SplitAlongDim.backward concatenates
-        c.elementwise(grad, 2, Kernel.COPY)
-        return [grad]
-
-    views = [Tensor(mixed.storage, (rows, n), mixed.dtype) for n in widths]
-    c.node(views[0], (mixed,), (), back)
-    for i, view in enumerate(views):
-        view.node, view.output = views[0].node, i
-    return views
 
 
 def _copied_gate(c: Context, x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.hardware.topology import Topology
+from simcore.rl.step.critic import make_values
 from simcore.rl.step.journal import Journal
 from simcore.rl.step.phases import (
     ENGINE,
@@ -41,7 +42,7 @@ from simcore.rl.step.phases import (
     wake,
 )
 from simcore.rl.step.policy import Policy
-from simcore.rl.verl.megatron_critic import add_critic, make_values, train_critic
+from simcore.rl.verl.megatron_critic import add_critic, train_critic
 from simcore.rl.verl.streams import Stream
 
 __all__ = ["Moves", "beside_engine", "megatron_step"]

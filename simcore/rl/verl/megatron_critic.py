@@ -17,10 +17,10 @@ from typing import Final
 
 from simcore.hardware.topology import Topology
 from simcore.rl.step.journal import Journal
-from simcore.rl.step.phases import CRITIC, FORWARD, STEPS, away, back, outside
+from simcore.rl.step.phases import CRITIC, STEPS, away, back, outside
 from simcore.rl.step.policy import Critic
 
-__all__ = ["add_critic", "critic_bytes", "make_values", "train_critic"]
+__all__ = ["add_critic", "critic_bytes", "train_critic"]
 
 _GRADS: Final = f"{CRITIC}, gradients"
 _MAIN: Final = "main_param"
@@ -53,16 +53,6 @@ def _moved(critic: Critic) -> Mapping[str, int]:
     model = critic.model
     fixed = {name: size for name, size in model.fixed.items() if name == _MAIN}
     return {**fixed, **{name: size for name, size in model.states.items() if name != _MAIN}}
-
-
-def make_values(journal: Journal, critic: Critic, topology: Topology) -> None:
-    """Adds the phase in which the critic makes values; its gradients, if they stay, are not needed."""
-    journal.begin("values")
-    if critic.offloads_params:
-        back(journal, critic.model.params, topology, CRITIC)
-    journal.spike(CRITIC, critic.model.passing, "forward pass", {FORWARD: critic.model.passing_ns})
-    if critic.offloads_params:
-        away(journal, critic.model.params, topology, CRITIC)
 
 
 def train_critic(journal: Journal, critic: Critic, topology: Topology) -> None:

@@ -75,14 +75,14 @@ def test_what_is_not_modelled_is_refused_by_its_name(field: str, value: Any) -> 
         build(fields, "hf")
 
 
-@pytest.mark.parametrize(("framework", "mesh"), [
-    ("fsdp2", {"dp_shard": 2}), ("fsdp1", {"dp_shard": 2}), ("ddp", {"dp_replicate": 2}), ("zero1", {"dp_shard": 2}),
-    ("automodel", {"dp_shard": 2})])
-def test_it_is_placed_and_simulated(framework: str, mesh: dict[str, int]) -> None:
+@pytest.mark.parametrize(("framework", "mesh", "parts"), [
+    ("fsdp2", {"dp_shard": 2}, 2), ("fsdp1", {"dp_shard": 2}, 2), ("ddp", {"dp_replicate": 2}, 1),
+    ("zero1", {"dp_shard": 2}, 1), ("automodel", {"dp_shard": 2}, 2)])
+def test_it_is_placed_and_simulated(framework: str, mesh: dict[str, int], parts: int) -> None:
+    """`parts`: in how many the parameters lie."""
     model = {"config": "gemma-4-31b-text", "overrides": SMALL}
     made = graph(**SMALL)
     rest = small.plan_of(framework, mesh, model=model).at_rest()
-    parts = 1 if framework in ("ddp", "zero1") else 2
     assert {name: part.num_params * parts for name, part in rest.items()} == {
         name: made.count(name) for name in ("embedding", "attention", "mlp", "norms")}
     report = simulate(small.scenario(framework, mesh, model=model))

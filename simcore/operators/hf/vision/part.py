@@ -11,7 +11,7 @@ The graph keeps what such a module has put out until it has been differentiated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from simcore.models.vision_blocks import TowerEnd
@@ -31,8 +31,8 @@ from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
-__all__ = ["PLAIN", "Modules", "asks", "attended", "end", "entered", "front", "layer_norm", "leaf", "merged", "normed",
-           "regrouped", "tower_layer"]
+__all__ = ["PLAIN", "Modules", "asks", "attended", "end", "ended", "entered", "front", "layer_norm", "leaf", "merged",
+           "normed", "regrouped", "tower_layer"]
 
 
 def _linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
@@ -210,3 +210,25 @@ def end(tape: Tape, out: Tensor, patches: Node | None, embedded: Node | None) ->
             hand_back(tape, embedded, tape.slot(GRAD_EMBEDDED, "backward_temp"))
 
     return run_backward(tape, out, patches, hand_over)
+
+
+def ended(tape: Tape, run: LayerWorkload, modules: Modules, out: Tensor, nodes: tuple[Node | None, Node | None], *,
+          behind: list[Tensor], held: list[Tensor], features: list[Tensor]) -> RecordedLayer:
+    """Recording of a tower's end, behind what the model then makes for its layers.
+
+    `out`: the embedded sequence; `nodes`: of the patches and of the embedding's output. `behind`, `held`: tensors that
+    live until the model's forward is over, those of the tower and masks; `features`: joined tokens, which leave the
+    model in its output. The lists are the last to name their tensors, and get empty.
+    """
+    hand_on(tape, out)
+    forward = tape.cut()
+    behind.clear()
+    held.clear()
+    late = tape.cut()
+    if run.no_grad or modules.drops_output:
+        features.clear()
+    dropped = tape.cut()
+    backward = end(tape, out, *nodes)
+    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads(), casts=dropped)
+    features.clear()
+    return replace(made, release=tape.cut())

@@ -9,13 +9,12 @@ output, which a loop holds until backward is over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from simcore.models.pooled_blocks import PooledProjector
-from simcore.operators.hf.vision.part import Modules, end, merged, regrouped
+from simcore.operators.hf.vision.part import Modules, ended, merged, regrouped
 from simcore.operators.hf.vision.pooled import kept_by_padding
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import BEFORE, hand_on
+from simcore.operators.shared.layer_borders import BEFORE
 from simcore.operators.shared.rms_norm import rms_norm_by_power
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
@@ -30,30 +29,16 @@ def pooled_projector(tape: Tape, block: PooledProjector, run: LayerWorkload, mod
     Attention of `modules` tells how wide the tower's mask is. `make_tables`: records what the model then makes for its
     layers.
     """
-    pooled: Tensor | None = _pooled(tape, block, run, modules)
-    assert pooled is not None
-    tokens: Tensor | None = _projected(tape, run, modules, pooled)
-    assert tokens is not None
-    features: Tensor | None = regrouped(tape, tokens, "cat")
-    assert features is not None
+    behind = [_pooled(tape, block, run, modules)]
+    behind.append(_projected(tape, run, modules, behind[0]))
+    features = [regrouped(tape, behind[1], "cat")]
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
     held += [aten.new(tape, (run.batch, run.seq), "uint8", "placeholder_mask") for _ in range(3)]
-    out, leaf = merged(tape, block, run, held[0], features)
+    out, leaf = merged(tape, block, run, held[0], features[0])
     if block.window == 1:  # which image a token belongs to
         held.append(aten.new(tape, (run.batch, run.seq), "int64", "block_sequence_ids"))
     make_tables()
-    hand_on(tape, out)
-    forward = tape.cut()
-    pooled = tokens = None
-    held.clear()
-    late = tape.cut()
-    if run.no_grad or modules.drops_output:
-        features = None
-    dropped = tape.cut()
-    backward = end(tape, out, None, leaf)
-    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads(), casts=dropped)
-    features = None
-    return replace(made, release=tape.cut())
+    return ended(tape, run, modules, out, (None, leaf), behind=behind, held=held, features=features)
 
 
 def _pooled(tape: Tape, block: PooledProjector, run: LayerWorkload, modules: Modules) -> Tensor:

@@ -8,12 +8,11 @@ holds until backward is over. Behind them the model makes masks, positions and r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from simcore.models.vision_blocks import Projector
-from simcore.operators.hf.vision.part import Modules, end, entered, merged
+from simcore.operators.hf.vision.part import Modules, ended, entered, merged
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import hand_on, stream_dtype
+from simcore.operators.shared.layer_borders import stream_dtype
 from simcore.operators.shared.rms_norm import rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Tape, Tensor
@@ -27,25 +26,13 @@ def projector(tape: Tape, block: Projector, run: LayerWorkload, modules: Modules
 
     `make_tables`: records what the model then makes for its layers.
     """
-    patches: Tensor | None
     patches, below = entered(tape, run, (run.images, block.patches, block.width), modules.norm_dtype or run.compute)
-    features: Tensor | None = _projected(tape, block, run, modules, patches)
-    assert features is not None
+    features, behind = [_projected(tape, block, run, modules, patches)], [patches]
+    del patches
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
-    out, leaf = merged(tape, block, run, held[0], features)
+    out, leaf = merged(tape, block, run, held[0], features[0])
     make_tables()
-    hand_on(tape, out)
-    forward = tape.cut()
-    patches = None
-    held.clear()
-    late = tape.cut()
-    if run.no_grad or modules.drops_output:
-        features = None
-    dropped = tape.cut()
-    backward = end(tape, out, below, leaf)
-    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads(), casts=dropped)
-    features = None
-    return replace(made, release=tape.cut())
+    return ended(tape, run, modules, out, (below, leaf), behind=behind, held=held, features=features)
 
 
 def _projected(tape: Tape, block: Projector, run: LayerWorkload, modules: Modules, patches: Tensor) -> Tensor:

@@ -10,14 +10,13 @@ model's forward is over; joined tokens leave the model in its output, which a lo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from simcore.models.vision_blocks import RowProjector
-from simcore.operators.hf.vision.part import Modules, end, entered, merged, regrouped
+from simcore.operators.hf.vision.part import Modules, ended, entered, merged, regrouped
 from simcore.operators.hf.vision.rows import kept_by_graph, kept_by_rows
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
-from simcore.operators.shared.layer_borders import BEFORE, hand_on
+from simcore.operators.shared.layer_borders import BEFORE
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
@@ -32,28 +31,15 @@ def row_projector(tape: Tape, block: RowProjector, run: LayerWorkload, modules: 
     `make_tables`: records what the model then makes for its layers.
     """
     rows = run.images * block.patches
-    patches: Tensor | None
     patches, below = entered(tape, run, (1, rows, block.width), run.compute)
     drop_tower(tape, block, run, modules, rows)
-    tokens: Tensor | None = projected(tape, block, run, modules, patches)
-    assert tokens is not None
-    features: Tensor | None = regrouped(tape, tokens, "cat")
-    assert features is not None
+    behind = [patches, projected(tape, block, run, modules, patches)]
+    del patches
+    features = [regrouped(tape, behind[1], "cat")]
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
-    out, leaf = merged(tape, block, run, held[0], features)
+    out, leaf = merged(tape, block, run, held[0], features[0])
     make_tables()
-    hand_on(tape, out)
-    forward = tape.cut()
-    patches = tokens = None
-    held.clear()
-    late = tape.cut()
-    if run.no_grad or modules.drops_output:
-        features = None
-    dropped = tape.cut()
-    backward = end(tape, out, below, leaf)
-    made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads(), casts=dropped)
-    features = None
-    return replace(made, release=tape.cut())
+    return ended(tape, run, modules, out, (below, leaf), behind=behind, held=held, features=features)
 
 
 def drop_tower(tape: Tape, block: RowProjector, run: LayerWorkload, modules: Modules, rows: int) -> None:

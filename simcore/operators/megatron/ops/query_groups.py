@@ -14,7 +14,7 @@ from simcore.models.blocks import Attention
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["own_heads"]
+__all__ = ["own_heads", "split_columns"]
 
 
 def own_heads(c: Context, block: Attention, mixed: Tensor) -> list[Tensor]:
@@ -25,7 +25,7 @@ def own_heads(c: Context, block: Attention, mixed: Tensor) -> list[Tensor]:
     widths = [shares, *([shares] if block.gated else ()), block.head_dim, block.head_dim]
     group = _cut(c, whole, sum(widths))
     del whole
-    query, *gate, key, value = _split(c, group, widths)
+    query, *gate, key, value = split_columns(c, group, widths, "grad_qkv.group")
     own = block.q_size // c.run.tp
     return [_cut(c, query, own), key, value, *(_cut(c, part, own) for part in gate)]
 
@@ -65,12 +65,17 @@ def _cut(c: Context, x: Tensor, columns: int) -> Tensor:
     return out
 
 
-def _split(c: Context, x: Tensor, widths: Sequence[int]) -> list[Tensor]:
-    """Views side by side, whose gradients are concatenated (SplitAlongDim)."""
+def split_columns(c: Context, x: Tensor, widths: Sequence[int], name: str, *, plain: bool = False) -> list[Tensor]:
+    """Views of `x` side by side, whose gradients are concatenated (SplitAlongDim) in a tensor `name`.
+
+    `plain`: of gradients that lie side by side already, for which nothing is made.
+    """
     rows, wide = x.shape
 
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(rows, wide, "grad_qkv.group")
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        if plain and grads[0] is not None:
+            return [Tensor(grads[0].storage, (rows, wide), c.dtype)]
+        grad = c.new(rows, wide, name)
         c.elementwise(grad, 2, Kernel.COPY)
         return [grad]
 
