@@ -109,9 +109,11 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     base = _peak(simulate(scenario, timed=False))
     if base is None:
         return ()
-    singles = [tried for tried in _all_tried(scenario, changes(scenario)) if tried.peak < base[0]]
+    alone = list(_all_tried(scenario, changes(scenario)))
+    singles = [tried for tried in alone if tried.peak < base[0]]
     num_pairs = min(_PAIRS, _PAIR_ROWS // rows_of(scenario))
     pairs = list(_all_tried(scenario, itertools.islice(sorted(_pairs(singles), key=_effort), num_pairs)))
+    pairs += _all_tried(scenario, itertools.islice(_second_round(alone, base[0]), num_pairs))
     fitting = [*_best(tried for tried in (*singles, *pairs) if tried.fits), *_more_gpus(scenario)]
     if fitting:
         advice = [(_LOSSES.index(tried.change.loss), _told(scenario, tried)) for tried in fitting]
@@ -210,6 +212,23 @@ def _pairs(singles: Sequence[_Tried]) -> Iterator[Change]:
     for a, b in itertools.combinations(modules, 2):
         together = dict.fromkeys((*a.keys["training.recompute"], *b.keys["training.recompute"]))
         yield replace(a, size=a.size + b.size, keys={"training.recompute": list(together)})
+
+
+def _second_round(alone: Sequence[_Tried], base: int) -> Iterator[Change]:
+    """Pairs of a change that costs time only and lowers the peak, and of one that lowers nothing alone.
+
+    The first moves the peak to another moment of the step, which the second lowers: an optimizer's temporaries count
+    only where recomputation has taken the backward's peak below them. Firsts are the best of each kind, those with the
+    lowest peak before others. `base`: bytes of the peak without a change.
+    """
+    firsts: dict[str, Change] = {}
+    for tried in sorted(alone, key=lambda tried: tried.peak):
+        if tried.peak < base and not tried.fits and tried.change.loss == "time":
+            firsts.setdefault(tried.change.kind, tried.change)
+    idle = [tried.change for tried in alone if tried.peak >= base]
+    for first, second in itertools.product(firsts.values(), sorted(idle, key=_effort)):
+        if first.kind != second.kind and not set(first.keys) & set(second.keys):
+            yield _together(first, second)
 
 
 def _together(a: Change, b: Change) -> Change:

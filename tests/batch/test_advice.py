@@ -103,6 +103,17 @@ def test_two_changes_are_tried_where_one_is_not_enough() -> None:
         assert simulate(changed(nano, one), timed=False).verdict == "oom"
 
 
+def test_a_change_that_lowers_nothing_alone_is_tried_beside_one_that_moves_the_peak() -> None:
+    """Recomputation moves the peak to the optimizer, whose temporaries the fused one does not make."""
+    asked = small.scenario("fsdp2", {"dp_shard": 2}, seq_len=2048, model="qwen3-4b")
+    fused, full = {"training.optimizer.implementation": "fused"}, {"training.recompute": "full"}
+    base, alone, moved, both = (simulate(changed(asked, keys), timed=False).highest_bytes or 0
+                                for keys in ({}, fused, full, {**full, **fused}))
+    assert alone == base > moved > both
+    between = changed(asked, {"limits.usable_memory": f"{(moved + both) // 2} B"})
+    assert {**full, **fused} in [one.changes for one in advise(between)]
+
+
 def test_two_changes_may_keep_the_same_global_batch() -> None:
     """So long that what is split outweighs NCCL's buffers for the ring that splits it."""
     asked = limited("megatron", 0.35, {"dp_shard": 4}, seq_len=131_072, micro_batch_size=4)
