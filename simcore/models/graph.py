@@ -335,7 +335,7 @@ def assembled(architecture: Architecture, implementation: str) -> ModelGraph:
     operators = importlib.import_module(f"simcore.operators.{implementation}.implementation")
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
     tensors = {kind: tuple(operators.tensors(kind)) for kind in kinds}
-    tensors[kinds[0]] += tuple(replace(spec, name=f"{path}.{spec.name}", trainable=False)
+    tensors[kinds[0]] += tuple(replace(spec, name=f"{path}.{spec.name}", trainable=False, rests=True)
                                for path, kind in architecture.resting for spec in operators.tensors(kind))
     network = connect(architecture.parts, tensors, predicts_last=operators.IMPLEMENTATION.predicts_last)
     return ModelGraph(architecture, implementation, kinds, tuple(tensors.values()), network).with_network(network)

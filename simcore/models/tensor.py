@@ -18,7 +18,8 @@ class TensorSpec:
     embedding, conv, router, bias, adapter, factors (a buffer in the parameters' dtype), other. `copies`: separate
     tensors of this shape (one weight an expert). `tied`: the storage is another layer's; the graph sets it from its
     edges, an implementation never does. `stored`: a
-    dtype that the implementation insists on ("" follows the scenario).
+    dtype that the implementation insists on ("" follows the scenario). `rests`: of a vision tower that is given no
+    images; it lies beside the embedding, whose step never reads it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class TensorSpec:
     trainable: bool = True
     copies: int = 1
     tied: bool = False
+    rests: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.dims) == len(self.shape), f"{self.name}: {len(self.shape)} dimensions, {len(self.dims)} names"

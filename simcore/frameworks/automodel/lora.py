@@ -26,7 +26,7 @@ from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.frameworks.common.lora import dropout_at
-from simcore.models.blocks import Embedding, LayerKind, Moe, Mtp
+from simcore.models.blocks import LayerKind, Moe, Mtp
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import TowerEnd, VisionPart
 from simcore.placement.job import Draft, Job
@@ -68,9 +68,8 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
         if spec.module == "linear" and matches(path, "linear", lora):
             made = [*([_magnitude(spec)] * lora.use_dora),
                     *_pair(spec, lora.rank, plain=lora.release == NEMO_RL and kind.block is None)]
-            rests = isinstance(kind.block, Embedding)  # a linear of a tower that is given no images
-            found += [replace(one, tied=spec.tied, trainable=not rests) for one in made] if isinstance(
-                kind.block, Mtp | Embedding) else made
+            tied = spec.tied and isinstance(kind.block, Mtp)
+            found += [replace(one, tied=tied, trainable=not spec.rests, rests=spec.rests) for one in made]
         elif spec in grouped[:1]:
             _refuse_dora_of_experts(lora)
             found += _expert_adapters(grouped, _rank_of_experts(kind, lora))

@@ -151,10 +151,10 @@ class _Maker:
         return [unit for unit in out if unit.members or unit.is_root]
 
     def _rests(self, spec: TensorSpec) -> bool:
-        return spec.name.startswith(self.at_rest)
+        return spec.rests
 
     def _runs(self, spec: TensorSpec) -> bool:
-        return not self._rests(spec)
+        return not spec.rests
 
     def _root(self, rest: list[int], used: tuple[int, int], *, embeds: bool) -> list[Unit]:
         """The root of dense layers, and units of lists of a resting tower; `embeds`: the embedding is a unit itself."""
@@ -178,8 +178,8 @@ class _Maker:
 
     def _leaves_tower(self) -> bool:
         """True if a base is frozen and no adapter is in the tower that is given no images."""
-        adapters = [spec.name for specs in self.graph.tensors for spec in specs if spec.module == "adapter"]
-        return bool(adapters) and not any(name.startswith(self.at_rest) for name in adapters)
+        adapters = [spec for specs in self.graph.tensors for spec in specs if spec.module == "adapter"]
+        return bool(adapters) and not any(spec.rests for spec in adapters)
 
     def dense(self, stage: tuple[int, ...]) -> list[Unit]:
         """Returns the units with ep = 1: layers reshard; embedding and head are units only if they train.

@@ -72,7 +72,13 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
 
 
 def stays_wide(spec: TensorSpec) -> bool:
-    """True for a frozen parameter, not packed, that PEFT casts to fp32 and axolotl does not cast back."""
+    """True for a frozen parameter, not packed, that PEFT casts to fp32 and axolotl does not cast back.
+
+    axolotl casts modules with `norm` in their name, and those of `embed_tokens` and `lm_head`: in a vision tower
+    neither positions nor patches.
+    """
+    if spec.rests:
+        return not spec.is_buffer and spec.module != "adapter" and "norm" not in spec.path
     return (not spec.is_buffer and not spec.trainable and spec.module not in ("norm", "embedding")
             and spec.component not in ("embedding", "lm_head"))
 

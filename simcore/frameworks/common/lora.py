@@ -5,7 +5,7 @@ The adapters are PEFT's ([Note: PEFT's adapters] in `simcore/operators/hf/peft.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from simcore.errors import InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
@@ -29,7 +29,8 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
     For every linear whose path ends with a target (of `DEFAULT_TARGETS` if `lora` names none) and not excluded, whole
     parts of the path (PEFT 0.21.2 `tuners/tuners_utils.py` check_target_module_exists):
     `lora_a` [rank, in] and `lora_b` [out, rank], and for DoRA `lora_magnitude_vector` [out]. The output head's name is
-    `lm_head`. Names of transformers 4's experts: [Note: names of fused experts].
+    `lm_head`. Names of transformers 4's experts: [Note: names of fused experts]. Linears of a vision tower that
+    is given no images lie beside the embedding; their adapters get no gradient.
     """
     head = isinstance(kind.block, Head)
     fused = names_of_experts(kind.family, lora.implementation)
@@ -40,16 +41,20 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
         is_target = (spec.path in targets) if lora.is_exact else _ends(module, targets)
         if not (head or spec.module == "linear") or not is_target or _ends(module, lora.exclude_modules):
             continue
-        rows, columns = spec.shape
-        path = "" if head else f"{spec.path}."
-        out.append(TensorSpec(f"{path}lora_a.weight", (lora.rank, columns), ("rank", spec.dims[1]), "adapters",
-                              "adapter", copies=spec.copies))
-        out.append(TensorSpec(f"{path}lora_b.weight", (rows, lora.rank), (spec.dims[0], "rank"), "adapters",
-                              "adapter", copies=spec.copies))
-        if lora.use_dora:
-            out.append(TensorSpec(f"{path}lora_magnitude_vector.weight", (rows,), (spec.dims[0],), "adapters",
-                                  "adapter", copies=spec.copies))
+        out += _pair(spec, lora, "" if head else f"{spec.path}.")
     return (*out, *expert_adapters(kind, specs, lora))
+
+
+def _pair(spec: TensorSpec, lora: LoraChoice, at: str) -> Iterator[TensorSpec]:
+    """Factors of a linear's adapter, and DoRA's magnitudes; `at`: path of the linear, with a dot at the end, or ""."""
+    rows, columns = spec.shape
+    out, into = spec.dims
+    shapes: list[tuple[str, tuple[int, ...], tuple[str, ...]]] = [
+        ("lora_a", (lora.rank, columns), ("rank", into)), ("lora_b", (rows, lora.rank), (out, "rank"))]
+    shapes += [("lora_magnitude_vector", (rows,), (out,))] * lora.use_dora
+    for name, shape, dims in shapes:
+        yield TensorSpec(f"{at}{name}.weight", shape, dims, "adapters", "adapter", copies=spec.copies,
+                         trainable=not spec.rests, rests=spec.rests)
 
 
 def _ends(module: str, names: Iterable[str]) -> bool:

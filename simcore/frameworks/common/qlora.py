@@ -166,11 +166,11 @@ def is_cast_by_product(spec: TensorSpec) -> bool:
     """True for the bias of a linear that is packed in 4 bits: it rests in the type of the product.
 
     bitsandbytes 0.50.2 `nn/modules.py` Linear4bit.forward replaces its data in the first step, whatever type
-    prepare_model_for_kbit_training gave it.
+    prepare_model_for_kbit_training gave it. A tower that is given no images has no such step.
     """
     at = spec.path.rpartition(".")[2]
-    return (spec.module == "bias" and spec.component not in ("router", "routed_experts") and at != "conv1d"
-            and is_packed(replace(spec, module="linear")))
+    return (spec.module == "bias" and not spec.rests and spec.component not in ("router", "routed_experts")
+            and at != "conv1d" and is_packed(replace(spec, module="linear")))
 
 
 def packs_head(job: Job, options: dict[str, Any]) -> bool:

@@ -71,6 +71,8 @@ __all__ = ["VERSIONS", "options_around", "table"]
 VERSIONS = ("torch 2.13",)
 RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
 MIB: Final = 2**20
+_RESTING: Final = ("mistral3", "qwen3_5", "qwen3_5_moe")
+"""Families whose vision tower may rest."""
 _WIDE: Final = "wide_embedding_states"
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "bucket_cap_mb": (None, int),
@@ -151,6 +153,7 @@ def _afterwards(job: Job, options: dict[str, Any], stored: str) -> Afterwards:
 
 def _check(job: Draft, options: dict[str, Any]) -> None:
     CAPABILITIES.check(job)
+    _check_resting(job)
     LAYERS[job.graph.implementation].check(job, options)
     if options.get("optimizer_in_bwd") and job.mesh.dp_replicate > 1:
         raise job.not_yet("framework_options.optimizer_in_bwd", "an optimizer inside backward of gradients that are "
@@ -186,6 +189,25 @@ def _check_tower(job: Job, mixed: Mixed) -> None:
     if job.graph.architecture.has_tower and (mixed.casts_back or mixed.stored != job.compute):
         raise job.not_yet("training.precision.params", "a vision tower with parameters in fp32 under autocast, as "
                           "prepare_model_for_kbit_training leaves it")
+
+
+def _check_resting(job: Job) -> None:
+    """Raises NotYet for a tower that is given no images but those that were measured, and for ranks that wait for it.
+
+    Beside it their decoders run as they do in models of text (transformers 5.23 `models/qwen3_5`, `models/mistral3`).
+    Others do not: Gemma 3 and 4 make masks of token types all the same, Qwen 2.5 VL and 3 VL three positions a token.
+    """
+    if not job.graph.architecture.resting:
+        return
+    family = job.graph.architecture.family
+    if family not in _RESTING:
+        raise job.not_yet("training.images", f"a model with a vision tower that is given text alone, of {family} under "
+                          f"ddp (served: {', '.join(_RESTING)})")
+    waits = job.scenario.training.method == "full" or any(
+        spec.rests and spec.module == "adapter" for specs in job.graph.tensors for spec in specs)
+    if waits and job.mesh.dp_replicate > 1:
+        raise job.not_yet("training.images", "ranks whose buckets wait for gradients of a vision tower that is given "
+                          "text alone (find_unused_parameters)")
 
 
 def _reducer(job: Draft, options: dict[str, Any]) -> DdpStrategy:

@@ -20,20 +20,22 @@ __all__ = ["read_images"]
 _FREEZING: Final = "utils/freeze.py freeze_mm_modules"
 _KBIT: Final = ("PEFT 0.21.2 utils/other.py prepare_model_for_kbit_training; 067b021c loaders/model.py "
                 "_convert_embedding_modules_dtype casts norms and embeddings of tokens back")
+_LOADED: Final = ("067b021c utils/config/__init__.py normalize_config: is_multimodal by the model's type; "
+                  "loaders/model.py _set_auto_model_loader: AutoModelForImageTextToText")
 _STRATEGY: Final = "processing_strategies.py: an image is resized and padded before the model's processor takes it"
 
 
 def read_images(reader: Reader, draft: Draft) -> None:
     """Asks for the images of a sequence where the recipe loads a processor; refuses models whose tower is not known.
 
-    Without a processor a model with a tower is given text alone, which is refused by name.
+    Without a processor a model with a tower is given text alone, and loads its tower all the same.
     """
     parts, processor = _tower(draft), reader.text("processor_type")
     _read_frozen(reader, draft, parts)
     if processor is None:
         if parts:
-            draft.refused.append(Problem(reader.document.path, "not yet: a model with a vision tower that is given "
-                                         "text alone (processor_type is not set)"))
+            draft.infer("training.images", 0, "no processor is set: samples are text, beside a tower that rests",
+                        source=_LOADED)
         return
     if not parts:
         draft.refuse(processor, "a model with images or sound")

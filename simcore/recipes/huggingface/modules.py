@@ -8,7 +8,8 @@ from typing import Any, Final
 from simcore.errors import InputError
 from simcore.models.graph import model_config
 
-__all__ = ["BALANCING", "LINEARS", "LINEARS_BEHIND_TOWERS", "NAMED_BY_PEFT", "family_of", "is_dense"]
+__all__ = ["BALANCING", "LINEARS", "LINEARS_BEHIND_TOWERS", "LINEARS_WITH_TOWERS", "NAMED_BY_PEFT", "family_of",
+           "is_dense"]
 
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
@@ -29,6 +30,8 @@ LINEARS_BEHIND_TOWERS: Final = {
     "qwen3_vl_moe": _ATTENTION,  # experts are one parameter
 }
 """Names of linear layers of the language model alone, of families with a vision tower."""
+LINEARS_WITH_TOWERS: Final = LINEARS | {"mistral3": (*_ATTENTION, *_MLP, "merging_layer", "linear_1", "linear_2")}
+"""Names of all linear layers, of a vision tower and its projector too."""
 NAMED_BY_PEFT: Final = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
                     ("q_proj", "v_proj")),

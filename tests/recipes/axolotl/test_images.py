@@ -59,7 +59,6 @@ def test_images_are_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "told"), [
-    ("processor_type: AutoProcessor\n", "", "a model with a vision tower that is given text alone"),
     ("Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen3-8B", "a model with images or sound"),
     ("adapter: lora\n", "adapter: qlora\nload_in_4bit: true\n", "a packed base behind a vision tower"),
 ])
@@ -67,6 +66,22 @@ def test_other_inputs_are_refused_by_name(tmp_path: Path, old: str, new: str, to
     with pytest.raises(RankscopeError) as caught:
         imported(tmp_path, RECIPE.replace(old, new), ASKED).expect_complete()
     assert told in str(caught.value)
+
+
+def test_without_a_processor_the_model_is_given_text_alone(tmp_path: Path) -> None:
+    """Its tower is loaded, packed and adapted with the rest; every linear has an adapter, of the projector too."""
+    packed = RECIPE.replace("adapter: lora\n", "adapter: qlora\nload_in_4bit: true\nlora_target_linear: true\n")
+    packed = packed.replace("processor_type: AutoProcessor\n", "").replace(
+        "Qwen/Qwen3-VL-4B-Instruct", "mistralai/Ministral-3-3B-Reasoning-2512")
+    lines = [line for line in packed.splitlines() if "lora_target_modules" not in line]
+    found = imported(tmp_path, "\n".join(lines), ASKED)
+    found.expect_complete()
+    assert found.values["training"]["images"] == 0
+    graph = prepare(parse_scenario(found.document()))[0].graph
+    resting = {spec.path.rpartition(".lora_")[0] for spec in graph.tensors[0]
+               if spec.rests and spec.module == "adapter"}
+    assert len(resting) == 7 * 24 + 3
+    assert "model.multi_modal_projector.patch_merger.merging_layer" in resting
 
 
 def test_freeze_mm_modules_freezes_a_tower_that_would_be_trained(tmp_path: Path) -> None:
