@@ -269,7 +269,7 @@ class Tape(Recorder):
         for i, shape in enumerate(node.reduce_to):
             if node.edges[i] is None:  # torch 2.13 csrc/autograd/engine.cpp validate_outputs: no valid edge
                 continue
-            outputs[i] = self._sum_to(outputs[i], shape)
+            outputs[i] = self._sum_to(outputs[i], shape, is_param=isinstance(node.edges[i], Param))
             outputs[i] = self._cast_to(outputs[i], node.cast_to[i:i + 1])
         grads.clear()
         node.saved, node.frame, node.backward = [], None, None
@@ -293,8 +293,9 @@ class Tape(Recorder):
         while params:
             self.give_param(*params.pop(0))
 
-    def _sum_to(self, grad: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
-        if grad is None or grad.numel == math.prod(shape):
+    def _sum_to(self, grad: Tensor | None, shape: tuple[int, ...], *, is_param: bool) -> Tensor | None:
+        """Sum over the dimensions that `shape` lacks; of a parameter's gradient even over one row (aten sum_to)."""
+        if grad is None or (grad.numel == math.prod(shape) and not (is_param and len(grad.shape) > len(shape))):
             return grad
         total = self.empty(shape, grad.dtype, "grad_sum_to_size")
         self.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + total.nbytes, 1)

@@ -185,6 +185,18 @@ def test_a_broadcast_gradient_is_summed_after_both_products(tape: Tape) -> None:
     assert births == [("grad_mul", NUM_BYTES), ("grad_mul", NUM_BYTES), ("w.grad", 32)]
 
 
+def test_gradients_of_two_biases_of_one_row_are_two_tensors(tape: Tape) -> None:
+    """torch 2.13 on a CPU: 128 bytes each for two biases of 64 elements, of one row as of two."""
+    x = tape.external((1, 1, 16), "bf16", HIDDEN, -1)
+    x.node = Node()
+    first, second = (Param(name, (16,), "bf16", True) for name in ("a.bias", "b.bias"))
+    out = aten.add(tape, aten.linear(tape, x, weight("a"), "a", bias=first),
+                   aten.linear(tape, x, weight("b"), "b", bias=second), "sum")
+    run_backward(tape, out)
+    born = [name for name, _, size in posted(tape) if size == 32 and name.endswith(".grad")]
+    assert sorted(born) == ["a.bias.grad", "b.bias.grad"]
+
+
 def test_kernels_and_collectives_become_rows(tape: Tape) -> None:
     tape.compute(Kernel.GEMM, 10, 20)
     tape.collective("all_to_all", "ep", 30, "bf16")
