@@ -1,6 +1,6 @@
 /* The job as a form: fields that most people change, steppers of degrees, and every other key found by search. */
 import { AXES, mesh_words, short } from "./mesh.js";
-import { offers, say_changes } from "./offers.js";
+import { also_words, offers, say_changes } from "./offers.js";
 import { make, notice } from "./panels.js";
 import { leaves, value_of } from "./state.js";
 import { Steppers } from "./steppers.js";
@@ -15,7 +15,7 @@ export class Form {
     this.catalogue = catalogue;
     this.change = change; /* called with {key: value}; undefined removes a key */
     this.options_of = options_of; /* of a framework: a promise of its options */
-    this.apply = apply; /* called with changes that the page offers */
+    this.apply = apply; /* called with changes that the page offers, keys to leave out, and true where the layout in view is refused */
     this.price = price; /* called with USD for an hour of a GPU, null for the machine's */
     this.is_unread = is_unread; /* called when a text in a field became no value, or one again */
     this.unread = new Map(); /* keys whose text is no value: what is told there; the job has the value before */
@@ -222,11 +222,12 @@ export class Form {
     const is_other_model = this.is_other_model && answer.plain && !answer.is_unknown;
     this.is_other_model = false;
     if (is_other_model) {
-      this.change({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
-      notice(`${this.job.model} cannot have the degrees of the model before: ${mesh_words(this.job.mesh || {})} instead. "undo" goes back.`, true);
+      const also = also_words(answer.also, this.job);
+      this.change({ mesh: short(answer.plain), ...answer.also, ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
+      notice(`${this.job.model} cannot have the degrees of the model before: ${mesh_words(this.job.mesh || {})}${also} instead. "undo" goes back.`, true);
       return;
     }
-    const found = offers(answer, this.job, this.apply);
+    const found = offers(answer, this.job, (changes, dropped) => this.apply(changes, dropped, true));
     const box = document.getElementById("plain");
     box.replaceChildren(...found);
     box.hidden = !found.length;
