@@ -243,18 +243,41 @@ def test_fewer_gpus_with_several_options_are_counted_and_taken_over(page: Page) 
         search.show({ fewest: { ...row, framework: 'ddp', value: null, layout: null } });
         search.show({ fewest: { ...row, framework: 'fsdp2', value: null, layout: null,
           together: { gpus: 2, layout: layout(2) } } });
-        search.show({ fewest: { ...row, framework: 'zero3', value: 4, layout: layout(4),
-          together: { gpus: 3, layout: layout(3) } } });
+        search.show({ fewest: { ...row, framework: 'zero3', value: 8, layout: layout(8), unmodelled: ['states aside'],
+          together: { gpus: 4, layout: layout(4), skipped: [3], other: { gpus: 3, batch: 66, layout: layout(3) } } } });
         search.show({ over: true });
         window.over = search.over; })""")
     assert page.run("window.over") == "3 frameworks: 2 fit, some only with several options at once."
     assert json.loads(page.run("""JSON.stringify([...document.querySelectorAll('#frontier tbody tr:not(.below)')]
         .map(row => [row.cells[1].innerText, row.cells[2].innerText, !!row.querySelector('button')]))""")) == [
             ["fsdp2, several options at once", "2", True], ["fsdp2", "none that was tried fits", False],
-            ["zero3, several options at once", "3", True], ["zero3", "4", True],
+            ["zero3, several options at once, global batch 66", "3", True],
+            ["zero3, several options at once", "4", True], ["zero3", "8", True],
             ["ddp", "none that was tried fits", False]]
+    assert "3 GPUs do fit: dp_shard 3" in page.text("#frontier")
+    assert "Not modelled with it yet, so not tried: states aside." in page.text("#frontier")
     page.click("#frontier button")
     assert page.run("window.taken['mesh.dp_shard']") == 2
+    page.click("#frontier tr:nth-of-type(4) button")
+    assert page.run("window.taken['training.global_batch_size']") == 66
+
+
+def test_a_number_of_gpus_has_one_verdict_for_each_layout_and_its_batch_is_told(page: Page) -> None:
+    """Too close to tell with several options, out of memory with one: two layouts, and each is said to be so."""
+    page.open()
+    head, lines = page.run("""import('/wording.js').then(({ fewest_words, limit_words }) => {
+        const nearest = { keys: { 'mesh.dp_shard': 4 }, num_gpus: 4, peak_bytes: 8 * 2 ** 30, verdict: 'unsure',
+          usable_bytes: 7.8 * 2 ** 30 };
+        const row = { value: null, is_fewest: true, layout: null, beyond: 4, why: 'oom, in forward, input 2 GiB',
+          nearest_bytes: 9 * 2 ** 30, nearest, skipped: [], untried: 0, together: null };
+        const limit = { quantity: 'gpus', words: 'fewest GPUs', value: null, beyond: 4096, beyond_peak: '177 GiB',
+          beyond_verdict: 'oom', beyond_batch: 4096, why: 'in forward, input 2 GiB' };
+        const [head, lines] = fewest_words(row, {});
+        return [head, [...lines, limit_words(limit)].join('|')]; })""")
+    assert head == "too close to tell: none surely fits"
+    assert "|With one option at a time, 4 GPUs, the most that were tried: does not fit" in lines
+    assert "its best layout needs 9.00 GiB.|Nearest to fitting, with several options at once: dp_shard 4" in lines
+    assert "4,096 GPUs with a global batch of 4,096, the most that were tried: does not fit, it needs 177 GiB" in lines
 
 
 def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
@@ -281,7 +304,8 @@ def test_a_key_of_a_recipe_that_is_left_out_has_the_recipes_own_name(page: Page)
     page.click("[data-part=problems] li button + button")
     page.settled()
     page.picture("left-out")
-    assert page.text("#missed").startswith("Without gradient_checkpointing and mine of the recipe")
+    said = "Without training.offload.activations (of gradient_checkpointing) and mine of the recipe"
+    assert page.text("#missed").startswith(said), "the recipe's key has other parts, which stay"
 
 
 def test_what_was_offered_to_the_job_before_is_out_of_reach_while_another_is_simulated(page: Page) -> None:

@@ -211,7 +211,7 @@ const change = (changes, is_step = performance.now() - stepped_at > STEP_MS, lef
    `dropped`: keys that are left out, which the verdict then names; `is_taken`: in the place of a refused layout. */
 const apply = (changes, dropped = [], is_taken = state.left.is_taken) => {
   const { job } = state;
-  const left = dropped.reduce((found, key) => without_key(found, job, key, files.name_of(key)), said_again({ ...state.left, is_taken }, changes));
+  const left = dropped.reduce((found, key) => without_key(found, job, key, files.name_of(key, (one) => form.label(one))), said_again({ ...state.left, is_taken }, changes));
   change({ ...changes, ...Object.fromEntries(dropped.map((key) => [key, undefined])) }, true, left);
   const place = document.querySelector("[data-part=verdict]");
   place.tabIndex = -1;

@@ -141,9 +141,12 @@ export class Files {
     else this.recipe(found, files, answers);
   }
 
-  /* The recipe's own key that a key of the job comes from; "" where the job is of no recipe that is known here. */
-  name_of(key) {
-    return (this.names.job === this.state.job.name && this.names.keys[key]) || "";
+  /* The recipe's own key that a key of the job comes from; "" where the job is of no recipe that is known here. Of a key
+     that other keys of the job come from too, the part that is meant: `label` has words for it. */
+  name_of(key, label) {
+    const name = (this.names.job === this.state.job.name && this.names.keys[key]) || "";
+    const is_part = name && Object.entries(this.names.keys).some(([other, its]) => its === name && other !== key && value_of(this.state.job, other) !== undefined);
+    return is_part ? `${label(key)} (of ${name})` : name;
   }
 
   /* Says on the card of a recipe what the job in view has otherwise. */

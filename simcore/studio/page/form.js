@@ -78,8 +78,8 @@ export class Form {
     const row = make("div", { className: "field" }, make("label", { htmlFor: id }, ...broken(label)), input, told);
     row.dataset.key = key;
     this.fields.set(key, { input, told, row });
-    const { default: usual } = this.catalogue.keys.find((one) => one.key === key) || {};
-    if (usual && usual.startsWith("`") && input.tagName === "INPUT") input.placeholder = usual.replaceAll("`", "");
+    const { default: usual, says } = this.catalogue.keys.find((one) => one.key === key) || {};
+    if (usual && usual.startsWith("`") && input.tagName === "INPUT") input.placeholder = usual === "`null`" ? left_out(says) : usual.replaceAll("`", "");
     return row;
   }
 
@@ -316,6 +316,9 @@ const cure_of = (message, key) => {
 /* A problem in words for the page: without the key that it is told at, and without commands. */
 export const said = (message, key) => (message.startsWith(`${key}: `) ? message.slice(key.length + 2) : message)
   .replace(/`rankscope models`[^]*$/, "the list of the field has those that are built in; drop another's config.json on the page");
+
+/* What a key without a value means, as its own sentence says; "" where it does not. */
+const left_out = (says) => (says.match(/left out: ([^;]+)/) || ["", ""])[1];
 
 /* A dotted name that may be cut into lines behind its dots and underscores. */
 const broken = (name) => name.split(/(?<=[._])/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));
