@@ -157,6 +157,17 @@ def test_wrong_input_is_told_at_its_field_and_nothing_is_lost(page: Page) -> Non
     assert "Fits" in page.text("[data-part=verdict] .verdict")
 
 
+def test_a_field_without_a_value_shows_what_the_job_has(page: Page) -> None:
+    page.open()
+    page.set("training.global_batch_size", "")
+    field = "document.getElementById('field-training-global_batch_size')"
+    shards = page.run("""Number(document.getElementById('rest').innerText.match(/(\\d+) sharded/)[1])""")
+    assert page.run(f"{field}.placeholder") == str(shards)
+    page.set("training.micro_batch_size", "2")
+    assert page.run(f"{field}.placeholder") == str(2 * shards)
+    assert page.run("[...document.querySelectorAll('input')].every(one => one.placeholder !== 'null')")
+
+
 def test_three_wrong_values_are_told_at_once_and_the_verdict_says_of_which_it_is(page: Page) -> None:
     page.open()
     page.choose("#field-training-seq_len", "many")

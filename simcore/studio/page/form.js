@@ -1,10 +1,11 @@
 /* The job as a form: fields that most people change, steppers of degrees, and every other key found by search. */
-import { AXES, mesh_words, short } from "./mesh.js";
+import { AXES, mesh_words, short, whole_mesh } from "./mesh.js";
 import { also_words, offers, say_changes } from "./offers.js";
 import { make, notice } from "./panels.js";
 import { leaves, value_of } from "./state.js";
 import { Steppers } from "./steppers.js";
 import { GUESS, decimal, machine_words, plain_value, whole } from "./values.js";
+import { count } from "./wording.js";
 
 const METHODS = ["full", "lora", "qlora"];
 /* Settings of adapters and of weights in 4 bits, which mean nothing with a method that has none. */
@@ -212,8 +213,16 @@ export class Form {
     }
     for (const key of there) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "mesh" && key !== "name") this.add(key);
     for (const key of this.fields.keys()) if (key !== "price") this.show_value(key);
+    this.show_batch(job);
     this.steppers.show(job);
     this.is_unread();
+  }
+
+  /* The global batch that a job without one has, in its place, paler. */
+  show_batch({ mesh, training }) {
+    const { dp_shard: shards, dp_replicate: copies } = whole_mesh(mesh);
+    const batch = shards * copies * ((training || {}).micro_batch_size || 1);
+    this.fields.get("training.global_batch_size").input.placeholder = Number.isInteger(batch) ? count(batch) : "";
   }
 
   /* Takes the legal values that the engine found for this job, and what it offers in the place of one that is refused. */
@@ -253,7 +262,7 @@ export class Form {
       if (![...input.options].some((option) => option.value === shown)) input.append(make("option", { value: shown, textContent: shown }));
       input.value = shown;
     } else input.value = text;
-    input.title = text; /* long ones are cut */
+    input.title = text || input.placeholder || ""; /* long ones are cut */
   }
 
   /* Problems where they were made: at their fields; those of no field are returned. */

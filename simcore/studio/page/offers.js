@@ -49,7 +49,7 @@ const alone = (buttons) => buttons.filter((one, n) => buttons.findIndex((each) =
 
 /* Offers that go with the values of each degree, of a job that is refused; none of another. */
 export const offers = ({ plain, drops, also, fixed, others, frameworks, is_unknown }, job, apply) => {
-  const layouts = plain ? [{ plain, drops, also, fixed }, ...others].map((one) => layout(one, job, apply)) : [];
+  const layouts = plain ? [{ plain, drops, also, fixed }, ...others].map((one, n, all) => layout({ ...one, fixed: all.slice(0, n).some((each) => each.fixed) ? "" : one.fixed }, job, apply)) : []; /* why is said once */
   const found = alone([...layouts, ...frameworks.map((one) => other(one, job, apply))]);
   return found.length && is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" }), ...found] : found;
 };
