@@ -91,6 +91,15 @@ class Page:
             data.items.add(new File([bytes], {json.dumps(name)}));
             dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, cancelable: true }})); }})()""")
 
+    def answer(self, topology: str = "dgx-h100", gpus: str = "8", **others: str) -> None:
+        """Answers in the form of a recipe, those that it asks for, which is then used."""
+        self.until("!!document.querySelector('#recipe .asked')")
+        for field, value in {"topology": topology, "gpus": gpus, **others}.items():
+            selector = f"#asked-{field}"
+            if self.run(f"!!document.querySelector('{selector}')"):
+                self.choose(selector, value)
+        self.click("#recipe .asked [type=submit]")
+
     def measures(self, name: str) -> list[float]:
         """Milliseconds of each measure of that name."""
         entries = f"performance.getEntriesByName('{name}').map(entry => entry.duration)"

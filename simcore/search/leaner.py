@@ -15,10 +15,10 @@ from simcore.errors import InputError
 from simcore.frameworks.registry import framework_adapter
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
-from simcore.search.judge import Candidate, Sized, judged
+from simcore.search.judge import Candidate, Refused, Sized, judged
 from simcore.simulate import check
 
-__all__ = ["alone", "losses", "together"]
+__all__ = ["alone", "losses", "together", "unmodelled"]
 
 _FUSED: Final[Mapping[str, Any]] = {"training.optimizer.implementation": "fused"}
 _LOSSES: Final = ("cut", "liger", "chunked", "te")
@@ -29,6 +29,7 @@ _HOSTED: Final[tuple[Mapping[str, Any], ...]] = (
 )
 _RECOMPUTED: Final[Mapping[str, Any]] = {"training.recompute": "full"}
 _ACTIVATIONS: Final[Mapping[str, Any]] = {**_RECOMPUTED, "training.offload.activations": "host"}
+_NOT_YET: Final = "not yet: "
 _LOSS: Final = "training.loss"
 _HEAD: Final = ("framework", "framework_version", "framework_options", "implementation")
 """Keys of a candidate that choose its framework."""
@@ -85,6 +86,13 @@ def together(base: Scenario, nearest: Candidate, *, hosted: bool = True) -> tupl
         if least.verdict == "fits":
             return _fewest_keys(base, best, least)
     return (best, least) if best != dict(nearest) else None
+
+
+def unmodelled(base: Scenario, nearest: Candidate) -> tuple[str, ...]:
+    """Options that a layout may have and that are not simulated there yet, each as its refusal names it."""
+    answers = judged(base, [{**nearest, **keys} for keys in (_FUSED, _ACTIVATIONS, *_HOSTED)])
+    return tuple(dict.fromkeys(one.message.removeprefix(_NOT_YET) for one in answers
+                               if isinstance(one, Refused) and one.status == "not yet"))
 
 
 def _fewest_keys(base: Scenario, candidate: dict[str, Any], sized: Sized) -> tuple[Candidate, Sized]:

@@ -7,7 +7,7 @@ would lack.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from math import log, prod
 from typing import Any, Final
@@ -48,15 +48,16 @@ _Mesh = Mapping[str, int | None]
 def degrees(document: Document) -> dict[str, Any]:
     """Values of the number of GPUs and of each axis, as JSON has them: the mesh that each gives, and why it is refused.
 
-    `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one: without degrees of experts,
-    else without one other, at last with data parallelism alone, of as many GPUs or nearly so; None if there is none.
-    `drops`: keys that it leaves out; `others`: at most two further ones, with `plain` and `drops` of each. `idle`: axes
-    of experts, of a model that has none. `frameworks`: where no layout is legal, keys that give the job to others. One
-    stage has `drops` too, where the keys of a pipeline stand in its way; a number of GPUs that the batch of a step
+    `why`: "" for a legal one. `plain`: where the job's own mesh is refused, a legal one: with fewer ranks for experts,
+    else without one other degree, else with data parallelism alone; of as many GPUs, where that takes a larger batch of
+    a step with this in `also`, or of the next numbers of GPUs, with `fixed`, why none has the job's; None without any.
+    `drops`: keys that it leaves out; `others`: at most two further ones, each with these four. `idle`:
+    axes of experts, of a model that has none. `frameworks`: where no layout is legal, keys that give the job to others.
+    One stage has `drops` too, where the keys of a pipeline stand in its way; a number of GPUs that the batch of a step
     cannot have has `also`: the key and the next batch that it can. InputError for a mesh that no job may have.
     """
     mesh = _mesh(document)
-    gpus = prod(mesh[axis] or 1 for axis in DEGREES)
+    gpus = _gpus_of(mesh)
     tried = {"gpus": [_of_gpus(document, n, mesh) for n in _numbers(gpus)]}
     for axis in _STEPPED:
         values = _values(document, axis, mesh, gpus)
@@ -65,46 +66,110 @@ def degrees(document: Document) -> dict[str, Any]:
         tried["pp"][0] = next((one for one in _one_stage(document, _with_degree(mesh, "pp", 1, gpus))), tried["pp"][0])
     is_refused = bool(_why(document, mesh, whole=True))
     plains = list(islice(_plain(document, gpus), _PLAINS)) if is_refused else []
-    plain, drops = plains[0] if plains else (None, [])
+    first: Mapping[str, Any] = plains[0] if plains else {"plain": None, "drops": [], "also": {}, "fixed": ""}
     says = {name: field.description for name, field in Mesh.model_fields.items()}
     says["gpus"] = "Number of ranks of the job"
-    return {"gpus": gpus, "mesh": mesh, "values": tried, "plain": plain, "drops": drops, "says": says,
-            "others": [{"plain": other, "drops": keys} for other, keys in plains[1:]], "idle": _idle(document),
+    return {"gpus": gpus, "mesh": mesh, "values": tried, **first, "says": says, "others": plains[1:],
+            "idle": _idle(document),
             "frameworks": _frameworks(document) if is_refused and not plains else []}
 
 
 def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
     """A number of GPUs, with a larger batch of a step where the job's is no multiple of its data-parallel ranks."""
-    tried, training = _tried(document, number, _with_gpus(mesh, number)), document.data.get("training")
-    if not tried["why"] or not tried["mesh"] or not isinstance(training, dict):
-        return tried
-    batch, micro = training.get(_BATCH), training.get(_MICRO)
-    if not isinstance(batch, int) or not isinstance(micro or 1, int):
+    tried = _tried(document, number, _with_gpus(mesh, number))
+    if not tried["why"] or not tried["mesh"]:
         return tried
     for one in _with_gpus(mesh, number):
-        unit = prod(one[axis] or 1 for axis in _RESTS) * (micro or 1)
-        larger = -(-batch // unit) * unit
-        other = document.with_value(("training",), {**training, _BATCH: larger}, "training")
-        if larger != batch and not _why(other, one):
-            return {"value": number, "mesh": dict(one), "why": "", "also": {f"training.{_BATCH}": larger}}
+        also = _larger(document, one)
+        if also and not _why(_with_training(document, also), one):
+            return {"value": number, "mesh": dict(one), "why": "", "also": also}
     return tried
 
 
-def _plain(document: Document, gpus: int) -> Iterator[tuple[dict[str, int | None], list[str]]]:
-    """Legal meshes with the keys of the job that each leaves out: its own with less of one axis, or data parallel."""
+def _larger(document: Document, mesh: _Mesh) -> dict[str, int]:
+    """The key and the next batch of a step that all data-parallel ranks share evenly; {} where the job's own is one."""
+    training = document.data.get("training")
+    batch, micro = (training.get(key) for key in (_BATCH, _MICRO)) if isinstance(training, dict) else (None, None)
+    if not isinstance(batch, int) or not isinstance(micro or 1, int):
+        return {}
+    unit = prod(mesh[axis] or 1 for axis in _RESTS) * (micro or 1)
+    return {f"training.{_BATCH}": -(-batch // unit) * unit} if batch % unit else {}
+
+
+def _with_training(document: Document, keys: Mapping[str, int]) -> Document:
+    training = {**document.data["training"], **{key.partition(".")[2]: value for key, value in keys.items()}}
+    return document.with_value(("training",), training, "training")
+
+
+def _plain(document: Document, gpus: int) -> Iterator[dict[str, Any]]:
+    """Legal layouts of as many GPUs as the job has, the nearest to its own first, of each kind one.
+
+    Without any: of the next numbers of GPUs, and of as many with a larger batch of a step.
+    """
     own, told = _mesh(document), list[_Mesh]()
-    without_experts: _Mesh = {**own, "ep": 1, "etp": None}
-    if without_experts != own and not _why(document, without_experts, whole=True):
-        yield dict(without_experts), []
     ones: _Mesh = Mesh().model_dump()
-    numbers = sorted({*_numbers(gpus), 1}, key=lambda number: abs(log(number / gpus)))
-    lower = [list(_with_degree(own, axis, 1, gpus)) for axis in ("pp", "tp", "cp") if (own[axis] or 1) > 1]
-    for meshes in (*lower, list(chain.from_iterable(_with_gpus(ones, number) for number in numbers))):
-        for mesh in meshes:
+    alone = [*_with_gpus(ones, gpus)]
+    kinds = [_fewer_experts(own),
+             *([*_with_degree(own, axis, 1, gpus)] for axis in ("pp", "tp", "cp") if own[axis] != 1)]
+    for kind in (*kinds, alone):
+        for mesh in kind:
             if mesh not in told and (drops := _drops(document, mesh, whole=True)) is not None:
                 told.append(mesh)
-                yield dict(mesh), drops
+                yield _offer(mesh, drops)
                 break
+    if told:
+        return
+    fixed = _fixed(document, gpus, alone)
+    other = [_offer(*one, fixed=fixed) for one in _of_next_numbers(document, gpus)]
+    larger = islice(_with_larger(document, (own, *chain.from_iterable(kinds), *alone)), 1)
+    yield from (*other[:1], *larger, *other[1:])  # a larger batch trains another way, other GPUs do not
+
+
+def _of_next_numbers(document: Document, gpus: int) -> list[tuple[_Mesh, list[str]]]:
+    """First legal mesh on fewer and on more GPUs, the nearer number first, each with the keys that it leaves out."""
+    own, ones, found = _mesh(document), Mesh().model_dump(), list[tuple[_Mesh, list[str]]]()
+    numbers = sorted({*_numbers(gpus), 1} - {gpus}, key=lambda number: abs(log(number / gpus)))
+    for number in numbers:
+        if found and (number < gpus) == (_gpus_of(found[0][0]) < gpus):
+            continue
+        meshes = (*_with_gpus(own, number), *_with_gpus(ones, number))
+        legal = ((mesh, drops) for mesh in meshes if (drops := _drops(document, mesh, whole=True)) is not None)
+        found += islice(legal, 1)
+        if len(found) > 1:
+            break
+    return found
+
+
+def _with_larger(document: Document, meshes: Iterable[_Mesh]) -> Iterator[dict[str, Any]]:
+    """Meshes that are legal with the next batch of a step that their ranks can share, in the order given."""
+    for mesh in meshes:
+        also = _larger(document, mesh)
+        if also and (drops := _drops(_with_training(document, also), mesh, whole=True)) is not None:
+            yield _offer(mesh, drops, also)
+
+
+def _gpus_of(mesh: _Mesh) -> int:
+    return prod(mesh[axis] or 1 for axis in DEGREES)
+
+
+def _offer(mesh: _Mesh, drops: list[str], also: Mapping[str, int] | None = None, fixed: str = "") -> dict[str, Any]:
+    return {"plain": dict(mesh), "drops": drops, "also": dict(also or {}), "fixed": fixed}
+
+
+def _fewer_experts(mesh: _Mesh) -> list[_Mesh]:
+    """Meshes with fewer ranks that share the experts, the most first, at last with none that does."""
+    ranks = mesh["ep"] or 1
+    fewer = [{**mesh, "ep": n} for n in reversed(_divisors(ranks)) if n < ranks]
+    return [one for one in (*fewer, {**mesh, "ep": 1, "etp": None}) if one != mesh]
+
+
+def _fixed(document: Document, gpus: int, alone: Sequence[_Mesh]) -> str:
+    """Reason why no layout has the job's number of GPUs: that of data parallelism alone; "" without one to ask."""
+    if not alone:
+        return ""
+    if _larger(document, alone[0]):
+        return f"{gpus} GPUs cannot share a global batch of {document.data['training'][_BATCH]} evenly"
+    return _why(document, alone[0], whole=True)
 
 
 def _frameworks(document: Document) -> list[dict[str, Any]]:

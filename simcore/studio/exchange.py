@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import chain
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem, RankscopeError
 from simcore.inputs.dump import yaml_text
 from simcore.inputs.scenario import parse_scenario
 from simcore.inputs.yaml_parser import dotted
+from simcore.lint.all_problems import with_all_problems
 from simcore.recipes.answers import Answers
 from simcore.recipes.conversion.converting import convert
 from simcore.recipes.conversion.writing import writable_formats
@@ -21,7 +21,7 @@ from simcore.recipes.model_file import is_of_model, problems_of_model
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.registry import is_scenario
 from simcore.recipes.text import left_line, missed, recipe_text, scenario_text
-from simcore.results.report import ProblemRow
+from simcore.results.report import ProblemRow, Report
 from simcore.simulate import check
 from simcore.studio.question import Question
 
@@ -117,8 +117,8 @@ def _early(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> list[str]:
             found = import_files(files, answers, str(rest.get("format") or ""), loose=True)
             found = found.with_settings(_settings(rest))
             if not (found.wrong or found.questions):
-                problems = check(parse_scenario(found.document())).problems
-                said.append([_keyed(one, found) for one in problems if one.message.startswith(_NOT_YET)])
+                said.append([*dict.fromkeys(_keyed(one, found) for one in _problems(found)
+                                            if one.message.startswith(_NOT_YET))])
         except InputError:  # degrees that these GPUs cannot have
             continue
         if len(said) > 1 or [] in said:
@@ -126,11 +126,18 @@ def _early(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> list[str]:
     return [one for one in said[0] if one in said[1]] if len(said) > 1 else []
 
 
+def _problems(found: Imported) -> Sequence[ProblemRow]:
+    """All problems of the job that a recipe gives, each at a key of the job."""
+    document = Question("recipe.yaml", None, found.values).document()
+    problems = check(parse_scenario(document)).problems
+    refused = Report(name="", scenario={}, status="error", problems=problems)
+    return with_all_problems(document, refused).problems if problems else ()
+
+
 def _keyed(problem: ProblemRow, found: Imported) -> str:
-    """Message of a problem, behind the recipe's key that stands where it is."""
-    keys = (one.text for one in found.origins.values() if one.kind == "recipe" and one.where == problem.where)
-    decides = (one.key for one in found.decides if one.where == problem.where)
-    named = next(chain(keys, decides), "")
+    """Message of a problem, behind the recipe's key that it is about."""
+    names, key = _names(found), problem.where.split(" ")[0]
+    named = names.get(key) or next((name for one, name in names.items() if one.startswith(f"{key}.")), "")
     return f"{named}: {problem.message.removeprefix(_NOT_YET)}" if named else problem.message.removeprefix(_NOT_YET)
 
 

@@ -17,7 +17,7 @@ from simcore.placement.job import topology_of
 from simcore.results.report import Advice, Report
 from simcore.simulate import simulate
 
-__all__ = ["faster", "further", "on_more", "on_whole_hosts", "plainer", "tried"]
+__all__ = ["faster", "further", "on_fewer", "on_more", "on_whole_hosts", "plainer", "tried"]
 
 _MOST: Final = 5
 _LENGTH: Final = "training.seq_len"
@@ -113,6 +113,27 @@ def on_more(scenario: Scenario, known: Sequence[Advice]) -> tuple[Advice, ...]:
     return (answer[1],) if answer else ()
 
 
+def on_fewer(scenario: Scenario, known: Sequence[Advice]) -> tuple[Advice, ...]:
+    """The job on fewer GPUs than what is `known` to fit on more takes: the fewest, and the fewest with its batch."""
+    world, batch = scenario.world_size, scenario.training.global_batch_size
+    numbers = [one.num_gpus for one in known if one.verdict == "fits" and _OF_GPUS.issuperset(one.changes)
+               and one.num_gpus is not None and one.num_gpus > world]
+    if scenario.workload != "train" or batch is None or not numbers or not may_be_tried(scenario):
+        return ()
+    unit, found = topology_of(scenario).gpus_per_host, list[Advice]()
+    for number in [n for n in range(world + 1, min(numbers)) if n <= unit or n % unit == 0][:_MOST]:
+        keys = keys_of(scenario, "gpus", number)
+        larger = keys.get("training.global_batch_size", batch)
+        if larger != batch and found:
+            continue
+        warning = "" if larger == batch else f"a global batch of {larger:,}, not {batch:,}: {number} GPUs share it"
+        answer = tried(scenario, Change("GPUs", 1, keys, warning=warning), same_batch=False)
+        found += [] if answer is None else [answer[1]]
+        if found and larger == batch:
+            break
+    return tuple(found)
+
+
 def _plainer(scenario: Scenario) -> Iterator[dict[str, Any]]:
     """Keys of layouts of as many GPUs, with data parallelism in place of what another degree gives up."""
     mesh, training = scenario.mesh, scenario.training
@@ -129,13 +150,16 @@ def _plainer(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield {**keys, **kept}
 
 
-def tried(scenario: Scenario, change: Change) -> tuple[float, Advice] | None:
-    """(tokens per second and GPU, the change with its effect); None if it is refused, unsure or rests on a guess."""
+def tried(scenario: Scenario, change: Change, *, same_batch: bool = True) -> tuple[float, Advice] | None:
+    """(tokens per second and GPU, the change with its effect); None if it is refused, unsure or rests on a guess.
+
+    `same_batch`: it counts only with the batch of a step that the job has.
+    """
     try:
         other = changed(scenario, change.keys)
     except InputError:
         return None
-    if other == scenario or _batch(other) != _batch(scenario):
+    if other == scenario or (same_batch and _batch(other) != _batch(scenario)):
         return None
     report = simulate(other)
     if any(one.what in change.keys and one.kind == "assumed" for one in report.assumptions):

@@ -8,7 +8,7 @@ without come next, and the fastest layouts last, when all frameworks have their 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -16,12 +16,13 @@ from typing import Any, Final
 from simcore.errors import RankscopeError
 from simcore.frameworks.registry import known_frameworks
 from simcore.inputs.loading import changed
+from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
 from simcore.results.found import FreeLimit
 from simcore.results.limit import Value
 from simcore.search.condition import condition
 from simcore.search.judge import Candidate, Sized, timed
-from simcore.search.leaner import together
+from simcore.search.leaner import together, unmodelled
 from simcore.search.limits import free_limit
 from simcore.search.missed import Missed
 from simcore.search.objective import OBJECTIVES
@@ -52,13 +53,14 @@ def fewest(question: Question, say: Say) -> None:
     largest number below it, `why`, `nearest_bytes`: what decides in the layout there that needs least, and what it
     needs; `nearest`: the layout nearest to fitting on any fewer, or at all where none fits, at last with several
     options at once; `together`: fewer GPUs (`gpus`) that surely fit where several options at once are added to the
-    layout nearest to fitting there, and that `layout`; `untried`: numbers left out; `unserved`: numbers of
-    layouts there that are not simulated yet, by what they have; `is_refused`: every layout is; `skipped`: numbers below
-    `value` that the batch of a step is no multiple of, so that few layouts have it or none; `other`: the least of the
-    largest that surely fits with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with which the largest
-    of them does not; `on_device`: where `layout` has states on the host, the same of layouts that have none there
-    (`value`, which may be the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`, `skipped`, `together`),
-    else None.
+    layout nearest to fitting there, that `layout`, and `skipped`, `other` and `failed` of that number; `untried`:
+    numbers left out; `unserved`: numbers of layouts there that are not simulated yet, by what they have; `unmodelled`:
+    options that are not simulated yet with the layout nearest to fitting; `is_refused`: every layout is; `skipped`:
+    numbers below `value` that the batch of a step is no multiple of, so that few layouts have it or none; `other`: the
+    least of the largest that surely fits with a larger batch (`gpus`, `batch`, `layout`); `failed`: the batch with
+    which the largest of them does not; `on_device`: where `layout` has states on the host, the same of layouts that
+    have none there (`value`, which may be the same, `is_fewest`, `layout`, `beyond`, `why`, `nearest_bytes`, `skipped`,
+    `together`), else None.
     """
     base = question.scenario()
     own = base.framework
@@ -102,7 +104,11 @@ def _skipped(asked: Search, found: FreeLimit, unit: int) -> list[int]:
     batch = asked.space.base.training.global_batch_size
     if len(asked.space.gpus) > 1 or not batch or not isinstance(found.value, int) or not isinstance(found.beyond, int):
         return []
-    numbers = range(min(found.beyond, found.value // 2) + 1, found.value)
+    return _uneven(batch, range(min(found.beyond, found.value // 2) + 1, found.value), unit)
+
+
+def _uneven(batch: int, numbers: Iterable[int], unit: int) -> list[int]:
+    """Numbers of GPUs, of several hosts whole ones, that a batch of a step cannot be dealt to evenly."""
     return [n for n in numbers if batch % n and (n <= unit or n % unit == 0)]
 
 
@@ -130,8 +136,8 @@ class _Fewest:
         self.missed, self.at = Missed(), {}
         self.row = {"framework": name, "value": None, "is_fewest": False, "is_best": False, "layout": None,
                     "beyond": None, "why": "", "nearest_bytes": None, "nearest": None, "together": None,
-                    "untried": 0, "unserved": {}, "is_refused": False, "skipped": [], "other": None, "failed": None,
-                    "on_device": None}
+                    "untried": 0, "unserved": {}, "unmodelled": (), "is_refused": False, "skipped": [], "other": None,
+                    "failed": None, "on_device": None}
 
     def find(self) -> None:
         """Says a row for each smaller number that is found, at last the fewest."""
@@ -185,9 +191,14 @@ class _Fewest:
 
     def combine(self) -> None:
         """Says the row with fewer GPUs that fit with several options at once, where those are free."""
-        found = self._together(self.at, self.row["value"])
-        if found or self._nearest(self.row["value"]) != self.row["nearest"]:
-            self._found(together=found, nearest=self._nearest(self.row["value"]))
+        found, nearest = self._together(self.at, self.row["value"]), self._nearest(self.row["value"])
+        base, is_open = self.question.scenario(), "options" in (self.question.rest.get("free") or {})
+        lacks = unmodelled(base, nearest["keys"]) if nearest and is_open else ()
+        if found or lacks or nearest != self.row["nearest"]:
+            self._found(together=found, nearest=nearest, unmodelled=lacks)
+
+    def _has_free_mesh(self) -> bool:
+        return any(key.startswith("mesh") for key in self.question.rest.get("free") or {})
 
     def _together(self, at: Mapping[int, Missed], value: Value | None, *, hosted: bool = True) -> dict[str, Any] | None:
         """Fewest GPUs of which the layout nearest to fitting fits with several options, and that layout; else None.
@@ -206,13 +217,38 @@ class _Fewest:
             if found and found[1].verdict != "fits":
                 at[number].add(*found)
             elif found and (layout := self._timed(*found)):
-                return {"gpus": number, "layout": dict(layout)}
+                fewer = self._shared_by_fewer(number, found[0], hosted=hosted)
+                return {"gpus": number, "layout": dict(layout), **fewer}
         return None
+
+    def _shared_by_fewer(self, gpus: int, keys: Candidate, *, hosted: bool) -> dict[str, Any]:
+        """`skipped`, `other` and `failed` of a number of GPUs on which a layout fits with several options at once.
+
+        On the numbers skipped the same layout is tried over fewer data-parallel ranks, with a larger batch.
+        """
+        base = self.question.scenario()
+        batch, unit = base.training.global_batch_size, topology_of(base).gpus_per_host
+        axis = next((one for one in ("mesh.dp_shard", "mesh.dp_replicate") if keys.get(one) == gpus), None)
+        none: dict[str, Any] = {"skipped": [], "other": None, "failed": None}
+        if not batch or axis is None or not self._has_free_mesh():
+            return none
+        skipped, other = _uneven(batch, range(gpus // 2 + 1, gpus), unit), None
+        for number in skipped[:-_OTHERS - 1:-1]:
+            step = number * int(keys.get("training.micro_batch_size", base.training.micro_batch_size))
+            larger = -(-batch // step) * step
+            self._trying(together=number)
+            shared = changed(base, {"mesh": {}, "training.global_batch_size": larger})
+            found = together(shared, {**keys, axis: number}, hosted=hosted)
+            layout = self._timed(*found, base=shared) if found and found[1].verdict == "fits" else None
+            if layout is None:
+                return {"skipped": skipped, "other": other, "failed": None if other else larger}
+            other = {"gpus": number, "batch": larger, "layout": dict(layout)}
+        return {**none, "skipped": skipped, "other": other}
 
     def rank(self) -> None:
         """Says the row with fewer GPUs that fit with another batch, then with the fastest layout on the fewest."""
         self.say({"trying": self.name, "ranks": True, **self.place})
-        if self.row["skipped"] and any(key.startswith("mesh") for key in self.question.rest.get("free") or {}):
+        if self.row["skipped"] and self._has_free_mesh():
             self._try_other_batches(self.row["skipped"][:-_OTHERS - 1:-1])
         best = self._fastest(self.row["value"])
         self.row |= {"is_best": True, **({"layout": best} if best else {})}
@@ -285,8 +321,8 @@ class _Fewest:
                  if not isinstance(value, int) or number < value]
         return max(filter(None, found), key=lambda one: one["usable_bytes"] - one["peak_bytes"], default=None)
 
-    def _timed(self, candidate: Candidate, sized: Sized) -> Mapping[str, Any] | None:
-        base = self.question.scenario()
+    def _timed(self, candidate: Candidate, sized: Sized, *, base: Scenario | None = None) -> Mapping[str, Any] | None:
+        base = base or self.question.scenario()
         (time_of,) = timed(base, [candidate])
         return layout_of(base, candidate, sized, time_of).model_dump() if time_of else None
 

@@ -16,7 +16,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.results.limit import QUANTITIES, Quantity
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from simcore.studio.faster import faster, further, on_more, on_whole_hosts, plainer
+from simcore.studio.faster import faster, further, on_fewer, on_more, on_whole_hosts, plainer
 from simcore.studio.others import sharding
 from simcore.studio.question import Question, price_of
 from simcore.studio.views import priced
@@ -47,7 +47,9 @@ def advice(question: Question) -> dict[str, Any]:
     found = [on_whole_hosts(scenario, one) for one in advise(scenario)]
     known = [one.changes for one in found]
     others = further(scenario, found)
-    further_ones = (*others, *on_more(scenario, (*found, *others)), *plainer(scenario), *sharding(scenario, found))
+    larger = on_more(scenario, (*found, *others))
+    further_ones = (*on_fewer(scenario, (*found, *larger)), *others, *larger, *plainer(scenario),
+                    *sharding(scenario, found))
     more = [one for one in further_ones if one.changes not in known]
     told = studio.advice_part((*found, *more))
     few = "" if may_be_tried(scenario) else str(element("p", _TOO_LARGE, class_="note"))

@@ -57,10 +57,7 @@ def test_a_file_that_a_recipe_names_completes_it(page: Page) -> None:
     assert page.text("#waiting") == "recipe.yaml is not the job yet: a file that it names is missing."
     page.drop("ds_z3_config.json", ZERO3.encode())
     page.until("document.querySelector('#recipe h3').innerText.includes('ds_z3_config.json')")
-    page.choose("#asked-topology", "dgx-a100-40gb")
-    if page.run("!!document.getElementById('asked-gpus')"):
-        page.choose("#asked-gpus", "8")
-    page.click("#recipe [type=submit]")
+    page.answer("dgx-a100-40gb")
     page.until(IS_SEEN)
     page.settled()
     assert page.run("document.getElementById('field-framework').value") == "zero3"
@@ -71,16 +68,12 @@ def test_an_answer_that_the_recipe_refuses_is_corrected_where_it_was_given(page:
     page.open()
     staged = UNSERVED.replace("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "Qwen/Qwen2.5-7B-Instruct")
     page.drop("recipe.yaml", staged.replace("tp_size: 1", "tp_size: 1, pp_size: 4").encode())
-    page.until("!!document.querySelector('#recipe .asked')")
-    for field, value in (("topology", "dgx-h100"), ("gpus", "6"), ("seq_len", "2048")):
-        page.choose(f"#asked-{field}", value)
-    page.click("#recipe [type=submit]")
+    page.answer(gpus="6", seq_len="2048")
     page.until("(document.querySelector('#recipe .wrong') || {innerText: ''}).innerText.includes('pp_size 4')")
     page.picture("recipe-corrected")
     assert "number of GPUs 6: 6 GPUs are no multiple of pp_size 4" in page.text("#recipe .wrong")
     assert page.run("document.getElementById('asked-topology').value") == "dgx-h100"
-    page.choose("#asked-gpus", "8")
-    page.click("#recipe [type=submit]")
+    page.answer()
     page.until(IS_SEEN)
     page.settled()
     assert page.run("document.getElementById('waiting').hidden")
@@ -90,7 +83,7 @@ def test_a_part_of_a_recipe_says_what_it_lacks(page: Page) -> None:
     page.open()
     page.drop("ds_z3_config.json", ZERO3.encode())
     page.until("document.getElementById('recipe').innerText.includes('part of a recipe')")
-    assert "model" in page.text("#recipe ul")
+    assert "model, which is the training script's" in page.text("#recipe .asked")
     assert page.text("#notice") == ""
 
 
@@ -98,9 +91,7 @@ def test_the_card_of_a_recipe_comes_back(page: Page) -> None:
     page.open()
     page.drop("recipe.yaml", (RECIPE + "special_tokens: {pad_token: x}\n").encode())
     page.until("document.getElementById('asked-gpus')")
-    page.choose("#asked-topology", "dgx-h100")
-    page.choose("#asked-gpus", "8")
-    page.click("#recipe [type=submit]")
+    page.answer()
     page.until("document.getElementById('why-missed')")
     page.click("#recipe > .buttons button")
     assert page.run("document.getElementById('recipe').hidden")
@@ -119,9 +110,7 @@ def test_an_answer_of_another_layout_says_so(page: Page) -> None:
     assert not page.run("!!document.querySelector('#recipe .asked')"), "no answer would help"
     page.click("#recipe .wrong button")
     page.until("!!document.querySelector('#recipe .asked')")
-    page.choose("#asked-topology", "dgx-h100")
-    page.choose("#asked-gpus", "4")
-    page.click("#recipe [type=submit]")
+    page.answer(gpus="4")
     page.until(IS_SEEN)
     page.settled()
     said = "The answer is of another layout: without expert_parallel_size 4 of the recipe. It does not say"
@@ -137,10 +126,38 @@ def test_an_answer_of_another_layout_says_so(page: Page) -> None:
     assert page.text("#other-layout").startswith(said), "a link has it too"
     page.drop("recipe.yaml", RECIPE.encode())
     page.until("!!document.querySelector('#recipe .asked')")
-    page.choose("#asked-topology", "dgx-h100")
-    page.choose("#asked-gpus", "4")
-    page.click("#recipe [type=submit]")
+    page.answer(gpus="4")
     page.until("document.getElementById('other-layout').hidden")
+
+
+GEMMA = IMAGES.replace("Qwen/Qwen2.5-VL-3B-Instruct", "google/gemma-4-31B-it").replace(
+    "dp_size: none, tp_size: 1, cp_size: 1", "tp_size: 4, pp_size: 2").replace("batch_size: 8", "batch_size: 4")
+
+
+def test_a_layout_that_is_taken_in_place_of_the_recipes_says_its_gpus_and_that_it_is_another(page: Page) -> None:
+    page.open()
+    page.drop("recipe.yaml", GEMMA.encode())
+    page.answer(gpus="16", seq_len="2048", **{"training-image_height": "448"})
+    page.until("!document.getElementById('plain').hidden")
+    page.picture("taken-offers")
+    fewer, larger = page.text("#plain").split("take ")[1:3]
+    assert fewer.startswith("16 → 4 GPUs: dp_shard 4, pp 2 → 1, tp 4 → 1, without framework_options.local_batch_size ")
+    assert fewer.strip().endswith("(16 GPUs cannot share a global batch of 4 evenly)")
+    assert larger.startswith("dp_shard 16, pp 2 → 1, tp 4 → 1, global batch size 4 → 16")
+    assert page.run("document.getElementById('other-layout').hidden"), "the recipe's own layout is refused, not another"
+    page.click("#plain button")
+    page.settled()
+    page.picture("taken")
+    said = ("The answer is of another layout than the recipe's: GPUs 16 → 4, tensor parallel 4 → 1, pipeline stages "
+            "2 → 1, data parallel 2 → 4. It does not say whether the recipe fits.")
+    assert page.text("#other-layout").strip() == said
+    assert page.run("getComputedStyle(document.querySelector('.answer > .verdict')).borderStyle") == "dashed"
+    assert "The job in view is no longer this recipe: GPUs 16 → 4, " in page.text("#recipe .since")
+    page.set("training.recompute", "full")
+    assert page.text("#recipe .since").endswith("local batch size 1 → not said, recompute not said → full.")
+    page.run("new Promise(done => setTimeout(done, 300))")
+    page.open(address=page.run("location.href"))
+    assert page.text("#other-layout").strip() == said, "a link has it too"
 
 
 def test_a_recipe_that_is_closed_leaves_the_job_before(page: Page) -> None:
@@ -157,9 +174,7 @@ def test_keys_that_the_answer_leaves_out_stand_beside_the_verdict(page: Page) ->
     text = f"{RECIPE}adapter: lora\nlora_r: 16\nlora_target_linear: true\nlora_target_parameters: [mlp.weight]\n"
     page.drop("recipe.yaml", text.encode())
     page.until("!document.getElementById('recipe').hidden")
-    page.choose("#asked-topology", "dgx-h100")
-    page.choose("#asked-gpus", "8")
-    page.click("#recipe .asked button")
+    page.answer()
     page.until("!document.getElementById('missed').hidden")
     page.settled()
     assert "Without lora_target_parameters of the recipe" in page.text("#missed")
@@ -175,9 +190,7 @@ def test_the_way_back_of_the_browser_undoes_a_recipe_and_a_change(page: Page) ->
     page.settled()
     page.drop("recipe.yaml", RECIPE.encode())
     page.until("!document.getElementById('recipe').hidden")
-    page.choose("#asked-topology", "dgx-h100")
-    page.choose("#asked-gpus", "8")
-    page.click("#recipe .asked button")
+    page.answer()
     page.until("/Out of memory/.test(document.querySelector('[data-part=verdict]').innerText)")
     page.until("document.querySelector('#result [data-changes]')")
     page.settled()
@@ -230,18 +243,41 @@ def test_fewer_gpus_with_several_options_are_counted_and_taken_over(page: Page) 
         search.show({ fewest: { ...row, framework: 'ddp', value: null, layout: null } });
         search.show({ fewest: { ...row, framework: 'fsdp2', value: null, layout: null,
           together: { gpus: 2, layout: layout(2) } } });
-        search.show({ fewest: { ...row, framework: 'zero3', value: 4, layout: layout(4),
-          together: { gpus: 3, layout: layout(3) } } });
+        search.show({ fewest: { ...row, framework: 'zero3', value: 8, layout: layout(8), unmodelled: ['states aside'],
+          together: { gpus: 4, layout: layout(4), skipped: [3], other: { gpus: 3, batch: 66, layout: layout(3) } } } });
         search.show({ over: true });
         window.over = search.over; })""")
     assert page.run("window.over") == "3 frameworks: 2 fit, some only with several options at once."
     assert json.loads(page.run("""JSON.stringify([...document.querySelectorAll('#frontier tbody tr:not(.below)')]
         .map(row => [row.cells[1].innerText, row.cells[2].innerText, !!row.querySelector('button')]))""")) == [
             ["fsdp2, several options at once", "2", True], ["fsdp2", "none that was tried fits", False],
-            ["zero3, several options at once", "3", True], ["zero3", "4", True],
+            ["zero3, several options at once, global batch 66", "3", True],
+            ["zero3, several options at once", "4", True], ["zero3", "8", True],
             ["ddp", "none that was tried fits", False]]
+    assert "3 GPUs do fit: dp_shard 3" in page.text("#frontier")
+    assert "Not modelled with it yet, so not tried: states aside." in page.text("#frontier")
     page.click("#frontier button")
     assert page.run("window.taken['mesh.dp_shard']") == 2
+    page.click("#frontier tr:nth-of-type(4) button")
+    assert page.run("window.taken['training.global_batch_size']") == 66
+
+
+def test_a_number_of_gpus_has_one_verdict_for_each_layout_and_its_batch_is_told(page: Page) -> None:
+    """Too close to tell with several options, out of memory with one: two layouts, and each is said to be so."""
+    page.open()
+    head, lines = page.run("""import('/wording.js').then(({ fewest_words, limit_words }) => {
+        const nearest = { keys: { 'mesh.dp_shard': 4 }, num_gpus: 4, peak_bytes: 8 * 2 ** 30, verdict: 'unsure',
+          usable_bytes: 7.8 * 2 ** 30 };
+        const row = { value: null, is_fewest: true, layout: null, beyond: 4, why: 'oom, in forward, input 2 GiB',
+          nearest_bytes: 9 * 2 ** 30, nearest, skipped: [], untried: 0, together: null };
+        const limit = { quantity: 'gpus', words: 'fewest GPUs', value: null, beyond: 4096, beyond_peak: '177 GiB',
+          beyond_verdict: 'oom', beyond_batch: 4096, why: 'in forward, input 2 GiB' };
+        const [head, lines] = fewest_words(row, {});
+        return [head, [...lines, limit_words(limit)].join('|')]; })""")
+    assert head == "too close to tell: none surely fits"
+    assert "|With one option at a time, 4 GPUs, the most that were tried: does not fit" in lines
+    assert "its best layout needs 9.00 GiB.|Nearest to fitting, with several options at once: dp_shard 4" in lines
+    assert "4,096 GPUs with a global batch of 4,096, the most that were tried: does not fit, it needs 177 GiB" in lines
 
 
 def test_a_key_that_is_not_modelled_is_left_out_by_a_click(page: Page) -> None:
@@ -263,14 +299,13 @@ def test_a_key_of_a_recipe_that_is_left_out_has_the_recipes_own_name(page: Page)
     page.drop("recipe.yaml", f"{RECIPE}{OFFLOADED}mine: 1\n".encode())
     page.until("!!document.querySelector('#recipe .asked')")
     assert "gradient_checkpointing: " in page.text("#recipe .wrong")
-    page.choose("#asked-topology", "dgx-h100")
-    page.choose("#asked-gpus", "8")
-    page.click("#recipe [type=submit]")
+    page.answer()
     page.until("!!document.querySelector('[data-part=problems] li button + button')")
     page.click("[data-part=problems] li button + button")
     page.settled()
     page.picture("left-out")
-    assert page.text("#missed").startswith("Without gradient_checkpointing and mine of the recipe")
+    said = "Without training.offload.activations (of gradient_checkpointing) and mine of the recipe"
+    assert page.text("#missed").startswith(said), "the recipe's key has other parts, which stay"
 
 
 def test_what_was_offered_to_the_job_before_is_out_of_reach_while_another_is_simulated(page: Page) -> None:
@@ -288,9 +323,7 @@ def test_a_model_that_is_nearly_one_is_taken_by_a_click(page: Page) -> None:
     page.until("document.querySelector('#recipe .guess')")
     page.click("#recipe .guess")
     page.until("!document.querySelector('#recipe .wrong')")
-    page.choose("#asked-topology", "dgx-h100")
-    page.choose("#asked-gpus", "8")
-    page.click("#recipe .asked button")
+    page.answer()
     page.until("document.getElementById('field-model').value.toLowerCase().includes('qwen3-8b')")
 
 
@@ -301,11 +334,7 @@ def test_what_a_recipe_with_images_leaves_open_has_fields(page: Page) -> None:
     assert "pixels of an image from top to bottom" in page.text("#recipe .asked")
     assert "training." not in page.text("#recipe .asked")
     page.tab.picture(page.shots / "recipe-images.png")
-    for field, value in (("topology", "dgx-h100"), ("gpus", "8"), ("seq_len", "2048"),
-                         ("training-image_height", "448")):
-        if page.run(f"!!document.getElementById('asked-{field}')"):
-            page.choose(f"#asked-{field}", value)
-    page.click("#recipe .asked [type=submit]")
+    page.answer(seq_len="2048", **{"training-image_height": "448"})
     page.until("document.getElementById('field-model').value.toLowerCase().includes('qwen')")
     page.settled()
     assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")
@@ -317,9 +346,7 @@ def test_a_model_that_the_framework_lacks_is_told_before_the_questions_and_given
     page.until("!!document.querySelector('#recipe .asked')")
     assert "model.pretrained_model_name_or_path: Automodel's own layers of nemotron-nas" in page.text("#recipe .wrong")
     page.tab.picture(page.shots / "recipe-early.png")
-    for field, value in (("topology", "dgx-h100"), ("gpus", "8"), ("seq_len", "2048")):
-        page.choose(f"#asked-{field}", value)
-    page.click("#recipe [type=submit]")
+    page.answer(seq_len="2048")
     page.until("!document.getElementById('plain').hidden")
     page.picture("recipe-given-away")
     assert "take fsdp2, dp_shard 8" in page.text("#plain")

@@ -107,6 +107,21 @@ def test_no_screen_scrolls_sideways(page: Page, width: int) -> None:
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_the_verdict_that_stays_in_view_is_covered_by_nothing(page: Page) -> None:
+    page.open()
+    page.drawn()
+    for share in (0, 0.4, 0.7, 0.85, 1):
+        page.run(f"""new Promise(done => {{ scrollTo(0, {share} * document.documentElement.scrollHeight);
+            requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))); }})""")
+        end, below = page.run("""['result', 'search'].map(id => document.getElementById(id).getBoundingClientRect())
+            .map((box, n) => n ? box.top : box.bottom)""")
+        assert end <= min(below, 900), f"covered at {share} of the page"
+        page.run("(one => { one.scrollTop = one.scrollHeight; })(document.getElementById('result'))")
+        last = page.run("document.querySelector('#origins > details:last-child').getBoundingClientRect().bottom")
+        assert last < end + 1, "its last line can be reached"
+    page.run("scrollTo(0, 0)")
+
+
 def test_a_link_has_the_whole_state_and_is_short(page: Page) -> None:
     page.open()
     page.set("training.seq_len", "2048")
@@ -140,6 +155,17 @@ def test_wrong_input_is_told_at_its_field_and_nothing_is_lost(page: Page) -> Non
     page.settled()
     assert page.run("document.getElementById('field-training-global_batch_size').value") == "64"
     assert "Fits" in page.text("[data-part=verdict] .verdict")
+
+
+def test_a_field_without_a_value_shows_what_the_job_has(page: Page) -> None:
+    page.open()
+    page.set("training.global_batch_size", "")
+    field = "document.getElementById('field-training-global_batch_size')"
+    shards = page.run("""Number(document.getElementById('rest').innerText.match(/(\\d+) sharded/)[1])""")
+    assert page.run(f"{field}.placeholder") == str(shards)
+    page.set("training.micro_batch_size", "2")
+    assert page.run(f"{field}.placeholder") == str(2 * shards)
+    assert page.run("[...document.querySelectorAll('input')].every(one => one.placeholder !== 'null')")
 
 
 def test_three_wrong_values_are_told_at_once_and_the_verdict_says_of_which_it_is(page: Page) -> None:

@@ -80,6 +80,23 @@ def test_a_refused_job_gets_the_nearest_layouts_first() -> None:
     assert degrees(Document("mine.yaml", JOB))["others"] == []
 
 
+def test_a_number_of_gpus_that_the_batch_rules_out_has_the_next_ones_and_a_larger_batch() -> None:
+    """Other GPUs train the same, so they come first; each says what it changes beside the layout, and why."""
+    job = {**JOB, "model": "nemotron-3-nano-30b-a3b", "framework": "automodel",
+           "mesh": {"cp": 2, "ep": 4, "dp_shard": 3}}
+    found = degrees(Document("mine.yaml", job))
+    made = [{key: found[key] for key in ("plain", "drops", "also", "fixed")}, *found["others"]]
+    assert [{axis: n for axis, n in one["plain"].items() if n not in (1, None)} for one in made] == [
+        {"dp_shard": 4, "cp": 2, "ep": 4}, {"dp_shard": 3, "cp": 2}, {"dp_shard": 2, "cp": 2, "ep": 4}]
+    assert [one["also"] for one in made] == [{}, {"training.global_batch_size": 9}, {}]
+    why = "6 GPUs cannot share a global batch of 8 evenly"
+    assert [one["fixed"] for one in made] == [why, "", why]
+    for one in made:
+        keys = {"mesh": {axis: n for axis, n in one["plain"].items() if n}, **one["also"]}
+        base = Question.of({"values": {**job, "mesh": {}}}).scenario()
+        assert simulate(changed(base, keys), timed=False).status == "ok"
+
+
 def test_axes_of_experts_are_idle_where_there_are_none_and_none_is_offered_that_changes_nothing() -> None:
     dense = degrees(Document("mine.yaml", JOB))
     assert (dense["idle"], [one["value"] for one in dense["values"]["etp"]]) == (["ep", "etp"], [None])

@@ -56,6 +56,27 @@ def test_fewer_gpus_that_fit_with_several_options_at_once_are_told() -> None:
     assert rows(said(job, gpus=[1, 2], free={"mesh": []}, frameworks=["ddp"]))["ddp"][-1]["together"] is None
 
 
+def test_fewer_gpus_that_share_a_larger_batch_are_told_of_several_options_too() -> None:
+    free: dict[str, Any] = {"mesh": [], "training.recompute": ["none"], "options": []}
+    job = {**JOB, "framework": "fsdp1", "limits": {"usable_memory": "7 GiB"}}
+    row = rows(said(job, free=free, frameworks=["fsdp1"]))["fsdp1"][-1]
+    found = row["together"]
+    assert (row["value"], found["gpus"], found["skipped"], found["failed"]) == (None, 8, [5, 6, 7], None)
+    assert (found["other"]["gpus"], found["other"]["batch"]) == (6, 12)
+    keys = {**found["other"]["layout"]["keys"], "training.global_batch_size": 12}
+    shared = changed(Question.of({"values": {**job, "mesh": {}}}).scenario(), keys)
+    assert (shared.world_size, simulate(shared, timed=False).verdict) == (6, "fits")
+    assert row["unmodelled"] == ()
+
+
+def test_options_that_are_not_modelled_with_a_framework_are_told_in_its_row() -> None:
+    free: dict[str, Any] = {"mesh": [], "training.recompute": ["none"], "options": []}
+    job = {**JOB, "framework": "zero3", "limits": {"usable_memory": "5 GiB"}}
+    row = rows(said(job, free=free, frameworks=["zero3"]))["zero3"][-1]
+    assert (row["value"], row["together"]) == (None, None)
+    assert row["unmodelled"] == ("activations outside the device under zero3",)
+
+
 def test_activations_on_the_host_count_where_nothing_surely_fits() -> None:
     training = {**JOB["training"], "method": "qlora", "seq_len": 4096, "global_batch_size": 8, "recompute": "full",
                 "lora": {"rank": 32, "alpha": 16, "dtype": "fp32"}, "loss": "cut"}

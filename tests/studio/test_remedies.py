@@ -9,9 +9,10 @@ import re
 
 import pytest
 
+from simcore.batch.advice import advise
 from simcore.inputs.loading import changed
 from simcore.simulate import simulate
-from simcore.studio.faster import plainer
+from simcore.studio.faster import on_fewer, on_whole_hosts, plainer
 from simcore.studio.question import Question
 from studio_jobs import JOB, Asked
 
@@ -48,6 +49,20 @@ def test_a_plainer_layout_is_among_what_makes_it_fit() -> None:
     assert {"mesh.pp": 1, "mesh.dp_shard": 8} in [one.changes for one in found]
     assert all(one.verdict == "fits" and one.num_gpus == 8 for one in found)
     assert plainer(Question.of({"values": JOB}).scenario()) == ()
+
+
+def test_fewer_gpus_than_twice_as_many_are_offered_with_the_batch_that_they_share() -> None:
+    training = {**JOB["training"], "recompute": "full", "loss": "cut"}
+    job = {**JOB, "mesh": {"dp_shard": 2}, "limits": {"usable_memory": "12 GiB"}, "training": training}
+    base = Question.of({"values": job}).scenario()
+    known = [on_whole_hosts(base, one) for one in advise(base)]
+    fewest, same = on_fewer(base, known)
+    assert fewest.changes == {"mesh.dp_shard": 3, "training.global_batch_size": 9}
+    assert "a global batch of 9, not 8" in fewest.warning
+    assert (same.num_gpus, same.warning) == (4, "")
+    for one in (fewest, same):
+        assert simulate(changed(base, one.changes)).verdict == one.verdict == "fits"
+    assert on_fewer(base, ()) == ()
 
 
 def test_what_fills_a_device_that_is_too_small_is_told_in_words(asked: Asked) -> None:

@@ -208,10 +208,10 @@ const change = (changes, is_step = performance.now() - stepped_at > STEP_MS, lef
 };
 
 /* Takes changes that the page offers; the browser's way back undoes them, and the keyboard stays at the verdict.
-   `dropped`: keys that are left out, which the verdict then names. */
-const apply = (changes, dropped = []) => {
+   `dropped`: keys that are left out, which the verdict then names; `is_taken`: in the place of a refused layout. */
+const apply = (changes, dropped = [], is_taken = state.left.is_taken) => {
   const { job } = state;
-  const left = dropped.reduce((found, key) => without_key(found, job, key, files.name_of(key)), said_again(state.left, changes));
+  const left = dropped.reduce((found, key) => without_key(found, job, key, files.name_of(key, (one) => form.label(one))), said_again({ ...state.left, is_taken }, changes));
   change({ ...changes, ...Object.fromEntries(dropped.map((key) => [key, undefined])) }, true, left);
   const place = document.querySelector("[data-part=verdict]");
   place.tabIndex = -1;
@@ -237,7 +237,8 @@ const take = (job, texts = state.files, left = state.left) => {
   Object.assign(state, { job, files: texts, left });
   wait("");
   document.getElementById("example").hidden = JSON.stringify(job) !== JSON.stringify(catalogue.start);
-  show_left(left, recipe_card.childElementCount > 0);
+  show_left(left, job, recipe_card.childElementCount > 0);
+  if (files) files.say_since(job, (key) => form.label(key));
   wanted += 1;
   const now = performance.now();
   is_apart = now - changed_at > APART_MS;

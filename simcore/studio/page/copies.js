@@ -53,7 +53,7 @@ const markdown = ({ job, answer, pins, left }, numbers_of) => {
     .map(([one, known]) => cells_of(one, known.numbers, known.verdict));
   const row = (values) => `| ${values.map((value) => String(typeof value === "object" ? JSON.stringify(value) : value).replaceAll("|", "\\|").replaceAll("\n", " ")).join(" | ")} |`;
   const [first] = jobs;
-  return `${row(first.map(([name]) => name))}\n${row(first.map(() => "---"))}\n${jobs.map((cells) => row(cells.map(([, value]) => value))).join("\n")}\n${left_words(left).filter(Boolean).map((words) => `\n${words}\n`).join("")}\n[the job in rankscope studio](${location.href})\n`;
+  return `${row(first.map(([name]) => name))}\n${row(first.map(() => "---"))}\n${jobs.map((cells) => row(cells.map(([, value]) => value))).join("\n")}\n${left_words(left, job).filter(Boolean).map((words) => `\n${words}\n`).join("")}\n[the job in rankscope studio](${location.href})\n`;
 };
 
 /* The bars as a PNG image, drawn from their SVG text. */

@@ -1,7 +1,9 @@
 /* Files that are dropped or opened: scenarios, recipes, a model's config.json, measured runs. */
 import { Away, Problems, ask } from "./door.js";
 import { NOTHING } from "./left.js";
+import { layout_changes, layout_of } from "./mesh.js";
 import { clear, fill, make, notice, wait } from "./panels.js";
+import { leaves, value_of } from "./state.js";
 import { GUESS, machine_words } from "./values.js";
 
 const LARGEST = 45 * 2 ** 20;
@@ -35,6 +37,14 @@ const counted = (n, one, more) => `${n} ${n === 1 ? one : more}`;
 
 const left_of = ({ key, value, why }) => [`${key} ${value}`.trim(), why];
 
+/* What another job has otherwise: its layout, then other keys. */
+const changes_of = (before, after, label) => {
+  const keys = [...new Set([...leaves(before), ...leaves(after)])].filter((key) => !/^(mesh(\..*)?|framework|training\.global_batch_size)$/.test(key));
+  const said = (job, key) => { const value = value_of(job, key); return value === undefined || value === null ? "not said" : typeof value === "object" ? JSON.stringify(value) : value; };
+  return [...layout_changes(layout_of(before), layout_of(after)),
+    ...keys.filter((key) => said(before, key) !== said(after, key)).map((key) => `${label(key)} ${said(before, key)} \u2192 ${said(after, key)}`)];
+};
+
 /* Keys with a sentence each as a table that opens. */
 const keys_of = (rows, title, open) => (rows.length ? [make("details", { open, className: "keys" }, make("summary", { textContent: title(rows.length) }),
   make("dl", {}, ...rows.flatMap(([key, words]) => [make("dt", {}, ...key.split(/(?<=[._])/).flatMap((part) => [part, make("wbr")])), make("dd", { textContent: words })])))] : []);
@@ -46,6 +56,7 @@ export class Files {
     this.dropped = null; /* name and content of a measured run */
     this.layout = []; /* keys that were taken out of the recipe, without which its layout is another one */
     this.waiting = null; /* texts of a recipe that names another file, and what was told about it */
+    this.values = null; /* keys of the job that the card's recipe became */
     this.names = { job: "", keys: {} }; /* of the newest recipe: its own keys by those of its job */
     this.open = open; /* called with the keys of a job, its files, and what the answer leaves out */
     this.measured = measured; /* called when marks of a measured run are there */
@@ -130,9 +141,22 @@ export class Files {
     else this.recipe(found, files, answers);
   }
 
-  /* The recipe's own key that a key of the job comes from; "" where the job is of no recipe that is known here. */
-  name_of(key) {
-    return (this.names.job === this.state.job.name && this.names.keys[key]) || "";
+  /* The recipe's own key that a key of the job comes from; "" where the job is of no recipe that is known here. Of a key
+     that other keys of the job come from too, the part that is meant: `label` has words for it. */
+  name_of(key, label) {
+    const name = (this.names.job === this.state.job.name && this.names.keys[key]) || "";
+    const is_part = name && Object.entries(this.names.keys).some(([other, its]) => its === name && other !== key && value_of(this.state.job, other) !== undefined);
+    return is_part ? `${label(key)} (of ${name})` : name;
+  }
+
+  /* Says on the card of a recipe what the job in view has otherwise. */
+  say_since(job, label) {
+    const box = this.box.querySelector(".since");
+    if (!box) return;
+    const { values } = this;
+    const changes = !values ? [] : values.name !== job.name ? ["another job"] : changes_of(values, job, label);
+    box.textContent = `The job in view is no longer this recipe: ${changes.join(", ")}.`;
+    box.hidden = !changes.length;
   }
 
   of(files, answers = {}) {
@@ -152,7 +176,8 @@ export class Files {
     this.box.hidden = false;
     this.waiting = lacks ? { texts: files, words: lacks.message, answers } : null;
     const answered = !asks && Object.keys(answers).length ? this.box.querySelector("form.asked") : null; /* to be corrected there */
-    this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }),
+    this.values = null;
+    this.box.replaceChildren(make("h3", { textContent: `Recipe of ${found.format}: ${names}` }), make("p", { className: "caveat since", hidden: true }),
       ...found.problems.map((one) => make("p", { className: "wrong", textContent: `${one.where.replace("--gpus", "number of GPUs")}: ${one.message.replace(NOT_YET, "not modelled yet: ")} ` }, ...this.guessed(one.message, files, answers), ...this.without(one, files, answers))),
       ...(found.values.training && found.values.training.packed_length && found.values.training.seq_len !== found.values.training.packed_length ? [make("p", { className: "note", textContent: packed_words(found) })] : []),
       ...(found.early || []).map((why) => make("p", { className: "wrong", textContent: `Whatever you answer below, rankscope does not model this yet: ${why}. The page then offers to go on without it, or with another layout, where that can be answered.` })),
@@ -163,7 +188,8 @@ export class Files {
       make("p", { className: "buttons" }, away));
     if (is_job) {
       this.names = { job: found.values.name, keys: found.names };
-      this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), { ...NOTHING, layout: this.layout, missed: found.missed.map((one) => one.key) });
+      this.values = found.values;
+      this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), { ...NOTHING, layout: this.layout, missed: found.missed.map((one) => one.key), asked: layout_of(found.values) });
     } else {
       const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent.split(":")[0]);
       const several = Object.keys(files).length > 1;
@@ -226,7 +252,9 @@ export class Files {
       input.dataset.key = one.key;
       return make("p", {}, make("label", { htmlFor: id, textContent: one.text.replace(SQUARE, "") }), " ", input);
     }));
-    if (keyed.length) rows.push(make("p", { className: "note", textContent: "Does another file say it (the trainer's recipe, or the script that starts the job)? Then drop both at once." }));
+    const is_part = keyed.some((one) => one.key === "model");
+    if (is_part) rows.unshift(make("p", { className: "wrong", textContent: "This file is a part of a recipe. Drop it together with the files that say the rest (the trainer's recipe, or the script that starts the job), or answer here:" }));
+    else if (keyed.length) rows.push(make("p", { className: "note", textContent: "Does another file say it (the trainer's recipe, or the script that starts the job)? Then drop both at once." }));
     const said = others.map((one) => make("li", { textContent: one.text }));
     if (others.length) return make("div", {}, make("p", { className: "wrong", textContent: "This file is a part of a recipe. It does not say:" }), make("ul", {}, ...said),
       make("p", { className: "note", textContent: "Drop it together with the files that say it: the trainer's recipe, or the script that starts the job." }));

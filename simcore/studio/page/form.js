@@ -1,10 +1,11 @@
 /* The job as a form: fields that most people change, steppers of degrees, and every other key found by search. */
-import { AXES, mesh_words, short } from "./mesh.js";
-import { offers, say_changes } from "./offers.js";
+import { AXES, mesh_words, short, whole_mesh } from "./mesh.js";
+import { also_words, offers, say_changes } from "./offers.js";
 import { make, notice } from "./panels.js";
 import { leaves, value_of } from "./state.js";
 import { Steppers } from "./steppers.js";
 import { GUESS, decimal, machine_words, plain_value, whole } from "./values.js";
+import { count } from "./wording.js";
 
 const METHODS = ["full", "lora", "qlora"];
 /* Settings of adapters and of weights in 4 bits, which mean nothing with a method that has none. */
@@ -15,7 +16,7 @@ export class Form {
     this.catalogue = catalogue;
     this.change = change; /* called with {key: value}; undefined removes a key */
     this.options_of = options_of; /* of a framework: a promise of its options */
-    this.apply = apply; /* called with changes that the page offers */
+    this.apply = apply; /* called with changes that the page offers, keys to leave out, and true where the layout in view is refused */
     this.price = price; /* called with USD for an hour of a GPU, null for the machine's */
     this.is_unread = is_unread; /* called when a text in a field became no value, or one again */
     this.unread = new Map(); /* keys whose text is no value: what is told there; the job has the value before */
@@ -78,8 +79,8 @@ export class Form {
     const row = make("div", { className: "field" }, make("label", { htmlFor: id }, ...broken(label)), input, told);
     row.dataset.key = key;
     this.fields.set(key, { input, told, row });
-    const { default: usual } = this.catalogue.keys.find((one) => one.key === key) || {};
-    if (usual && usual.startsWith("`") && input.tagName === "INPUT") input.placeholder = usual.replaceAll("`", "");
+    const { default: usual, says } = this.catalogue.keys.find((one) => one.key === key) || {};
+    if (usual && usual.startsWith("`") && input.tagName === "INPUT") input.placeholder = usual === "`null`" ? left_out(says) : usual.replaceAll("`", "");
     return row;
   }
 
@@ -212,8 +213,16 @@ export class Form {
     }
     for (const key of there) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "mesh" && key !== "name") this.add(key);
     for (const key of this.fields.keys()) if (key !== "price") this.show_value(key);
+    this.show_batch(job);
     this.steppers.show(job);
     this.is_unread();
+  }
+
+  /* The global batch that a job without one has, in its place, paler. */
+  show_batch({ mesh, training }) {
+    const { dp_shard: shards, dp_replicate: copies } = whole_mesh(mesh);
+    const batch = shards * copies * ((training || {}).micro_batch_size || 1);
+    this.fields.get("training.global_batch_size").input.placeholder = Number.isInteger(batch) ? count(batch) : "";
   }
 
   /* Takes the legal values that the engine found for this job, and what it offers in the place of one that is refused. */
@@ -222,11 +231,12 @@ export class Form {
     const is_other_model = this.is_other_model && answer.plain && !answer.is_unknown;
     this.is_other_model = false;
     if (is_other_model) {
-      this.change({ mesh: short(answer.plain), ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
-      notice(`${this.job.model} cannot have the degrees of the model before: ${mesh_words(this.job.mesh || {})} instead. "undo" goes back.`, true);
+      const also = also_words(answer.also, this.job);
+      this.change({ mesh: short(answer.plain), ...answer.also, ...Object.fromEntries(answer.drops.map((key) => [key, undefined])) }, false);
+      notice(`${this.job.model} cannot have the degrees of the model before: ${mesh_words(this.job.mesh || {})}${also} instead. "undo" goes back.`, true);
       return;
     }
-    const found = offers(answer, this.job, this.apply);
+    const found = offers(answer, this.job, (changes, dropped) => this.apply(changes, dropped, true));
     const box = document.getElementById("plain");
     box.replaceChildren(...found);
     box.hidden = !found.length;
@@ -252,7 +262,7 @@ export class Form {
       if (![...input.options].some((option) => option.value === shown)) input.append(make("option", { value: shown, textContent: shown }));
       input.value = shown;
     } else input.value = text;
-    input.title = text; /* long ones are cut */
+    input.title = text || input.placeholder || ""; /* long ones are cut */
   }
 
   /* Problems where they were made: at their fields; those of no field are returned. */
@@ -315,6 +325,9 @@ const cure_of = (message, key) => {
 /* A problem in words for the page: without the key that it is told at, and without commands. */
 export const said = (message, key) => (message.startsWith(`${key}: `) ? message.slice(key.length + 2) : message)
   .replace(/`rankscope models`[^]*$/, "the list of the field has those that are built in; drop another's config.json on the page");
+
+/* What a key without a value means, as its own sentence says; "" where it does not. */
+const left_out = (says) => (says.match(/left out: ([^;]+)/) || ["", ""])[1];
 
 /* A dotted name that may be cut into lines behind its dots and underscores. */
 const broken = (name) => name.split(/(?<=[._])/).flatMap((part, n) => (n ? [make("wbr"), part] : [part]));

@@ -1,6 +1,6 @@
 /* What a search found, drawn: layouts as points of memory and speed, and tables that take them over. */
 import { make } from "./panels.js";
-import { batch_words, device_words, gpus_words, key_words, mesh_of, nearest_words, none_words, why_not } from "./wording.js";
+import { batch_words, below_words, count, device_words, gpus_words, key_words, mesh_of, none_words, why_not } from "./wording.js";
 
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
 const whole = (number) => Math.round(number).toLocaleString("en");
@@ -94,19 +94,20 @@ export const picture = (layouts, how) => {
 export const fewest_table = (counted, { job, price, take, is_stopped }) => {
   const head = ["", "framework", "fewest GPUs", "layout", "other keys", "peak", "step", "tokens/s per GPU", "USD per M"];
   const cells = (layout, is_best) => (layout ? [`${layout.layout}${is_best ? "" : " (first that fits)"}`, others(layout.keys), gib(layout.peak_bytes), seconds(layout.step_s), whole(layout.tokens_per_s_per_gpu), money(layout, price)] : ["\u2013", "", "", "", "", ""]);
-  const open = is_stopped ? "fewer were not all tried" : "trying fewer \u2026";
-  const below = (one) => `${one.value !== null && one.why ? "with fewer: " : ""}${one.is_fewest || one.is_refused ? "" : open}${one.value !== null && one.beyond ? `${gpus_words(one.beyond)}: ` : ""}${why_not(one.why)}${one.nearest ? `; nearest: ${nearest_words(one.nearest, job).replace(/\.$/, "")}` : ""}${one.untried ? `; ${one.untried} numbers were not tried` : ""}${semicolon(batch_words(one, job))}`;
+  const open = is_stopped ? "Fewer were not all tried." : "Trying fewer \u2026";
   const number = (one) => (one.value === null ? (one.is_refused ? "not answered" : one.is_fewest ? none_words(one.nearest) : is_stopped ? "not known" : "looking \u2026") : `${one.is_fewest ? "" : "at most "}${one.value.toLocaleString("en")}`);
   const taken = (layout) => layout && { ...layout, is_pareto: false };
-  /* fewer GPUs that fit where several options are added to one layout: a row of its own, to be taken over like any */
-  const several = ({ together }, name) => (together ? [[taken(together.layout), [`${name}, several options at once`, together.gpus.toLocaleString("en"), ...cells(together.layout, true)], ""]] : []);
+  /* fewer GPUs that share a larger batch, then those that fit where several options are added to one layout: rows of their own, taken over like any */
+  const shared = ({ other }, name) => (other ? [[{ ...taken(other.layout), keys: { ...other.layout.keys, "training.global_batch_size": other.batch } }, [`${name}, global batch ${count(other.batch)}`, count(other.gpus), ...cells(other.layout, true)], ""]] : []);
+  const several = ({ together }, name) => (together ? [...shared(together, `${name}, several options at once`), [taken(together.layout), [`${name}, several options at once`, together.gpus.toLocaleString("en"), ...cells(together.layout, true)], batch_words(together, job)]] : []);
   const rows = [...counted].sort(by_fewest).flatMap((one) => {
     const { on_device: device } = one;
-    const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below(one)];
-    if (!device) return [...several(one, one.framework), own];
+    const own = [taken(one.layout), [`${one.framework}${device ? ", with states on the host" : ""}`, number(one), ...cells(one.layout, one.is_best)], below_words(one, job, open)];
+    const fewest = [...several(one, one.framework), ...shared(one, one.framework), own];
+    if (!device) return fewest;
     const [n] = device_words(device, job);
     const fewer = device.beyond ? `with fewer: ${gpus_words(device.beyond)}: ${why_not(device.why)}${device.nearest_bytes ? `; its best layout with one option needs ${gib(device.nearest_bytes)}` : ""}${semicolon(batch_words(device, job, false))}` : why_not(device.why);
-    return [...several(one, one.framework), own, ...several(device, `${one.framework}, all on the device`), [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer]];
+    return [...fewest, ...several(device, `${one.framework}, all on the device`), [taken(device.layout), [`${one.framework}, all on the device`, n, ...cells(device.layout, true)], fewer]];
   });
   return sheet("Fewest GPUs of each framework", head, rows, take);
 };

@@ -1,19 +1,27 @@
 /* What the answer leaves out: keys of the job's recipe, and keys that were left out on the page. */
+import { AXES, layout_changes, layout_of } from "./mesh.js";
 import { make } from "./panels.js";
 import { value_of } from "./state.js";
 
 const SHOWN = 10; /* keys that are named; of more the number is told */
 const MOST = 40;
-export const NOTHING = { missed: [], dropped: {}, layout: [] }; /* `layout`: keys without which the layout is another one */
+/* `layout`: keys without which the layout is another one; `asked`: the recipe's layout; `is_taken`: another was taken in its place. */
+export const NOTHING = { missed: [], dropped: {}, layout: [], asked: null, is_taken: false };
 
 const texts = (found) => (Array.isArray(found) ? found.filter((one) => typeof one === "string").slice(0, MOST) : []);
 
+const layout_in_link = (found) => {
+  const { framework, mesh, batch } = found && typeof found === "object" ? found : {};
+  if (typeof framework !== "string" || !mesh || typeof mesh !== "object") return null;
+  return { framework, mesh: Object.fromEntries(Object.entries(mesh).filter(([axis, n]) => (axis in AXES || axis === "dp_shard") && Number.isInteger(n))), ...(Number.isInteger(batch) ? { batch } : {}) };
+};
+
 /* Of a link's state; what it has of another type is left away. */
-export const left_of_link = ({ missed, dropped, layout }) => ({ missed: texts(missed), layout: texts(layout),
+export const left_of_link = ({ missed, dropped, layout, asked, is_taken }) => ({ missed: texts(missed), layout: texts(layout), asked: layout_in_link(asked), is_taken: is_taken === true,
   dropped: Object.fromEntries(Object.entries(dropped && typeof dropped === "object" ? dropped : {}).filter(([, words]) => typeof words === "string").slice(0, MOST)) });
 
 /* For the address: lists that have something. */
-export const left_in_link = ({ missed, dropped, layout }) => ({ ...(missed.length ? { missed } : {}), ...(layout.length ? { layout } : {}), ...(Object.keys(dropped).length ? { dropped } : {}) });
+export const left_in_link = ({ missed, dropped, layout, asked, is_taken }) => ({ ...(asked ? { asked } : {}), ...(is_taken ? { is_taken } : {}), ...(missed.length ? { missed } : {}), ...(layout.length ? { layout } : {}), ...(Object.keys(dropped).length ? { dropped } : {}) });
 
 /* With a key of the job that is left out, by the name that its recipe has for it. */
 export const without_key = (left, job, key, name) => {
@@ -31,19 +39,22 @@ const is_of_recipe = ({ missed, dropped }) => missed.length > 0 || Object.entrie
 
 const listed = (names) => names.join(", ").replace(/, ([^,]*)$/, " and $1");
 
-/* Sentences about what is left out, the heaviest first: keys without which the layout is another one, then the others;
-   "" where there are none. */
-export const left_words = (left) => {
+/* What the layout of the job in view has otherwise than the recipe's, in whose place it was taken. */
+const taken_words = ({ asked, is_taken }, job) => (asked && is_taken ? layout_changes(asked, layout_of(job)) : []);
+
+/* Sentences about what is left out, the heaviest first: that the layout is another one, then keys; "" without any. */
+export const left_words = (left, job) => {
+  const others = [...(left.layout.length ? [`without ${listed(left.layout)} of the recipe`] : []), ...taken_words(left, job)];
   const names = [...Object.values(left.dropped), ...left.missed];
   const named = names.length > SHOWN ? [...names.slice(0, SHOWN - 1), `${names.length - SHOWN + 1} more keys`] : names;
-  return [left.layout.length ? `The answer is of another layout: without ${listed(left.layout)} of the recipe. It does not say whether the recipe fits.` : "",
+  return [others.length ? `The answer is of another layout${left.layout.length ? "" : " than the recipe's"}: ${others.join(", ")}. It does not say whether the recipe fits.` : "",
     names.length ? `Without ${listed(named)}${is_of_recipe(left) ? " of the recipe" : ""}, which may change the answer.` : ""];
 };
 
 /* Shows these sentences beside the verdict, with the way to the reasons. */
-export const show_left = (left, has_reasons) => {
+export const show_left = (left, job, has_reasons) => {
   const [other, box] = ["other-layout", "missed"].map((id) => document.getElementById(id));
-  const words = left_words(left);
+  const words = left_words(left, job);
   [other, box].forEach((one, n) => {
     one.textContent = `${words[n]} `;
     one.hidden = !words[n];

@@ -87,7 +87,9 @@ export class Limits {
     device.hidden = true;
     const several = this.button("", () => {});
     several.hidden = true;
-    buttons.append(take, device, fewer, several, stop, all);
+    const shared = this.button("", () => {}); /* several options, and a larger batch */
+    shared.hidden = true;
+    buttons.append(take, device, fewer, several, shared, stop, all);
     let trying = "";
     let row = null;
     let nearest = null;
@@ -115,15 +117,14 @@ export class Limits {
           several.textContent = `apply ${count(together.gpus)} with several options`;
           several.onclick = () => this.apply(together.layout.keys);
         }
+        shared.hidden = !together || !together.other;
+        if (!shared.hidden) this.offer_shared(shared, together.other, ", several options");
         if (other || together || !device.hidden) take.textContent = line.fewest.value ? `apply ${count(line.fewest.value)}` : "apply";
         if (!device.hidden) {
           device.textContent = without.value === line.fewest.value ? "apply it without states on the host" : `apply ${count(without.value)} without states on the host`;
           device.onclick = () => this.apply(without.layout.keys);
         }
-        if (other) {
-          fewer.textContent = `apply ${count(other.gpus)} with a global batch of ${count(other.batch)}`;
-          fewer.onclick = () => this.apply({ ...other.layout.keys, "training.global_batch_size": other.batch });
-        }
+        if (other) this.offer_shared(fewer, other);
       }
       tell();
     };
@@ -141,6 +142,12 @@ export class Limits {
       clearInterval(clock);
       stop.disabled = true;
     }
+  }
+
+  /* Makes a button take fewer GPUs with a larger batch. */
+  offer_shared(button, { gpus, batch, layout }, more = "") {
+    button.textContent = `apply ${count(gpus)} with a global batch of ${count(batch)}${more}`;
+    button.onclick = () => this.apply({ ...layout.keys, "training.global_batch_size": batch });
   }
 
   button(textContent, then) {

@@ -18,6 +18,9 @@ const key_words = (key, value) => {
   return `${name} ${Array.isArray(value) && value.length > 2 ? `as ${value.length} names` : [value].flat().join(" ")}`;
 };
 
+/* ", global batch size 8 \u2192 9" */
+export const also_words = (also, job) => Object.entries(also).map(([key, value]) => `, ${key.split(".").pop().replaceAll("_", " ")} ${value_of(job, key)} \u2192 ${value}`).join("");
+
 const offer = (textContent, then) => {
   const button = make("button", { type: "button", textContent });
   button.addEventListener("click", then);
@@ -25,9 +28,12 @@ const offer = (textContent, then) => {
 };
 
 /* A button that takes a legal layout in the place of one that is refused. `apply`: takes changes, and keys to leave out. */
-const layout = ({ plain, drops }, job, apply) => {
+const layout = ({ plain, drops, also, fixed }, job, apply) => {
+  const [own, gpus] = [job.mesh || {}, plain].map(gpus_of);
   const gone = Object.entries(job.mesh || {}).filter(([axis, n]) => n > 1 && !(axis in short(plain))).map(([axis, n]) => `, ${axis} ${n} \u2192 1`).join("");
-  return offer(`take ${mesh_words(plain)}${gone}${drops.length ? `, without ${drops.join(", ")}` : ""}`, () => apply({ mesh: short(plain) }, drops));
+  const other = own === gpus ? "" : `${own} \u2192 ${gpus} GPUs: `;
+  const words = `take ${other}${mesh_words(plain)}${gone}${also_words(also, job)}${drops.length ? `, without ${drops.join(", ")}` : ""}${other && fixed ? ` (${fixed})` : ""}`;
+  return offer(words, () => apply({ mesh: short(plain), ...also }, drops));
 };
 
 /* A button that gives the job to another framework, with that one's own defaults. */
@@ -42,8 +48,8 @@ const other = ({ keys, says }, job, apply) => {
 const alone = (buttons) => buttons.filter((one, n) => buttons.findIndex((each) => each.textContent === one.textContent) === n);
 
 /* Offers that go with the values of each degree, of a job that is refused; none of another. */
-export const offers = ({ plain, drops, others, frameworks, is_unknown }, job, apply) => {
-  const layouts = plain ? [{ plain, drops }, ...others].map((one) => layout(one, job, apply)) : [];
+export const offers = ({ plain, drops, also, fixed, others, frameworks, is_unknown }, job, apply) => {
+  const layouts = plain ? [{ plain, drops, also, fixed }, ...others].map((one, n, all) => layout({ ...one, fixed: all.slice(0, n).some((each) => each.fixed) ? "" : one.fixed }, job, apply)) : []; /* why is said once */
   const found = alone([...layouts, ...frameworks.map((one) => other(one, job, apply))]);
   return found.length && is_unknown ? [make("span", { className: "note", textContent: "rankscope does not model this yet; your job may be right. What it can answer:" }), ...found] : found;
 };

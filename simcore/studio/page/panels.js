@@ -50,6 +50,17 @@ export const old = (names, is_old) => names.forEach((name) => {
   panel.setAttribute("aria-busy", String(is_shown));
 });
 
+const TOP = 64; /* of the verdict in view, in pixels, as in studio.css */
+const LEAST_ROOM = 240;
+/* The verdict stays in view and scrolls by itself: where its row of the page ends, it ends too, so that none of it is covered. */
+const keep_in_row = () => {
+  const row_end = Math.max(...["job", "ranks"].map((id) => document.getElementById(id).getBoundingClientRect().bottom));
+  document.getElementById("result").style.setProperty("--room", `${Math.max(LEAST_ROOM, Math.floor(row_end - TOP))}px`);
+};
+addEventListener("scroll", () => requestAnimationFrame(keep_in_row), { passive: true });
+const sizes = new ResizeObserver(keep_in_row);
+for (const id of ["job", "ranks"]) sizes.observe(document.getElementById(id));
+
 /* While a dropped recipe is not the job yet: says so, and puts the job before and its answer out of sight and reach. */
 export const wait = (text) => {
   const box = document.getElementById("waiting");

@@ -78,7 +78,34 @@ const unserved_words = (unserved) => {
 export const gpus_words = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
 
 /* Fewer GPUs that fit where several options at once are added to the layout nearest to fitting there. */
-const together_words = (found, job) => (found ? `With several options at once ${gpus_words(found.gpus)} ${found.gpus === 1 ? "fits" : "fit"}: ${there_words(found.layout, job)} ` : "");
+const together_words = (found, job) => (found ? `With several options at once ${gpus_words(found.gpus)} ${found.gpus === 1 ? "fits" : "fit"}: ${there_words(found.layout, job)} ${batch_words(found, job)} ` : "");
+
+/* "; 3 with a global batch of 66" */
+const shared_words = (found) => (found && found.other ? `; ${count(found.other.gpus)} with a global batch of ${count(found.other.batch)}` : "");
+
+/* Options that are not simulated with the layout nearest to fitting. */
+const unmodelled_words = (unmodelled) => (unmodelled && unmodelled.length ? `Not modelled with it yet, so not tried: ${unmodelled.join("; ")}.` : "");
+
+/* True if the layout nearest to fitting has several options at once: what is told of its number of GPUs is of others. */
+const is_several = ({ nearest, nearest_bytes, beyond }) => Boolean(nearest && nearest_bytes && nearest.num_gpus === beyond && nearest.peak_bytes < nearest_bytes);
+
+/* Of a framework of which nothing surely fits with one option at a time: why, and the layout nearest to fitting. */
+const never_words = (row, job) => {
+  const { why, nearest, nearest_bytes, beyond, together } = row;
+  const alone = together ? "With one of them alone none fits; " : is_several(row) ? "With one option at a time, " : "";
+  return [`${alone}${beyond ? `${gpus_words(beyond)}, the most that were tried: ` : ""}${why_not(why)}${nearest_bytes ? `; its best layout${alone ? "" : " with one option"} needs ${gib(nearest_bytes)}` : ""}.`,
+    nearest ? `Nearest to fitting${is_several(row) ? ", with several options at once" : ""}: ${nearest_words(nearest, job)}` : ""];
+};
+
+/* What a table says below a framework's row: of fewer GPUs, or of none. `open`: words while fewer are being tried. */
+export const below_words = (row, job, open) => {
+  const { value, beyond, why, nearest, untried, unserved, unmodelled, is_fewest, is_refused } = row;
+  if (is_refused) return why_not(why);
+  const doing = is_fewest ? "" : open;
+  if (value === null) return [doing, ...(why ? never_words(row, job) : []), unserved_words(unserved), unmodelled_words(unmodelled)].filter(Boolean).join(" ");
+  const fewer = why ? `With fewer: ${beyond ? `${gpus_words(beyond)}: ` : ""}${why_not(why)}${nearest ? `; nearest: ${nearest_words(nearest, job).replace(/\.$/, "")}` : ""}${untried ? `; ${untried} numbers were not tried` : ""}.` : "";
+  return [doing, fewer, batch_words(row, job), ...(is_fewest && value > 1 ? [unserved_words(unserved), unmodelled_words(unmodelled)] : [])].filter(Boolean).join(" ");
+};
 
 /* Why no fewer do, where every layout there was tried. */
 const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved }, job) => {
@@ -90,16 +117,15 @@ const fewer_words = ({ beyond, why, untried, nearest_bytes, nearest, unserved },
 
 /* Headline, and lines of what is known of it: words for the fewest GPUs of a framework, as a search has found them so far. */
 export const fewest_words = (row, job) => {
-  const { value, is_fewest, is_refused, layout, beyond, why, nearest, on_device: device, unserved, together, other } = row;
-  const rest = [unserved_words(unserved), NOT_TRIED];
+  const { value, is_fewest, is_refused, layout, why, nearest, on_device: device, unserved, unmodelled, together, other } = row;
+  const rest = [unserved_words(unserved), unmodelled_words(unmodelled), NOT_TRIED];
   if (is_refused) return ["not answered", [why]];
   if (value === null && !is_fewest) return ["looking \u2026", []];
   const several = together_words(together, job);
-  if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once` : none_words(nearest),
-    [several, `${together ? "With one of them alone none fits; " : ""}${beyond ? `${gpus_words(beyond)}, the most that were tried: ` : ""}${why_not(why)}.`, nearest ? `Nearest to fitting: ${nearest_words(nearest, job)}` : "", ...rest]];
+  if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once${shared_words(together)}` : none_words(nearest), [several, ...never_words(row, job), ...rest]];
   const [without, known] = device ? device_words(device, job) : [];
   const host = !device ? "" : device.value === value ? ", with or without states on the host" : `${other ? "; " : " with states on the host, "}${device.value === null ? "none" : without} without${device.together ? ` (${count(device.together.gpus)} with several options)` : ""}${other ? " states on the host" : ""}`;
-  const head = `${is_fewest ? "" : "at most "}${gpus_words(value)}${other ? ` with this batch, ${count(other.gpus)} with ${count(other.batch)}` : ""}${host}${together ? `; ${count(together.gpus)} with several options at once` : ""}`;
+  const head = `${is_fewest ? "" : "at most "}${gpus_words(value)}${other ? ` with this batch, ${count(other.gpus)} with ${count(other.batch)}` : ""}${host}${together ? `; ${count(together.gpus)} with several options at once${shared_words(together)}` : ""}`;
   return [head, [there_words(layout, job), ...(is_fewest ? [several, ...(value === 1 ? [] : [...fewer_words(row, job), batch_words(row, job)]), ...rest] : []), known ? `Without states on the host: ${known}` : ""]];
 };
 
@@ -110,9 +136,9 @@ const value_words = ({ quantity }, value) => (quantity === "gpus" ? gpus_words(v
 
 /* A limit as a sentence. */
 export const limit_words = (found) => {
-  const tried = found.beyond === null || !found.beyond_peak ? "" : `${value_words(found, found.beyond)}, ${found.quantity === "gpus" ? "the most that were tried" : "the least that was tried"}: ${BEYOND[found.beyond_verdict]} ${found.beyond_peak}; `;
+  const batch = found.beyond_batch ? ` with a global batch of ${count(found.beyond_batch)}` : "";
+  const tried = found.beyond === null || !found.beyond_peak ? "" : `${value_words(found, found.beyond)}${batch}, ${found.quantity === "gpus" ? "the most that were tried" : "the least that was tried"}: ${BEYOND[found.beyond_verdict]} ${found.beyond_peak}; `;
   if (found.value === null) return `${found.words}: none surely fits. ${sentence(found.problem || `${tried}${mostly(found.why)}`)}${found.words === "fewest GPUs" ? ". The answer above has other layouts too." : ""}`;
   const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}: ${mostly(found.why)}` : why_not(found.why);
-  const batch = found.beyond_batch ? ` with a global batch of ${count(found.beyond_batch)}` : "";
   return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)}${batch} ${beyond}`}`;
 };
