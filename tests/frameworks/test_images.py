@@ -66,7 +66,13 @@ def ok(report: Report) -> Report:
     (QWEN | {"image_height": None}, "training.image_height: expected the height of images in pixels"),
     (QWEN | {"image_height": 450}, "expected multiples of 28 pixels, as the model's processor makes them, got 450"),
     (QWEN | {"image_width": 1792, "seq_len": 1000}, "expected at most 0 in a sequence of 1000 tokens, each of which"),
-    (QWEN | {"frozen": None}, "not yet: a vision tower that is trained (model.visual.patch_embed and others"),
+    (QWEN | {"frozen": ["model.visual.merger"]}, "not yet: a vision tower that is trained (model.visual.patch_embed"),
+    (QWEN | {"frozen": None, "options": {"enable_fsdp2_prefetch": True}}, "trained whose layers are gathered ahead"),
+    (QWEN | {"model": "qwen3.5-9b", "frozen": None, "attention": None, "recompute": "full"},
+     "a vision tower that is trained with activation checkpointing"),
+    (QWEN | {"model": "qwen3.5-35b-a3b", "frozen": None, "attention": None, "mesh": {"dp_shard": 8, "ep": 8}},
+     "a vision tower that is trained with expert parallelism"),
+    (QWEN | {"model": "qwen3-vl-4b", "frozen": None}, "not yet: a vision tower that is trained (model.visual and"),
     (QWEN | {"method": "lora", "frozen": None}, "not yet: adapters in a vision tower"),
 ])
 def test_what_is_not_served_is_refused_by_name(changed: dict[str, Any], message: str) -> None:

@@ -83,6 +83,11 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3.5, predicting, adapted, checkpointed": {
         "freeze": FROZEN, "images": 1, "lora": 8, "model": "qwen3.5", "mtp": 1, "checkpoint": True,
         "exclude_modules": ["*visual*", "*lm_head*"]},
+    "qwen3.5, trained": {"freeze": TRAINED, "images": 1, "model": "qwen3.5"},
+    "qwen3.5, trained, a large image": {"freeze": TRAINED, "images": 1, "sides": [672, 736], "model": "qwen3.5"},
+    "qwen2.5-vl, trained": {"freeze": TRAINED, "images": 1, "model": "qwen2.5-vl"},
+    "qwen2.5-vl, trained, a large image": {
+        "freeze": TRAINED, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl"},
     "mistral3": {"freeze": FROZEN, "images": 1, "model": "mistral3"},
     "mistral3, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "mistral3"},
     "mistral3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 2, "model": "mistral3"},

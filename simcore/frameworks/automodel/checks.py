@@ -13,7 +13,7 @@ from simcore.frameworks.automodel.policies import check_policies, offload_parts,
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
-from simcore.models.vision_blocks import VisionPart
+from simcore.models.vision_blocks import TOWER_LAYERS, VisionPart
 from simcore.operators.automodel.sparse import FROM_ZERO, SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -40,6 +40,7 @@ def check(job: Job) -> None:
     _check_sparse(job)
     _check_delta(job)
     _check_omni(job)
+    _check_trained_tower(job)
     _check_frozen(job)
     _check_tied(job)
     _check_predictions(job)
@@ -257,6 +258,21 @@ def _check_resting(job: Job) -> None:
                           "automodel")
     if job.scenario.training.method == "qlora":
         raise job.not_yet("training.method", "qlora of a model with a vision tower")
+
+
+def _check_trained_tower(job: Job) -> None:
+    """Raises NotYet for a tower that is trained beside what was not measured with one."""
+    graph, options = job.graph, job.scenario.framework_options
+    layers = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, TOWER_LAYERS)]
+    if not any(spec.trainable for layer in layers for spec in graph.tensors[layer.kind]):
+        return
+    for key, said, what in (
+            ("mesh.ep", job.mesh.ep > 1, "with expert parallelism"),
+            ("training.recompute", job.scenario.training.recompute != "none", "with activation checkpointing"),
+            ("framework_options.enable_fsdp2_prefetch", options.get("enable_fsdp2_prefetch") is True,
+             "whose layers are gathered ahead by order")):
+        if said:
+            raise job.not_yet(key, f"a vision tower that is trained {what} under automodel")
 
 
 def _check_frozen(job: Job) -> None:

@@ -53,7 +53,7 @@ from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import own_rows, sum_everywhere
-from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting, meet_waiting
+from simcore.operators.shared.layer_borders import AFTER, BEFORE, GRAD_EMBEDDED, leave_waiting, meet_waiting
 from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
@@ -299,7 +299,8 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
         make_tables(env, block.rotary_dim)
     forward = tape.cut()
     if out.node is not None:
-        tape.seed(out, with_further(env, tape.external(out.shape, out.dtype, GRAD_HIDDEN, block.tower or AFTER)))
+        slot = tape.slot(GRAD_EMBEDDED, "backward_temp") if block.tower and run.features_train else GRAD_HIDDEN
+        tape.seed(out, with_further(env, tape.external(out.shape, out.dtype, slot, block.tower or AFTER)))
     tables.clear()
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:
