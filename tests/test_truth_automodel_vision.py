@@ -58,6 +58,9 @@ def asked(name: str, config: Path) -> Scenario:
                                "use_liger_kernel": False}
     if case.get("model") == "qwen3.5":
         options = {"attn": "sdpa"}
+    if "packed" in case:
+        options["attn_implementation"] = "flash_attention_2"
+        training |= {"lengths": "packed", "packed_length": case.get("seq", 512) // len(case["packed"])}
     training |= {"recompute": "full"} if case.get("checkpoint") else {}
     if "lora" in case:
         training |= {"method": "lora", "lora": {"rank": case["lora"], "exclude_modules": case["exclude_modules"]}}
@@ -112,6 +115,7 @@ def _without_mask(name: str, sizes: dict[str, int]) -> dict[str, int]:
     case = STEPS[name]["case"]
     kind, seq = case.get("model"), case.get("seq", 512)
     left_out = 8 * seq * (kind == "qwen3.5" or not case["images"])
+    left_out += 4 * (len(case["packed"]) + 1) if "packed" in case else 0  # the ends of sequences
     left_out += (4 * seq + 16 * 144 * case["images"]) * (kind == "gemma4-vision")
     return {**sizes, "input": sizes["input"] - left_out}
 

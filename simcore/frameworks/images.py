@@ -103,7 +103,7 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     named = () if isinstance(training.lora.target_modules, str) else training.lora.target_modules
     if any("language" in name for name in (*named, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
-    if training.lengths != "fixed":
+    if training.lengths != "fixed" and not (adapter.packs_images and training.lengths == "packed"):
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")
     graph = job.graph
     if any(spec.module == "adapter" for layer in graph.layers for spec in graph.tensors[layer.kind]

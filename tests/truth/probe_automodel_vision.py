@@ -15,14 +15,17 @@ import contextlib
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import probe_automodel_delta as own
 import probe_automodel_dense as dense
 import probe_automodel_step as steps
+import sees
 import torch
 import torch.distributed as dist
+from nemo_automodel.components.distributed import cp_vision_frame_shard
 from nemo_automodel.components.distributed.config import FSDP2Config
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
@@ -38,13 +41,26 @@ from sees import FAMILIES
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import masking_utils, vision_utils
+from transformers import Qwen3VLConfig, masking_utils, vision_utils
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.mistral3 import modeling_mistral3
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl
+
+if not hasattr(modeling_qwen3_vl, "Qwen3VLCausalLMOutputWithPast"):  # transformers 5.18, which 0.7.0 pins, has it
+    @dataclass
+    class Output(CausalLMOutputWithPast):
+        """An output that names the places that images take."""
+
+        rope_deltas: torch.Tensor | None = None
+
+    modeling_qwen3_vl.Qwen3VLCausalLMOutputWithPast = Output
+
+from nemo_automodel.components.models.qwen3_vl import model as packed_vl
 
 HERE = Path(__file__).resolve().parent
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
@@ -70,6 +86,9 @@ CASES: dict[str, dict[str, Any]] = {
                             "model": "qwen2.5-vl"},
     "qwen3-vl": {"freeze": FROZEN, "images": 1, "model": "qwen3-vl"},
     "qwen3-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3-vl"},
+    "qwen3-vl, packs": {"freeze": FROZEN, "images": 2, "model": "qwen3-vl", "packed": [180, 332]},
+    "qwen3-vl, packs of large images": {
+        "freeze": FROZEN, "images": 2, "sides": [320, 480], "model": "qwen3-vl", "packed": [200, 312]},
     "qwen3.5": {"freeze": FROZEN, "images": 1, "model": "qwen3.5"},
     "qwen3.5, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3.5"},
     "qwen3.5, checkpointed": {"freeze": FROZEN, "images": 2, "model": "qwen3.5", "checkpoint": True},
@@ -247,8 +266,64 @@ def built(case: dict[str, Any]) -> Any:
     """The model on the meta device; Qwen 3.5's decoder is Automodel's own, with a decay in fp32."""
     if case["fields"]["model_type"] == "qwen3_5":
         return own.seeing(case["fields"])
+    if "packed" in case:
+        return packing(case)
     with torch.device("meta"):
         return FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
+
+
+class Varlen(torch.autograd.Function):
+    """flash-attn 2 of sequences that lie end to end: what it keeps, and what its backward makes."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: int) -> torch.Tensor:
+        out = q.new_empty(q.shape)
+        ctx.save_for_backward(q, k, v, out, q.new_empty((q.shape[2], q.shape[1]), dtype=torch.float32))
+        ctx.ends = ends
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, _, _ = ctx.saved_tensors
+        rows, (heads, dim) = q.shape[1] + 128 * ctx.ends, q.shape[2:]
+        made = tuple(one.new_empty(one.shape) for one in (q, k, v))
+        _sums = [q.new_empty(shape, dtype=torch.float32) for shape in (
+            (heads, rows), (rows, heads, -(-dim // 32) * 32))]
+        _wide = [q.new_empty(q.shape) for _ in range(2 * (k.shape[2] < heads))]
+        return (*made, None)
+
+
+def varlen(_module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **given: Any) -> Any:
+    """`flash_attention_forward` of [batch, heads, sequence, d] with the ends of sequences."""
+    return Varlen.apply(*(one.transpose(1, 2) for one in (q, k, v)), len(given["cu_seq_lens_q"]) - 1), None
+
+
+def spread(_model: Any, embeds: torch.Tensor, mask: torch.Tensor, deep: list[torch.Tensor]) -> Any:
+    """`_shard_multimodal_inputs_for_cp` on one rank: features are put into whole sequences, then taken out again."""
+    aligned = [features.new_zeros(*mask.shape, features.shape[-1]) for features in deep]
+    return embeds, mask, [whole.new_empty(features.shape) for whole, features in zip(aligned, deep, strict=True)]
+
+
+def packing(case: dict[str, Any]) -> Any:
+    """Automodel's own class of Qwen 3 VL, which takes packs; flash-attn, which is not installed, by a stand-in."""
+    with torch.device("meta"):
+        fields = sees._fields({"attention": "sdpa", **case})
+        model = packed_vl.Qwen3VLForConditionalGeneration(Qwen3VLConfig(
+            **fields, image_token_id=500, video_token_id=501)).to(torch.bfloat16)
+    for config in (model.config, model.config.text_config, model.config.vision_config):
+        config._attn_implementation = "flash_attention_2"
+    ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = varlen
+    packed_vl.Qwen3VLForConditionalGeneration._shard_multimodal_inputs_for_cp = spread
+    cp_vision_frame_shard._grid_for_visual = lambda grids, _: grids  # it moves them to the pixels' device
+    return model
+
+
+def ends(case: dict[str, Any]) -> dict[str, Any]:
+    """What `neat_packed_vlm_collater` says of the sequences in a pack, and their places, of which no mask is made."""
+    counts = torch.tensor([0, *case["packed"]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    longest = max(case["packed"])
+    return {"position_ids": torch.zeros((3, 1, case["seq"]), dtype=torch.int64), "cu_seq_lens_q": counts,
+            "cu_seq_lens_k": counts, "max_length_q": longest, "max_length_k": longest}
 
 
 def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) -> None:
@@ -264,8 +339,10 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
         masking_utils._ignore_causal_mask_sdpa = lambda *_, **__: True  # no token is padding
     elif case["fields"]["model_type"] in CAST:
         given["pixel_values"] = given["pixel_values"].to(torch.bfloat16)
+    given |= ends(case) if "packed" in case else {}
     for one in given.values():
-        tr.tag(one, "input")
+        if isinstance(one, torch.Tensor):
+            tr.tag(one, "input")
     if case["fields"]["model_type"] == "gemma4":
         enable_gemma4_sdpa_fp32()
         stand_in_for_filled(case)
@@ -355,7 +432,7 @@ def stand_in_for_places(images: int, count: int) -> None:
     rows = images * count
     for model, inner in ((modeling_qwen3_vl, modeling_qwen3_vl.Qwen3VLModel),
                          (modeling_qwen3_5, modeling_qwen3_5.Qwen3_5Model)):
-        model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), None)
+        model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), count)
         model.get_vision_position_ids = lambda *_, **__: torch.empty((rows, 2), dtype=torch.int64)
         model.get_vision_interpolation_indices_and_weights = lambda *_, **__: (
             torch.empty((rows, 4), dtype=torch.int64), torch.empty((rows, 4)))

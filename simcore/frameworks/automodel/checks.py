@@ -41,6 +41,7 @@ def check(job: Job) -> None:
     _check_delta(job)
     _check_omni(job)
     _check_trained_tower(job)
+    _check_packs_of_images(job)
     _check_frozen(job)
     _check_tied(job)
     _check_predictions(job)
@@ -136,6 +137,20 @@ def _check_hf(job: Job) -> None:
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "another attention than eager in a model that reads "
                           f"images: {masks}")
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
+
+
+def _check_packs_of_images(job: Job) -> None:
+    """Raises NotYet for packs of sequences with images but those of Qwen 3 VL by flash-attn 2."""
+    graph, option = job.graph, job.scenario.framework_options.get(ATTENTION_OPTION)
+    if not graph.architecture.has_tower or job.scenario.training.lengths != "packed":
+        return
+    if graph.implementation != "hf" or graph.architecture.family != "qwen3_vl":
+        raise job.not_yet("training.lengths", f"packs of sequences with images of {graph.architecture.family} by the "
+                          f"layers of {graph.implementation} under automodel (served: qwen3_vl)")
+    if option != "flash_attention_2":
+        raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "packs of sequences with images in another "
+                          "attention than flash_attention_2, which are given a mask of all pairs (0.7.0 datasets/vlm/"
+                          "collate_fns.py neat_packed_vlm_collater)")
 
 
 def _has_two_way(job: Job) -> bool:
