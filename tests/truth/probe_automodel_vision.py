@@ -26,7 +26,7 @@ import sees
 import torch
 import torch.distributed as dist
 from nemo_automodel.components.distributed import cp_vision_frame_shard
-from nemo_automodel.components.distributed.config import FSDP2Config
+from nemo_automodel.components.distributed.config import FSDP2Config, MoEParallelizerConfig
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
@@ -41,8 +41,8 @@ from sees import FAMILIES
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import Qwen3VLConfig, masking_utils, vision_utils
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers import Qwen3VLConfig, Qwen3VLMoeConfig, masking_utils, vision_utils
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma4 import modeling_gemma4
@@ -50,6 +50,7 @@ from transformers.models.mistral3 import modeling_mistral3
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl
+from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
 
 if not hasattr(modeling_qwen3_vl, "Qwen3VLCausalLMOutputWithPast"):  # transformers 5.18, which 0.7.0 pins, has it
     @dataclass
@@ -60,13 +61,32 @@ if not hasattr(modeling_qwen3_vl, "Qwen3VLCausalLMOutputWithPast"):  # transform
 
     modeling_qwen3_vl.Qwen3VLCausalLMOutputWithPast = Output
 
+    @dataclass
+    class Hidden(BaseModelOutputWithPast):
+        """The same without logits."""
+
+        rope_deltas: torch.Tensor | None = None
+
+    modeling_qwen3_vl_moe.Qwen3VLMoeModelOutputWithPast = Hidden
+
+from nemo_automodel.components.models.qwen3_moe import layers as moe_layers
 from nemo_automodel.components.models.qwen3_vl import model as packed_vl
+from nemo_automodel.components.models.qwen3_vl_moe import model as sparse_vl
 
 HERE = Path(__file__).resolve().parent
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (HERE / "tape" / "cases-vision.json").read_text(encoding="utf-8"))}
 FROZEN = {"freeze_vision_tower": True, "freeze_language_model": False}
 TRAINED = {"freeze_vision_tower": False, "freeze_language_model": False}
+SPARSE: dict[str, Any] = {
+    **MODELS["qwen3-vl"]["fields"], "model_type": "qwen3_vl_moe", "tie_word_embeddings": False,
+    "text_config": {**MODELS["qwen3-vl"]["fields"]["text_config"], "model_type": "qwen3_vl_moe_text", "num_experts": 8,
+                    "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [0, 1, 2],
+                    "tie_word_embeddings": False},
+    "vision_config": {**MODELS["qwen3-vl"]["fields"]["vision_config"], "model_type": "qwen3_vl_moe"}}
+"""Qwen 3 VL in the class of the model with experts, none of which has a layer: they run on a GPU alone."""
+ROUTED: dict[str, Any] = {**SPARSE, "text_config": {**SPARSE["text_config"], "mlp_only_layers": []}}
+"""The same with its experts: such a model is wrapped alone."""
 CASES: dict[str, dict[str, Any]] = {
     "gemma3": {"freeze": FROZEN, "images": 1}, "gemma3, four images": {"freeze": FROZEN, "images": 4},
     "gemma3, large images": {"freeze": FROZEN, "images": 4, "seq": 128, "image_size": 448},
@@ -89,6 +109,16 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-vl, packs": {"freeze": FROZEN, "images": 2, "model": "qwen3-vl", "packed": [180, 332]},
     "qwen3-vl, packs of large images": {
         "freeze": FROZEN, "images": 2, "sides": [320, 480], "model": "qwen3-vl", "packed": [200, 312]},
+    "qwen3-vl-moe": {"freeze": FROZEN, "images": 1, "model": "qwen3-vl", "fields": SPARSE, "ep": 8},
+    "qwen3-vl-moe, two images": {"freeze": FROZEN, "images": 2, "model": "qwen3-vl", "fields": SPARSE, "ep": 8},
+    "qwen3-vl-moe, a large image": {
+        "freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3-vl", "fields": SPARSE, "ep": 8},
+    "qwen3-vl-moe, checkpointed": {
+        "freeze": FROZEN, "images": 1, "model": "qwen3-vl", "fields": SPARSE, "ep": 8, "checkpoint": True},
+    "qwen3-vl-moe, experts over 4": {
+        "freeze": FROZEN, "images": 1, "model": "qwen3-vl", "fields": ROUTED, "ep": 4, "placed": True},
+    "qwen3-vl-moe, experts over 8": {
+        "freeze": FROZEN, "images": 1, "model": "qwen3-vl", "fields": ROUTED, "ep": 8, "placed": True},
     "qwen3.5": {"freeze": FROZEN, "images": 1, "model": "qwen3.5"},
     "qwen3.5, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3.5"},
     "qwen3.5, checkpointed": {"freeze": FROZEN, "images": 2, "model": "qwen3.5", "checkpoint": True},
@@ -120,7 +150,7 @@ CASES: dict[str, dict[str, Any]] = {
         "freeze": TRAINED, "images": 0, "lora": 8, "model": "mistral3", "attention": "sdpa", "exclude_modules": [
             "*lm_head*"]},
 }
-CAST = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_vl")
+CAST = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_vl", "qwen3_vl_moe")
 """Families whose images are 16 bits wide behind Automodel's collate_fns.py: not that of Qwen 2.5 VL."""
 
 
@@ -255,7 +285,7 @@ def whole(case: dict[str, Any]) -> dict[str, Any]:
     """The case with its model's configuration; `image_size` of a case is that of its tower."""
     model = MODELS[case.get("model", "gemma3-vision")]
     vision = model["fields"]["vision_config"] | {k: case[k] for k in ("image_size",) if k in case}
-    fields = model["fields"] | {"vision_config": vision}
+    fields = case.get("fields") or model["fields"] | {"vision_config": vision}
     if "mtp" in case:
         fields["text_config"] = fields["text_config"] | {"mtp_num_hidden_layers": case["mtp"], "layer_types": [
             "linear_attention", "linear_attention", "full_attention"]}
@@ -268,8 +298,41 @@ def built(case: dict[str, Any]) -> Any:
         return own.seeing(case["fields"])
     if "packed" in case:
         return packing(case)
+    if case["fields"]["model_type"] == "qwen3_vl_moe":
+        return sparse(case)
     with torch.device("meta"):
         return FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
+
+
+def fed_in_place(_model: Any, hidden: torch.Tensor, _mask: torch.Tensor, features: torch.Tensor) -> Any:
+    """`_deepstack_process` of Automodel's model with experts, which puts into what it is given."""
+    return Put.apply(hidden, Taken.apply(hidden, features.shape[0]).clone() + features)
+
+
+class Normed(torch.autograd.Function):
+    """The custom operator of `rms_norm: torch_fp32` (models/common/utils.py, _float32_rms_norm_impl), compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.new_empty(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+def sparse(case: dict[str, Any]) -> Any:
+    """Automodel's own class of Qwen 3 VL with experts."""
+    config = Qwen3VLMoeConfig(**sees._fields({"attention": "sdpa", **case}), image_token_id=500, video_token_id=501)
+    config.text_config.torch_dtype = torch.bfloat16
+    torch.Tensor.__bool__ = lambda self: False  # type: ignore[method-assign]  # whether there are videos
+    with torch.device("meta"):
+        model = sparse_vl.Qwen3VLMoeForConditionalGeneration(config, backend=own.BACKEND)
+    for norm in (one for one in model.modules() if isinstance(one, torch.nn.RMSNorm)):
+        norm.forward = lambda x, norm=norm: Normed.apply(x, norm.weight)
+    return model.to(torch.bfloat16)
 
 
 class Varlen(torch.autograd.Function):
@@ -329,7 +392,7 @@ def ends(case: dict[str, Any]) -> dict[str, Any]:
 def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) -> None:
     """One microbatch; the output lives as long as this function."""
     tr.phase = "fwd"
-    given = FAMILIES[case["fields"]["model_type"]].inputs(case)
+    given = FAMILIES[case["fields"]["model_type"].removesuffix("_moe")].inputs(case)
     taken = ("input_ids", "pixel_values", *PLACES * (case["fields"]["model_type"] == "gemma4"))
     given = {name: given[name] for name in taken} | {"labels": given["input_ids"].clone()}
     if not case["images"]:
@@ -351,7 +414,7 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
     elif "sides" in case and case["images"]:
         stand_in_for_grids(case)
         given |= {"image_grid_thw": Numbers([grid(case)] * case["images"]), "mm_token_type_ids": torch.empty(0)}
-    if case["fields"]["model_type"] == "qwen3_5":
+    if case["fields"]["model_type"] in ("qwen3_5", "qwen3_vl_moe"):
         given["attention_mask"] = torch.ones_like(given["input_ids"])
         tr.tag(given["attention_mask"], "input")
     labels = given.pop("labels")
@@ -387,10 +450,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     model = built(case).train()
     adapted(model, case)
     apply_parameter_freezing(model, case["freeze"])
-    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(), world_size=8, activation_checkpointing=bool(
-        case.get("checkpoint")))
+    experts = {"moe_parallel_config": MoEParallelizerConfig()} if "ep" in case else {}
+    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case.get("ep", 1)), world_size=8, **experts,
+                             activation_checkpointing=bool(case.get("checkpoint")))
     model = parallelize_model(model, mesh)
     wrapped = units(model)
+    if case.get("placed"):
+        return {"case": named, "units": wrapped}
     halves, traffic = steps.two_steps(model, lambda tr, first: micro_step(model, tr, case, first=first))
     return {"case": named, "units": wrapped, **halves, "traffic": traffic}
 
@@ -410,7 +476,7 @@ def grid(case: dict[str, Any]) -> int:
 def stand_in_for_grids(case: dict[str, Any]) -> None:
     """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
     vision, images, count = case["fields"]["vision_config"], case["images"], grid(case)
-    if case["fields"]["model_type"] in ("qwen3_vl", "qwen3_5"):
+    if case["fields"]["model_type"] in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
         stand_in_for_places(images, count)
         return
     with unset_fake_temporarily():
@@ -431,6 +497,7 @@ def stand_in_for_places(images: int, count: int) -> None:
     """The same of Qwen 3 VL and Qwen 3.5, and which learned positions are read."""
     rows = images * count
     for model, inner in ((modeling_qwen3_vl, modeling_qwen3_vl.Qwen3VLModel),
+                         (modeling_qwen3_vl_moe, modeling_qwen3_vl_moe.Qwen3VLMoeModel),
                          (modeling_qwen3_5, modeling_qwen3_5.Qwen3_5Model)):
         model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), count)
         model.get_vision_position_ids = lambda *_, **__: torch.empty((rows, 2), dtype=torch.int64)
@@ -439,13 +506,15 @@ def stand_in_for_places(images: int, count: int) -> None:
         inner.get_rope_index = lambda _, ids, *__, **___: (
             torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
     modeling_qwen3_vl.Qwen3VLTextModel._deepstack_process = fed
+    sparse_vl.Qwen3VLMoeTextModelBackend._deepstack_process = fed_in_place
 
 
 def stand_in() -> None:
     own.stand_in()
     steps.stand_in()
+    moe_layers.apply_rotary_emb_qk = lambda q, k, table, **_: own.Rotated.apply(q, k, table)
     for modeling in (modeling_gemma3, modeling_gemma4, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_5,
-                     modeling_qwen3_vl):
+                     modeling_qwen3_vl, modeling_qwen3_vl_moe):
         modeling.torch_compilable_check = lambda *_: None
     # Automodel's own class of these layers replays whole ones (components/models/gemma4_moe/model.py:886).
     modeling_gemma4.Gemma4ForConditionalGeneration.parallelizer = PARALLELIZER

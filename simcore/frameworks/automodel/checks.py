@@ -40,7 +40,7 @@ def check(job: Job) -> None:
     _check_sparse(job)
     _check_delta(job)
     _check_omni(job)
-    _check_trained_tower(job)
+    _check_towers(job)
     _check_packs_of_images(job)
     _check_frozen(job)
     _check_tied(job)
@@ -275,9 +275,12 @@ def _check_resting(job: Job) -> None:
         raise job.not_yet("training.method", "qlora of a model with a vision tower")
 
 
-def _check_trained_tower(job: Job) -> None:
-    """Raises NotYet for a tower that is trained beside what was not measured with one."""
+def _check_towers(job: Job) -> None:
+    """Raises NotYet for stages behind a tower, and for one that is trained beside what was not measured with it."""
     graph, options = job.graph, job.scenario.framework_options
+    if job.mesh.pp > 1 and graph.architecture.has_tower:
+        raise job.not_yet("mesh.pp", f"pp {job.mesh.pp} of {graph.architecture.family} under automodel, whose vision "
+                          "tower was not measured on a stage")
     layers = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, TOWER_LAYERS)]
     if not any(spec.trainable for layer in layers for spec in graph.tensors[layer.kind]):
         return
