@@ -140,6 +140,8 @@ class FrameworkAdapter:
     `implied`: keys of the scenario, with the value that they have where it leaves them out.
     `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters
     too; `replays_towers`: checkpointed layers around one; `rests_towers`: towers that are given no images.
+    `packs_images`: packs of sequences with images.
+    `trained_fronts`: classes of patches of the towers that it trains as a whole, where they are others.
     `takes_pattern`: modules with adapters may be named by one regular expression, as by PEFT.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
@@ -176,6 +178,8 @@ class FrameworkAdapter:
     trains_towers: bool = False
     replays_towers: bool = False
     rests_towers: bool = False
+    packs_images: bool = False
+    trained_fronts: tuple[type, ...] = ()
     takes_pattern: bool = False
     memory_options: tuple[MemoryOption, ...] = ()
     implied: Mapping[str, object] = field(default_factory=dict, compare=False)

@@ -103,7 +103,7 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     named = () if isinstance(training.lora.target_modules, str) else training.lora.target_modules
     if any("language" in name for name in (*named, *training.lora.exclude_modules)):
         raise job.not_yet("training.lora", "patterns of adapters that tell the language model from the tower")
-    if training.lengths != "fixed":
+    if training.lengths != "fixed" and not (adapter.packs_images and training.lengths == "packed"):
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")
     graph = job.graph
     if any(spec.module == "adapter" for layer in graph.layers for spec in graph.tensors[layer.kind]
@@ -112,15 +112,16 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
                and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector | PooledProjector)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]
-    if trained and not (adapter.replays_towers and _is_trained_whole(graph)):
+    fronts = adapter.trained_fronts or (PlacedPatches,) * adapter.replays_towers
+    if trained and not _is_trained_whole(graph, fronts):
         raise job.not_yet("training.frozen", f"a vision tower that is trained ({trained[0]} and others; frozen: "
                           "[model.vision_tower] leaves it as it is)")
 
 
-def _is_trained_whole(graph: ModelGraph) -> bool:
-    """True for a tower with learned positions of which all is trained, and that feeds no layer of the decoder."""
+def _is_trained_whole(graph: ModelGraph, fronts: tuple[type, ...]) -> bool:
+    """True for a tower with patches of the classes `fronts` that is trained as a whole, and feeds no decoder layer."""
     parts = [(graph.kinds[layer.kind].block, graph.tensors[layer.kind]) for layer in graph.layers
              if isinstance(graph.kinds[layer.kind].block, VisionPart)]
-    has_kind = any(isinstance(block, PlacedPatches) for block, _ in parts) and not any(
+    has_kind = any(isinstance(block, fronts) for block, _ in parts) and not any(
         isinstance(block, DeepMerger) for block, _ in parts)
     return has_kind and all(spec.trainable or spec.is_buffer for _, specs in parts for spec in specs)

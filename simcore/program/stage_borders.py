@@ -106,10 +106,14 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
 
 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:
-    """Images of the data loader, as (slot, bytes); () for none."""
+    """Images of the data loader and position ids that it makes of them, as (slot, bytes); () for none."""
     pixels = run.images * sum(block.pixels for block in blocks if isinstance(
         block, Patches | AnySize | PooledPatches))
-    return [(tables.slot("pixel_values", "input"), dtype_bytes(run.options.pixels) * pixels)] if pixels else []
+    if not pixels:
+        return []
+    positions = 8 * run.options.position_axes * run.tokens
+    given = [(tables.slot("pixel_values", "input"), dtype_bytes(run.options.pixels) * pixels)]
+    return given + [(tables.slot("position_ids", "input"), positions)] * bool(positions)
 
 
 def _allocs(owners: Owners) -> Iterator[tuple[int, int, int]]:

@@ -20,7 +20,8 @@ class ImplementationOptions:
     `inputs_on_host`: inputs of replayed layers wait in host memory until backward. `lora_dropout`: place of the dropout
     of LoRA adapters: "pre" on their input, "post" on their output, "" without one.
     `lora_by_operators`: those of a library with a function of its own run as plain products, which keep x A. `pixels`:
-    dtype in which the data loader hands images on.
+    dtype in which the data loader hands images on. `position_axes`: position ids that it gives with each token, of
+    packs of sequences with images; 0 where the model makes them.
     """
 
     hidden: str = ""
@@ -30,6 +31,7 @@ class ImplementationOptions:
     lora_dropout: LoraDropout = ""
     lora_by_operators: bool = False
     pixels: str = "fp32"
+    position_axes: int = 0
 
     @property
     def loads_whole_sequences(self) -> bool:

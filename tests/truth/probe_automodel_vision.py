@@ -15,15 +15,18 @@ import contextlib
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import probe_automodel_delta as own
 import probe_automodel_dense as dense
 import probe_automodel_step as steps
+import sees
 import torch
 import torch.distributed as dist
-from nemo_automodel.components.distributed.config import FSDP2Config
+from nemo_automodel.components.distributed import cp_vision_frame_shard
+from nemo_automodel.components.distributed.config import FSDP2Config, MoEParallelizerConfig
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
@@ -38,19 +41,52 @@ from sees import FAMILIES
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import masking_utils, vision_utils
+from transformers import Qwen3VLConfig, Qwen3VLMoeConfig, masking_utils, vision_utils
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.mistral3 import modeling_mistral3
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl
+from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
+
+if not hasattr(modeling_qwen3_vl, "Qwen3VLCausalLMOutputWithPast"):  # transformers 5.18, which 0.7.0 pins, has it
+    @dataclass
+    class Output(CausalLMOutputWithPast):
+        """An output that names the places that images take."""
+
+        rope_deltas: torch.Tensor | None = None
+
+    modeling_qwen3_vl.Qwen3VLCausalLMOutputWithPast = Output
+
+    @dataclass
+    class Hidden(BaseModelOutputWithPast):
+        """The same without logits."""
+
+        rope_deltas: torch.Tensor | None = None
+
+    modeling_qwen3_vl_moe.Qwen3VLMoeModelOutputWithPast = Hidden
+
+from nemo_automodel.components.models.qwen3_moe import layers as moe_layers
+from nemo_automodel.components.models.qwen3_vl import model as packed_vl
+from nemo_automodel.components.models.qwen3_vl_moe import model as sparse_vl
 
 HERE = Path(__file__).resolve().parent
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (HERE / "tape" / "cases-vision.json").read_text(encoding="utf-8"))}
 FROZEN = {"freeze_vision_tower": True, "freeze_language_model": False}
 TRAINED = {"freeze_vision_tower": False, "freeze_language_model": False}
+SPARSE: dict[str, Any] = {
+    **MODELS["qwen3-vl"]["fields"], "model_type": "qwen3_vl_moe", "tie_word_embeddings": False,
+    "text_config": {**MODELS["qwen3-vl"]["fields"]["text_config"], "model_type": "qwen3_vl_moe_text", "num_experts": 8,
+                    "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [0, 1, 2],
+                    "tie_word_embeddings": False},
+    "vision_config": {**MODELS["qwen3-vl"]["fields"]["vision_config"], "model_type": "qwen3_vl_moe"}}
+"""Qwen 3 VL in the class of the model with experts, none of which has a layer: they run on a GPU alone."""
+ROUTED: dict[str, Any] = {**SPARSE, "text_config": {**SPARSE["text_config"], "mlp_only_layers": []}}
+"""The same with its experts: such a model is wrapped alone."""
 CASES: dict[str, dict[str, Any]] = {
     "gemma3": {"freeze": FROZEN, "images": 1}, "gemma3, four images": {"freeze": FROZEN, "images": 4},
     "gemma3, large images": {"freeze": FROZEN, "images": 4, "seq": 128, "image_size": 448},
@@ -70,6 +106,19 @@ CASES: dict[str, dict[str, Any]] = {
                             "model": "qwen2.5-vl"},
     "qwen3-vl": {"freeze": FROZEN, "images": 1, "model": "qwen3-vl"},
     "qwen3-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3-vl"},
+    "qwen3-vl, packs": {"freeze": FROZEN, "images": 2, "model": "qwen3-vl", "packed": [180, 332]},
+    "qwen3-vl, packs of large images": {
+        "freeze": FROZEN, "images": 2, "sides": [320, 480], "model": "qwen3-vl", "packed": [200, 312]},
+    "qwen3-vl-moe": {"freeze": FROZEN, "images": 1, "model": "qwen3-vl", "fields": SPARSE, "ep": 8},
+    "qwen3-vl-moe, two images": {"freeze": FROZEN, "images": 2, "model": "qwen3-vl", "fields": SPARSE, "ep": 8},
+    "qwen3-vl-moe, a large image": {
+        "freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3-vl", "fields": SPARSE, "ep": 8},
+    "qwen3-vl-moe, checkpointed": {
+        "freeze": FROZEN, "images": 1, "model": "qwen3-vl", "fields": SPARSE, "ep": 8, "checkpoint": True},
+    "qwen3-vl-moe, experts over 4": {
+        "freeze": FROZEN, "images": 1, "model": "qwen3-vl", "fields": ROUTED, "ep": 4, "placed": True},
+    "qwen3-vl-moe, experts over 8": {
+        "freeze": FROZEN, "images": 1, "model": "qwen3-vl", "fields": ROUTED, "ep": 8, "placed": True},
     "qwen3.5": {"freeze": FROZEN, "images": 1, "model": "qwen3.5"},
     "qwen3.5, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3.5"},
     "qwen3.5, checkpointed": {"freeze": FROZEN, "images": 2, "model": "qwen3.5", "checkpoint": True},
@@ -83,6 +132,11 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3.5, predicting, adapted, checkpointed": {
         "freeze": FROZEN, "images": 1, "lora": 8, "model": "qwen3.5", "mtp": 1, "checkpoint": True,
         "exclude_modules": ["*visual*", "*lm_head*"]},
+    "qwen3.5, trained": {"freeze": TRAINED, "images": 1, "model": "qwen3.5"},
+    "qwen3.5, trained, a large image": {"freeze": TRAINED, "images": 1, "sides": [672, 736], "model": "qwen3.5"},
+    "qwen2.5-vl, trained": {"freeze": TRAINED, "images": 1, "model": "qwen2.5-vl"},
+    "qwen2.5-vl, trained, a large image": {
+        "freeze": TRAINED, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl"},
     "mistral3": {"freeze": FROZEN, "images": 1, "model": "mistral3"},
     "mistral3, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "mistral3"},
     "mistral3, text frozen": {"freeze": {**FROZEN, "freeze_language_model": True}, "images": 2, "model": "mistral3"},
@@ -96,7 +150,7 @@ CASES: dict[str, dict[str, Any]] = {
         "freeze": TRAINED, "images": 0, "lora": 8, "model": "mistral3", "attention": "sdpa", "exclude_modules": [
             "*lm_head*"]},
 }
-CAST = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_vl")
+CAST = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_vl", "qwen3_vl_moe")
 """Families whose images are 16 bits wide behind Automodel's collate_fns.py: not that of Qwen 2.5 VL."""
 
 
@@ -231,7 +285,7 @@ def whole(case: dict[str, Any]) -> dict[str, Any]:
     """The case with its model's configuration; `image_size` of a case is that of its tower."""
     model = MODELS[case.get("model", "gemma3-vision")]
     vision = model["fields"]["vision_config"] | {k: case[k] for k in ("image_size",) if k in case}
-    fields = model["fields"] | {"vision_config": vision}
+    fields = case.get("fields") or model["fields"] | {"vision_config": vision}
     if "mtp" in case:
         fields["text_config"] = fields["text_config"] | {"mtp_num_hidden_layers": case["mtp"], "layer_types": [
             "linear_attention", "linear_attention", "full_attention"]}
@@ -242,14 +296,103 @@ def built(case: dict[str, Any]) -> Any:
     """The model on the meta device; Qwen 3.5's decoder is Automodel's own, with a decay in fp32."""
     if case["fields"]["model_type"] == "qwen3_5":
         return own.seeing(case["fields"])
+    if "packed" in case:
+        return packing(case)
+    if case["fields"]["model_type"] == "qwen3_vl_moe":
+        return sparse(case)
     with torch.device("meta"):
         return FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
+
+
+def fed_in_place(_model: Any, hidden: torch.Tensor, _mask: torch.Tensor, features: torch.Tensor) -> Any:
+    """`_deepstack_process` of Automodel's model with experts, which puts into what it is given."""
+    return Put.apply(hidden, Taken.apply(hidden, features.shape[0]).clone() + features)
+
+
+class Normed(torch.autograd.Function):
+    """The custom operator of `rms_norm: torch_fp32` (models/common/utils.py, _float32_rms_norm_impl), compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.new_empty(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+def sparse(case: dict[str, Any]) -> Any:
+    """Automodel's own class of Qwen 3 VL with experts."""
+    config = Qwen3VLMoeConfig(**sees._fields({"attention": "sdpa", **case}), image_token_id=500, video_token_id=501)
+    config.text_config.torch_dtype = torch.bfloat16
+    torch.Tensor.__bool__ = lambda self: False  # type: ignore[method-assign]  # whether there are videos
+    with torch.device("meta"):
+        model = sparse_vl.Qwen3VLMoeForConditionalGeneration(config, backend=own.BACKEND)
+    for norm in (one for one in model.modules() if isinstance(one, torch.nn.RMSNorm)):
+        norm.forward = lambda x, norm=norm: Normed.apply(x, norm.weight)
+    return model.to(torch.bfloat16)
+
+
+class Varlen(torch.autograd.Function):
+    """flash-attn 2 of sequences that lie end to end: what it keeps, and what its backward makes."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: int) -> torch.Tensor:
+        out = q.new_empty(q.shape)
+        ctx.save_for_backward(q, k, v, out, q.new_empty((q.shape[2], q.shape[1]), dtype=torch.float32))
+        ctx.ends = ends
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, _, _ = ctx.saved_tensors
+        rows, (heads, dim) = q.shape[1] + 128 * ctx.ends, q.shape[2:]
+        made = tuple(one.new_empty(one.shape) for one in (q, k, v))
+        _sums = [q.new_empty(shape, dtype=torch.float32) for shape in (
+            (heads, rows), (rows, heads, -(-dim // 32) * 32))]
+        _wide = [q.new_empty(q.shape) for _ in range(2 * (k.shape[2] < heads))]
+        return (*made, None)
+
+
+def varlen(_module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **given: Any) -> Any:
+    """`flash_attention_forward` of [batch, heads, sequence, d] with the ends of sequences."""
+    return Varlen.apply(*(one.transpose(1, 2) for one in (q, k, v)), len(given["cu_seq_lens_q"]) - 1), None
+
+
+def spread(_model: Any, embeds: torch.Tensor, mask: torch.Tensor, deep: list[torch.Tensor]) -> Any:
+    """`_shard_multimodal_inputs_for_cp` on one rank: features are put into whole sequences, then taken out again."""
+    aligned = [features.new_zeros(*mask.shape, features.shape[-1]) for features in deep]
+    return embeds, mask, [whole.new_empty(features.shape) for whole, features in zip(aligned, deep, strict=True)]
+
+
+def packing(case: dict[str, Any]) -> Any:
+    """Automodel's own class of Qwen 3 VL, which takes packs; flash-attn, which is not installed, by a stand-in."""
+    with torch.device("meta"):
+        fields = sees._fields({"attention": "sdpa", **case})
+        model = packed_vl.Qwen3VLForConditionalGeneration(Qwen3VLConfig(
+            **fields, image_token_id=500, video_token_id=501)).to(torch.bfloat16)
+    for config in (model.config, model.config.text_config, model.config.vision_config):
+        config._attn_implementation = "flash_attention_2"
+    ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = varlen
+    packed_vl.Qwen3VLForConditionalGeneration._shard_multimodal_inputs_for_cp = spread
+    cp_vision_frame_shard._grid_for_visual = lambda grids, _: grids  # it moves them to the pixels' device
+    return model
+
+
+def ends(case: dict[str, Any]) -> dict[str, Any]:
+    """What `neat_packed_vlm_collater` says of the sequences in a pack, and their places, of which no mask is made."""
+    counts = torch.tensor([0, *case["packed"]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    longest = max(case["packed"])
+    return {"position_ids": torch.zeros((3, 1, case["seq"]), dtype=torch.int64), "cu_seq_lens_q": counts,
+            "cu_seq_lens_k": counts, "max_length_q": longest, "max_length_k": longest}
 
 
 def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) -> None:
     """One microbatch; the output lives as long as this function."""
     tr.phase = "fwd"
-    given = FAMILIES[case["fields"]["model_type"]].inputs(case)
+    given = FAMILIES[case["fields"]["model_type"].removesuffix("_moe")].inputs(case)
     taken = ("input_ids", "pixel_values", *PLACES * (case["fields"]["model_type"] == "gemma4"))
     given = {name: given[name] for name in taken} | {"labels": given["input_ids"].clone()}
     if not case["images"]:
@@ -259,8 +402,10 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
         masking_utils._ignore_causal_mask_sdpa = lambda *_, **__: True  # no token is padding
     elif case["fields"]["model_type"] in CAST:
         given["pixel_values"] = given["pixel_values"].to(torch.bfloat16)
+    given |= ends(case) if "packed" in case else {}
     for one in given.values():
-        tr.tag(one, "input")
+        if isinstance(one, torch.Tensor):
+            tr.tag(one, "input")
     if case["fields"]["model_type"] == "gemma4":
         enable_gemma4_sdpa_fp32()
         stand_in_for_filled(case)
@@ -269,7 +414,7 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
     elif "sides" in case and case["images"]:
         stand_in_for_grids(case)
         given |= {"image_grid_thw": Numbers([grid(case)] * case["images"]), "mm_token_type_ids": torch.empty(0)}
-    if case["fields"]["model_type"] == "qwen3_5":
+    if case["fields"]["model_type"] in ("qwen3_5", "qwen3_vl_moe"):
         given["attention_mask"] = torch.ones_like(given["input_ids"])
         tr.tag(given["attention_mask"], "input")
     labels = given.pop("labels")
@@ -305,10 +450,13 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     model = built(case).train()
     adapted(model, case)
     apply_parameter_freezing(model, case["freeze"])
-    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(), world_size=8, activation_checkpointing=bool(
-        case.get("checkpoint")))
+    experts = {"moe_parallel_config": MoEParallelizerConfig()} if "ep" in case else {}
+    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case.get("ep", 1)), world_size=8, **experts,
+                             activation_checkpointing=bool(case.get("checkpoint")))
     model = parallelize_model(model, mesh)
     wrapped = units(model)
+    if case.get("placed"):
+        return {"case": named, "units": wrapped}
     halves, traffic = steps.two_steps(model, lambda tr, first: micro_step(model, tr, case, first=first))
     return {"case": named, "units": wrapped, **halves, "traffic": traffic}
 
@@ -328,7 +476,7 @@ def grid(case: dict[str, Any]) -> int:
 def stand_in_for_grids(case: dict[str, Any]) -> None:
     """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
     vision, images, count = case["fields"]["vision_config"], case["images"], grid(case)
-    if case["fields"]["model_type"] in ("qwen3_vl", "qwen3_5"):
+    if case["fields"]["model_type"] in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
         stand_in_for_places(images, count)
         return
     with unset_fake_temporarily():
@@ -349,21 +497,24 @@ def stand_in_for_places(images: int, count: int) -> None:
     """The same of Qwen 3 VL and Qwen 3.5, and which learned positions are read."""
     rows = images * count
     for model, inner in ((modeling_qwen3_vl, modeling_qwen3_vl.Qwen3VLModel),
+                         (modeling_qwen3_vl_moe, modeling_qwen3_vl_moe.Qwen3VLMoeModel),
                          (modeling_qwen3_5, modeling_qwen3_5.Qwen3_5Model)):
-        model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), None)
+        model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), count)
         model.get_vision_position_ids = lambda *_, **__: torch.empty((rows, 2), dtype=torch.int64)
         model.get_vision_interpolation_indices_and_weights = lambda *_, **__: (
             torch.empty((rows, 4), dtype=torch.int64), torch.empty((rows, 4)))
         inner.get_rope_index = lambda _, ids, *__, **___: (
             torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
     modeling_qwen3_vl.Qwen3VLTextModel._deepstack_process = fed
+    sparse_vl.Qwen3VLMoeTextModelBackend._deepstack_process = fed_in_place
 
 
 def stand_in() -> None:
     own.stand_in()
     steps.stand_in()
+    moe_layers.apply_rotary_emb_qk = lambda q, k, table, **_: own.Rotated.apply(q, k, table)
     for modeling in (modeling_gemma3, modeling_gemma4, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_5,
-                     modeling_qwen3_vl):
+                     modeling_qwen3_vl, modeling_qwen3_vl_moe):
         modeling.torch_compilable_check = lambda *_: None
     # Automodel's own class of these layers replays whole ones (components/models/gemma4_moe/model.py:886).
     modeling_gemma4.Gemma4ForConditionalGeneration.parallelizer = PARALLELIZER

@@ -13,7 +13,7 @@ from simcore.frameworks.automodel.policies import check_policies, offload_parts,
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
-from simcore.models.vision_blocks import VisionPart
+from simcore.models.vision_blocks import TOWER_LAYERS, VisionPart
 from simcore.operators.automodel.sparse import FROM_ZERO, SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -40,6 +40,8 @@ def check(job: Job) -> None:
     _check_sparse(job)
     _check_delta(job)
     _check_omni(job)
+    _check_towers(job)
+    _check_packs_of_images(job)
     _check_frozen(job)
     _check_tied(job)
     _check_predictions(job)
@@ -135,6 +137,20 @@ def _check_hf(job: Job) -> None:
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "another attention than eager in a model that reads "
                           f"images: {masks}")
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
+
+
+def _check_packs_of_images(job: Job) -> None:
+    """Raises NotYet for packs of sequences with images but those of Qwen 3 VL by flash-attn 2."""
+    graph, option = job.graph, job.scenario.framework_options.get(ATTENTION_OPTION)
+    if not graph.architecture.has_tower or job.scenario.training.lengths != "packed":
+        return
+    if graph.implementation != "hf" or graph.architecture.family != "qwen3_vl":
+        raise job.not_yet("training.lengths", f"packs of sequences with images of {graph.architecture.family} by the "
+                          f"layers of {graph.implementation} under automodel (served: qwen3_vl)")
+    if option != "flash_attention_2":
+        raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "packs of sequences with images in another "
+                          "attention than flash_attention_2, which are given a mask of all pairs (0.7.0 datasets/vlm/"
+                          "collate_fns.py neat_packed_vlm_collater)")
 
 
 def _has_two_way(job: Job) -> bool:
@@ -257,6 +273,24 @@ def _check_resting(job: Job) -> None:
                           "automodel")
     if job.scenario.training.method == "qlora":
         raise job.not_yet("training.method", "qlora of a model with a vision tower")
+
+
+def _check_towers(job: Job) -> None:
+    """Raises NotYet for stages behind a tower, and for one that is trained beside what was not measured with it."""
+    graph, options = job.graph, job.scenario.framework_options
+    if job.mesh.pp > 1 and graph.architecture.has_tower:
+        raise job.not_yet("mesh.pp", f"pp {job.mesh.pp} of {graph.architecture.family} under automodel, whose vision "
+                          "tower was not measured on a stage")
+    layers = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, TOWER_LAYERS)]
+    if not any(spec.trainable for layer in layers for spec in graph.tensors[layer.kind]):
+        return
+    for key, said, what in (
+            ("mesh.ep", job.mesh.ep > 1, "with expert parallelism"),
+            ("training.recompute", job.scenario.training.recompute != "none", "with activation checkpointing"),
+            ("framework_options.enable_fsdp2_prefetch", options.get("enable_fsdp2_prefetch") is True,
+             "whose layers are gathered ahead by order")):
+        if said:
+            raise job.not_yet(key, f"a vision tower that is trained {what} under automodel")
 
 
 def _check_frozen(job: Job) -> None:

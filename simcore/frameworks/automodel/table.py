@@ -206,6 +206,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     # A tower is another group of layers (parallelizer.py:1243); of Gemma 4, whole ones (gemma4_moe/model.py:886).
     parts = is_older(job) or (sees and not native and job.graph.architecture.family != "gemma4")
     return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=parts, pixels=pixels,
+                   position_axes=3 * (sees and job.scenario.training.lengths == "packed"),
                    wide_sdpa=job.graph.architecture.family == "gemma4",  # models/gemma4_moe/sdpa_fp32.py
                    attn_implementation=attention_of(job, options), liger=patched_by_liger(job, options),
                    embeddings_require_grad=native and _transformers.replayed(job))

@@ -186,18 +186,16 @@ class _Maker:
 
         The root has all other tensors.
 
-        A frozen vision tower is among them (0.7.0 distributed/config.py: multimodal.frozen_sharding is root), and a
-        projector (distributed/parallelizer.py apply_fsdp2_sharding_recursively wraps modules of lists alone).
-        0.7.0 distributed/parallelizer.py, `ModelParallelizer`: tied tables stay with the root
-        (_fully_shard_untied_input_output_embeddings), the last layer reshards only where it is asked for
-        (apply_fsdp2_sharding_recursively). Nemotron-H has a separate parallelizer.
+        A frozen vision tower is among them (0.7.0 distributed/config.py: multimodal.frozen_sharding is root), and of a
+        trained one what is in no list. 0.7.0 distributed/parallelizer.py, `ModelParallelizer`: tied tables stay with
+        the root (_fully_shard_untied_input_output_embeddings), the last layer of a list reshards only where it is asked
+        for (apply_fsdp2_sharding_recursively). Nemotron-H has a separate parallelizer.
         """
         children = True if self.asked is None else self.asked
         generic = self.graph.architecture.family != "nemotron_h"
         apart = not (generic and self.graph.has_tied_head) and not self.wrapping.whole_root
-        rest, own, further = [], [], list[int]()
-        blocks = []
-        for layer in stage:
+        rest, own, further, blocks, listed = [], [], list[int](), list[int](), self._lists_of_tower(stage)
+        for layer in (one for one in stage if one not in listed):
             kind = self._kind(layer)
             if kind in ("embedding", "head") and apart and self._trains(layer):
                 own.append((layer, children if kind == "embedding" else False))
@@ -215,12 +213,24 @@ class _Maker:
         names = {"embedding": f"model.{inside}embed_tokens", "head": "lm_head"}
         out += [self._unit(names[self._kind(layer)], [layer], layer, layer if policy else self._last_use(stage, layer),
                            reshard=policy, choose=self._runs if self.at_rest else None) for layer, policy in own]
+        out += [self._unit(self.graph.layers[layer].path, [layer], layer, layer, reshard=reshard)
+                for layer, reshard in listed.items()]
         for layer in blocks:
             kept = generic and layer == blocks[-1] and self.asked is None
             out += self._block(layer, reshard=not kept and children, separate_experts=False)
         for layer in further:  # a list of one: the last of it
             out += self._further(layer, reshard=bool(self.asked))
         return out
+
+    def _lists_of_tower(self, stage: tuple[int, ...]) -> dict[int, bool]:
+        """Layers in lists of a tower that is not frozen as a whole, True for those that reshard: not a list's last."""
+        paths = {layer: self.graph.layers[layer].path for layer in stage
+                 if isinstance(self._block_of(layer), VisionPart)}
+        lists = {layer: path.rpartition(".")[0] for layer, path in paths.items() if path[-1].isdigit()}
+        if not any(map(self._trains, lists)):
+            return {}
+        last = {path: layer for layer, path in lists.items()}
+        return {layer: last[path] != layer if self.asked is None else self.asked for layer, path in lists.items()}
 
     def _text(self) -> str:
         """Name of the module that holds the decoder's layers."""

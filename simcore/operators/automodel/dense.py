@@ -25,7 +25,7 @@ from typing import Final
 
 from simcore.models.blocks import Attention
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.layers import column, core_attention, linear, norm, row, te_attention
+from simcore.operators.automodel.layers import by_heads, column, core_attention, linear, norm, row, te_attention
 from simcore.operators.automodel.sparse import FROM_ZERO
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
@@ -156,7 +156,9 @@ def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Ten
         q = norm(env, q, f"{path}.q_norm")
         k = norm(env, k, f"{path}.k_norm")
     q, k = rotated(tape, q, k)
-    out = te_attention(env, q, k, v)
+    parts = [q, k, v]
+    del q, k, v
+    out = by_heads(env, parts) if env.options.sdpa else te_attention(env, *parts)
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
 
 

@@ -46,14 +46,15 @@ from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
 from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
-from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
+from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
 from simcore.operators.automodel.tensors import tensors
+from simcore.operators.hf.vision.deepstack import add_in_place
 from simcore.operators.hf.vision.part import PLAIN
 from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import own_rows, sum_everywhere
-from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting, meet_waiting
+from simcore.operators.shared.layer_borders import AFTER, BEFORE, GRAD_EMBEDDED, leave_waiting, meet_waiting
 from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
@@ -109,7 +110,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         env.run = replace(run, tp=1) if env.options.gathers_logits else run
         return _loss(env, kind.block)
     if isinstance(kind.block, VisionPart):
-        return record_part(env.tape, kind.block, run, PLAIN, lambda last: make_tables(env, last.rotary_dim))
+        return record_part(env.tape, kind.block, run, PLAIN, lambda last: make_tables(
+            env, kind.family, last.rotary_dim))
     if isinstance(kind.block, Mtp):
         return predictions(env, kind, kind.block, _layer)
     return _part(env, kind)
@@ -123,6 +125,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     assert hidden is not None
     leaf = hidden.node
     out = _run(env, kind, hidden)
+    out = add_in_place(tape, out, run.images * kind.fed) if kind.fed else out
     tape.rename(out.storage, HIDDEN)
     out.disown()
     forward = tape.cut()
@@ -295,11 +298,12 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     out.disown()
     # Tables of angles: the layers' nodes keep them until the first layer's backward, right before this one's.
     tables = _tables(env, kind, block)
-    if kind.family in QWEN3_5 and not block.tower:
-        make_tables(env, block.rotary_dim)
+    if kind.family in OF_GRIDS and not block.tower:
+        make_tables(env, kind.family, block.rotary_dim)
     forward = tape.cut()
     if out.node is not None:
-        tape.seed(out, with_further(env, tape.external(out.shape, out.dtype, GRAD_HIDDEN, block.tower or AFTER)))
+        slot = tape.slot(GRAD_EMBEDDED, "backward_temp") if block.tower and run.features_train else GRAD_HIDDEN
+        tape.seed(out, with_further(env, tape.external(out.shape, out.dtype, slot, block.tower or AFTER)))
     tables.clear()
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:
@@ -332,7 +336,7 @@ def _angles(kind: LayerKind, run: LayerWorkload, dim: int) -> list[tuple[str, tu
     (`rope_utils.py`, freqs_cis_from_position_ids), of others side by side (`gpt_oss/rope_utils.py`,
     position_ids_to_freqs_cis).
     """
-    if kind.family in QWEN3_5:
+    if kind.family in OF_GRIDS:
         return []
     if kind.family in SPARSE:
         return [("freqs_cis", (run.batch, run.seq, dim), "fp32")]

@@ -23,7 +23,7 @@ from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["attention", "column", "core_attention", "linear", "mlp", "norm", "row", "te_attention"]
+__all__ = ["attention", "by_heads", "column", "core_attention", "linear", "mlp", "norm", "row", "te_attention"]
 
 Adapted = Callable[[Tape, LayerWorkload, Tensor, tuple[Param, Param], Tensor, str], Tensor]
 
@@ -201,6 +201,27 @@ def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tape.compute(Kernel.ATTENTION, 2 * batch * heads * seq * seq * dim * (env.run.cp - 1), 0,
                      shape_of_heads(dim, dim, batch * seq * heads))
     return aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
+
+
+def by_heads(env: Env, parts: list[Tensor]) -> Tensor:
+    """SDPA of `parts`, query, key and value, copied to lie by heads; returns the query's shape, copied back.
+
+    `components/attention/utils.py`, preprocess_args_and_kwargs_for_attn. The list, which is the last to name them, then
+    names the copies.
+    """
+    tape = env.tape
+    copies = [aten.contiguous(tape, part, f"{name}_by_head") for part, name in zip(parts, "qkv", strict=True)]
+    if env.options.masks_padding:
+        _has_padding(env)
+    parts[:] = copies
+    copies.clear()
+    return aten.contiguous(tape, core_attention(env, *parts), "attention")
+
+
+def _has_padding(env: Env) -> None:
+    """Asks the batch's mask whether any token is padding; none is here: attention is causal without a mask."""
+    _seen = env.tape.empty((env.run.batch, env.run.seq), "uint8", "is_token")
+    env.tape.empty((1,), "uint8", "are_all")
 
 
 def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor, *, sinks: Param | None = None, pairs: int = 0) -> Tensor:

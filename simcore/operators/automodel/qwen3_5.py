@@ -5,10 +5,11 @@
 of query and key are plain operators, their rotation is Qwen3-MoE's. Query, key and value are copied to lie by heads for
 SDPA, not for TE; the output is multiplied by a sigmoid of the gate.
 
-[Note: tables of Qwen 3.5]
-`components/models/qwen3_5*/model.py`: cosines and sines of each token in the type of the stream, of which half stands
-side by side in `freqs_cis`, and position ids, which images make [3, batch, sequence] of (`get_rope_index`). Layers keep
-`freqs_cis`, checkpoints the positions too; the rest lives until the model returns.
+[Note: tables of grids]
+`components/models/{qwen3_5*,qwen3_vl_moe}`: cosines and sines of each token in the type of the stream, of which half
+stands side by side in `freqs_cis`, and position ids, which images make [3, batch, sequence] of (`get_rope_index`).
+Layers keep `freqs_cis`, checkpoints what they are given besides: positions, of Qwen 3 VL the mask of padding. The rest
+lives until the model returns.
 
 [Note: a further token]
 `components/models/qwen3_5/model.py`, Qwen3_5DenseMTPSublayer: transformers' decoder layer with SDPA behind the fusion
@@ -22,8 +23,8 @@ from dataclasses import dataclass
 from simcore.models.blocks import Attention, LayerKind
 from simcore.operators.automodel.dense import rotated, turned
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.layers import core_attention, linear, mlp, te_attention
-from simcore.operators.automodel.sparse import QWEN3_5
+from simcore.operators.automodel.layers import by_heads, linear, mlp, te_attention
+from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE
 from simcore.operators.shared.rms_norm import rms_norm_from_zero
@@ -52,23 +53,11 @@ def gated_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
     if by_te:
         out = te_attention(env, q, k, v)
     else:
-        copies = [aten.contiguous(tape, part, f"{name}_by_head") for part, name in ((q, "q"), (k, "k"), (v, "v"))]
-        if env.options.masks_padding:
-            _has_padding(env)
-        q, k, v = copies
-        copies.clear()
-        out = aten.contiguous(tape, core_attention(env, q, k, v), "attention")
+        parts = [q, k, v]
+        del q, k, v
+        out = by_heads(env, parts)
     out = aten.mul(tape, out.view(*x.shape[:2], block.q_size), aten.sigmoid(tape, gate), "gated")
     return linear(env, out, f"{path}.o_proj")
-
-
-def _has_padding(env: Env) -> None:
-    """Asks the batch's mask whether any token is padding (`attention/utils.py`, preprocess_args_and_kwargs_for_attn).
-
-    No token is here: attention is causal without a mask.
-    """
-    _seen = env.tape.empty((env.run.batch, env.run.seq), "uint8", "is_token")
-    env.tape.empty((1,), "uint8", "are_all")
 
 
 def further_layer(env: Env, kind: LayerKind, x: Tensor) -> Tensor:
@@ -132,35 +121,44 @@ class StemTables:
         self.kept.clear()
 
 
-def _specs(env: Env, dim: int) -> dict[str, _Spec]:
-    """(shape, dtype) by name, in the order in which they are made; `dim`: rotated dimensions of a head."""
+def _specs(env: Env, family: str, dim: int) -> dict[str, _Spec]:
+    """(shape, dtype) by name, in the order in which they are made; `dim`: rotated dimensions of a head.
+
+    `family`: of the decoder or of its tower.
+    """
     run, seen = env.run, env.options.masks_padding
     table: _Spec = ((run.batch, run.seq, dim), run.compute)
     positions = (3, run.batch, run.seq) if seen else (run.seq,)
     masks: dict[str, _Spec] = {"padding_mask": ((run.batch, run.seq), "uint8")} if seen else {}
+    if family.startswith("qwen3_vl"):
+        masks["cache_position"] = ((run.seq,), "int64")
     return {"position_ids": (positions, "int64"), **masks, "rotary.cos": table, "rotary.sin": table,
             "freqs_cis": table}
 
 
-def make_tables(env: Env, dim: int) -> None:
-    """Records the tables of a model whose heads have `dim` rotated dimensions; its first layer frees them."""
-    for name, (shape, dtype) in _specs(env, dim).items():
+def make_tables(env: Env, family: str, dim: int) -> None:
+    """Records the tables of a model whose heads have `dim` rotated dimensions; its first layer frees them.
+
+    `family`: of the decoder or of its tower.
+    """
+    for name, (shape, dtype) in _specs(env, family, dim).items():
         made = env.tape.empty(shape, dtype, name)
         env.tape.rename(made.storage, env.tape.slot(name, "activation"))
         made.disown()
 
 
 def stem_tables(env: Env, kind: LayerKind) -> StemTables:
-    """The tables that this layer frees: all of them if it is the first of a Qwen 3.5, which takes in their maker's."""
-    if kind.family not in QWEN3_5 or not env.run.first:
+    """The tables that this layer frees: all of them if it is the first of a model with grids, behind their maker."""
+    if kind.family not in OF_GRIDS or not env.run.first:
         return StemTables([], [])
     found = {name: env.tape.external(*spec, env.tape.slot(name, "activation"), BEFORE)
-             for name, spec in _specs(env, kind.tables or _rotated(kind)).items()}
-    names = () if env.run.no_grad else ("freqs_cis", *("position_ids",) * (env.run.checkpoint == "full"))
+             for name, spec in _specs(env, kind.family, kind.tables or _rotated(kind)).items()}
+    given = "position_ids" if kind.family in QWEN3_5 else "padding_mask"
+    names = () if env.run.no_grad else ("freqs_cis", *(given,) * (env.run.checkpoint == "full" and given in found))
     kept = [found.pop(name) for name in names]
     return StemTables(list(found.values()), kept)
 
 
 def _rotated(kind: LayerKind) -> int:
     block = kind.branches[0].block
-    return block.rotated if isinstance(block, Attention) else 0
+    return (block.rotated or block.head_dim) if isinstance(block, Attention) else 0

@@ -143,7 +143,13 @@ def _dropped(tape: Tape, family: Family, given: Tensor) -> Tensor:
 
 def shared_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload) -> None:
     """Records position ids, for rotary models cos and sin, and masks of a decoder of `family`: the layers' to free."""
-    if of_family(family).has_positions:
+    if run.options.position_axes:
+        given = Tensor(None, shape_of_positions(run, of_family(family)), "int64")
+        _tables = _tables_of_grids(tape, run, block.rotary_dim, given, run.options.position_axes)
+        for name, tensor in zip(TABLES, _tables, strict=False):
+            tape.rename(tensor.storage, tape.slot(name, "activation"))
+            tensor.disown()
+    elif of_family(family).has_positions:
         _make_tables(tape, family, block, run, _positions(tape, run, of_family(family)))
 
 
@@ -257,7 +263,7 @@ def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, li
     hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if wide and not run.first else "")
     down = -(run.stem or run.first)
     family = of_family(kind.family)
-    shared = [] if not family.has_positions else [
+    shared = [] if not family.has_positions else [Tensor(None, (), "int64") if run.options.position_axes else
         tape.external(shape_of_positions(run, family), "int64", tape.slot("position_ids", "activation"), down)]
     rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
                    if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
@@ -271,7 +277,8 @@ def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, li
     mask = mask_of(tape, run, kind.family, window_of(kind))
     are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
-        if not (run.first if (run.checkpoint == "none" and number == 0) or (are_cast and number) else run.stem):
+        dies = run.first if (run.checkpoint == "none" and number == 0) or (are_cast and number) else run.stem
+        if not dies and tensor.storage is not None:
             tensor.disown()
     if mask is not None and not run.first:
         mask.disown()

@@ -49,6 +49,8 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
     """Writes the length of sequences: that of packs, the user's, that of samples; or asks for it."""
     target = reader.text("dataset._target_")
     draft.use(target, why="how samples are cut and padded")
+    if draft.values.get("training", {}).get("lengths") == "packed":  # of sequences with images
+        return
     pack = reader.integer("packed_sequence.packed_sequence_size")
     if pack is not None and pack.value > 0:
         draft.put("training.lengths", pack, "packed")

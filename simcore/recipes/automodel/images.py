@@ -45,6 +45,12 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle(("processor.padding_side", "processor.video_processor", "processor.video_processor.*"), "sequences are as "
          "long as asked, and images no videos"),
 )
+_OF_PACKS: Final[tuple[Row, ...]] = (
+    Idle(("packed_sequence.attn_implementation",), "deprecated and ignored (0.7.0 recipes/_typed_config.py:445)"),
+    Idle(("packed_sequence.*", "dataset.max_length"), "which samples come into a pack"),
+    Idle(("dataloader.collate_fn", "dataloader.collate_fn.*"), "nothing reads it: the packer's own collater takes its "
+         "place (0.7.0 components/datasets/vlm/loader.py:287)"),
+)
 _SQUARE: Final = 48
 """Patches of a side of Gemma 4's largest square image, 3 a token."""
 _PIXELS: Final = ("processor.min_pixels", "processor.max_pixels")
@@ -61,7 +67,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
             _rest(reader, draft, kind)
         return
     draft.use(kind, why="samples have images")
-    _read_number(reader, draft)
+    _read_number(reader, draft, packs=_read_packs(reader, draft))
     _read_sides(reader, draft, any_size=any(sizes_vary(kind.block) for _, kind in parts))
     for patches in (kind.block for _, kind in parts if isinstance(kind.block, PooledPatches)):
         draft.infer("training.image_height", _SQUARE * patches.patch, "images are taken as square, which the processor "
@@ -69,9 +75,32 @@ def read_images(reader: Reader, draft: Draft) -> None:
                     "image_processing_gemma4.py get_aspect_ratio_preserving_size")
     _read_frozen(reader, draft, parts)
     read_rows(reader, draft, _ROWS)
+
+
+def _read_packs(reader: Reader, draft: Draft) -> bool:
+    """True for packs, whose length it writes: samples are one row with all their images.
+
+    0.7.0 datasets/vlm/neat_packing_vlm.py.
+    """
     packs = reader.integer("packed_sequence.pack_size")
-    if packs is not None and packs.value > 0:
-        draft.refuse(packs, "packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
+    if packs is None or packs.value <= 0:
+        draft.idle(packs, "packing is off")
+        return False
+    draft.put("training.lengths", packs, "packed")
+    if draft.answers.seq_len is not None:
+        draft.answered("training.seq_len", draft.answers.seq_len)
+    else:
+        draft.put("training.seq_len", packs)
+    padded = reader.integer("packed_sequence.collate_max_length")
+    if padded is not None and padded.value != packs.value:
+        draft.refuse(padded, "packs that are padded to another length than theirs")
+    draft.idle(padded, "packs are as long")
+    written = reader.text("packed_sequence.packing_format")
+    if written is not None and written.value == "thd":
+        draft.refuse(written, "packs in the format of Transformer Engine (thd)")
+    draft.idle(written, "the default")
+    read_rows(reader, draft, _OF_PACKS)
+    return True
 
 
 def _rest(reader: Reader, draft: Draft, kind: Taken[str]) -> None:
@@ -96,10 +125,12 @@ def _read_sides(reader: Reader, draft: Draft, *, any_size: bool) -> None:
               "square unless training.image_width is set too" + (f"; {told} in all" if told else ""))
 
 
-def _read_number(reader: Reader, draft: Draft) -> None:
+def _read_number(reader: Reader, draft: Draft, *, packs: bool) -> None:
     target = reader.text("dataset._target_")
     made = target.value.rpartition(".")[2] if target else ""
-    if made in _ONE_IMAGE:
+    if packs:
+        draft.ask("training.images", "--set training.images=N", "images in each pack, those of all its samples", target)
+    elif made in _ONE_IMAGE:
         draft.infer("training.images", 1, f"{made}: a sample has one image", target, source=_DATASETS)
     else:
         draft.ask("training.images", "--set training.images=N", "images in each sequence", target)

@@ -219,7 +219,7 @@ def test_the_tower_and_the_projector_allocate_what_was_measured() -> None:
 
 
 def test_layers_of_a_trained_tower_allocate_what_was_measured() -> None:
-    """Forward event by event, but for lengths of windows; every event of backward is among those that were measured."""
+    """Forward event by event, but for lengths of windows; the events of backward are those that were measured."""
     row = json.loads((ROOT / "tests/truth/tape/vision-trained-torch-2.13.0-transformers-5.23.0.json").read_text(
         encoding="utf-8"))
     model, truth = Model(row["case"]), {section["at"]: section["events"] for section in row["sections"]}
@@ -232,6 +232,7 @@ def test_layers_of_a_trained_tower_allocate_what_was_measured() -> None:
         assert mine.total() > 60
         assert not mine - left, section
         left -= mine
+    assert left == Counter(one for place in (1, 4) for one in model.events(model.tapes[place].backward))
 
 
 def test_a_trained_tower_under_a_mask_allocates_what_was_measured() -> None:

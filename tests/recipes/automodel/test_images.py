@@ -127,9 +127,16 @@ def test_images_of_any_size_are_asked_for_their_height() -> None:
     assert simulate(parse_scenario(sees)).status == "ok"
 
 
-def test_packs_of_sequences_with_images_are_refused() -> None:
-    [problem] = imported(f"{RECIPE}packed_sequence: {{pack_size: 8192, max_length: 8192}}\n").refused
-    assert problem.message.endswith("packs of sequences with images (0.7.0 datasets/vlm/neat_packing_vlm.py)")
+def test_packs_of_sequences_with_images_are_rows_whose_images_are_asked() -> None:
+    """Those of another length, or of another format, are refused; so are models that were not measured with them."""
+    packed = "packed_sequence: {pack_size: 8192, max_length: 4096, packing_ratio: 0.9, drop_long_samples: true%s}\n"
+    found = imported(RECIPE + packed % "")
+    assert [one.key for one in found.questions] == ["training.images"]
+    assert (found.values["training"]["lengths"], found.values["training"]["seq_len"]) == ("packed", 1024)  # answered
+    for more, message in ((", packing_format: thd", "packs in the format of Transformer Engine (thd)"),
+                          (", collate_max_length: 4096", "packs that are padded to another length than theirs")):
+        [problem] = imported(RECIPE + packed % more).refused
+        assert problem.message.endswith(message), more
 
 
 _DENSE, _SPARSE = "Qwen/Qwen3.6-27B", "Qwen/Qwen3.6-35B-A3B"

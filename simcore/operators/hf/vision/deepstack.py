@@ -8,11 +8,13 @@ tokens for a moment is left out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["LAYER_OUTPUT", "add_features"]
+__all__ = ["LAYER_OUTPUT", "add_features", "add_in_place"]
 
 LAYER_OUTPUT = "layer_outputs"
 """Storage of a layer's own output, which the model binds to a name until the next layer has returned."""
@@ -20,6 +22,28 @@ LAYER_OUTPUT = "layer_outputs"
 
 def add_features(tape: Tape, x: Tensor, tokens: int) -> Tensor:
     """`x` [b, s, h] with features added to `tokens` of its rows, in a new tensor; features get no gradient."""
+    shape, dtype, size, given = x.shape, x.dtype, x.nbytes, (tokens, x.shape[-1])
+    node = tape.node((x,), (), _differentiated(x, tokens))
+    out = aten.new(tape, shape, dtype, "clone", size, Kernel.COPY)
+    taken = aten.new(tape, given, dtype, "image_tokens", 0, Kernel.PERMUTE)
+    _summed = aten.new(tape, given, dtype, "image_tokens.sum", 2 * taken.nbytes)
+    out.node = node
+    return out
+
+
+def add_in_place(tape: Tape, x: Tensor, tokens: int) -> Tensor:
+    """`x` itself with the sums in it, of a copy of its image tokens (nemo-automodel 0.7.0 `models/qwen3_vl_moe`)."""
+    given = (tokens, x.shape[-1])
+    x.node = tape.node((x,), (), _differentiated(x, tokens))
+    taken = aten.new(tape, given, x.dtype, "image_tokens", 0, Kernel.PERMUTE)
+    copied = aten.new(tape, given, x.dtype, "image_tokens.clone", taken.nbytes, Kernel.COPY)
+    del taken
+    _summed = aten.new(tape, given, x.dtype, "image_tokens.sum", 2 * copied.nbytes)
+    return x
+
+
+def _differentiated(x: Tensor, tokens: int) -> Callable[[Tape, Grads, Saved], Grads]:
+    """Backward of `x` whose `tokens` rows are taken, and put in again with features."""
     shape, dtype, size, given = x.shape, x.dtype, x.nbytes, (tokens, x.shape[-1])
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -35,9 +59,4 @@ def add_features(tape: Tape, x: Tensor, tokens: int) -> Tensor:
         del rest, put
         return [total]
 
-    node = tape.node((x,), (), backward)
-    out = aten.new(tape, shape, dtype, "clone", size, Kernel.COPY)
-    taken = aten.new(tape, given, dtype, "image_tokens", 0, Kernel.PERMUTE)
-    _summed = aten.new(tape, given, dtype, "image_tokens.sum", 2 * taken.nbytes)
-    out.node = node
-    return out
+    return backward

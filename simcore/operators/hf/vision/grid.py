@@ -18,12 +18,12 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Node, Tape, Tensor
 
 __all__ = ["TABLES", "attention_of_parts", "grid_layer", "grid_patches", "in_order", "kept_by_tower",
-           "tables_of_patches"]
+           "tables_of_patches", "until_backward"]
 
-_FLASH = "flash_attention_2"
+_FLASH, _PIXELS, _ORDER = "flash_attention_2", "pixel_values.to", "patches.window_index"
 TABLES = ("patches.cos", "patches.sin")
 """Tensors of `kept_by_tower` that a differentiated tower keeps for the backward of its layers."""
 _Spec = tuple[tuple[int, ...], str]
@@ -36,9 +36,14 @@ def kept_by_tower(run: LayerWorkload, patches: int, dim: int, merged: int, pixel
     """
     table: _Spec = ((1, patches, 1, dim), "fp32")
     copies: dict[str, _Spec] = {} if run.options.pixels == run.compute else {
-        "pixel_values.to": ((pixels,), run.compute)}
+        _PIXELS: ((pixels,), run.compute)}
     return {"patches.cos": table, "patches.sin": table, "patches.positions": ((patches, 2), "int64"),
-            "patches.window_index": ((patches // merged,), "int64"), **copies}
+            _ORDER: ((patches // merged,), "int64"), **copies}
+
+
+def until_backward(run: LayerWorkload) -> tuple[str, ...]:
+    """Names in `kept_by_tower` of what a differentiated tower keeps for its backward, images only if it is trained."""
+    return (*TABLES, _ORDER) if asks(run) else (*TABLES, _ORDER, _PIXELS)
 
 
 def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> RecordedLayer:
@@ -49,7 +54,8 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     weight = run.params["proj.weight"]
     found = aten.new(tape, (rows, block.width), run.compute, "patch_embed",
                      2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
-    node = found.node = leaf(tape, found) if asks(run) else None
+    trained = _convolved(tape, run, made.get(_PIXELS), 2 * rows * weight.numel)
+    node = found.node = leaf(tape, found) if asks(run) else trained
     out = _in_windows(tape, found)
     del found
     positions = made["patches.positions"]
@@ -57,17 +63,28 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     made |= {name: _in_windows(tape, table) for name, table in zip(TABLES, tables, strict=True)}
     del tables
     del positions
-    return front(tape, out, made, node, TABLES)
+    return front(tape, out, made, node, [name for name in until_backward(run) if name in made])
+
+
+def _convolved(tape: Tape, run: LayerWorkload, pixels: Tensor | None, flops: int) -> Node | None:
+    """Node of the product of patches, if it is trained; `pixels`: images in 16 bits, None if they came so."""
+    weight = run.params["proj.weight"]
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [aten.new(tape, weight.shape, weight.dtype, "grad_patch_embed", weight.nbytes, Kernel.GEMM, flops)]
+
+    return tape.node((weight,), (pixels,), backward)
 
 
 def _in_windows(tape: Tape, x: Tensor) -> Tensor:
     return in_order(tape, x, "by_windows", x.nbytes)
 
 
-def in_order(tape: Tape, x: Tensor, name: str, moved: int) -> Tensor:
+def in_order(tape: Tape, x: Tensor, name: str, moved: int, by: Tensor | None = None) -> Tensor:
     """Rows of `x` by their numbers, in a new tensor `name`; their gradient is put into zeros.
 
-    `moved`: bytes that are read. torch 2.13 `derivatives.yaml`, index.
+    `moved`: bytes that are read; `by`: the numbers, unless another node keeps them. torch 2.13 `derivatives.yaml`,
+    index.
     """
     shape, dtype = x.shape, x.dtype
 
@@ -77,7 +94,7 @@ def in_order(tape: Tape, x: Tensor, name: str, moved: int) -> Tensor:
         del zeros
         return [put]
 
-    node = tape.node((x,), (), backward)
+    node = tape.node((x,), (by,), backward)
     out = aten.new(tape, shape, dtype, name, moved, Kernel.PERMUTE, 0)
     out.node = node
     return out

@@ -2,7 +2,7 @@
 
 The tower's output, the tokens of each image, and masks of image and video tokens live until the model's forward is
 over; tokens are split by images and joined again, which is a copy. Behind them the model makes positions and rotary
-tables for its layers. All of it is without gradients: the merger is a module of the tower, and frozen with it.
+tables for its layers. The merger is a module of the tower, and frozen with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.vision_blocks import Merger
-from simcore.operators.hf.vision.grid import TABLES, in_order, kept_by_tower
+from simcore.operators.hf.vision.grid import in_order, kept_by_tower, until_backward
 from simcore.operators.hf.vision.part import Modules, end, entered, merged, normed, regrouped
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import hand_on
@@ -31,7 +31,7 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules,
     patches, below = entered(tape, run, (1, rows, block.width), run.compute)
     specs = kept_by_tower(run, rows, block.patch_rotary_dim, block.merged, run.images * block.pixels)
     of_tower = {name: tape.external(*spec, tape.slot(name, "activation"), 1 - block.below)
-                for name, spec in specs.items() if not (below and name in TABLES)}
+                for name, spec in specs.items() if not (below and name in until_backward(run))}
     tokens = [tokens_of(tape, block, run, modules, patches)]
     of_tower.clear()
     tokens.append(regrouped(tape, tokens[0], "image_embeds"))
@@ -59,4 +59,4 @@ def tokens_of(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules, x
     made = modules.linear(tape, run, "mlp.2", aten.gelu(tape, modules.linear(tape, run, "mlp.0", squares)))
     del squares
     tape.scope = ""
-    return in_order(tape, made.view(count, block.hidden), "in_order", made.nbytes + order.nbytes)
+    return in_order(tape, made.view(count, block.hidden), "in_order", made.nbytes + order.nbytes, order)

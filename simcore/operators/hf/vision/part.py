@@ -58,7 +58,8 @@ class Modules:
     transformers' checkpoints are around layers.
     `drops_output`: the model's output is dropped when it has returned, since its caller takes the loss of it.
     `is_cast`: FSDP2's hooks cast what the model and each layer is given in fp32, images and rotary tables, and hold the
-    copies until it returns (torch 2.13 `_fsdp_state.py`, cast_forward_inputs).
+    copies until it returns (torch 2.13 `_fsdp_state.py`, cast_forward_inputs). `is_packed`: sequences lie end to end,
+    see [Note: features of packs] in `placed`.
     """
 
     attention: str = "sdpa"
@@ -69,6 +70,7 @@ class Modules:
     is_replayed: bool = False
     drops_output: bool = False
     is_cast: bool = False
+    is_packed: bool = False
 
 
 PLAIN = Modules()

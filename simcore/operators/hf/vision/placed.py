@@ -2,6 +2,11 @@
 
 The patches of all images of a microbatch are one sequence. The tower is frozen: see `parts`. Features of some of its
 layers go to layers of the decoder (`deepstack`); they and their copies live until the model's forward is over.
+
+[Note: features of packs]
+nemo-automodel 0.7.0 `models/qwen3_vl/model.py`, whose own forward takes packs: the tower's output is not parted by
+images, and gone with one of two masks when its tokens are in their places. _shard_multimodal_inputs_for_cp then puts
+features into zeros of whole sequences, all of them, before it takes them out again, on one rank too.
 """
 
 from __future__ import annotations
@@ -148,16 +153,22 @@ def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: 
     patches: Tensor | None
     patches, below = entered(tape, run, (1, rows, block.width), run.compute, -block.down)
     tokens = [_tokens(tape, block, run, modules, patches, rows)]
-    tokens.append(regrouped(tape, tokens[0], "image_embeds"))
+    if not modules.is_packed:
+        tokens.append(regrouped(tape, tokens[0], "image_embeds"))
     masks = [aten.new(tape, (run.batch, run.seq), "uint8", name, 8 * run.tokens)
              for name in ("image_mask", "video_mask")]
     pixels = [tape.external((run.images * block.pixels,), run.compute, tape.slot(_COPY, "activation"), 1 - block.below)
               for _ in range(modules.is_cast and run.options.pixels != run.compute)]
-    out, leaf = merged(tape, block, run, masks[0], tokens[1])
+    out, leaf = merged(tape, block, run, masks[0], tokens[-1])
     deep = [tape.external(tokens[0].shape, run.compute, tape.slot(_FEATURES, "activation"), -down)
             for down in block.deep]
-    deep += [aten.new(tape, one.shape, run.compute, "deepstack_visual_embeds", one.nbytes, Kernel.COPY)
-             for one in tuple(deep)]
+    if modules.is_packed:
+        patches = None
+        tokens.clear()
+        masks.pop()
+        deep = _spread(tape, run, deep)
+    else:
+        deep += [_copied(tape, one) for one in tuple(deep)]
     make_tables()
     hand_on(tape, out)
     forward = tape.cut()
@@ -169,6 +180,19 @@ def placed_merger(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: 
     pixels.clear()
     dropped = tape.cut()
     return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads(), casts=dropped)
+
+
+def _copied(tape: Tape, features: Tensor) -> Tensor:
+    return aten.new(tape, features.shape, features.dtype, "deepstack_visual_embeds", features.nbytes, Kernel.COPY)
+
+
+def _spread(tape: Tape, run: LayerWorkload, deep: list[Tensor]) -> list[Tensor]:
+    """Copies of features [tokens, hidden], by way of whole sequences: see [Note: features of packs]."""
+    whole = [aten.new(tape, (run.batch, run.seq, one.shape[-1]), one.dtype, "deepstack_aligned", one.nbytes)
+             for one in deep]
+    made = [_copied(tape, one) for one in deep]
+    whole.clear()
+    return made
 
 
 def _tokens(tape: Tape, block: PlacedMerger, run: LayerWorkload, modules: Modules, x: Tensor, rows: int) -> Tensor:
