@@ -83,7 +83,7 @@ def test_an_engine_with_a_tower_is_refused_by_name() -> None:
     asked = Scenario.model_validate({"name": "serves", "workload": "serve", "model": "gemma-3-4b",
                                      "topology": "dgx-h100", "generation": {"max_model_len": 1024}})
     assert [problem.message for problem in check(asked).problems] == [
-        "not yet: serving a vision tower with vLLM 0.12.0 (served: 0.25.1)"]
+        "not yet: serving the vision tower of gemma3 with vLLM 0.12.0 (served: qwen2_5_vl)"]
 
 
 def test_a_frozen_tower_has_no_gradients_and_no_states() -> None:
