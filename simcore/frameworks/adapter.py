@@ -141,6 +141,7 @@ class FrameworkAdapter:
     `reads_images`: models with a vision tower are served; `trains_towers`: towers with gradients or adapters
     too; `replays_towers`: checkpointed layers around one; `rests_towers`: towers that are given no images.
     `trained_fronts`: classes of patches of the towers that it trains as a whole, where they are others.
+    `scores_images`: workers of reinforcement learning over it are given images.
     `takes_pattern`: modules with adapters may be named by one regular expression, as by PEFT.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
@@ -178,6 +179,7 @@ class FrameworkAdapter:
     replays_towers: bool = False
     rests_towers: bool = False
     trained_fronts: tuple[type, ...] = ()
+    scores_images: bool = False
     takes_pattern: bool = False
     memory_options: tuple[MemoryOption, ...] = ()
     implied: Mapping[str, object] = field(default_factory=dict, compare=False)
