@@ -142,6 +142,7 @@ class FrameworkAdapter:
     too; `replays_towers`: checkpointed layers around one; `rests_towers`: towers that are given no images.
     `packs_images`: packs of sequences with images.
     `trained_fronts`: classes of patches of the towers that it trains as a whole, where they are others.
+    `scores_images`: workers of reinforcement learning over it are given images.
     `takes_pattern`: modules with adapters may be named by one regular expression, as by PEFT.
     `chunks_loss`: training.logprob_chunk_size cuts the loss of a training step too.
     `of_stages`: framework options that mean nothing without pipeline stages, and are refused there.
@@ -180,6 +181,7 @@ class FrameworkAdapter:
     rests_towers: bool = False
     packs_images: bool = False
     trained_fronts: tuple[type, ...] = ()
+    scores_images: bool = False
     takes_pattern: bool = False
     memory_options: tuple[MemoryOption, ...] = ()
     implied: Mapping[str, object] = field(default_factory=dict, compare=False)

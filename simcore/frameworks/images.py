@@ -90,11 +90,12 @@ def _check_sides(job: Job) -> None:
 def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     scenario, training = job.scenario, job.scenario.training
     if not adapter.reads_images:
-        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, ddp, fsdp2, "
-                          "megatron, zero0 to zero3)")
+        raise job.not_yet("model", f"a vision tower under {scenario.framework} (served: automodel, ddp, fsdp1, "
+                          "fsdp2, megatron, zero0 to zero3)")
     if adapter.replays_towers and any(isinstance(kind.block, _OF_ONE_TRAINER) for kind in job.graph.kinds):
         raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under {scenario.framework}")
-    if scenario.workload != "train" and not (scenario.workload == "grpo" and adapter.trains_towers):
+    if scenario.workload != "train" and not (scenario.workload == "grpo" and (
+            adapter.trains_towers or adapter.scores_images)):
         raise job.not_yet("workload", f"a vision tower in {scenario.workload} under {scenario.framework}")
     if training.method == "qlora" and not adapter.replays_towers:
         raise job.not_yet("training.method", "qlora of a model with a vision tower")

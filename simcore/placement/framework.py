@@ -49,7 +49,8 @@ class TensorPolicy:
     layout) pairs. `pad_storage`: the parameter's storage is rounded up to the same size on every rank (FSDP2).
     `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad). The two categories are
     those under which a report counts the parameter at rest and the gradient before its reduction. `apart`: a tied
-    tensor, whose storage at rest is another's, is gathered by itself and has a gradient of its own.
+    tensor, whose storage at rest is another's, is gathered by itself and has a gradient of its own. `differentiated`:
+    backward makes a gradient of it though it is frozen.
     """
 
     name: str
@@ -62,6 +63,7 @@ class TensorPolicy:
     pad_storage: bool = False
     grads_persist: bool = False
     apart: bool = False
+    differentiated: bool = False
     at_rest_category: str = "sharded_param"
     unreduced_grad_category: str = "unsharded_grad"
 

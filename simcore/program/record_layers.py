@@ -218,7 +218,7 @@ def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: froz
 def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
     policy = placed.policy
     shape = (placed.used_copies, *placed.used_shape) if placed.spec.copies > 1 else placed.used_shape
-    trainable = placed.spec.trainable and not placed.spec.is_buffer
+    trainable = (placed.spec.trainable or policy.differentiated) and not placed.spec.is_buffer
     return Param(placed.spec.name, shape, policy.in_use.dtype, trainable, policy.unreduced_grad_category,
                  there or policy.unreduced_grad_category == "", tied,
                  step_of(placed, optimizer) if policy.updated is UpdateTime.GRADIENT_READY and trainable else None,

@@ -21,7 +21,9 @@ class ImplementationOptions:
     of LoRA adapters: "pre" on their input, "post" on their output, "" without one.
     `lora_by_operators`: those of a library with a function of its own run as plain products, which keep x A. `pixels`:
     dtype in which the data loader hands images on. `position_axes`: position ids that it gives with each token, of
-    packs of sequences with images; 0 where the model makes them.
+    packs of sequences with images; 0 where the model makes them. `casts_images`: FSDP1's root casts them "once" and holds them until
+    the model has returned (torch 2.13 `fsdp/_runtime_utils.py` _root_pre_forward); "again": transformers casts them
+    back, as it finds a flat parameter as it rests (5.23 `modeling_utils.py` get_parameter_dtype), and patches again.
     """
 
     hidden: str = ""
@@ -32,6 +34,7 @@ class ImplementationOptions:
     lora_by_operators: bool = False
     pixels: str = "fp32"
     position_axes: int = 0
+    casts_images: Literal["", "once", "again"] = ""
 
     @property
     def loads_whole_sequences(self) -> bool:

@@ -101,8 +101,9 @@ def switch_assumptions(engine: Engine) -> Iterator[Assumption]:
     generation = engine.generation
     if engine.architecture.has_tower:
         yield Assumption(what="vision tower of the engine", value="weights on every rank, its profile run at an upper "
-                         "bound, no time for images of prompts", kind="assumed", source="vLLM 0.25.1 "
-                         "gpu_model_runner.py:6290 profile_run, by its own limits: see simcore/vllm/vision.py")
+                         "bound, no time for images of prompts", kind="assumed", source=f"vLLM "
+                         f"{engine.version} gpu_model_runner.py profile_run, by its own limits: see "
+                         "simcore/vllm/vision.py")
     if generation.block_size is not None:
         yield Assumption(what="generation.block_size", value=f"{generation.block_size} tokens", kind="derived",
                          source="vLLM 0.25.1 config/cache.py: blocks of the cache, whole ones for each sequence")

@@ -171,7 +171,8 @@ class Engine:
         found = profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
                         self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0],
                         drafts=self.drafter is not None, whole_experts=self.generation.expert_parallel)
-        tower = encoder(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, self.max_model_len)
+        tower = encoder(self.architecture, self.tp, (self.limits.tokens, self.limits.seqs, self.max_model_len),
+                        self.release, is_eager=self.generation.enforce_eager)
         width = dtype_bytes(MODEL_DTYPE)
         return Profile(max(tower.highest * width, found.forward + tower.stays * width),
                        found.sampler + tower.stays * width)

@@ -31,7 +31,9 @@ class Release:
     (`v1/sample/ops/topk_topp_sampler.py`). `caches_states`: model families (`Architecture.family`) whose states are
     cached block by block; `else_last`: other families cache only those of the last two blocks (in older versions prefix
     caching is off for them). `narrow_routers`: Nemotron-H's routers are stored in the model's dtype where a kernel
-    multiplies that into fp32 (compute capability 9.0 and 10), in older versions always in fp32.
+    multiplies that into fp32 (compute capability 9.0 and 10), in older versions always in fp32. `plain_towers`:
+    activations and norms of a vision tower are torch's operators, not compiled, unless the engine is eager: custom
+    kernels are off where the language model is compiled (`config/vllm.py`:637).
     """
 
     name: str
@@ -43,6 +45,7 @@ class Release:
     caches_states: tuple[str, ...]
     else_last: bool
     narrow_routers: bool = False
+    plain_towers: bool = False
 
     def states(self, family: str, mode: str = "auto", *, cached: bool) -> States:
         """Mamba states that a sequence keeps in each layer: "one", those of the "last" two blocks, or of "every" block.
@@ -64,7 +67,7 @@ class Release:
 RELEASES = {
     "0.12.0": Release("0.12.0", graphs_in_budget=False, hybrid_state="", padded_below=1.25, by_group=False,
                       sampled=4 + 2 * (4 + 8), caches_states=("bamba", "granitemoehybrid", "nemotron_h"),
-                      else_last=False),
+                      else_last=False, plain_towers=True),
     "0.25.1": Release("0.25.1", graphs_in_budget=True, hybrid_state="fp32", padded_below=1.5, by_group=True,
                       sampled=4 * 4, caches_states=("granitemoehybrid", "nemotron_h"), else_last=True,
                       narrow_routers=True),

@@ -2,7 +2,7 @@
 
 vLLM 0.25.1, `mm_encoder_tp_mode: weights` (`config/multimodal.py`:145, the default): linears of a tower's layers are
 cut by tp, patches, positions and norms are whole on every rank. `models/siglip.py` and `models/gemma3_mm.py` (its
-projector is whole), `models/qwen2_5_vl.py` (its merger is cut).
+projector is whole), `models/qwen2_5_vl.py` (its merger is cut), which 0.12.0 has alike.
 
 [Note: profile run of the encoder]
 `v1/worker/gpu_model_runner.py`:6290 profile_run encodes as many of the largest item as a pass holds tokens of
@@ -11,6 +11,10 @@ pixels and features then stay until the run is over. Gemma 3: images of one size
 video, of 12,845,056 pixels (max_pixels of the published preprocessor_config.json; `models/qwen2_vl.py`:948). Counted is
 what a layer after the first holds in its MLP: what Python's frames still name, and outputs of linear and activation;
 or in its norm that adds, written in fp32 where no kernel does it (`layers/layernorm.py` forward_native).
+0.12.0 encodes the same items (`v1/worker/utils.py` MultiModalBudget; `models/qwen2_vl.py`:961). Its activation is two
+operators and its norm casts the sum alone (`layers/activation.py` SiluAndMul.forward_native, `layers/layernorm.py`
+forward_static) beside a compiled language model; in an eager engine both are kernels, of which the norm's writes in
+place, and attention may hold more: its input, the norm, query, key and value, both rotated, and two outputs.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from simcore.models.vision_blocks import (
     VisionPart,
 )
 from simcore.units import dtype_bytes
+from simcore.vllm.release import Release
 from simcore.vllm.weights import MODEL_DTYPE, TOWER, Weight
 
 __all__ = ["Encoder", "encoder", "tower_buffers", "tower_refusals", "tower_weights"]
@@ -109,10 +114,11 @@ def tower_buffers(architecture: Architecture) -> int:
                dtype_bytes(MODEL_DTYPE) * _POSITIONS * front.rotary_dim // 2 for front in fronts)
 
 
-def encoder(architecture: Architecture, tp: int, tokens: int, seqs: int, longest: int) -> Encoder:
+def encoder(architecture: Architecture, tp: int, limits: tuple[int, int, int], release: Release, *,
+            is_eager: bool = False) -> Encoder:
     """Encoder in the profile run, see [Note: profile run of the encoder]; nothing for a model without a tower.
 
-    `tokens`, `seqs`: most of a pass; `longest`: tokens of the longest sequence.
+    `limits`: most tokens and sequences of a pass, tokens of the longest sequence. `is_eager`: nothing is compiled.
     """
     blocks = [kind.block for _, kind in architecture.parts]
     end = next((block for block in blocks if isinstance(block, TowerEnd)), None)
@@ -120,11 +126,13 @@ def encoder(architecture: Architecture, tp: int, tokens: int, seqs: int, longest
     front = next((block for block in blocks if isinstance(block, Patches | GridPatches)), None)
     if end is None or layer is None or front is None:
         return Encoder()
+    tokens, seqs, longest = limits
     each = _largest(front, end.tokens, longest)
     items = max(1, min(max(tokens, each) // each, seqs * max(1, min(_ITEMS, longest // each))))
     patches = items * each * (end.patches // end.tokens)
     pixels = patches * (front.pixels // front.count)
-    return Encoder(pixels + patches * _of_layer(layer, tp), pixels + items * each * end.hidden)
+    found = _of_older_layer(layer, tp, is_eager=is_eager) if release.plain_towers else _of_layer(layer, tp)
+    return Encoder(pixels + patches * found, pixels + items * each * end.hidden)
 
 
 def _largest(front: Patches | GridPatches, tokens: int, longest: int) -> int:
@@ -143,3 +151,13 @@ def _of_layer(layer: TowerLayer | GridLayer, tp: int) -> int:
     mlp = 4 * layer.width + 3 * layer.ffn // tp
     norm = 3 * layer.width + 3 * _WIDE * layer.width  # in fp32 the input, the sum, and its square or norm
     return max(mlp, norm)
+
+
+def _of_older_layer(layer: TowerLayer | GridLayer, tp: int, *, is_eager: bool) -> int:
+    """The same in 0.12.0."""
+    width, made = layer.width, layer.ffn // tp
+    attention = 3 * width + 6 * width // tp
+    if is_eager:
+        return max(2 * width + 3 * made, attention)
+    # what 0.25.1 holds, and the activation by itself; or the input in 16 bits, the sum, and its square or norm
+    return max(4 * width + 4 * made, 3 * width + 2 * _WIDE * width, attention)

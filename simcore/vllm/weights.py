@@ -46,8 +46,8 @@ _FP32: Final = 4
 _FIRST: Final = "0.12.0"
 TOWER: Final = ("vision_tower", "projector")
 """Components of a vision tower, which decoding does not read."""
-_TOWERS: Final = ("gemma3", "qwen2_5_vl")
-"""Families whose vision tower is described (`vision.py`)."""
+_TOWERS: Final = {_FIRST: ("qwen2_5_vl",), "0.25.1": ("gemma3", "qwen2_5_vl")}
+"""Families whose vision tower is described (`vision.py`), by version."""
 WINDOWED: Final = ("gemma3", "gemma3_text", "gpt_oss", "mistral")
 """Families whose attention with a window, or sinks, is described (`models/gemma3.py`, `gpt_oss.py`, `mistral.py`)."""
 _SERVED: Final = (Attention, LatentAttention, Mamba2, Moe, Mlp)
@@ -176,11 +176,8 @@ def unserved(architecture: Architecture, version: str) -> str:
 
 
 def _unserved_tower(architecture: Architecture, version: str) -> str:
-    if version == _FIRST:
-        return f"a vision tower with vLLM {version} (served: 0.25.1)"
-    if architecture.family not in _TOWERS:
-        return f"the vision tower of {architecture.family} (served: {', '.join(_TOWERS)})"
-    return ""
+    family, served = architecture.family, _TOWERS[version]
+    return "" if family in served else f"the vision tower of {family} with vLLM {version} (served: {', '.join(served)})"
 
 
 def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None, *, narrow_router: bool = False

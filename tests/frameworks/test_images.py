@@ -46,7 +46,12 @@ def ok(report: Report) -> Report:
     ({"method": "qlora"}, "not yet: qlora of a model with a vision tower"),
     ({"method": "lora", "lora": {"exclude_modules": ["*language*"]}}, "not yet: patterns of adapters that tell"),
     ({"method": "lora", "lora": {"target_modules": ["*"]}}, "not yet: adapters in a vision tower"),
-    ({"framework": "fsdp1", "frozen": None}, "not yet: a vision tower under fsdp1 (served: automodel, ddp"),
+    ({"framework": "megatron_fsdp", "frozen": None, "attention": None},
+     "not yet: a vision tower under megatron_fsdp (served: automodel, ddp"),
+    ({"framework": "fsdp1"}, "not yet: the vision tower of gemma3 under fsdp1 (served: that of Qwen"),
+    (QWEN | {"framework": "fsdp1"}, "Must flatten tensors with uniform `requires_grad`"),
+    (QWEN | {"framework": "fsdp1", "frozen": None, "options": {"forward_prefetch": True}},
+     "forward_prefetch: True of a model with a vision tower"),
     ({"framework": "fsdp2"}, "not yet: the vision tower of gemma3 under fsdp2 (served: those of Qwen 3 VL and"),
     ({"framework": "zero3", "recompute": "full"}, "a vision tower under zero3 whose front transformers' checkpoints"),
     ({"framework": "ddp", "mesh": {}, "attention": "sdpa"}, "masks of images of gemma3 in another attention than"),
@@ -85,7 +90,7 @@ def test_an_engine_with_a_tower_is_refused_by_name() -> None:
     asked = Scenario.model_validate({"name": "serves", "workload": "serve", "model": "gemma-3-4b",
                                      "topology": "dgx-h100", "generation": {"max_model_len": 1024}})
     assert [problem.message for problem in check(asked).problems] == [
-        "not yet: serving a vision tower with vLLM 0.12.0 (served: 0.25.1)"]
+        "not yet: serving the vision tower of gemma3 with vLLM 0.12.0 (served: qwen2_5_vl)"]
 
 
 def test_a_frozen_tower_has_no_gradients_and_no_states() -> None:

@@ -11,7 +11,8 @@ from simcore.models.graph import architecture_of, build, model_config
 from simcore.models.vision_blocks import VisionPart
 from simcore.results.report import Report
 from simcore.simulate import check, simulate
-from simcore.vllm.vision import encoder, tower_buffers, tower_refusals, tower_weights
+from simcore.vllm.release import RELEASES
+from simcore.vllm.vision import Encoder, encoder, tower_buffers, tower_refusals, tower_weights
 from simcore.vllm.weights import layers_of, unserved
 
 GEMMA, QWEN = "gemma-3-4b", "qwen2.5-vl-3b"
@@ -82,21 +83,36 @@ def test_tables_of_positions() -> None:
     assert tower_buffers(of("qwen2.5-7b")) == 0
 
 
+def tried(model: str, tp: int, *limits: int, version: str = "0.25.1", is_eager: bool = False) -> Encoder:
+    tokens, seqs, longest = limits
+    return encoder(of(model), tp, (tokens, seqs, longest), RELEASES[version], is_eager=is_eager)
+
+
 def test_the_profile_run_encodes_as_many_images_as_a_pass_has_tokens() -> None:
     images, pixels = 64, 3 * 896 * 896
-    found = encoder(of(GEMMA), 2, 16384, 1024, 4096)
+    found = tried(GEMMA, 2, 16384, 1024, 4096)
     assert found.stays == images * (pixels + 256 * 2560)
     assert found.highest == images * (pixels + 4096 * (4 * 1152 + 4304))
-    assert encoder(of(GEMMA), 2, 16384, 2, 512).stays == 4 * (pixels + 256 * 2560)  # two prompts of two images
+    assert tried(GEMMA, 2, 16384, 2, 512).stays == 4 * (pixels + 256 * 2560)  # two prompts of two images
 
 
 def test_the_largest_item_of_images_of_any_size_is_one_of_most_pixels_or_a_video() -> None:
     patches = 4 * 16384
     for longest, grids in ((4096, 1), (65536, 4), (10**6, 7)):
-        found = encoder(of(QWEN), 1, 8192, 256, longest)
+        found = tried(QWEN, 1, 8192, 256, longest)
         assert found.highest == grids * patches * (1176 + 4 * 1280 + 3 * 3420), longest
         assert found.stays == grids * (patches * 1176 + 16384 * 2048), longest
-    assert encoder(of(QWEN), 4, 8192, 256, 4096).highest == patches * (1176 + 9 * 1280)  # the norm in fp32
+    assert tried(QWEN, 4, 8192, 256, 4096).highest == patches * (1176 + 9 * 1280)  # the norm in fp32
+
+
+def test_an_older_version_runs_activation_and_norm_as_torch_has_them() -> None:
+    """0.12.0: silu and product by themselves, and the norm in fp32, beside a compiled language model."""
+    patches, width, ffn = 4 * 16384, 1280, 3420
+    for tp, is_eager, most in ((1, False, 4 * width + 4 * ffn), (4, False, 7 * width), (2, False, 4 * width + 2 * ffn),
+                               (1, True, 2 * width + 3 * ffn), (4, True, 9 * width // 2)):
+        found = tried(QWEN, tp, 8192, 256, 3072, version="0.12.0", is_eager=is_eager)
+        assert found.highest == patches * (1176 + most), (tp, is_eager)
+        assert found.stays == tried(QWEN, tp, 8192, 256, 3072).stays
 
 
 def ok(report: Report) -> Report:
@@ -124,8 +140,10 @@ def test_positions_by_time_row_and_column_have_a_table_four_times_as_long() -> N
 
 
 def test_other_towers_and_settings_are_refused_by_name() -> None:
-    assert unserved(of(GEMMA), "0.12.0") == "a vision tower with vLLM 0.12.0 (served: 0.25.1)"
-    assert unserved(of("qwen3-vl-4b"), "0.25.1") == "the vision tower of qwen3_vl (served: gemma3, qwen2_5_vl)"
+    assert unserved(of(GEMMA), "0.12.0") == "the vision tower of gemma3 with vLLM 0.12.0 (served: qwen2_5_vl)"
+    assert unserved(of("qwen3-vl-4b"), "0.25.1") == (
+        "the vision tower of qwen3_vl with vLLM 0.25.1 (served: gemma3, qwen2_5_vl)")
+    assert ok(simulate(served(QWEN, version="0.12.0"))).serving is not None
     assert asked(QWEN, quantization="fp8") == ["not yet: quantization of an engine with a vision tower"]
     assert asked(QWEN, max_loras=1, max_lora_rank=16) == ["not yet: max_loras of an engine with a vision tower"]
     assert asked(QWEN, chunked_prefill=False) == ["not yet: chunked_prefill of an engine with a vision tower"]

@@ -31,6 +31,7 @@ from simcore.frameworks.common.torch import (
 )
 from simcore.frameworks.common.trainer import Trainers
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
+from simcore.frameworks.fsdp1.towers import FLATTEN, around_tower, check_tower, is_end_of_tower
 from simcore.frameworks.fsdp2.ulysses import check_split, shard_axis
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
@@ -46,7 +47,6 @@ __all__ = ["ADAPTED", "OPTIONS", "TRAINERS", "VERSIONS", "in_fp8", "table"]
 
 VERSIONS = ("torch 2.13",)
 RULE: Final = "torch 2.13 torch/distributed/fsdp/fully_sharded_data_parallel.py"
-FLATTEN: Final = "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten"
 INIT: Final = "torch 2.13 torch/distributed/fsdp/_init_utils.py"
 OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "sharding_strategy": (None, "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
@@ -132,6 +132,8 @@ def table(job: Draft) -> Framework:
 
 def _layer_options(job: Draft, options: dict[str, Any]) -> ImplementationOptions:
     made = TRAINERS[job.graph.implementation].layer_options(job, options)
+    if job.graph.architecture.has_tower:
+        made = around_tower(job, made, options)
     if options.get("wrap") != _ADAPTERS:
         return made
     assert isinstance(made, HfOptions)
@@ -157,6 +159,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     (SPLIT if job.mesh.cp > 1 else CAPABILITIES).check(job)
     if job.mesh.cp > 1:
         check_split(job, options)
+    check_tower(job, options)
     TRAINERS[job.graph.implementation].check(job, options)
 
 
@@ -374,6 +377,7 @@ def _rules(stored: str, adapters: str, compute: str, kept: States, strategy: Fsd
     kept_wide = TensorLayout(cut, adapters, space)
     apart = () if adapters == stored else (Rule(lambda t: t.module == "adapter", replace(
         policy, name="adapters", at_rest=kept_wide, grad=kept_wide)),)
+    viewed = Rule(is_end_of_tower, replace(policy, name="viewed", optimizer_states=(), differentiated=True))
     factors = replace(buffer, name="factors", at_rest=TensorLayout((), stored))
     return (Rule(lambda t: t.module == "factors", factors), Rule(lambda t: t.is_buffer, buffer), *columns, *apart,
-            Rule(lambda t: True, policy))
+            viewed, Rule(lambda t: True, policy))

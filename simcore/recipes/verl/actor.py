@@ -52,7 +52,6 @@ ROWS: Final = (
     Off(f"{ACTOR}.calculate_entropy", "an entropy that is kept and not in the loss"),
     Off(f"{ACTOR}.calculate_sum_pi_squared", "sums of squared probabilities"),
     Off(f"{ACTOR}.use_prefix_grouper", "prompts that sequences share"),
-    Off(f"{ACTOR}.freeze_vision_tower", "a tower beside text"),
     Unmodelled((f"{MODEL}.external_lib",), "code that is imported before the model is made", (None,)),
     Idle((f"{_FSDP}.offload_policy",), "read under FSDP2 alone"),
     Idle((f"{_FSDP}.seed", f"{_FSDP}.full_determinism", f"{_FSDP}.use_torch_compile",

@@ -22,6 +22,7 @@ from simcore.recipes.verl.actor import ACTOR, RELEASE, read_actor, refuse_said
 from simcore.recipes.verl.batches import read_batches, split_of
 from simcore.recipes.verl.critic import has_critic, read_critic
 from simcore.recipes.verl.formats import FORMATS
+from simcore.recipes.verl.images import read_images
 from simcore.recipes.verl.megatron import read_megatron_actor
 from simcore.recipes.verl.reward import read_reward
 from simcore.recipes.verl.rollout import ENGINES, read_rollout
@@ -71,6 +72,7 @@ def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
     read_machine(draft, None)
     actor = _engine(reader).partition(" and ")[0]
     gpus = _WORKERS[actor](reader, draft)
+    read_images(reader, draft)
     read_rollout(reader, draft)
     read_batches(reader, draft, gpus)
     read_critic(reader, draft, gpus, by_megatron=actor == "Megatron")

@@ -97,6 +97,10 @@ def _told_of_verl(rl: Rl, engine: InferenceEngine, step: GrpoStep) -> Iterator[A
     """Assumptions about verl's workers."""
     source = "verl b178a3cd workers/fsdp_workers.py"
     adapters = engine.generation.max_loras > 0
+    if engine.architecture.has_tower:
+        yield Assumption(what="vision tower of the actor", value="its tokens are put into the sequence as transformers "
+                         "does it, with a copy of them more", kind="assumed", source="verl b178a3cd "
+                         "models/transformers/qwen2_vl.py _get_input_embeds")
     refit = ("all parameters are summoned twice, whole" if adapters and not rl.layered_summon else "layers are summoned"
              if adapters else "the state dict is gathered, then every tensor once more")
     yield Assumption(what="refit", value=refit, kind="derived", source=f"{source} rollout_mode; torch 2.13 "

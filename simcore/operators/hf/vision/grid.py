@@ -21,9 +21,10 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Node, Tape, Tensor
 
 __all__ = ["TABLES", "attention_of_parts", "grid_layer", "grid_patches", "in_order", "kept_by_tower",
-           "tables_of_patches", "until_backward"]
+           "tables_of_patches", "until_backward", "until_return"]
 
-_FLASH, _PIXELS, _ORDER = "flash_attention_2", "pixel_values.to", "patches.window_index"
+_FLASH, _ORDER = "flash_attention_2", "patches.window_index"
+_PIXELS, _WIDE, _ROOT = "pixel_values.to", "pixel_values.type", "pixel_values.cast"
 TABLES = ("patches.cos", "patches.sin")
 """Tensors of `kept_by_tower` that a differentiated tower keeps for the backward of its layers."""
 _Spec = tuple[tuple[int, ...], str]
@@ -37,13 +38,20 @@ def kept_by_tower(run: LayerWorkload, patches: int, dim: int, merged: int, pixel
     table: _Spec = ((1, patches, 1, dim), "fp32")
     copies: dict[str, _Spec] = {} if run.options.pixels == run.compute else {
         _PIXELS: ((pixels,), run.compute)}
+    if copies and run.options.casts_images == "again":
+        copies |= {_WIDE: ((pixels,), "fp32"), _ROOT: ((pixels,), run.compute)}
     return {"patches.cos": table, "patches.sin": table, "patches.positions": ((patches, 2), "int64"),
             _ORDER: ((patches // merged,), "int64"), **copies}
 
 
-def until_backward(run: LayerWorkload) -> tuple[str, ...]:
-    """Names in `kept_by_tower` of what a differentiated tower keeps for its backward, images only if it is trained."""
-    return (*TABLES, _ORDER) if asks(run) else (*TABLES, _ORDER, _PIXELS)
+def until_backward(*, trains: bool) -> tuple[str, ...]:
+    """Names in `kept_by_tower` of what a differentiated tower keeps for its backward, images only if it `trains`."""
+    return (*TABLES, _ORDER, *[_PIXELS] * trains)
+
+
+def until_return(run: LayerWorkload) -> str:
+    """Name in `kept_by_tower` of images that live until the model has returned, "" if none do."""
+    return {"once": _PIXELS, "again": _ROOT}.get(run.options.casts_images, "")
 
 
 def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> RecordedLayer:
@@ -55,7 +63,7 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     found = aten.new(tape, (rows, block.width), run.compute, "patch_embed",
                      2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
     trained = _convolved(tape, run, made.get(_PIXELS), 2 * rows * weight.numel)
-    node = found.node = leaf(tape, found) if asks(run) else trained
+    node = found.node = leaf(tape, found) if trained is None and asks(run) else trained
     out = _in_windows(tape, found)
     del found
     positions = made["patches.positions"]
@@ -63,7 +71,8 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     made |= {name: _in_windows(tape, table) for name, table in zip(TABLES, tables, strict=True)}
     del tables
     del positions
-    return front(tape, out, made, node, [name for name in until_backward(run) if name in made])
+    return front(tape, out, made, node, [name for name in until_backward(trains=trained is not None)
+                                         if name in made])
 
 
 def _convolved(tape: Tape, run: LayerWorkload, pixels: Tensor | None, flops: int) -> Node | None:

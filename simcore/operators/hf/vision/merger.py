@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simcore.models.vision_blocks import Merger
-from simcore.operators.hf.vision.grid import in_order, kept_by_tower, until_backward
+from simcore.operators.hf.vision.grid import in_order, kept_by_tower, until_backward, until_return
 from simcore.operators.hf.vision.part import Modules, end, entered, merged, normed, regrouped
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import hand_on
@@ -31,7 +31,9 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules,
     patches, below = entered(tape, run, (1, rows, block.width), run.compute)
     specs = kept_by_tower(run, rows, block.patch_rotary_dim, block.merged, run.images * block.pixels)
     of_tower = {name: tape.external(*spec, tape.slot(name, "activation"), 1 - block.below)
-                for name, spec in specs.items() if not (below and name in until_backward(run))}
+                for name, spec in specs.items()
+                if not (below and name in until_backward(trains=run.params["ln_q.weight"].trainable))}
+    held = [of_tower.pop(name) for name in (until_return(run),) if name in of_tower]
     tokens = [tokens_of(tape, block, run, modules, patches)]
     of_tower.clear()
     tokens.append(regrouped(tape, tokens[0], "image_embeds"))
@@ -45,7 +47,9 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules,
     tokens.clear()
     masks.clear()
     late = tape.cut()
-    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads())
+    held.clear()
+    dropped = tape.cut()
+    return RecordedLayer(forward, end(tape, out, below, leaf), late=late, grads=tape.release_grads(), casts=dropped)
 
 
 def tokens_of(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
