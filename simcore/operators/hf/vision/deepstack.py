@@ -8,11 +8,14 @@ tokens for a moment is left out.
 
 from __future__ import annotations
 
+from simcore.models.blocks import LayerKind
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
+from simcore.operators.shared.layer_borders import BEFORE, stream_dtype
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["LAYER_OUTPUT", "add_features"]
+__all__ = ["LAYER_OUTPUT", "add_features", "fed", "output_before"]
 
 LAYER_OUTPUT = "layer_outputs"
 """Storage of a layer's own output, which the model binds to a name until the next layer has returned."""
@@ -41,3 +44,19 @@ def add_features(tape: Tape, x: Tensor, tokens: int) -> Tensor:
     _summed = aten.new(tape, given, dtype, "image_tokens.sum", 2 * taken.nbytes)
     out.node = node
     return out
+
+
+def fed(tape: Tape, kind: LayerKind, run: LayerWorkload, own: Tensor) -> Tensor:
+    """The layer's output `own` with features of images, a new tensor; the next layer frees its own."""
+    out = add_features(tape, own, run.images * kind.fed)
+    tape.rename(own.storage, tape.slot(LAYER_OUTPUT, "activation"))
+    own.disown()
+    return out
+
+
+def output_before(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | None:
+    """The layer before's own output, to which the model has added features in a copy; None for another layer."""
+    if not kind.behind_fed:
+        return None
+    slot = tape.slot(LAYER_OUTPUT, "activation")
+    return tape.external((run.batch, run.seq, kind.hidden), stream_dtype(run), slot, BEFORE)
