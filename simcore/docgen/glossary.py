@@ -59,6 +59,7 @@ COMPONENTS: Final = {
     "mamba": "Mamba-2 mixers, their norm included",
     "delta_net": "gated delta nets (linear attention), their norm included",
     "mlp": "dense feed-forward layers",
+    "layer_inputs": "what makes inputs of single layers (Gemma 4 E2B and E4B): table, projection and norm",
     "routed_experts": "experts that tokens are routed to",
     "shared_experts": "experts that every token visits",
     "latent_projections": "projections to the routed experts' width and back",

@@ -11,7 +11,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.models.config import TEXT_ALONE
 from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import DeepMerger, PlacedPatches
-from simcore.models.pooled_blocks import PooledPatches, PooledProjector
+from simcore.models.pooled_blocks import PooledPatches, PooledProjector, PooledStem
 from simcore.models.radio_blocks import RadioPatches
 from simcore.models.vision.around import IMAGE_SIDES
 from simcore.models.vision_blocks import Projector, RowProjector, TowerEnd, VisionPart, sizes_vary
@@ -20,6 +20,7 @@ from simcore.placement.job import Job
 __all__ = ["check_images", "freezes_tower_alone", "with_image_sides"]
 
 _AT = "training.images"
+_BEHIND = Projector | RowProjector | PooledProjector | PooledStem
 _OF_ONE_TRAINER = (PooledPatches, RadioPatches)
 """Fronts of towers whose parts are recorded as NeMo's frameworks run them: neither under autocast nor replayed."""
 
@@ -108,10 +109,11 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
         raise job.not_yet("training.lengths", "sequences with images that are not all of one length")
     graph = job.graph
     if any(spec.module == "adapter" for layer in graph.layers for spec in graph.tensors[layer.kind]
-           if isinstance(graph.kinds[layer.kind].block, VisionPart)):
+           if isinstance(graph.kinds[layer.kind].block, VisionPart) and not isinstance(
+               graph.kinds[layer.kind].block, PooledStem)):
         raise job.not_yet("training.lora", "adapters in a vision tower (exclude_modules: ['*vision*'] leaves it out)")
     trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
-               and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector | PooledProjector)
+               and not isinstance(graph.kinds[layer.kind].block, _BEHIND)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]
     fronts = adapter.trained_fronts or (PlacedPatches,) * adapter.replays_towers
     if trained and not _is_trained_whole(graph, fronts):

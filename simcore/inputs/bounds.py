@@ -100,7 +100,8 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
              "decoder_sparse_step", "sliding_window_pattern", "full_attention_interval", "depth",
              "linear_attention_freq")),
     (_WIDTH, ("hidden_size", "n_embd", "d_model", "moe_latent_size", "out_hidden_size", "vision_hidden_size",
-              "vit_hidden_size", "projection_hidden_size", "projector_hidden_size", "subsampling_conv_channels")),
+              "vit_hidden_size", "projection_hidden_size", "projector_hidden_size", "subsampling_conv_channels",
+              "hidden_size_per_layer_input", "output_proj_dims")),
     (_FFN, ("intermediate_size", "moe_intermediate_size", "shared_intermediate_size", "n_inner",
            "mamba_d_ssm", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")),
     (_HEADS, ("num_attention_heads", "num_key_value_heads", "num_query_groups", "n_head", "n_heads", "num_heads",
@@ -122,7 +123,7 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
             "num_cls_tokens", "num_registers")),
     (2**16, ("mm_tokens_per_image", "num_position_embeddings", "position_embedding_size",
              "vision_soft_tokens_per_image", "num_mel_bins")),
-    (2**24, ("vocab_size",)),  # XLM-V has 901,629 (Liang et al., 2023), Gemma 3 262,208
+    (2**24, ("vocab_size", "vocab_size_per_layer_input")),  # XLM-V has 901,629 (Liang et al., 2023), Gemma 3 262,208
 )
 CONFIG: Final[Mapping[str, int]] = MappingProxyType(
     {name: most for most, names in _FIELDS for name in names})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from simcore.models.vision_blocks import VisionPart
 
 __all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "GatedDeltaNet", "Head", "LatentAttention",
-           "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "SharedTransformer"]
+           "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "OwnInput", "SharedTransformer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Attention:
     limit. `whole_norms`: the norms of q and of k are over all heads together. `gated`: the query's projection is twice
     as wide, and a sigmoid of its second half weighs the output of each head. `value_norm`: a norm without a weight over
     each head of values. `values_from_keys`: values are the keys' products before norm and rotation. `two_way`:
-    tokens of an image see each other, by a mask.
+    tokens of an image see each other, by a mask. `borrows`: keys and values are those of an earlier layer, and it has
+    no projections of them; `lent`: number of layers up to the next one that uses its keys and values, 0 for none.
     """
 
     hidden: int
@@ -46,6 +47,8 @@ class Attention:
     value_norm: bool = False
     values_from_keys: bool = False
     two_way: bool = False
+    borrows: bool = False
+    lent: int = 0
 
     @property
     def q_size(self) -> int:
@@ -330,6 +333,18 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnInput:
+    """Input of a layer by itself, one of `layers` of `size` columns each that the model makes as one tensor.
+
+    The layer adds what comes of it to the stream last. `last`: no layer above has one.
+    """
+
+    size: int
+    layers: int
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LayerKind:
     """Layers that are alike, or one of the parts around them (embedding, norm, head, loss).
 
@@ -344,7 +359,7 @@ class LayerKind:
     output of the first one's norm, and their outputs are added to the stream at the end. `paired`: so do the first two,
     whose sum is added to the stream before the others. `fed`: tokens of an image to which the model adds features
     behind the layer; `behind_fed`: it does so behind the layer before. `scales_output`: a number in a buffer multiplies
-    the layer's output in place.
+    the layer's output in place. `own_input`: an input that is the layer's alone.
     """
 
     name: str
@@ -363,3 +378,4 @@ class LayerKind:
     fed: int = 0
     behind_fed: bool = False
     scales_output: bool = False
+    own_input: OwnInput | None = None

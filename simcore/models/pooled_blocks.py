@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PooledLayer", "PooledPatches", "PooledProjector"]
+__all__ = ["PooledLayer", "PooledPatches", "PooledProjector", "PooledSound", "PooledSoundEnd", "PooledStem"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class PooledLayer:
     """Layer of a tower: attention under a mask and a gated GELU MLP, each between two RMSNorms; no biases.
 
     Each head of query, key and value passes a norm. `patches`: of an image; `width`: elements of a patch; `ffn`: of the
-    MLP. `first`: the first layer, whose input the tower holds until it has returned.
+    MLP. `first`: the first layer, whose input the tower holds until it has returned. `clipped`: what each linear is
+    given and puts out is kept between two numbers, which are buffers.
     """
 
     patches: int
@@ -47,6 +48,7 @@ class PooledLayer:
     head_dim: int
     ffn: int
     first: bool = False
+    clipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class PooledProjector:
 
     `patches`, `width`: of an image and of a patch; `merged`: patches of a token; `tokens`: of an image in the sequence,
     without those that fill it up. `standardised`: averages lose a mean and are scaled by numbers in buffers. `layers`:
-    of the tower. Other fields: see `Projector` and `Merger` (`vision_blocks`).
+    of the tower. `precedes`: a `PooledStem` comes behind it, which makes tables and masks for the layers. Other fields:
+    see `Projector` and `Merger` (`vision_blocks`).
     """
 
     patches: int
@@ -71,3 +74,52 @@ class PooledProjector:
     rotary_dim: int = 0
     window: int = 0
     further_dim: int = 0
+    precedes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PooledStem:
+    """Inputs of single layers: looked up for each token, beside a product of the sequence with the images' tokens.
+
+    `vocab`: rows of the table; `layers`, `size`: number of layers, and columns of each one's input. The model makes
+    tables and masks for its layers behind it: see `vision_blocks.Projector`.
+    """
+
+    vocab: int
+    hidden: int
+    layers: int
+    size: int
+    text: str
+    rotary_dim: int = 0
+    window: int = 0
+    further_dim: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Elements of a token's inputs of all layers."""
+        return self.layers * self.size
+
+
+@dataclass(frozen=True, slots=True)
+class PooledSound:
+    """Conformer that reads sound: two convolutions of `channels`, then `layers` of `width` elements of a frame.
+
+    `kernel`: of a layer's convolution over frames; `out`: elements of a frame that it puts out. `clipped`: see
+    `PooledLayer`.
+    """
+
+    channels: tuple[int, int]
+    width: int
+    num_heads: int
+    kernel: int
+    layers: int
+    out: int
+    clipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PooledSoundEnd:
+    """Product of a frame of sound, of `width` elements, to a token of `hidden`."""
+
+    width: int
+    hidden: int

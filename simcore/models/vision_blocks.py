@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
+from simcore.models.pooled_blocks import (
+    PooledLayer,
+    PooledPatches,
+    PooledProjector,
+    PooledSound,
+    PooledSoundEnd,
+    PooledStem,
+)
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.sized_patches import SizedPatches
 
@@ -237,15 +244,15 @@ WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger
 TowerEnd = Projector | Merger | RowProjector | PlacedMerger | RadioProjector | PooledProjector
 TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, RowLayer, RadioLayer, PooledLayer)
 """Classes of layers of a tower, many of which stand behind each other."""
-SoundPart = SoundEncoder | SoundProjector
+SoundPart = SoundEncoder | SoundProjector | PooledSound | PooledSoundEnd
 """Parts of a tower that reads sound, which stand before those of the one that reads images."""
 PARTS = (Patches, TowerLayer, TowerNorm, Projector, GridPatches, GridLayer, Merger, RowPatches, RowLayer, RowProjector,
          PlacedPatches, PlacedLayer, DeepMerger, PlacedMerger, RadioPatches, RadioLayer, RadioProjector, PooledPatches,
-         PooledLayer, PooledProjector, SoundEncoder, SoundProjector)
+         PooledLayer, PooledProjector, PooledStem, SoundEncoder, SoundProjector, PooledSound, PooledSoundEnd)
 """Classes of all parts of a tower, its end with them."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
-              | RadioProjector | PooledPatches | PooledLayer | PooledProjector | SoundPart)
+              | RadioProjector | PooledPatches | PooledLayer | PooledProjector | PooledStem | SoundPart)
 
 
 def sizes_vary(block: object) -> bool:

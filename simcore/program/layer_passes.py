@@ -28,7 +28,7 @@ TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, replaced by the head's index."""
 
 _MARK = int(Op.MARK)
-_SINGLE = 14
+_SINGLE = 15
 """Tiles of a kind beside the pieces of forward and backward."""
 ADAPTER_MARKS = range(8, 12)
 """Marks that a tape puts around a matrix of an adapter that is a separate unit."""
@@ -44,8 +44,8 @@ class LayerPasses:
     experts (parameters that are gathered and reduced together) begins or ends inside the layer. `rest`: allocated
     before the step. `again`: replay of a layer in a group of layers that is replayed together; other replays are part
     of `backward`. `grads`: (parameter, slot, bytes) of gradients alive after backward. `after`, `late`, `seed`,
-    `weight`, `release`, `casts`, `stow`, `fetch`: see `recording.RecordedLayer`; `leave`, `left`, `come`, `done`: see
-    `recording.host_copies.HostTrip`.
+    `weight`, `release`, `casts`, `stow`, `fetch`, `behind`: see `recording.RecordedLayer`; `leave`, `left`, `come`,
+    `done`: see `recording.host_copies.HostTrip`.
     """
 
     forward: tuple[tuple[LayerRows, int, bool], ...]
@@ -65,13 +65,14 @@ class LayerPasses:
     left: LayerRows
     come: LayerRows
     done: LayerRows
+    behind: LayerRows
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
         """All tiles in a fixed order: pieces of forward and backward, then the other parts."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
         return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
-                self.casts, self.stow, self.fetch, self.leave, self.left, self.come, self.done)
+                self.casts, self.stow, self.fetch, self.leave, self.left, self.come, self.done, self.behind)
 
     @cached_property
     def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
@@ -170,7 +171,8 @@ def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
     """Tiles of a recorded layer; `head`: the layer index for rows of the embedding that belong to a tied head."""
     forward, backward, *others = LayerRows.of_all((
         tape.forward, tape.backward, tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release,
-        tape.casts, tape.stow, tape.fetch, tape.host.leave, tape.host.left, tape.host.come, tape.host.done))
+        tape.casts, tape.stow, tape.fetch, tape.host.leave, tape.host.left, tape.host.come, tape.host.done,
+        tape.behind))
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
     after, late, seed, *last = (part if len(part.rows) else small_tile() for part in others)
     return LayerPasses(_cut(forward), _cut(backward), after, late, seed, small_tile(), tape.grads, *last)
@@ -192,7 +194,7 @@ def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:
     again = LayerRows(rows, np.ones(len(rows), dtype=np.int64))
     return LayerPasses(lean.forward, kept_all.backward, lean.after, lean.late, kept_all.seed, again, kept_all.grads,
                        lean.rest, kept_all.weight, kept_all.release, kept_all.casts, kept_all.stow, kept_all.fetch,
-                       *[small_tile()] * 4)
+                       *[small_tile()] * 5)
 
 
 def _cut(tile: LayerRows) -> tuple[tuple[LayerRows, int, bool], ...]:

@@ -239,9 +239,10 @@ class _Walk:
 
     def _drop_stem(self, chunk: _Chunk) -> None:
         """Frees what the model's inner part holds for its layers, and of its vision tower, when it has returned."""
-        self.out.tile(self.tiles[chunk.begun + 1].late, chunk.begun + 1)
-        if chunk.begun > chunk.first:
-            self.out.tile(self.tiles[chunk.begun].late, chunk.begun)
+        parts = range(chunk.first + 1, chunk.begun + 1)
+        for layer in (*range(chunk.begun + 1, chunk.norm), *reversed(parts)):
+            if layer == chunk.begun + 1 or len(self.tiles[layer].late.rows):
+                self.out.tile(self.tiles[layer].late, layer)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """Backward of a chunk.
@@ -293,6 +294,8 @@ class _Walk:
             if layer in self.refilled:
                 out.tile(self.edges.keep_grad, layer + 1)
             hooks.backward_end(layer, tiles[layer].outer_grads)
+            if len(tiles[layer].behind.rows):
+                out.tile(tiles[layer].behind, layer)
             if layer in chunk.last_of:  # the replay's own output
                 out.tile(self.edges.drop_hidden, chunk.last_of[layer])
             if layer == chunk.head and defers:

@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from simcore.models.blocks import Attention, LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import DeepMerger
+from simcore.models.pooled_blocks import PooledStem
 from simcore.models.vision_blocks import SoundPart
 from simcore.operators.registry import implementation_of
 from simcore.placement.framework import LayerOffload, UpdateTime
@@ -228,7 +229,8 @@ def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
 def _trained_below(plan: Plan) -> dict[int, bool]:
     """True for each layer of the stage whose input carries a gradient; inside a vision tower, from its own layers.
 
-    A merger of features passes nothing on to the layer behind it, a tower of sound nothing to that of images.
+    A merger of features passes nothing on to the layer behind it, a tower of sound nothing to that of images, and what
+    makes inputs of single layers nothing to the stream.
     """
     kind_of = [layer.kind for layer in plan.graph.layers]
     trains = [kind.is_trained for kind in plan.kinds]
@@ -236,7 +238,8 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     of_tower = next((layer for layer in tower if trains[kind_of[layer]] and not isinstance(
         plan.graph.kinds[kind_of[layer]].block, DeepMerger | SoundPart)), len(kind_of))
     of_tower = 1 if plan.framework.options.patches_require_grad else of_tower
-    first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
+    first = next((layer for layer, kind in enumerate(kind_of) if trains[kind] and not isinstance(
+        plan.graph.kinds[kind].block, PooledStem)), len(kind_of))
     first = 0 if plan.framework.options.embeddings_require_grad else first
     return {layer: layer > (of_tower if layer in tower else first) for layer in plan.layers}
 
@@ -254,9 +257,11 @@ def _trained_of_images(plan: Plan, *, no_grad: bool) -> dict[str, bool]:
         return {}
     trains = [plan.kinds[layer.kind].is_trained for layer in plan.graph.layers[:1 + plan.graph.num_tower_parts]]
     stem = trains[0] or plan.framework.options.embeddings_require_grad
-    features = differentiates_tower(plan)
+    features, inputs = differentiates_tower(plan), {}
+    if any(isinstance(kind.block, PooledStem) for kind in plan.graph.kinds):
+        inputs = {"inputs_train": (stem or any(trains)) and not no_grad}
     return {"embedding_trains": stem and not no_grad, "features_train": features and not no_grad,
-            "embedding_stays": stem and not trains[0] and not no_grad}
+            "embedding_stays": stem and not trains[0] and not no_grad, **inputs}
 
 
 def _last_user_of_stem(plan: Plan, below: dict[int, bool]) -> int:

@@ -39,6 +39,7 @@ class LayerWorkload:
     reach the embedding's output, which the end of a vision tower takes in beside that of the tower, whose parts
     `input_requires_grad` counts alone. `features_train`: gradients reach features of the tower's layers.
     `embedding_stays`: the embedding's output requires a gradient by itself, so that the graph keeps it.
+    `inputs_train`: gradients reach inputs of single layers.
     """
 
     batch: int
@@ -69,6 +70,7 @@ class LayerWorkload:
     embedding_trains: bool = True
     features_train: bool = True
     embedding_stays: bool = False
+    inputs_train: bool = False
 
     @property
     def tokens(self) -> int:
@@ -101,7 +103,8 @@ class RecordedLayer:
     tensors that only the autograd graph refers to, freed after backward. `casts`: tensors that autocast drops when the
     model's forward is over, loss and all, or that are in the output which its caller then drops. `stow`, `fetch`:
     copies of kept tensors to pages and back, with the frees and allocations of the originals, for passes whose backward
-    does not follow at once. `host`: the way of saved tensors to the host and back.
+    does not follow at once. `host`: the way of saved tensors to the host and back. `behind`: backward of
+    what the layer is given besides its input, when the hooks behind its backward have run.
     """
 
     forward: Section
@@ -117,3 +120,4 @@ class RecordedLayer:
     stow: Section = _EMPTY
     fetch: Section = _EMPTY
     host: HostTrip = STAYS
+    behind: Section = _EMPTY

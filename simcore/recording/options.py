@@ -21,9 +21,10 @@ class ImplementationOptions:
     of LoRA adapters: "pre" on their input, "post" on their output, "" without one.
     `lora_by_operators`: those of a library with a function of its own run as plain products, which keep x A. `pixels`:
     dtype in which the data loader hands images on. `position_axes`: position ids that it gives with each token, of
-    packs of sequences with images; 0 where the model makes them. `casts_images`: FSDP1's root casts them "once" and holds them until
-    the model has returned (torch 2.13 `fsdp/_runtime_utils.py` _root_pre_forward); "again": transformers casts them
-    back, as it finds a flat parameter as it rests (5.23 `modeling_utils.py` get_parameter_dtype), and patches again.
+    packs of sequences with images; 0 where the model makes them. `casts_images`: FSDP1's root casts them "once" and
+    holds them until the model has returned (torch 2.13 `fsdp/_runtime_utils.py` _root_pre_forward); "again":
+    transformers casts them back, as it finds a flat parameter as it rests (5.23 `modeling_utils.py`
+    get_parameter_dtype), and patches again.
     """
 
     hidden: str = ""

@@ -18,7 +18,8 @@ from simcore.recording.tape import Op
 
 STEPS = json.loads((Path(__file__).parents[1] / "truth/stash/paged_stash.json").read_text(encoding="utf-8"))
 NONE, STOW, FETCH = small_tile(), small_tile((Op.FREE, 2, -8)), small_tile((Op.ALLOC, 2, 8))
-PAGED = LayerPasses((), (), NONE, NONE, NONE, NONE, (), NONE, NONE, NONE, NONE, STOW, FETCH, NONE, NONE, NONE, NONE)
+PAGED = LayerPasses((), (), NONE, NONE, NONE, NONE, (), NONE, NONE, NONE, NONE, STOW, FETCH, NONE, NONE, NONE, NONE,
+                    NONE)
 
 
 class Told(Builder):

@@ -77,6 +77,7 @@ HERE = Path(__file__).resolve().parent
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (HERE / "tape" / "cases-vision.json").read_text(encoding="utf-8"))}
 FROZEN = {"freeze_vision_tower": True, "freeze_language_model": False}
+SILENT = {**FROZEN, "freeze_audio_tower": True}
 TRAINED = {"freeze_vision_tower": False, "freeze_language_model": False}
 SPARSE: dict[str, Any] = {
     **MODELS["qwen3-vl"]["fields"], "model_type": "qwen3_vl_moe", "tie_word_embeddings": False,
@@ -100,6 +101,13 @@ CASES: dict[str, dict[str, Any]] = {
                         "model": "gemma4-vision"},
     "gemma4, adapted, SDPA in fp32": {"freeze": FROZEN, "images": 1, "lora": 8, "attention": "sdpa", "checkpoint": True,
                                      "exclude_modules": ["*vision*", "*lm_head*"], "model": "gemma4-vision"},
+    "gemma4, inputs of layers": {"freeze": SILENT, "images": 1, "model": "gemma4-per-layer"},
+    "gemma4, inputs of layers, adapted": {"freeze": SILENT, "images": 1, "lora": 8, "model": "gemma4-per-layer",
+                                          "exclude_modules": ["*vision*", "*lm_head*", "*audio*"]},
+    "gemma4, wide inputs of layers": {"freeze": SILENT, "images": 1, "seq": 64, "model": "gemma4-wide-inputs"},
+    "gemma4, wide inputs of layers, adapted": {
+        "freeze": SILENT, "images": 1, "lora": 8, "seq": 64, "model": "gemma4-wide-inputs",
+        "exclude_modules": ["*vision*", "*lm_head*", "*audio*"]},
     "qwen2.5-vl": {"freeze": FROZEN, "images": 1, "model": "qwen2.5-vl"},
     "qwen2.5-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl"},
     "qwen2.5-vl, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "exclude_modules": ["*visual*", "*lm_head*"],

@@ -26,11 +26,15 @@ STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
-TOWER_LAYER = re.compile(r"(?:vision_tower\.(?:encoder|transformer)\.layers|visual\.blocks)\.(\d+)\.")
+TOWER_LAYER = re.compile(
+    r"(?:vision_tower\.(?:encoder|transformer)\.layers|visual\.blocks|audio_tower\.layers)\.(\d+)\.")
 # Words of a name -> component; the first that fits.
 WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("deepstack", "projector"),
          ("visual", "vision_tower"), ("multi_modal_projector", "projector"),
-         ("embed_vision", "projector"),
+         ("embed_vision", "projector"), ("embed_audio", "projector"), ("audio_tower", "sound_tower"),
+         ("embed_tokens_per_layer", "layer_inputs"), ("per_layer_model_projection", "layer_inputs"),
+         ("per_layer_projection_norm", "layer_inputs"), ("per_layer_input_gate", "mlp"),
+         ("per_layer_projection", "mlp"),
          ("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("experts", "routed_experts"),
          ("mlp.gate.", "router"), ("mixer.gate.", "router"), ("router", "router"),
          ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
@@ -43,8 +47,8 @@ WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("dee
 def built(fields: dict[str, Any]) -> Any:
     """The model of a configuration, without storage."""
     fields = dict(fields)
-    for part in ("text_config", "vision_config"):
-        if part in fields:
+    for part in ("text_config", "vision_config", "audio_config"):
+        if fields.get(part):
             fields[part] = {key: value for key, value in fields[part].items() if key != "model_type"}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"):
@@ -60,7 +64,9 @@ def first_layers(fields: dict[str, Any]) -> int:
     seen = [max(kinds.index(kind) for kind in set(kinds)) + 1] if kinds else []
     shared = [i for i, kind in enumerate(kinds) if kind == "hybrid"][:fields.get("num_mem_blocks", 0) + 1]
     attention = (fields.get("attn_layer_indices") or [0])[0] + 1
-    return int(max(plain, attention, *seen, *(i + 1 for i in shared)))
+    # Layers that use others' keys and values come last: as many of them as of the others.
+    times = 2 if fields.get("num_kv_shared_layers") else 1
+    return times * int(max(plain, attention, *seen, *(i + 1 for i in shared)))
 
 
 def cut(fields: dict[str, Any], layers: int) -> dict[str, Any]:
@@ -68,7 +74,8 @@ def cut(fields: dict[str, Any], layers: int) -> dict[str, Any]:
     if "text_config" in fields:
         return {**fields, "text_config": cut(fields["text_config"], layers)}
     kinds = ("hybrid_override_pattern", "layer_types", "layers_block_type")
-    return {**fields, "num_hidden_layers": layers} | {k: fields[k][:layers] for k in kinds if fields.get(k)}
+    shared = {"num_kv_shared_layers": layers // 2} if fields.get("num_kv_shared_layers") else {}
+    return {**fields, "num_hidden_layers": layers} | {k: fields[k][:layers] for k in kinds if fields.get(k)} | shared
 
 
 def component_of(name: str, *, sparse: bool) -> str:
@@ -90,10 +97,14 @@ def row(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "parameters": model.num_parameters(), "components": dict(counts), "num_hidden_layers": layers,
         "tensors": [f"{name} {'x'.join(map(str, p.shape))}" for name, p in small.named_parameters()
-                    if not (found := TOWER_LAYER.search(name)) or int(found[1]) < FIRST_LAYERS],
+                    if _is_told(name)],
         "buffers": [f"{name} {'x'.join(map(str, b.shape))} {str(b.dtype).removeprefix('torch.')}"
-                    for name, b in small.named_buffers()],
+                    for name, b in small.named_buffers() if _is_told(name)],
     }
+
+
+def _is_told(name: str) -> bool:
+    return not (found := TOWER_LAYER.search(name)) or int(found[1]) < FIRST_LAYERS
 
 
 def cases() -> dict[str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from simcore.frameworks.automodel.attention import ATTENTION_OPTION
+from simcore.frameworks.automodel.attention import ATTENTION_OPTION, hears
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.pipeline import check_pipeline
@@ -129,7 +129,8 @@ def _check_hf(job: Job) -> None:
         raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
     if towers and job.scenario.training.recompute != "none" and family not in _REPLAYED:
         raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
-    if family == "gemma4" and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager" and not _has_two_way(job):
+    if family == "gemma4" and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager" and not (
+            _has_two_way(job) or hears(job)):
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "SDPA of Gemma 4 in fp32 (0.7.0 models/gemma4_moe/"
                           "sdpa_fp32.py) where no layer has a mask")
     masks = _MASKED_IMAGES.get(family) if job.graph.architecture.has_tower else None

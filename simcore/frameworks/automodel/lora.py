@@ -27,6 +27,7 @@ from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.frameworks.common.lora import dropout_at
 from simcore.models.blocks import LayerKind, Moe, Mtp
+from simcore.models.pooled_blocks import PooledSound, PooledSoundEnd, PooledStem
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import TowerEnd, VisionPart
 from simcore.placement.job import Draft, Job
@@ -49,6 +50,9 @@ _TOWERS: Final = {
                     ("model.visual.blocks.0.", "model.visual.merger.")),
 }
 """Modules of a tower's layers and of its end, by the family of the model."""
+_OTHERS: Final[Mapping[type, str]] = {PooledStem: "model.language_model.", PooledSound: "model.audio_tower.",
+                                      PooledSoundEnd: "model.embed_audio."}
+"""Modules of Gemma 4's parts besides, by their class."""
 _NUMBERS: Final = 256
 """Layers whose numbers a pattern is tried with: twice as many as any model here has."""
 
@@ -81,7 +85,7 @@ def _inside(kind: LayerKind) -> str:
     if isinstance(kind.block, VisionPart):
         if kind.family not in _TOWERS:
             raise NotYet(Problem(_WHERE, f"not yet: adapters of {kind.family}"))
-        return _TOWERS[kind.family][isinstance(kind.block, TowerEnd)]
+        return _OTHERS.get(type(kind.block)) or _TOWERS[kind.family][isinstance(kind.block, TowerEnd)]
     return "" if kind.block is not None else _LAYER
 
 

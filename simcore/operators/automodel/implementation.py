@@ -110,7 +110,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         env.run = replace(run, tp=1) if env.options.gathers_logits else run
         return _loss(env, kind.block)
     if isinstance(kind.block, VisionPart):
-        return record_part(env.tape, kind.block, run, PLAIN, lambda last: make_tables(
+        return record_part(env.tape, kind.block, run, PLAIN, lambda last, _: make_tables(
             env, kind.family, last.rotary_dim))
     if isinstance(kind.block, Mtp):
         return predictions(env, kind, kind.block, _layer)

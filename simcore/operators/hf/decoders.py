@@ -333,22 +333,18 @@ def _worth(tape: Tape, q: Tensor) -> Tensor:
 
 # ---- Gemma 4 ---------------------------------------------------------------------------------------------------------
 def gemma4_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None) -> Tensor:
-    """Output of attention for `inputs.hidden`, in its shape; `core`: without projections, None for `core_of`.
-
-    Where values are the keys' products, these live until the values' norm is there. Gradients of values that are
-    repeated for every head, or of eager attention, arrive by heads and are copied; norms of query and key turn theirs.
-    """
-    block, name, x = branch.block, branch.name, inputs.hidden
+    """Output of attention for `inputs.hidden`, in its shape; `core`: without projections, None for `core_of`."""
+    block, name = branch.block, branch.name
     assert isinstance(block, Attention)
-    repeats = block.num_kv_heads < block.num_heads and (inputs.mask is not None or block.head_dim > aten.WIDEST)
-    copies = block.num_kv_heads > 1 and (core is not None or (repeats and not has_flash_attention(run)))
-    query = _normed_heads(tape, run, f"{name}.q", _of_heads(tape, run, f"{name}.q_proj", block, x))
+    query = _normed_heads(tape, run, f"{name}.q", _of_heads(tape, run, f"{name}.q_proj", block, inputs.hidden))
     query = _turned_heads(tape, query, inputs)
-    key = _of_heads(tape, run, f"{name}.k_proj", block, x, copies=copies and block.values_from_keys)
-    value = key if block.values_from_keys else _of_heads(tape, run, f"{name}.v_proj", block, x, copies=copies)
-    key = _normed_heads(tape, run, f"{name}.k", key)
-    key = _turned_heads(tape, key, inputs)
-    value = rms_norm_by_power(tape, None, value)
+    if block.borrows:
+        assert inputs.lending is not None
+        key, value = inputs.lending.borrow(tape)
+    else:
+        key, value = _key_and_value(tape, run, branch, inputs, has_core=core is not None)
+        if inputs.lending is not None:
+            inputs.lending.lend(tape, key, value)
     dtype, is_wide = query.dtype, core is None and HfOptions.of(run.options).wide_sdpa
     if is_wide:  # upstream's own variables live on
         _narrow = (query, key, value)
@@ -356,6 +352,26 @@ def gemma4_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inp
     out = core(query, key, value) if core else core_of(tape, run, block, (query, key, value), inputs.mask)
     out = aten.cast(tape, out, dtype)
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * block.head_dim))
+
+
+def _key_and_value(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, *,
+                   has_core: bool) -> tuple[Tensor, Tensor]:
+    """Key, turned, and value, each [b, s, heads, d].
+
+    Where values are the keys' products, these live until the values' norm is there. Gradients of values that are
+    repeated for every head, or of eager attention (`has_core`), arrive by heads and are copied; the keys' norm turns
+    its own.
+    """
+    block, name, x = branch.block, branch.name, inputs.hidden
+    assert isinstance(block, Attention)
+    repeats = block.num_kv_heads < block.num_heads and (inputs.mask is not None or block.head_dim > aten.WIDEST)
+    copies = block.num_kv_heads > 1 and (has_core or (repeats and not has_flash_attention(run)))
+    key = _of_heads(tape, run, f"{name}.k_proj", block, x, copies=copies and block.values_from_keys)
+    value = key if block.values_from_keys else _of_heads(tape, run, f"{name}.v_proj", block, x, copies=copies)
+    key = _normed_heads(tape, run, f"{name}.k", key)
+    key = _turned_heads(tape, key, inputs)
+    value = rms_norm_by_power(tape, None, value)
+    return key, value
 
 
 def _of_heads(tape: Tape, run: LayerWorkload, name: str, block: Attention, x: Tensor, *,

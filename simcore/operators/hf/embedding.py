@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
 from simcore.models.blocks import Attention, Embedding, LayerKind
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.families import EMBEDDINGS, TABLES, Family, of_family
+from simcore.operators.hf.gemma4.beside import Beside
 from simcore.operators.hf.layers import Inputs, has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
@@ -27,8 +28,7 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["embedding", "mask_of", "shape_of_positions", "shared_tables", "stage_stem", "stem_of",
-           "window_of"]
+__all__ = ["called", "embedding", "mask_of", "shape_of_positions", "shared_tables", "stage_stem", "window_of"]
 
 
 class _Stem(Protocol):
@@ -141,8 +141,12 @@ def _dropped(tape: Tape, family: Family, given: Tensor) -> Tensor:
     return out
 
 
-def shared_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload) -> None:
-    """Records position ids, for rotary models cos and sin, and masks of a decoder of `family`: the layers' to free."""
+def shared_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload,
+                  between: Callable[[], None] | None = None) -> None:
+    """Records position ids, for rotary models cos and sin, and masks of a decoder of `family`: the layers' to free.
+
+    `between`: what is recorded behind the masks, which then come before the tables.
+    """
     if run.options.position_axes:
         given = Tensor(None, shape_of_positions(run, of_family(family)), "int64")
         _tables = _tables_of_grids(tape, run, block.rotary_dim, given, run.options.position_axes)
@@ -150,7 +154,7 @@ def shared_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload) -> 
             tape.rename(tensor.storage, tape.slot(name, "activation"))
             tensor.disown()
     elif of_family(family).has_positions:
-        _make_tables(tape, family, block, run, _positions(tape, run, of_family(family)))
+        _make_tables(tape, family, block, run, _positions(tape, run, of_family(family)), between)
 
 
 def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
@@ -167,9 +171,13 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
     return {}
 
 
-def _make_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload, positions: Tensor) -> None:
-    """Rotary cosines and sines and masks, beside the position ids."""
-    made = [positions]
+def _make_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload, positions: Tensor,
+                 between: Callable[[], None] | None = None) -> None:
+    """Rotary cosines and sines and masks, beside the position ids; `between`: see `shared_tables`."""
+    made, early = [positions], list[Tensor]()
+    if between is not None:
+        early += _masks(tape, run, family, block)
+        between()
     if block.rotary_dim and of_family(family).grids:
         made += _tables_of_grids(tape, run, block.rotary_dim, positions, of_family(family).grids)
     else:
@@ -178,10 +186,17 @@ def _make_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload, posi
     names = ["position_ids", *TABLES][:len(made)]
     if _is_masked(run, family, block.window):
         names.insert(1, "causal_mask")
-        made.insert(1, _added_masks(tape, run, family) if has_eager_attention(run) else _block_diagonal(tape, run.seq))
+        made[1:1] = early or _masks(tape, run, family, block)
+        early.clear()
     for name, tensor in zip(names, made, strict=True):
         tape.rename(tensor.storage, tape.slot(name, "activation"))
         tensor.disown()
+
+
+def _masks(tape: Tape, run: LayerWorkload, family: str, block: _Stem) -> list[Tensor]:
+    if not _is_masked(run, family, block.window):
+        return []
+    return [_added_masks(tape, run, family) if has_eager_attention(run) else _block_diagonal(tape, run.seq)]
 
 
 def _block_diagonal(tape: Tape, seq: int) -> Tensor:
@@ -284,6 +299,17 @@ def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, li
         mask.disown()
     positions, cos, sin = [*shared, None, None, None][:3]
     return Inputs(hidden, cos, sin, positions, mask), shared[3:]
+
+
+def called(tape: Tape, kind: LayerKind, run: LayerWorkload,
+           beside: Beside) -> tuple[Inputs, Tensor | None, list[Tensor]]:
+    """(what a layer is called with, position ids, tables of layers of another type)."""
+    inputs, further = stem_of(tape, kind, run)
+    if beside.keeps_hidden:
+        inputs.hidden.disown()
+    passes = of_family(kind.family).passes_positions
+    return inputs._replace(positions=inputs.positions if passes else None, own=beside.slice,
+                           lending=beside.lending), inputs.positions, further
 
 
 def _names_of_tables(own: int, passing: int) -> tuple[str, ...]:

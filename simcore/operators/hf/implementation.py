@@ -24,20 +24,17 @@ from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head,
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.hf.autocast import layer_norm, narrowed
-from simcore.operators.hf.embedding import (
-    embedding,
-    shared_tables,
-    stage_stem,
-    stem_of,
-)
+from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem
 from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family
+from simcore.operators.hf.gemma4.beside import Beside
+from simcore.operators.hf.gemma4.own_input import add_own_input
 from simcore.operators.hf.head import VALUE_HEADS, final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention, linear
 from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
-from simcore.operators.hf.vision.deepstack import LAYER_OUTPUT, add_features
+from simcore.operators.hf.vision.deepstack import fed, output_before
 from simcore.operators.hf.vision.part import Modules
 from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
@@ -63,7 +60,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "biases of the MLP", "a bias of the head", "attention and MLP beside each other",
                            "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
                            "a scaled output of layers", "gated experts chosen by sigmoid",
-                           "attention both ways within an image"})
+                           "attention both ways within an image", "keys and values of another layer",
+                           "inputs of single layers"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -84,8 +82,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, VisionPart):
-        return record_part(tape, kind.block, run, _modules(run), lambda last: shared_tables(
-            tape, last.text, last, run))
+        return record_part(tape, kind.block, run, _modules(run), lambda last, between: shared_tables(
+            tape, last.text, last, run, between))
     trainer = HfOptions.of(run.options).automodel
     if isinstance(kind.block, Head | Loss) and trainer is not None:
         from simcore.operators.automodel import implementation as automodel
@@ -125,6 +123,11 @@ def _refuse_others(kind: LayerKind, run: LayerWorkload) -> None:
                                            and branch.block.router == "sigmoid" for branch in kind.branches):
         raise NotYet(Problem("model", f"not yet: gated experts chosen by sigmoid ({kind.family}, {kind.name}) in the "
                              f"layers of hf (served: those of {', '.join(_SIGMOID)}); placement is served"))
+    shared = any(isinstance(branch.block, Attention) and (branch.block.borrows or branch.block.lent)
+                 for branch in kind.branches)
+    if run.checkpoint != "none" and (shared or kind.own_input):
+        raise NotYet(Problem("training.recompute", "not yet: activation checkpointing of layers with inputs of their "
+                             "own, or that use keys and values of others"))
     plain = has_eager_attention(run) or HfOptions.of(run.options).math_attention
     if plain and any(isinstance(branch.block, Attention) and branch.block.dropout for branch in kind.branches):
         raise NotYet(Problem("framework_options.attn_implementation", "not yet: dropout in attention of plain "
@@ -138,12 +141,9 @@ def _outside(run: LayerWorkload) -> dict[str, Param]:
 
 # ---- layers -----------------------------------------------------------------------------------------------------
 def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
+    beside = Beside(tape, kind, run)
     inputs: Inputs | None
-    inputs, further = stem_of(tape, kind, run)
-    assert inputs is not None
-    positions = inputs.positions
-    if not of_family(kind.family).passes_positions:
-        inputs = inputs._replace(positions=None)
+    inputs, positions, further = called(tape, kind, run, beside)
     stream = (inputs.hidden, inputs.cos, inputs.sin)
     leaf = inputs.hidden.node
     if HfOptions.of(run.options).casts_stream:  # by FSDP2's hook; the model holds what it was until the layer returns
@@ -157,7 +157,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     is_whole = run.checkpoint != "none" and not HfOptions.of(run.options).checkpoints_parts
     out = tape.checkpoint(body, nested=is_function) if is_whole else body()
     _keep(tape, run, out, further)
-    out = _fed(tape, kind, run, out) if kind.fed else out
+    out = fed(tape, kind, run, out) if kind.fed else out
     hand_on(tape, out)
     forward = tape.cut()
     tape.casts.clear()
@@ -167,16 +167,28 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     given = inputs.mask
     inputs = None
     returned = tape.cut()  # copies that a hook made of what the model holds
-    held_by_model = _embeddings(tape, kind, run), _output_before(tape, kind, run)
+    held_by_model = _embeddings(tape, kind, run), output_before(tape, kind, run)
     if run.input_waits:
         stream[0].storage = None
     del positions, stream, given, held_by_model, further
     dropped = tape.cut()
+    beside.drop()
+    late = tape.cut()
     del mask
-    after, late = (returned, dropped) if run.first else (Section((*returned.rows, *dropped.rows)), Section(()))
-    back = run_backward(tape, out, leaf, partial(own_columns, run=run), held)
+    after, late = (returned, _joined(dropped, late)) if run.first else (_joined(returned, dropped), late)
+    back = run_backward(tape, out, leaf, partial(_finished, run=run, beside=beside), held)
     tape.graph.clear()
-    return RecordedLayer(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut())
+    return RecordedLayer(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut(),
+                         behind=beside.behind(tape))
+
+
+def _joined(first: Section, second: Section) -> Section:
+    return Section((*first.rows, *second.rows))
+
+
+def _finished(tape: Tape, *, run: LayerWorkload, beside: Beside) -> None:
+    beside.hand_down(tape)
+    own_columns(tape, run=run)
 
 
 def _keep(tape: Tape, run: LayerWorkload, out: Tensor, further: list[Tensor]) -> None:
@@ -193,22 +205,6 @@ def _embeddings(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | Non
     if not (run.first and kind.dropout and of_family(kind.family).holds_embeddings):
         return None
     slot = tape.slot(EMBEDDINGS, "activation")
-    return tape.external((run.batch, run.seq, kind.hidden), stream_dtype(run), slot, BEFORE)
-
-
-def _fed(tape: Tape, kind: LayerKind, run: LayerWorkload, own: Tensor) -> Tensor:
-    """The layer's output `own` with features of images, a new tensor; the next layer frees its own."""
-    out = add_features(tape, own, run.images * kind.fed)
-    tape.rename(own.storage, tape.slot(LAYER_OUTPUT, "activation"))
-    own.disown()
-    return out
-
-
-def _output_before(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | None:
-    """The layer before's own output, to which the model has added features in a copy; None for another layer."""
-    if not kind.behind_fed:
-        return None
-    slot = tape.slot(LAYER_OUTPUT, "activation")
     return tape.external((run.batch, run.seq, kind.hidden), stream_dtype(run), slot, BEFORE)
 
 
@@ -310,6 +306,9 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
             x = norm(tape, run, f"{branch.behind}.", x, kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
+    if inputs.own is not None:
+        del residual
+        x = add_own_input(tape, run, x, inputs.own, linear)
     if kind.scales_output:
         aten.mul_(tape, x, run.params["layer_scalar"])
     return x

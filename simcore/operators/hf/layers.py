@@ -14,6 +14,7 @@ from simcore.operators.automodel.adapters.lora import linear_lora
 from simcore.operators.automodel.adapters.split import adapted_column, adapted_row, apart, is_turned
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf.autocast import is_autocast, narrowed, product
+from simcore.operators.hf.gemma4.lending import Lending
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
@@ -36,7 +37,8 @@ class Inputs(NamedTuple):
 
     `hidden`: hidden state [batch, seq, hidden]; `cos`, `sin`: rotary tables [1, seq, 1, rotated elements of a head],
     None without rotation; `positions`: position ids, None if the layer gets none; `mask`: attention mask, None without
-    one. `drops`: attention drops some of its output, before it lets go of its own tensors.
+    one. `drops`: attention drops some of its output, before it lets go of its own tensors. `own`: an input of the layer
+    by itself; `lending`: keys and values that pass between layers.
     """
 
     hidden: Tensor
@@ -45,6 +47,8 @@ class Inputs(NamedTuple):
     positions: Tensor | None
     mask: Tensor | None = None
     drops: bool = False
+    own: Tensor | None = None
+    lending: Lending | None = None
 
 
 def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:

@@ -81,11 +81,20 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
         behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
         scalar = (TensorSpec("layer_scalar", (1,), ("one",), "norms", "factors", is_buffer=True, trainable=False),)
         return [*[scalar] * kind.scales_output, *blocks,
-                *(norm for pair in zip(norms, behind, strict=True) for norm in pair)]
+                *(norm for pair in zip(norms, behind, strict=True) for norm in pair), _own_input(kind)]
     if kind.shared is not None:
         own, shared = _shared(kind.shared)
         return [own, *blocks, *norms, shared]
     return [*blocks, *norms]
+
+
+def _own_input(kind: LayerKind) -> Group:
+    """Modules of an input of the layer by itself (`Gemma4TextDecoderLayer`); () without."""
+    if kind.own_input is None:
+        return ()
+    hidden, size = (kind.hidden, "hidden"), (kind.own_input.size, "layer_input")
+    return (_linear("per_layer_input_gate", size, hidden, "mlp"), _linear("per_layer_projection", hidden, size, "mlp"),
+            *_norm("post_per_layer_input_norm.", kind.hidden))
 
 
 def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
@@ -152,9 +161,10 @@ def _gemma4_attention(name: str, b: Any) -> Iterable[TensorSpec]:
     hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "kv_heads")
     yield _linear(f"{name}.q_proj", q, hidden, "attention")
     yield from _norm(f"{name}.q_norm.", b.head_dim, "head_dim")
-    yield from _norm(f"{name}.k_norm.", b.head_dim, "head_dim")
-    yield _linear(f"{name}.k_proj", kv, hidden, "attention")
-    if not b.values_from_keys:
+    if not b.borrows:
+        yield from _norm(f"{name}.k_norm.", b.head_dim, "head_dim")
+        yield _linear(f"{name}.k_proj", kv, hidden, "attention")
+    if not (b.values_from_keys or b.borrows):
         yield _linear(f"{name}.v_proj", kv, hidden, "attention")
     yield _linear(f"{name}.o_proj", hidden, q, "attention")
 

@@ -78,6 +78,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
                     ("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),
                     ("a transformer that layers share", kind.shared is not None),
                     ("a scaled output of layers", kind.scales_output),
+                    ("inputs of single layers", kind.own_input is not None),
                     ("a vision tower", isinstance(kind.block, VisionPart)),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
@@ -101,6 +102,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a gate of attention's output", block.gated), ("a norm of values", block.value_norm),
                           ("values out of keys", block.values_from_keys),
                           ("attention both ways within an image", block.two_way),
+                          ("keys and values of another layer", block.borrows or block.lent > 0),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),

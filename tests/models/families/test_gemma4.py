@@ -66,9 +66,29 @@ def test_the_unified_model_has_the_same_layers_and_a_window_of_its_own() -> None
         Attention(3840, 16, 1, 512, rotary=True, qk_norm=True, value_norm=True, values_from_keys=True)]
 
 
+def test_the_last_layers_of_e2b_take_keys_and_values_of_two_before_them() -> None:
+    """Users of one layer's keys and values follow each other (`kv_sharing_modes`); their MLPs are twice as wide."""
+    made = build(model_config("gemma-4-e2b", {}, "model"), "hf")
+    layers = [made.kinds[layer.kind] for layer in made.layers if made.kinds[layer.kind].branches]
+    blocks = [block for kind in layers if isinstance(block := kind.branches[0].block, Attention)]
+    assert [place for place, block in enumerate(blocks) if block.borrows] == [*range(15, 35)]
+    assert [place for place, block in enumerate(blocks) if block.lent] == [*range(13, 33)]
+    for first, kind in ((13, 512), (14, 0)):
+        users, place = [first], first
+        while blocks[place].lent:
+            place += blocks[place].lent
+            users.append(place)
+        assert users == [first, *(one for one in range(15, 35) if blocks[one].window == kind)]
+    assert [kind.branches[1].block.ffn for kind in layers] == [6144] * 15 + [12288] * 20  # type: ignore[union-attr]
+    assert [kind.own_input.last for kind in layers if kind.own_input] == [False] * 34 + [True]
+    assert [layer.path for layer in made.layers[:3]] == [
+        "model.language_model.embed_tokens", "model.audio_tower", "model.embed_audio"]
+
+
 @pytest.mark.parametrize(("field", "value"), [
     ("attention_bias", True), ("enable_moe_block", True), ("use_bidirectional_attention", "all"),
-    ("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 10), ("hidden_activation", "silu")])
+    ("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 60), ("num_kv_shared_layers", 56),
+    ("hidden_activation", "silu")])
 def test_what_is_not_modelled_is_refused_by_its_name(field: str, value: Any) -> None:
     fields = {**model_config("gemma-4-31b-text", {}, "model"), field: value}
     with pytest.raises(InputError, match=field):

@@ -5,13 +5,19 @@ All but every sixth layer slide. Whole layers have wider heads (`global_head_dim
 before their norm. Every head of a query, a key and a value passes a norm, that of values without a weight; both kinds
 of layers have rotary tables of their own size. A number in a buffer multiplies what a layer puts out. The layers of
 `gemma4_unified_text` (12B) are the same ones; only values that a configuration leaves out differ.
+
+[Note: layers of E2B and E4B]
+The last `num_kv_shared_layers` have no projections of keys and values: they take those of the last layer of their type
+before them, and with `use_double_wide_mlp` an MLP twice as wide (`Gemma4TextConfig.kv_sharing_modes`). Every layer
+has an input by itself, of `hidden_size_per_layer_input` columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mlp
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mlp, OwnInput
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain
 
@@ -31,16 +37,53 @@ def architecture(config: Config) -> Architecture:
     if config.fields.get("model_type") == "gemma4_unified_text":
         config = Config({**_UNIFIED, **config.fields}, config.where)
     _refuse(config)
-    types, mlp = _types(config), Mlp(config.integer("hidden_size", default=2304), config.integer(
-        "intermediate_size", default=9216), gated=True, gelu=True)
-    mixers = {_SLIDING: _sliding(config), _FULL: _full(config)}
+    types, mixers = _types(config), {_SLIDING: _sliding(config), _FULL: _full(config)}
     used = [kind for kind in (_SLIDING, _FULL) if kind in types]
-    kinds = {kind: _layer(mixers[kind], mlp, sum(mixers[other].head_dim for other in used if other != kind))
-             for kind in used}
+    passing = {kind: sum(mixers[other].head_dim for other in used if other != kind) for kind in used}
+    size, shared = config.integer("hidden_size_per_layer_input", default=256, least=0), _shared(config, types)
+    layers = [_layer(mixer, _mlp(config, borrows=mixer.borrows), passing[name], OwnInput(
+        size, len(types), last=place == len(types) - 1) if size else None)
+        for place, (name, mixer) in enumerate(zip(types, _lending(types, mixers, shared), strict=True))]
     first = mixers[used[0]]
-    made = chain(config, _FAMILY, [kinds[name] for name in types], first.head_dim, window=first.window, tied=True)
-    return replace(made, parts=_around(config, made, kinds[used[0]].tables), buffers=tuple(
+    made = chain(config, _FAMILY, layers, first.head_dim, window=first.window, tied=True)
+    return replace(made, parts=_around(config, made, passing[used[0]]), buffers=tuple(
         (f"model.rotary_emb.{kind}_inv_freq", 2 * 4 * (mixers[kind].head_dim // 2)) for kind in sorted(used)))
+
+
+def _alone(config: Config) -> Architecture:
+    """The same of a model without a tower; InputError for inputs of single layers, which are made behind one."""
+    made = architecture(config)
+    if any(kind.own_input for _, kind in made.parts):
+        raise config.fail("hidden_size_per_layer_input", "not modelled yet: another value than 0 in a model without a "
+                          "vision tower")
+    return made
+
+
+def _shared(config: Config, types: Sequence[str]) -> int:
+    """Number of layers that take keys and values of others; InputError where no layer of such a type has its own."""
+    count = config.integer("num_kv_shared_layers", default=0, least=0)
+    own = set(types[:len(types) - count])
+    if count and (count >= len(types) or own != set(types)):
+        raise config.fail("num_kv_shared_layers", "expected a layer of each type before those that share, got "
+                          f"{count} of {len(types)}")
+    return count
+
+
+def _lending(types: Sequence[str], mixers: dict[str, Attention], shared: int) -> list[Attention]:
+    """Attention of each layer, with the next user of its keys and values, for the last `shared` and those they use."""
+    begin, made = len(types) - shared, [mixers[name] for name in types]
+    for name in dict.fromkeys(types) if shared else ():
+        lender = max(place for place in range(begin) if types[place] == name)
+        users = [lender, *(place for place in range(begin, len(types)) if types[place] == name)]
+        for place, above in zip(users, [*users[1:], 0], strict=True):
+            made[place] = replace(made[place], borrows=place >= begin, lent=max(0, above - place))
+    return made
+
+
+def _mlp(config: Config, *, borrows: bool) -> Mlp:
+    wide = 1 + (borrows and config.boolean("use_double_wide_mlp", default=False))
+    return Mlp(config.integer("hidden_size", default=2304), wide * config.integer(
+        "intermediate_size", default=9216), gated=True, gelu=True)
 
 
 def _refuse(config: Config) -> None:
@@ -49,9 +92,6 @@ def _refuse(config: Config) -> None:
     config.choice("hidden_activation", ("gelu_pytorch_tanh",))
     if config.fields.get("use_bidirectional_attention") not in (None, "vision"):
         raise config.fail("use_bidirectional_attention", "not modelled yet: other values than vision")
-    for name, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
-        if config.integer(name, default=default, least=0):
-            raise config.fail(name, "not modelled yet: another value than 0")
 
 
 def _types(config: Config) -> tuple[str, ...]:
@@ -75,12 +115,12 @@ def _full(config: Config) -> Attention:
     return replace(attention(Config(fields, config.where), qk_norm=True), value_norm=True, values_from_keys=is_one)
 
 
-def _layer(mixer: Attention, mlp: Mlp, passing: int) -> LayerKind:
+def _layer(mixer: Attention, mlp: Mlp, passing: int, own: OwnInput | None) -> LayerKind:
     """`passing`: columns of the rotary tables of layers of the other type."""
     return LayerKind("decoder", _FAMILY, mixer.hidden, (
         Branch("input_layernorm", "self_attn", mixer, behind="post_attention_layernorm"),
         Branch("pre_feedforward_layernorm", "mlp", mlp, behind="post_feedforward_layernorm")), tables=passing,
-        scales_output=True)
+        scales_output=True, own_input=own)
 
 
 def _around(config: Config, made: Architecture, further: int) -> tuple[tuple[str, LayerKind], ...]:
@@ -93,5 +133,6 @@ def _around(config: Config, made: Architecture, further: int) -> tuple[tuple[str
                      kind) for path, kind in others)
 
 
-FAMILY = ModelFamily(architecture, further_fields=(
-    "final_logit_softcapping", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"))
+FAMILY = ModelFamily(_alone, further_fields=(
+    "final_logit_softcapping", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v",
+    "use_double_wide_mlp", "vocab_size_per_layer_input"))

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simcore.models.blocks import LayerKind
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
+from simcore.operators.shared.layer_borders import BEFORE, stream_dtype
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["LAYER_OUTPUT", "add_features", "add_in_place"]
+__all__ = ["LAYER_OUTPUT", "add_features", "add_in_place", "fed", "output_before"]
 
 LAYER_OUTPUT = "layer_outputs"
 """Storage of a layer's own output, which the model binds to a name until the next layer has returned."""
@@ -60,3 +63,19 @@ def _differentiated(x: Tensor, tokens: int) -> Callable[[Tape, Grads, Saved], Gr
         return [total]
 
     return backward
+
+
+def fed(tape: Tape, kind: LayerKind, run: LayerWorkload, own: Tensor) -> Tensor:
+    """The layer's output `own` with features of images, a new tensor; the next layer frees its own."""
+    out = add_features(tape, own, run.images * kind.fed)
+    tape.rename(own.storage, tape.slot(LAYER_OUTPUT, "activation"))
+    own.disown()
+    return out
+
+
+def output_before(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Tensor | None:
+    """The layer before's own output, to which the model has added features in a copy; None for another layer."""
+    if not kind.behind_fed:
+        return None
+    slot = tape.slot(LAYER_OUTPUT, "activation")
+    return tape.external((run.batch, run.seq, kind.hidden), stream_dtype(run), slot, BEFORE)

@@ -12,9 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
+from simcore.models.pooled_blocks import (
+    PooledLayer,
+    PooledPatches,
+    PooledProjector,
+    PooledSound,
+    PooledSoundEnd,
+    PooledStem,
+)
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.vision_blocks import (
     GridLayer,
@@ -36,6 +44,7 @@ from simcore.operators.hf.vision.part import Modules, asks, attended, front, lay
 from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches
 from simcore.operators.hf.vision.pooled import pooled_layer, pooled_patches
 from simcore.operators.hf.vision.pooled_end import pooled_projector
+from simcore.operators.hf.vision.pooled_stem import pooled_stem
 from simcore.operators.hf.vision.projector import projector
 from simcore.operators.hf.vision.radio import radio_layer, radio_patches, radio_projector
 from simcore.operators.hf.vision.row_projector import row_projector
@@ -50,7 +59,7 @@ from simcore.units import dtype_bytes
 
 __all__ = ["record_part", "siglip_part"]
 
-MakeTables = Callable[[TowerEnd], None]
+MakeTables = Callable[[TowerEnd | PooledStem, Callable[[], None] | None], None]
 _AnySizePart = (GridPatches | GridLayer | Merger | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RowPatches
                 | RowLayer | RowProjector)
 
@@ -66,12 +75,12 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, modules: Modu
         case Patches() | TowerLayer() | TowerNorm():
             return siglip_part(tape, block, run, modules)
         case Projector():
-            return projector(tape, block, run, modules, lambda: make_tables(block))
-        case PooledPatches() | PooledLayer() | PooledProjector():
+            return projector(tape, block, run, modules, lambda: make_tables(block, None))
+        case PooledPatches() | PooledLayer() | PooledProjector() | PooledStem():
             return _of_filled_size(tape, block, run, modules, make_tables)
         case RadioPatches() | RadioLayer() | RadioProjector():
             return _of_radio(tape, block, run, modules)
-        case SoundEncoder() | SoundProjector():  # no sound is given
+        case SoundEncoder() | SoundProjector() | PooledSound() | PooledSoundEnd():  # no sound is given
             return RecordedLayer(tape.cut(), Section(()))
         case _:
             return _of_any_size(tape, block, run, modules, make_tables)
@@ -99,8 +108,8 @@ def _of_radio(tape: Tape, block: RadioPatches | RadioLayer | RadioProjector, run
     return radio_projector(tape, block, run, modules)
 
 
-def _of_filled_size(tape: Tape, block: PooledPatches | PooledLayer | PooledProjector, run: LayerWorkload,
-                    modules: Modules, make_tables: MakeTables) -> RecordedLayer:
+def _of_filled_size(tape: Tape, block: PooledPatches | PooledLayer | PooledProjector | PooledStem,
+                    run: LayerWorkload, modules: Modules, make_tables: MakeTables) -> RecordedLayer:
     """The same of a tower of images that are filled up to one number of patches."""
     match block:
         case PooledPatches():
@@ -108,7 +117,9 @@ def _of_filled_size(tape: Tape, block: PooledPatches | PooledLayer | PooledProje
         case PooledLayer():
             return pooled_layer(tape, block, run, modules)
         case PooledProjector():
-            return pooled_projector(tape, block, run, modules, lambda: make_tables(block))
+            return pooled_projector(tape, block, run, modules, partial(make_tables, block, None))
+        case PooledStem():
+            return pooled_stem(tape, block, run, modules, partial(make_tables, block))
 
 
 def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, modules: Modules,
@@ -120,7 +131,7 @@ def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, modules: M
         case GridLayer():
             return grid_layer(tape, block, run, modules)
         case Merger():
-            return merger(tape, block, run, modules, lambda: make_tables(block))
+            return merger(tape, block, run, modules, lambda: make_tables(block, None))
         case PlacedPatches():
             return placed_patches(tape, block, run)
         case PlacedLayer():
@@ -128,13 +139,13 @@ def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, modules: M
         case DeepMerger():
             return deep_merger(tape, block, run, modules)
         case PlacedMerger():
-            return placed_merger(tape, block, run, modules, lambda: make_tables(block))
+            return placed_merger(tape, block, run, modules, lambda: make_tables(block, None))
         case RowPatches():
             return row_patches(tape, block, run, modules)
         case RowLayer():
             return row_layer(tape, block, run, modules)
         case RowProjector():
-            return row_projector(tape, block, run, modules, lambda: make_tables(block))
+            return row_projector(tape, block, run, modules, lambda: make_tables(block, None))
 
 
 def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:

@@ -93,7 +93,7 @@ def pooled_layer(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Mo
         made = _norm(tape, run, "post_attention_layernorm", made)
         residual = aten.add(tape, x, made, "residual")
         del made
-        made = _mlp(tape, run, modules, _norm(tape, run, "pre_feedforward_layernorm", residual))
+        made = _mlp(tape, block, run, modules, _norm(tape, run, "pre_feedforward_layernorm", residual))
         made = _norm(tape, run, "post_feedforward_layernorm", made)
         return aten.add(tape, residual, made, "residual")
 
@@ -105,7 +105,7 @@ def _attention(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Modu
     """`Gemma4VisionAttention`; `held`: gets the probabilities, which the layer binds to a name."""
     tape.scope, dim = "self_attn.", block.head_dim
     q, k = (_turned(tape, run, modules, part, block, x) for part in "qk")
-    v = aten.to_heads(tape, modules.linear(tape, run, "self_attn.v_proj.linear", x), dim)
+    v = aten.to_heads(tape, _linear(tape, block, run, modules, "self_attn.v_proj", x), dim)
     v = rms_norm_by_power(tape, None, v)
     shape = (run.images, block.patches, block.patches)
     if modules.attention == "eager":
@@ -115,12 +115,12 @@ def _attention(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Modu
         out = aten.cast(tape, aten.masked_attention(tape, *(aten.cast(tape, x, "fp32") for x in _narrow)), run.compute)
     else:
         out = aten.masked_attention(tape, q, k, v)
-    return modules.linear(tape, run, "self_attn.o_proj.linear", out.view(*x.shape[:2], block.num_heads * dim))
+    return _linear(tape, block, run, modules, "self_attn.o_proj", out.view(*x.shape[:2], block.num_heads * dim))
 
 
 def _turned(tape: Tape, run: LayerWorkload, modules: Modules, part: str, block: PooledLayer, x: Tensor) -> Tensor:
     """Query or key behind its norm, each half of a head rotated by itself: columns, then rows."""
-    heads = aten.to_heads(tape, modules.linear(tape, run, f"self_attn.{part}_proj.linear", x), block.head_dim)
+    heads = aten.to_heads(tape, _linear(tape, block, run, modules, f"self_attn.{part}_proj", x), block.head_dim)
     normed = rms_norm_by_power(tape, run.params[f"self_attn.{part}_norm.weight"], heads)
     del heads
     table = Tensor(None, (*x.shape[:2], 1, block.head_dim // 2), run.compute)
@@ -128,13 +128,22 @@ def _turned(tape: Tape, run: LayerWorkload, modules: Modules, part: str, block: 
     return aten.cat(tape, *halves)
 
 
-def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
+def _mlp(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
     """`Gemma4VisionMLP`."""
     tape.scope = "mlp."
-    gate = aten.gelu(tape, modules.linear(tape, run, "mlp.gate_proj.linear", x))
-    product = aten.mul(tape, gate, modules.linear(tape, run, "mlp.up_proj.linear", x))
+    gate = aten.gelu(tape, _linear(tape, block, run, modules, "mlp.gate_proj", x))
+    product = aten.mul(tape, gate, _linear(tape, block, run, modules, "mlp.up_proj", x))
     del gate
-    return modules.linear(tape, run, "mlp.down_proj.linear", product)
+    return _linear(tape, block, run, modules, "mlp.down_proj", product)
+
+
+def _linear(tape: Tape, block: PooledLayer, run: LayerWorkload, modules: Modules, name: str, x: Tensor) -> Tensor:
+    """`Gemma4ClippableLinear`: what it is given and puts out is clipped in a new tensor each, if the layer says so."""
+    if not block.clipped:
+        return modules.linear(tape, run, f"{name}.linear", x)
+    x = aten.mul_scalar(tape, x)
+    x = modules.linear(tape, run, f"{name}.linear", x)
+    return aten.mul_scalar(tape, x)
 
 
 def _norm(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ def pooled_projector(tape: Tape, block: PooledProjector, run: LayerWorkload, mod
     out, leaf = merged(tape, block, run, held[0], features[0])
     if block.window == 1:  # which image a token belongs to
         held.append(aten.new(tape, (run.batch, run.seq), "int64", "block_sequence_ids"))
-    make_tables()
+    if not block.precedes:
+        make_tables()
     return ended(tape, run, modules, out, (None, leaf), behind=behind, held=held, features=features)
 
 

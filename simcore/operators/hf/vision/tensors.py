@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.models.pooled_blocks import PooledLayer, PooledPatches, PooledProjector
+from simcore.models.pooled_blocks import (
+    PooledLayer,
+    PooledPatches,
+    PooledProjector,
+    PooledSound,
+    PooledSoundEnd,
+    PooledStem,
+)
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import (
@@ -24,6 +31,7 @@ from simcore.models.vision_blocks import (
     TowerNorm,
     VisionPart,
 )
+from simcore.operators.hf.vision.pooled_tensors import pooled_tensors
 from simcore.operators.hf.vision.radio_tensors import radio_tensors, sound_tensors
 
 __all__ = ["tower_tensors"]
@@ -48,12 +56,8 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(radio_tensors(block))
         case SoundEncoder() | SoundProjector():
             return tuple(sound_tensors(block))
-        case PooledPatches():
-            return tuple(_pooled_patches(block))
-        case PooledLayer():
-            return tuple(_pooled_layer(block))
-        case PooledProjector():
-            return (_weight("embedding_projection", (block.hidden, "hidden"), (block.width, "vision"), _PROJECTOR),)
+        case PooledPatches() | PooledLayer() | PooledProjector() | PooledStem() | PooledSound() | PooledSoundEnd():
+            return tuple(pooled_tensors(block))
         case _:
             return tuple(_of_any_size(block))
 
@@ -189,29 +193,6 @@ def _row_projector(block: RowProjector) -> Iterator[TensorSpec]:
     yield _weight("patch_merger.merging_layer", width, (block.merged * block.width, "square"), _PROJECTOR)
     yield _weight("linear_1", hidden, width, _PROJECTOR)
     yield _weight("linear_2", hidden, hidden, _PROJECTOR)
-
-
-def _pooled_patches(block: PooledPatches) -> Iterator[TensorSpec]:
-    """`Gemma4VisionPatchEmbedder`."""
-    yield TensorSpec("position_embedding_table", (2, block.positions, block.width), ("sides", "patches", "vision"),
-                     _TOWER, "embedding")
-    yield _weight("input_proj", (block.width, "vision"), (block.channels * block.patch**2, "channels"))
-
-
-def _pooled_layer(block: PooledLayer) -> Iterator[TensorSpec]:
-    """`Gemma4VisionEncoderLayer`: linears are modules inside of modules, the norm of values has no weight."""
-    width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
-    heads, few = (block.num_heads * block.head_dim, "vision"), (block.num_kv_heads * block.head_dim, "vision")
-    for part, out, into in (("q_proj", heads, width), ("k_proj", few, width), ("v_proj", few, width),
-                            ("o_proj", width, heads)):
-        yield _weight(f"self_attn.{part}.linear", out, into)
-    for part in "qk":
-        yield TensorSpec(f"self_attn.{part}_norm.weight", (block.head_dim,), ("head_dim",), _TOWER, "norm")
-    for part, out, into in (("gate_proj", ffn, width), ("up_proj", ffn, width), ("down_proj", width, ffn)):
-        yield _weight(f"mlp.{part}.linear", out, into)
-    for norm in ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
-                 "post_feedforward_layernorm"):
-        yield TensorSpec(f"{norm}.weight", (block.width,), ("vision",), _TOWER, "norm")
 
 
 def _weight(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> TensorSpec:
