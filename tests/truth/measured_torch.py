@@ -98,7 +98,7 @@ TITAN_MODELS = {
 FP8, GATHERED = {"compute": "fp8"}, {"fp8_all_gather": True}
 TITAN_PRECISIONS = {  # what differs from fp32 parameters and reduction, and options
     "bf16": ({}, {}), "bf16 mixed, fp32 params": ({}, {}), "bf16+float8": (FP8, {}),
-    "bf16+float8 tensorwise": (FP8, {}), "bf16+float8 rowwise": Missing("a scale a row of what is multiplied in fp8"),
+    "bf16+float8 tensorwise": (FP8, {}), "bf16+float8 rowwise": (FP8, {"fp8_recipe": "rowwise"}),
     "bf16+float8 tensorwise, fp8 all-gather": (FP8, GATHERED),
     "nvfp4-85pct": Missing("the share of layers in fp4 has no key"),
     "mxfp8": ({"compute": "fp8"}, {"fp8_recipe": "mxfp8"})}

@@ -35,6 +35,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "disable_loss_parallel": (True, False),
     "compile": (True, False, "model"),
     "fp8_all_gather": (True, False),
+    "fp8_recipe": ("tensorwise", "rowwise"),
     "repeat_kv": (True, False),
     "async_tp": (True, False),
     "return_outputs": (True, False),
@@ -132,14 +133,19 @@ def _check_cuts(job: Job) -> None:
 
 
 def in_fp8(job: Job) -> ModelGraph:
-    """Returns the model with linears of blocks as torchao's Float8Linear, one scale for a tensor.
+    """Returns the model with linears of blocks as torchao's Float8Linear, with a scale for a tensor or for a row.
 
     The output layer keeps its dtype. NotYet unless blocks are compiled and checkpointed.
     """
-    if not job.options(OPTIONS).get("compile"):
+    options = job.options(OPTIONS)
+    if not options.get("compile"):
         raise job.not_yet("training.precision.compute", "compute in fp8 in blocks that are not compiled")
     if job.scenario.training.recompute == "none":
         raise job.not_yet("training.precision.compute", "compute in fp8 in compiled blocks without checkpointing")
+    if options.get("fp8_recipe") and options.get("fp8_all_gather"):
+        raise job.illegal("framework_options.fp8_all_gather", "using `enable_fsdp_float8_all_gather` together with "
+                          "`recipe_name` is not supported",
+                          "torchtitan 0.2.2 components/quantization/float8.py Float8LinearConverter")
     return _marked(job.graph)
 
 
@@ -216,6 +222,7 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
     stages, compiled = job.mesh.pp > 1, options.get("compile", False)
     if job.scenario.training.precision.compute != "fp8":
         job.refuse_idle(options, "fp8_all_gather", "without fp8")
+        job.refuse_idle(options, "fp8_recipe", "without fp8")
     if not stages:
         job.refuse_idle(options, "return_outputs", "without pipeline stages")
     else:
@@ -229,7 +236,8 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
     repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
                              whole_batch=_splits_sequences(job), compiled_blocks=bool(compiled),
-                             compiled_loss=compiled is True, async_tp=_asynchronous(job, options))
+                             compiled_loss=compiled is True, async_tp=_asynchronous(job, options),
+                             fp8_rows=options.get("fp8_recipe") == "rowwise")
 
 
 def _asynchronous(job: Draft, options: dict[str, Any]) -> bool:

@@ -18,6 +18,15 @@ reduce-scatter of its output; the reduce-scatter of a sum of products, in backwa
 (`distributed/_symmetric_memory/__init__.py`) multiplies the piece of one rank while that of the next is copied, on two
 streams. What is gathered lies in rank order as products read it, and nothing is copied after.
 
+[Note: a scale a row]
+torchao's recipe "rowwise" casts each operand by rows along the sum of its product, so twice: the input, a weight and a
+gradient have other scales in forward and in backward (`float8/config.py`, from_recipe_name). Forward's products scale
+rows themselves (torch's CUTLASS kernel); the others, which add up more exactly, are cuBLAS's without scales, and their
+outputs are multiplied after (`float8/float8_ops.py`, addmm_float8_unwrapped): in the kernel that reads them, but for
+gradients of weights. Tensor parallelism is that of 16 bits (torchtitan `models/llama3/infra/parallelize.py`:
+float8_is_rowwise), so that what is gathered is cast after, largest values of rows that ranks share are reduced first,
+and of [Note: asynchronous tensor parallelism] only forward's reduce-scatters are left.
+
 Assumed: Inductor's CUDA backend cuts and orders kernels as its CPU one does, which was measured. It may cast weights
 later, so casts are here made where they are read. Not measured: context parallelism, whose ring is the eager one here.
 """
@@ -103,20 +112,24 @@ def _mixed(code: Code, heads: Tensor) -> Tensor:
 def _heads(code: Code, keeps: frozenset[str], kept: Made, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     names = "wq", "wk", "wv"
     casts = code.beside(*names)
-    whole = _keep(keeps, kept, "norm1", code.gathered(normed, "attention_in"))
-    if not code.pipelined:
+    whole, operands = code.gathered_casts(normed, "attention_in", len(names))
+    _keep(keeps, kept, "norm1", whole)
+    if not code.gathers_beside:
         del normed
-    q, k, v = (_keep(keeps, kept, name, code.product(name, whole, casts=not casts)) for name in names)
+    del whole
+    q, k, v = (_keep(keeps, kept, name, code.product(name, operands[0], casts=not casts)) for name in names)
     return q, k, v
 
 
 def _gate(code: Code, keeps: frozenset[str], kept: Made, x: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs of w1 and w3, from the norm of the hidden state."""
     normed, casts = code.norm(x, "norm2"), code.beside("w1", "w3")
-    whole = _keep(keeps, kept, "norm2", code.gathered(normed, "feed_forward_in"))
-    if not code.pipelined:
+    whole, operands = code.gathered_casts(normed, "feed_forward_in")
+    _keep(keeps, kept, "norm2", whole)
+    if not code.gathers_beside:
         del normed
-    gate, up = (_keep(keeps, kept, name, code.product(name, whole, casts=not casts)) for name in ("w1", "w3"))
+    del whole
+    gate, up = (_keep(keeps, kept, name, code.product(name, operands[0], casts=not casts)) for name in ("w1", "w3"))
     return gate, up
 
 
@@ -133,7 +146,8 @@ def _backward(code: Code, grad: Tensor, made: Made) -> Made:
     """Gradients of the input ("x") and of every parameter, from that of the output. `made` is emptied on the way."""
     to: Made = {}
     x = made.pop("x")
-    first = [*code.back_through("w2", grad, "grad_feed_forward_out")] if code.pipelined else []  # no other input
+    at_once = code.pipelined or (code.block.scales_rows and (code.run.tp > 1 or "attention" in made))
+    first = [*code.back_through("w2", grad, "grad_feed_forward_out")] if at_once else []  # no other input
     if "attention" not in made:
         _again(code, made, x)
     if "w3" not in made:
@@ -141,8 +155,12 @@ def _backward(code: Code, grad: Tensor, made: Made) -> Made:
             made["wo"] = _mixed(code, made["attention"])
         _normed, casts = code.norm(x, "norm2"), code.beside("w3")
         made["norm2"] = code.gathered(_normed, "feed_forward_in")
-        made["w3"] = code.product("w3", made["norm2"], casts=not casts)
-        del _normed, casts
+        if code.block.scales_rows:
+            del _normed
+            made["w3"] = _up_by_rows(code, x, made)
+        else:
+            made["w3"] = code.product("w3", made["norm2"], casts=not casts)
+            del _normed, casts
     _of_mlp(code, first or [*code.back_through("w2", grad, "grad_feed_forward_out")], made, to)
     _of_attention(code, x, made, to)
     for weight in code.run.params.values():
@@ -151,11 +169,22 @@ def _backward(code: Code, grad: Tensor, made: Made) -> Made:
     return to
 
 
+def _up_by_rows(code: Code, x: Tensor, made: Made) -> Tensor:
+    """Output of w3 again; the norm is cast by columns too, for gradients of weights."""
+    whole = made.pop("norm2")
+    row = code.read(whole, "norm2_fp8")
+    made["norm2"] = code.norm_columns(whole, x)
+    del whole
+    return code.product("w3", row)
+
+
 def _again(code: Code, made: Made, x: Tensor) -> None:
     """Everything up to the products that the MLP's gate needs."""
     keeps = REPLAYED if code.mixer.qk_norm else REPLAYED - {"wq", "wk"}
     _attention(code, keeps, made, x)
     _gate(code, keeps, made, x)
+    if code.block.scales_rows:
+        made["norm2"] = code.norm_columns(made.pop("norm2"), x)
 
 
 def _of_mlp(code: Code, through: list[Tensor], made: Made, to: Made) -> None:
@@ -163,6 +192,9 @@ def _of_mlp(code: Code, through: list[Tensor], made: Made, to: Made) -> None:
 
     `through`: gradients of w2's output, gathered, and of its input; the list gets empty.
     """
+    if code.block.scales_rows:
+        _of_mlp_by_rows(code, through, made, to)
+        return
     of_gate, of_up = _of_gate(code, through, made, to)
     normed = made.pop("norm2")
     weights = [code.weight(name).name for name in ("w1", "w3")]
@@ -173,6 +205,29 @@ def _of_mlp(code: Code, through: list[Tensor], made: Made, to: Made) -> None:
     del normed
     second = code.to_input("w1", of_gate)
     del of_gate
+    made["grad_norm2"] = code.scattered(first, "grad_feed_forward_in")
+    made["grad_norm2_too"] = second
+
+
+def _of_mlp_by_rows(code: Code, through: list[Tensor], made: Made, to: Made) -> None:
+    """`_of_mlp` with a scale a row: the gate's gradient is written over its output and cast twice, w3's only cast."""
+    of_product, grad = through.pop(), through.pop()
+    written = code.copied(made["w1"], "silu")
+    product, up_rows, up_columns, gate_rows = code.gate_by_rows(of_product)
+    columns = code.columns(grad, "grad_columns")
+    del grad, of_product, written, made["w3"]
+    to[code.weight("w2").name] = code.to_weight("w2", columns, product)
+    del columns, product
+    first = code.to_input("w3", up_rows)
+    del up_rows
+    second = code.to_input("w1", gate_rows)
+    del gate_rows
+    normed = made.pop("norm2")
+    to[code.weight("w3").name] = code.to_weight("w3", up_columns, normed)
+    del up_columns
+    gate_columns = code.columns(made.pop("w1"), "grad_w1_columns")
+    to[code.weight("w1").name] = code.to_weight("w1", gate_columns, normed)
+    del gate_columns, normed
     made["grad_norm2"] = code.scattered(first, "grad_feed_forward_in")
     made["grad_norm2_too"] = second
 
@@ -214,26 +269,25 @@ def _of_attention(code: Code, x: Tensor, made: Made, to: Made) -> None:
     of_hidden = code.norm_backward(made.pop("grad_norm2"))
     del made["grad_norm2_too"]
     whole, of_mixed = code.back_through("wo", of_hidden, "grad_attention_out")
-    to[code.weight("wo").name] = code.to_weight("wo", whole, code.read(made["attention"], "attention_fp8"))
-    del whole, made["wo"]
+    heads = made["attention"]
+    heads = code.columns(heads, "attention_columns") if code.block.scales_rows else code.read(heads, "attention_fp8")
+    to[code.weight("wo").name] = code.to_weight("wo", code.columns(whole, "grad_columns"), heads)
+    del whole, heads, made["wo"]
     if "norm1" not in made:
         _heads_again(code, x, made)
     of_q, of_k, of_v = code.to_heads(made.pop("q"), made.pop("k"))
     del of_mixed, made["attention"], made["log_sum_exp"], made["wv"]
-    normed = made.pop("norm1")
-    of_k, of_v = code.added_up(of_k, "grad_wk"), code.read(code.added_up(of_v, "grad_wv"), "grad_fp8")
-    to[code.weight("wv").name] = code.to_weight("wv", of_v, normed)
-    sums = code.to_input("wv", of_v)
+    normed = code.norm_columns(made.pop("norm1"), x)
+    _others = [code.empty_copy(normed, "norm_columns") for _ in ("wq", "wk")]
+    of_k, of_v = code.added_up(of_k, "grad_wk"), code.narrow(code.added_up(of_v, "grad_wv"))
+    sums = code.through(to, "wv", of_v, normed)
     del of_v
-    of_q = code.read(code.turned(of_q, "grad_wq"), "grad_fp8")
-    to[code.weight("wq").name] = code.to_weight("wq", of_q, normed)
-    more = code.to_input("wq", of_q)
+    of_q = code.narrow(code.turned(of_q, "grad_wq"))
+    more = code.through(to, "wq", of_q, normed)
     del of_q
-    of_k = code.read(code.turned(of_k, "grad_wk"), "grad_fp8")
-    to[code.weight("wk").name] = code.to_weight("wk", of_k, normed)
-    del normed
-    last = code.to_input("wk", of_k)
-    del of_k
+    of_k = code.narrow(code.turned(of_k, "grad_wk"))
+    last = code.through(to, "wk", of_k, normed)
+    del of_k, normed, _others
     sums = code.scattered(sums, "grad_attention_in")
     to["x"] = code.norm_backward(sums)
     del more, last

@@ -32,8 +32,8 @@ def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Ten
     assert isinstance(mixer, Attention)
     options = TorchtitanOptions.of(run.options)
     repeats = mixer.q_size // mixer.kv_size if options.repeat_kv else 1
-    code = CompiledBlock(mixer, _LINEARS, run.checkpoint, kind.fp8, by_complex=not mixer.qk_norm, repeats=repeats,
-                         pipelined=options.async_tp and run.tp > 1)
+    code = CompiledBlock(mixer, _LINEARS, run.checkpoint, kind.fp8, scales_rows=kind.fp8 and options.fp8_rows,
+                         by_complex=not mixer.qk_norm, repeats=repeats, pipelined=options.async_tp and run.tp > 1)
     tape.module = Module.MLP if code.pipelined else Module.NONE  # tells its collectives from those of the head
     out = compiled_block(tape, run, code, x, *(() if table is None else (table,)))
     tape.module = Module.NONE

@@ -19,6 +19,7 @@ class TorchtitanOptions(ImplementationOptions):
     loads whole sequences, [Note: context parallel inputs] in `frameworks/fsdp2/torchtitan.py`. `compiled_blocks`,
     `compiled_loss`: torch.compile runs on blocks, on the loss. `repeat_kv`: attention gets keys and values that are
     copied for every head, as up to 0.2.1. `async_tp`: products of compiled blocks run beside collectives of tp.
+    `fp8_rows`: linears in fp8 have a scale a row.
     """
 
     early_stop: bool = False
@@ -29,6 +30,7 @@ class TorchtitanOptions(ImplementationOptions):
     compiled_loss: bool = False
     repeat_kv: bool = False
     async_tp: bool = False
+    fp8_rows: bool = False
 
     @property
     def loads_whole_sequences(self) -> bool:

@@ -102,13 +102,13 @@ def read_products(reader: Reader, draft: Draft) -> bool:
 
 
 def _read_float8(reader: Reader, draft: Draft, block: str) -> bool:
-    """Reads torchao's Float8Linear: one scale a tensor, in all linears but the output."""
+    """Reads torchao's Float8Linear: a scale a tensor or a row, in all linears but the output."""
     converters = reader.words("model.converters")
     filtered, recipe = reader.words(f"{block}.filter_fqns"), reader.text(f"{block}.recipe_name")
-    if recipe is not None and recipe.value != "tensorwise":
+    if recipe is not None and recipe.value not in ("tensorwise", "rowwise"):
         draft.refuse(recipe, f"products in fp8 with scales {recipe.value}")
-    else:
-        draft.idle(recipe, "one scale a tensor, the default")
+    elif recipe is not None:
+        draft.put("framework_options.fp8_recipe", recipe)
     if filtered is None or filtered.value != ["output"]:
         draft.refuse(filtered or converters, "products in fp8 in other linears than all but the output "
                                              f'({block}.filter_fqns = ["output"])')

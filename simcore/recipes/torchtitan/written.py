@@ -97,6 +97,7 @@ def _write_formats(outline: Outline) -> None:
         outline.put("model.converters", [_FLOAT8], "training.precision.compute")
         outline.put(f"{_FLOAT8}.filter_fqns", ["output"], "training.precision.compute")
         write_given(outline, f"{_FLOAT8}.enable_fsdp_float8_all_gather", f"{_OPTIONS}fp8_all_gather")
+        write_given(outline, f"{_FLOAT8}.recipe_name", f"{_OPTIONS}fp8_recipe")
     elif compute in words:
         outline.put("training.mixed_precision_param", words[compute], "training.precision.compute")
     else:

@@ -24,6 +24,10 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2, "cp": 2, "tp": 2}, {"seq_len": 68}, "68 must be divisible by tp 2 x 2 x cp 2"),
     ({"dp_shard": 2}, {"model": "deepseek-v2-lite", "options": {"compile": True}}, "not yet: what compiled blocks of"),
     ({"dp_shard": 2}, {"precision": {"compute": "fp8"}}, "not yet: compute in fp8 in blocks that are not compiled"),
+    ({"dp_shard": 2}, {"options": {"fp8_recipe": "rowwise"}}, "fp8_recipe: changes nothing without fp8"),
+    ({"dp_shard": 2}, {"precision": {"compute": "fp8"}, "recompute": "full",
+                       "options": {"compile": True, "fp8_recipe": "tensorwise", "fp8_all_gather": True}},
+     "together with `recipe_name` is not supported"),
     ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected None or True"),
     ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
     ({"dp_shard": 2}, {"model": "qwen3-30b-a3b"}, "not yet: qwen3_moe in the layers of torchtitan"),
@@ -113,6 +117,22 @@ def test_weights_of_blocks_are_gathered_in_one_byte() -> None:
         return sum(t.payload_bytes for t in report.ranks[0].traffic if t.collective == "all_gather")
 
     assert gathered(fp8_all_gather=True) < gathered()
+
+
+def test_a_scale_a_row_costs_time_and_sends_as_without_fp8() -> None:
+    """Its products are as fast; casts by columns, and what tensor parallelism sends in 16 bits, are more."""
+    def titan(**options: Any) -> Report:
+        return _titan({"dp_shard": 2, "tp": 2}, {"compile": True, **options}, precision={"compute": "fp8"},
+                      recompute="full", seq_len=1024)
+
+    tensor, default, row = titan(fp8_recipe="tensorwise"), titan(), titan(fp8_recipe="rowwise")
+    assert tensor.time is not None
+    assert default.time is not None
+    assert row.time is not None
+    assert tensor.time.step_s == default.time.step_s < row.time.step_s
+    gathered = [sum(t.payload_bytes for t in one.ranks[0].traffic if (t.collective, t.axis) == ("all_gather", "tp"))
+                for one in (tensor, row)]
+    assert gathered[0] < gathered[1]
 
 
 def test_fp8_without_checkpoints_is_refused() -> None:

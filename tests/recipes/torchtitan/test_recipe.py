@@ -373,6 +373,12 @@ def test_what_stages_do_not_serve_is_refused_by_name(more: str, message: str) ->
     assert message in refusal(staged(more), 512)
 
 
+def test_scales_are_read_or_refused_by_name() -> None:
+    one = STAGES.replace('["output"]', '["output"]\nrecipe_name = "%s"')
+    assert scenario(imported(one % "rowwise", 512)).framework_options["fp8_recipe"] == "rowwise"
+    assert "recipe_name: products in fp8 with scales rowwise_with_gw_hp" in refusal(one % "rowwise_with_gw_hp", 512)
+
+
 def test_other_linears_in_fp8_are_refused() -> None:
     assert 'float8.filter_fqns: products in fp8 in other linears' in refusal(
         STAGES.replace('["output"]', '["output", "wk"]'), 512)

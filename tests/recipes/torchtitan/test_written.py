@@ -91,6 +91,12 @@ def test_fp8_is_a_converter() -> None:
     assert values["compile"] == {"enable": True, "components": ["model"]}
 
 
+def test_scales_are_a_recipe_of_the_converter() -> None:
+    values = tomllib.loads(written(training__precision={"compute": "fp8"}, framework_options={
+        "fp8_recipe": "rowwise", "compile": "model"}).text)
+    assert values["quantize"]["linear"]["float8"] == {"filter_fqns": ["output"], "recipe_name": "rowwise"}
+
+
 def test_what_the_release_does_by_itself_is_no_key() -> None:
     assert "wrap" not in written(framework_options={"wrap": "separate_embedding_head"}).text
 

@@ -47,7 +47,7 @@ def block(case: Case) -> Callable[[Compiler], None]:
     torch.set_default_dtype(torch.bfloat16)
     model = titan.build(case)
     if case.get("fp8"):
-        in_fp8(model)
+        in_fp8(model, case["fp8"])
     if case.get("tp", 1) > 1:
         over_tp(model, case)
     titan.checkpointed(model, case)
@@ -70,14 +70,20 @@ def over_tp(model: nn.Module, case: Case) -> None:
     """The first rank of a tensor parallel group; in fp8 as for a scale a tensor."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["tp"])
     mesh = init_device_mesh("cpu", (case["tp"],), mesh_dim_names=("tp",))
-    titan.parallelize.apply_tp(model, mesh, loss_parallel=True, enable_float8_tensorwise_tp=bool(case.get("fp8")))
+    titan.parallelize.apply_tp(model, mesh, loss_parallel=True,
+                               enable_float8_tensorwise_tp=case.get("fp8") in ("cast", "gathered"))
 
 
-def in_fp8(model: nn.Module) -> None:
-    """As `components/quantization/float8.py` converts: all linears but the output."""
+def in_fp8(model: nn.Module, how: str) -> None:
+    """As `components/quantization/float8.py` converts: all linears but the output.
+
+    `how`: "rows" for a scale a row, others for a scale a tensor.
+    """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    convert_to_float8_training(model, config=Float8LinearConfig(),
+    rows = how == "rows"
+    config.emulate_precision_casts = rows
+    convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name("rowwise" if rows else "tensorwise"),
                                module_filter_fn=lambda _module, name: "output" not in name)
 
 
