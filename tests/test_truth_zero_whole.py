@@ -15,8 +15,11 @@ from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.recording.tape import Op
 
-TRUTH: dict[str, Any] = json.loads(
-    (ROOT / "tests/truth/deepspeed/whole-0.19.6.json").read_text(encoding="utf-8"))["cases"]
+TRUTH: dict[str, Any] = {name: case for file in ("whole", "drawn-whole") for name, case in json.loads(
+    (ROOT / f"tests/truth/deepspeed/{file}-0.19.6.json").read_text(encoding="utf-8"))["cases"].items()}
+
+NOTED = 100_000
+"""Bytes from which the probe notes an allocation."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +59,11 @@ def test_gradients_are_reduced_in_upstreams_buckets_behind_the_last_backward(mon
 def test_buckets_are_copied_where_upstream_copies_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of embedding and head are as long as a bucket of the embedding alone, which is not copied."""
     for name, case in TRUTH.items():
-        alone = (4 if case["compute"] == "fp32" else 2) * 4000 * 256
+        fields = case["model"]
+        alone = (4 if case["compute"] == "fp32" else 2) * fields["vocab_size"] * fields["hidden_size"]
         theirs = [size for size in case["found"]["copies"] if abs(size) != alone]
-        assert moved(made(name, monkeypatch), "reduce_scatter_input") == theirs, name
+        ours = moved(made(name, monkeypatch), "reduce_scatter_input")
+        assert [size for size in ours if abs(size) >= NOTED] == theirs, name
 
 
 def test_what_lies_beside_parameters_has_upstreams_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +87,7 @@ def test_the_step_needs_what_upstream_needs(monkeypatch: pytest.MonkeyPatch) -> 
 
 def _small(case: dict[str, Any]) -> int:
     """Bytes of the gradients of norms, in fp32, which the probe leaves out, and of roots of their moments."""
-    return 9 * int(case["model"]["hidden_size"]) * (4 + 4)
+    return (2 * int(case["model"]["num_hidden_layers"]) + 1) * int(case["model"]["hidden_size"]) * (4 + 4)
 
 
 def _highest(sizes: list[int]) -> int:

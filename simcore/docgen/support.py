@@ -40,6 +40,10 @@ _MESHES: Final[dict[str, dict[str, int]]] = {
     "dp_replicate": {"dp_replicate": 2}, "dp_shard": {"dp_shard": 2}, "HSDP": {"dp_replicate": 2, "dp_shard": 2},
     "tp": {"tp": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}, "ep": {"ep": 2},
 }
+_ASKED: Final[dict[str, tuple[dict[str, Any], ...]]] = {
+    "cp": ({}, {"framework_options": {"attn_implementation": "flash_attention_2"}}),  # verl's exchanges around it
+}
+"""Other keys that an axis is tried with, where some frameworks serve it with them alone."""
 _HOST: Final = {"offload": {"params": "host", "optimizer": "host", "gradients": "host"}}
 _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "lora": METHODS["lora"],
@@ -94,10 +98,11 @@ def _matrix() -> str:
 
 
 def _meshes(framework: str, implementation: str) -> Iterator[str]:
-    for mesh in _MESHES.values():
+    for axis, mesh in _MESHES.items():
         is_data = mesh.keys() <= {"dp_replicate", "dp_shard"}
         shapes = [mesh] if is_data else [mesh | {"dp_shard": 2}, mesh | {"dp_replicate": 2}, mesh]
-        yield _answer(framework, implementation, [{"mesh": shape} for shape in shapes])
+        yield _answer(framework, implementation, [{"mesh": shape, **way} for way in _ASKED.get(axis, ({},))
+                                                  for shape in shapes])
 
 
 def _features(framework: str, implementation: str) -> Iterator[str]:

@@ -1,10 +1,12 @@
 """What DeepSpeed sends and keeps at stage 0, over small transformers models on one CPU.
 
     python tests/truth/probe_zero_whole.py CHECKOUT > tests/truth/deepspeed/whole-0.19.6.json
+    python tests/truth/probe_zero_whole.py CHECKOUT drawn > tests/truth/deepspeed/drawn-whole-0.19.6.json
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), as for `probe_deepspeed.py`; the process group is torch's fake
 one. DeepSpeed's FusedAdam is not compiled: a class of its type keeps its two moments and changes nothing. The bucket,
-of 500,000,000 elements, which no key changes, is made small where a case says so.
+of 500,000,000 elements, which no key changes, is made small where a case says so. `drawn`: cases by a seed, none of
+which is drawn again because of what came out.
 `wrapper`: class of the engine's optimizer; `kept`: elements of the 16-bit parameters in its own flat storage, of its
 masters and moments; `microbatches`: collectives and bytes of two microbatches; `copies`: allocations of the second
 backward that are as long as a bucket that is sent; `memory`: allocations of the step, of 100 kB and more.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import sys
 from functools import partial
 
@@ -39,6 +42,24 @@ CASES = {
     "fused, fp32": case("fused", "fp32"), "fused, large bucket": case("fused", bucket=2_000_000),
     "foreach": case("foreach"), "foreach, fp32": case("foreach", "fp32"), "loop": case("for_loop"),
 }
+
+
+SEED, COUNT = 20261129, 40
+
+
+def drawn():
+    """Optimizers, formats, ranks, buckets and sizes; every matrix is of 100 kB and more, every norm of less."""
+    rng, found = random.Random(SEED), {}
+    for number in range(COUNT):
+        heads = rng.choice((4, 4, 5, 6))
+        found[f"w{number}"] = case(
+            rng.choice(("deepspeed", "deepspeed", "fused", "foreach", "for_loop")),
+            rng.choice(("bf16", "bf16", "bf16", "fp16", "fp32")), rng.choice((1, 2, 2, 3, 4, 5, 8, 16)),
+            rng.choice((300_000, 300_000, 700_000, 2_000_000, None)), rng.choice((1, 1, 2, 3)),
+            hidden_size=64 * heads, num_attention_heads=heads, num_key_value_heads=heads,
+            intermediate_size=rng.choice((400, 512, 777)), num_hidden_layers=rng.choice((1, 2, 3, 4, 6)),
+            vocab_size=rng.choice((1003, 2000, 4000, 6001)), tie_word_embeddings=rng.random() < 0.25)
+    return found
 
 
 def adam_of(row, parameters):
@@ -148,7 +169,7 @@ def run(row):
 def main():
     sys.path.insert(0, sys.argv[1])
     prepare()
-    print(with_cases({"deepspeed": "0.19.6 edaa72212"}, run_apart(CASES, run), indent=" "))
+    print(with_cases({"deepspeed": "0.19.6 edaa72212"}, run_apart(drawn() if sys.argv[2:] else CASES, run), indent=" "))
 
 
 main()

@@ -50,10 +50,12 @@ TARGETS = (
     Target("placement/megatron-core-0.16.1_bridge-0.3.1.json", "megatron"),
     Target("placement/drawn-automodel-0.7.0.json", "automodel"),
     Target("placement/drawn-automodel-hf-0.7.0.json", "automodel"),
+    Target("placement/drawn-automodel-hf-cut-0.7.0.json", "automodel"),
     Target("placement/drawn-automodel-oss-0.7.0.json", "automodel"),
     Target("placement/drawn-automodel-tp-0.7.0.json", "automodel"),
     Target("placement/drawn-megatron-core-0.16.1.json", "megatron"),
     Target("placement/drawn-megatron-delta-core-0.16.1.json", "megatron"),
+    Target("placement/drawn-megatron-mtp-core-0.16.1.json", "megatron"),
     Target("placement/glm-megatron-core-0.16.1.json", "megatron"),
     Target("placement/predicting-megatron-core-0.16.1.json", "megatron"),
     Target("fsdp2/torch-2.13.0.json", "fsdp2"),
@@ -65,8 +67,8 @@ TARGETS = (
 
 
 def key(item: Row) -> tuple[str, int]:
-    """Placement cases are measured on several ranks; FSDP2 cases have one rank and a name of their own."""
-    return item["name"], 0 if "spec" in item or "model" in item else item.get("rank", 0)
+    """Placement cases are measured on several ranks; FSDP cases have one rank and a name of their own."""
+    return item["name"], 0 if "spec" in item or "model" in item.get("case", item) else item.get("rank", 0)
 
 
 def case_of(row: Row) -> Row:

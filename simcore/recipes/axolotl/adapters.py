@@ -7,7 +7,7 @@ from typing import Final
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.experts import experts_of
-from simcore.recipes.huggingface.modules import LINEARS_WITH_TOWERS, family_of
+from simcore.recipes.huggingface.modules import LINEARS_WITH_TOWERS, family_of, linears_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -257,8 +257,8 @@ def _read_targets(reader: Reader, draft: Draft, where: str) -> None:
     family = family_of(draft.values.get("model"))
     if not family:  # the model is unknown, which is told in any case
         draft.use(linear, named, why="adapters of a model that is not known")
-    elif family in LINEARS_WITH_TOWERS:
-        names = list(dict.fromkeys([*LINEARS_WITH_TOWERS[family], *(named.value if named and text != _ALL else ())]))
+    elif linears := linears_of(family) or LINEARS_WITH_TOWERS.get(family, ()):
+        names = list(dict.fromkeys([*linears, *(named.value if named and text != _ALL else ())]))
         draft.infer("training.lora.target_modules", names, "every linear layer", linear, named, source=_LINEAR)
     else:
         asking, other = (named, linear) if text == _ALL else (linear, named)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.recipes.axolotl.adapters import ADAPTER_ROWS, BASE_ROWS
-from simcore.recipes.huggingface.modules import LINEARS
+from simcore.recipes.huggingface.modules import linears_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.written import (
     FRAMEWORKS,
@@ -160,7 +160,7 @@ def _write_targets(outline: Outline) -> None:
     targets = outline.value(key)
     if not isinstance(targets, list):
         outline.refuse(key, "the modules are not said")
-    elif set(targets) == set(LINEARS.get(family, ())):
+    elif set(targets) == set(linears_of(family)):
         outline.put("lora_target_linear", True, key)  # noqa: FBT003 - a value
     else:
         outline.put("lora_target_modules", targets, key)

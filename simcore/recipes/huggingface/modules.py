@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from simcore.errors import InputError
-from simcore.models.graph import model_config
+from simcore.models.blocks import Attention, Mlp, Moe
+from simcore.models.graph import build, known_presets, model_config
 
-__all__ = ["BALANCING", "LINEARS", "LINEARS_BEHIND_TOWERS", "LINEARS_WITH_TOWERS", "NAMED_BY_PEFT", "family_of",
-           "is_dense"]
+__all__ = ["BALANCING", "LINEARS_BEHIND_TOWERS", "LINEARS_WITH_TOWERS", "NAMED_BY_PEFT", "family_of", "is_dense",
+           "linears_of"]
 
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
-LINEARS: Final = {
-    **dict.fromkeys(("cohere2", "ernie4_5", "gemma", "gemma2", "gemma3_text", "gemma4_text", "hunyuan_v1_dense",
-                     "llama", "mistral", "olmo3", "qwen2", "qwen3", "seed_oss"), (*_ATTENTION, *_MLP)),
-    **dict.fromkeys(("arcee", "nemotron"), (*_ATTENTION, "up_proj", "down_proj")),
-    **dict.fromkeys(("glm", "glm4"), (*_ATTENTION, "gate_up_proj", "down_proj")),
-    "qwen2_moe": (*_ATTENTION, *_MLP, "shared_expert_gate"),
-    "phi": ("q_proj", "k_proj", "v_proj", "dense", "fc1", "fc2"),
-    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-    "starcoder2": (*_ATTENTION, "c_fc", "c_proj"),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ATTENTION),  # transformers 5: experts are one parameter
-}
-"""Names of linear layers by family, without the head, in transformers 5.23.0's `models/`."""
+_OF_REPOSITORIES: Final = ("bailing_moe", "nemotron-nas")
+"""Families whose code lies beside their weights, with names of its own: transformers 5.23.0 has none."""
 LINEARS_BEHIND_TOWERS: Final = {
     **dict.fromkeys(("gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"), (*_ATTENTION, *_MLP)),
     "qwen3_vl_moe": _ATTENTION,  # experts are one parameter
 }
 """Names of linear layers of the language model alone, of families with a vision tower."""
-LINEARS_WITH_TOWERS: Final = LINEARS | {"mistral3": (*_ATTENTION, *_MLP, "merging_layer", "linear_1", "linear_2")}
-"""Names of all linear layers, of a vision tower and its projector too."""
+LINEARS_WITH_TOWERS: Final = {"mistral3": (*_ATTENTION, *_MLP, "merging_layer", "linear_1", "linear_2")}
+"""Names of linear layers of the tower and its projector too."""
 NAMED_BY_PEFT: Final = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
                     ("q_proj", "v_proj")),
@@ -42,6 +34,25 @@ NAMED_BY_PEFT: Final = {
 BALANCING: Final = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "qwen3_next")
 """Families whose configuration weighs a loss that balances experts (5.23.0 `router_aux_loss_coef`)."""
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@lru_cache
+def linears_of(family: str) -> tuple[str, ...]:
+    """Names of a family's linear layers without the head, in the order in which transformers 5.23.0 registers them.
+
+    () for a family without a known model, of a repository's own code, or with layers beside attention, MLPs and
+    experts: mixers have linears that a kernel reads whole, towers are another part. Experts are one parameter there.
+    """
+    named = next((name for name in known_presets() if model_config(name, None, "")["model_type"] == family), None)
+    if named is None or family in _OF_REPOSITORIES:
+        return ()
+    graph = build(model_config(named, None, ""), "hf")
+    blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
+    if graph.architecture.has_tower or not all(isinstance(block, Attention | Mlp | Moe) for block in blocks):
+        return ()
+    found = (spec.name.split(".")[-2] for layer in graph.layers if graph.kinds[layer.kind].branches
+             for spec in graph.tensors[layer.kind] if spec.module == "linear" and spec.name.endswith(".weight"))
+    return tuple(dict.fromkeys(found))
 
 
 def family_of(model: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.fsdp import wrap_adapters
-from simcore.recipes.huggingface.modules import LINEARS, LINEARS_BEHIND_TOWERS, family_of
+from simcore.recipes.huggingface.modules import LINEARS_BEHIND_TOWERS, family_of, linears_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.llamafactory.images import adapted_names
 from simcore.recipes.reader import Reader, Taken
@@ -99,9 +99,9 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
             draft.infer("training.lora.target_modules", adapted_names(draft, LINEARS_BEHIND_TOWERS[family]),
                         "every linear layer of the language model but the head", named,
                         source=f"{_RELEASE} model/model_utils/visual.py patch_target_modules")
-        elif family in LINEARS:
-            draft.infer("training.lora.target_modules", list(LINEARS[family]), "every linear layer but the head", named,
-                        source=f"{_RELEASE} model/model_utils/misc.py find_all_linear_modules")
+        elif linears_of(family):
+            draft.infer("training.lora.target_modules", list(linears_of(family)), "every linear layer but the head",
+                        named, source=f"{_RELEASE} model/model_utils/misc.py find_all_linear_modules")
         elif named is not None:
             draft.refuse(named, f"all linear layers of the family {family}")
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simcore.recipes.huggingface.modules import LINEARS
+from simcore.recipes.huggingface.modules import linears_of
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.written import (
     FORMAT_NAMES,
@@ -150,7 +150,7 @@ def _write_targets(outline: Outline, at: str) -> None:
     targets, family = outline.value(key), outline.settled.fields.get("model_type")
     if not isinstance(targets, list):
         outline.refuse(key, "the modules are not said")
-    elif set(targets) == set(LINEARS.get(str(family), ())):
+    elif set(targets) == set(linears_of(str(family))):
         outline.put(f"{at}lora_target_modules", "all-linear", key)
     elif len(targets) == 1:
         outline.refuse(key, f"{targets[0]} alone: TRL passes it as one text, which PEFT takes for a pattern of paths")

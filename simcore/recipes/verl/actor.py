@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.modules import LINEARS, family_of
+from simcore.recipes.huggingface.modules import family_of, linears_of
 from simcore.recipes.huggingface.named_model import read_named_model, read_remote_code
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -166,8 +166,8 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
     family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
     if named is not None and named.value != ["all-linear"]:
         draft.put("training.lora.target_modules", named)
-    elif family in LINEARS:
-        draft.infer("training.lora.target_modules", list(LINEARS[family]), "all linear layers but the head", named,
+    elif linears_of(family):
+        draft.infer("training.lora.target_modules", list(linears_of(family)), "all linear layers but the head", named,
                     source="PEFT tuners/tuners_utils.py _maybe_include_all_linear_layers")
     else:
         draft.use(named)

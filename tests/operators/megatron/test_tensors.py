@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,7 @@ from operators.megatron.kinds import (
     V3,
     spelled,
 )
+from simcore.errors import NotYet
 from simcore.models.blocks import LayerKind
 from simcore.operators.megatron.implementation import tensors
 
@@ -98,6 +100,11 @@ REGISTERED = {
                                   EMBEDDING, NORM, HEAD, LOSS], ids=lambda k: k.name)
 def test_tensors_are_those_that_megatron_registers(kind: LayerKind) -> None:
     assert spelled(kind) == REGISTERED[kind.name]
+
+
+def test_a_family_that_nothing_was_held_against_is_not_built() -> None:
+    with pytest.raises(NotYet, match="toy in Megatron's layers"):
+        tensors(replace(LLAMA, family="toy"))
 
 
 def test_router_buffers_are_no_parameters() -> None:

@@ -46,15 +46,16 @@ def exchanges(program: Program, phase: Phase) -> list[tuple[int, int]]:
 def test_exchanges_send_and_hold_what_verls_do() -> None:
     """In front of attention parts of heads are copied, behind it parts of rows are views; backward is the other way."""
     for row in TRUTH:
-        if row["heads"] != 8:
-            continue
-        mesh, tokens = {"dp_shard": 1, "cp": row["ranks"]}, row["tokens"] * row["ranks"]
-        program = program_of("fsdp1", mesh, seq_len=tokens, **SMALL)
-        before, behind = row["before"], row["behind"]
+        mesh, tokens, heads = {"dp_shard": 1, "cp": row["ranks"]}, row["tokens"] * row["ranks"], row["heads"]
+        fields = SMALL["model"]["overrides"] | {"num_attention_heads": heads, "num_key_value_heads": heads,
+                                                "hidden_size": 64 * heads}
+        model = {"config": "llama-tiny", "overrides": fields}
+        program = program_of("fsdp1", mesh, seq_len=tokens, **SMALL | {"model": model})
+        before, behind, case = row["before"], row["behind"], (row["ranks"], row["tokens"], heads)
         assert exchanges(program, Phase.FORWARD) == [(before["sent"][0], before["forward"])] * 3 + [
-            (behind["sent"][0], behind["forward"])]
+            (behind["sent"][0], behind["forward"])], case
         assert exchanges(program, Phase.BACKWARD) == [(behind["sent"][1], behind["backward"])] + [
-            (before["sent"][1], before["backward"])] * 3
+            (before["sent"][1], before["backward"])] * 3, case
 
 
 def test_ranks_share_the_work_and_the_parameters() -> None:
