@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 
 import small
+from checkout import ROOT
 from simcore.errors import RankscopeError
 from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
@@ -24,10 +26,18 @@ LORA = {"method": "lora", "lora": {"target_modules": ["q_proj", "v_proj"]}}
 DPO: dict[str, Any] = LORA | {"loss": "preference_rows", "micro_batch_size": 2}
 
 
-def program(**training: Any) -> Program:
-    job, table = prepare(small.scenario("ddp", model="llama-tiny", **training))
+SMALL = {"config": "llama-3.2-3b", "overrides": {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128, "tie_word_embeddings": False}}
+RNG_STATE = 5056
+"""Bytes of the state of a CPU's random numbers, which each checkpoint keeps, on the host."""
+
+
+def program(model: Any = "llama-tiny", options: dict[str, Any] | None = None, microbatches: int = 2,
+            **training: Any) -> Program:
+    job, table = prepare(small.scenario("ddp", model=model, options=options, **training))
     plan = place(job.graph, job.mesh, table, 0)
-    return lower(plan, Workload(2, 64, 2 << 16), actions(table.schedule, 0, 2), hooks_of(table))
+    return lower(plan, Workload(2, 64, 2 << 16), actions(table.schedule, 0, microbatches), hooks_of(table))
 
 
 def flops(found: Program) -> int:
@@ -48,6 +58,28 @@ def test_a_step_ends_with_what_it_began_with() -> None:
         ends = [running(program(recompute=recompute, **given))[-1] for given in (DPO, LORA)]
         if ends[0] != ends[1]:
             wrong.append((recompute, ends))
+    assert not wrong
+
+
+def test_the_bytes_held_around_the_references_pass_are_those_of_a_real_step() -> None:
+    """A step of TRL's trainer on a CPU (`probe_preference.py`), but for ids and labels of 64 tokens."""
+    cases = json.loads((ROOT / "tests/truth/losses/preference-axolotl-067b021c.json").read_text(
+        encoding="utf-8"))["steps"]
+    wrong = []
+    for case in cases:
+        found = program(SMALL, {"autocast": True} if case["mixed"] else {}, 1, **DPO | {
+            "lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"], "dtype": "fp32"},
+            "precision": {"params": "bf16"}, "recompute": "full" if case["replays"] else "none"})
+        held, loss = running(found), found.phase == Phase.LOSS
+        first = int(np.argmax(loss))
+        begin = first + int(np.argmax(~loss[first:]))
+        end = begin + int(np.argmax(loss[begin:]))
+        rest = held[int(np.argmax(found.phase != Phase.BUILD)) - 1]
+        places = {"begin": begin, "end": end, "backward": int(np.argmax(found.phase == Phase.BACKWARD))}
+        states = 4 * RNG_STATE * case["replays"]
+        off = {name: int(held[place - 1] - rest) - case[name] + states for name, place in places.items()}
+        if max(map(abs, off.values())) > 16 * 2 * 64:
+            wrong.append((case, off))
     assert not wrong
 
 

@@ -8,7 +8,8 @@ functions of `monkeypatch/trainer/utils.py` that axolotl puts in the place of TR
 _apply_trl_trainer_utils_patches) run as they are at COMMIT, but for Triton's launches, which do nothing: all of their
 tensors are made in Python. Kept are signed bytes of a row of logits in 16 bits and more, in three parts: from the
 policy's forward until the reference's, from there until the loss is there, and backward. All tokens but the first are
-answers.
+answers. Beside them: bytes that a step with adapters of a model with a small vocabulary holds where the reference's
+forward begins and ends, and where backward begins, above those before the step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl.trainer import dpo_trainer
 
 COMMIT, FILE = "067b021c", "src/axolotl/monkeypatch/trainer/utils.py"
-VOCAB, HIDDEN = 8192, 16
+VOCAB = 8192
 UNKNOWN, NAMED = {"unk_token": "w0"}, {"pad_token": "<pad>", "eos_token": "<eos>"}
 CASES = tuple((method, pairs, seq, mixed) for method in ("lora", "full") for pairs, seq in ((1, 64), (2, 48))
               for mixed in (True, False))
@@ -81,9 +82,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, **UNKNOWN)), **NAMED)
 
 
-def model(dtype: torch.dtype) -> LlamaForCausalLM:
+def model(dtype: torch.dtype, small: bool) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=32, num_hidden_layers=2,
+    vocab, hidden, width, layers = (512, 64, 128, 4) if small else (VOCAB, 16, 32, 2)
+    config = LlamaConfig(vocab_size=vocab, hidden_size=hidden, intermediate_size=width, num_hidden_layers=layers,
                          num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128,
                          tie_word_embeddings=False)
     return LlamaForCausalLM(config).to(dtype)
@@ -94,14 +96,14 @@ def rows(pairs: int, seq: int) -> Dataset:
     return Dataset.from_list([one] * (2 * pairs))
 
 
-def trainer(method: str, pairs: int, seq: int, *, mixed: bool) -> Any:
+def trainer(method: str, pairs: int, seq: int, *, mixed: bool, small: bool = False, replays: bool = False) -> Any:
     where = tempfile.mkdtemp()
     args = trl.DPOConfig(output_dir=where, per_device_train_batch_size=pairs, bf16=mixed, use_cpu=True, report_to=[],
-                         max_steps=3, save_strategy="no", gradient_checkpointing=False, max_length=seq,
+                         max_steps=3, save_strategy="no", gradient_checkpointing=replays, max_length=seq,
                          remove_unused_columns=False, disable_tqdm=True)
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if method == "lora" else None
     dtype = torch.bfloat16 if method == "lora" or not mixed else torch.float32
-    made = [model(dtype), None if lora else model(dtype)]
+    made = [model(dtype, small), None if lora else model(dtype, small)]
     trl.DPOTrainer._prepare_dataset = lambda self, data, *_, **__: data
     return trl.DPOTrainer(model=made[0], ref_model=made[1], args=args, train_dataset=rows(pairs, seq),
                           processing_class=tokenizer(), peft_config=lora)
@@ -133,10 +135,9 @@ class Steps:
         return loss
 
 
-def measured(method: str, pairs: int, seq: int, *, mixed: bool) -> dict[str, Any]:
-    made = trainer(method, pairs, seq, mixed=mixed)
-    policy = made.model.get_base_model() if method == "lora" else made.model
-    marked(policy, "forward of a model")
+def profiled(made: Any, *, method: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(beginning and end of the policy's forward, the reference's, and backward; moments and signed bytes)."""
+    marked(made.model.get_base_model() if method == "lora" else made.model, "forward of a model")
     if made.ref_model is not None:
         marked(made.ref_model, "forward of a model")
     backward = made.accelerator.backward
@@ -148,11 +149,16 @@ def measured(method: str, pairs: int, seq: int, *, mixed: bool) -> dict[str, Any
     made.accelerator.backward = undone
     made.training_step = steps = Steps(made.training_step)
     made.train()
-    named = sorted((event.start_ns(), event.name()) for event in steps.found
+    named = sorted((event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in steps.found
                    if event.name() in ("forward of a model", "backward"))
-    assert [name for _, name in named] == ["forward of a model"] * 2 + ["backward"], named
-    least = 2 * (seq - 1) * VOCAB
+    assert [name for *_, name in named] == ["forward of a model"] * 2 + ["backward"], named
     found = sorted((event.start_ns(), event.nbytes()) for event in steps.found if event.name() == "[memory]")
+    return [(start, end) for start, end, _ in named], found
+
+
+def measured(method: str, pairs: int, seq: int, *, mixed: bool) -> dict[str, Any]:
+    named, found = profiled(trainer(method, pairs, seq, mixed=mixed), method=method)
+    least = 2 * (seq - 1) * VOCAB
     starts = [start for start, _ in named] + [2**62]
     parts = [[size for at, size in found if begin <= at < end and abs(size) >= least]
              for begin, end in pairwise(starts)]
@@ -160,8 +166,17 @@ def measured(method: str, pairs: int, seq: int, *, mixed: bool) -> dict[str, Any
             **dict(zip(("policy", "reference", "backward"), parts, strict=True))}
 
 
+def held(*, mixed: bool, replays: bool) -> dict[str, Any]:
+    named, found = profiled(trainer("lora", 1, 64, mixed=mixed, small=True, replays=replays), method="lora")
+    moments = {"begin": named[1][0], "end": named[1][1], "backward": named[2][0]}
+    return {"mixed": mixed, "replays": replays,
+            **{name: sum(size for at, size in found if at <= moment) for name, moment in moments.items()}}
+
+
 if __name__ == "__main__":
     patched(sys.argv[1])
     lines = ",\n ".join(json.dumps(measured(*case[:3], mixed=case[3])) for case in CASES)
+    steps = ",\n ".join(json.dumps(held(mixed=mixed, replays=replays)) for mixed in (True, False)
+                        for replays in (False, True))
     print(f'{{"torch": "{torch.__version__}", "trl": "{trl.__version__}", "axolotl": "{COMMIT}", '
-          f'"cases": [\n {lines}]}}')
+          f'"cases": [\n {lines}],\n"steps": [\n {steps}]}}')
