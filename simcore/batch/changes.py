@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import Scenario
+from simcore.recording.layer import PREFERENCE
 
 __all__ = ["FACTORS", "Change", "Loss", "changes"]
 
@@ -60,7 +61,8 @@ def changes(scenario: Scenario) -> Iterator[Change]:
     """Changes to try on as many GPUs, in no order of use; the framework may refuse any of them."""
     options = asked_adapter(scenario).memory_options
     yield from (Change(option.kind, 1, option.keys) for option in options if option.kind != "formats")
-    yield from (Change(kind, 1, keys) for kind, keys in _HELD)
+    yield from (Change(kind, 1, keys) for kind, keys in _HELD
+                if kind != "loss" or scenario.training.loss not in PREFERENCE)
     yield from _recompute(scenario)
     yield from _micro_batch(scenario)
     yield from _layouts(scenario)

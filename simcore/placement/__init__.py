@@ -11,5 +11,5 @@ of a framework's `ParallelStrategy`. `libraries`: those whose kernels run. `chec
 writes checkpoints (`simulation/hosts.py` counts it); `export_files`: what waits for a whole file. `afterwards`:
 evaluation, merges and exports. `stages`: layers of a pipeline stage. `packing`: packed sequences. `token_dispatch`:
 rows that experts receive, and copies of a token that cross ranks. `optimizer_step`: the optimizer's step of one
-parameter.
+parameter. `moved_modules`: modules whose saved tensors wait on the host.
 """

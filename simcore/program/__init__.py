@@ -9,7 +9,8 @@ rank. `layer_passes`: one kind, cut where hooks run inside, shared by all ranks 
 as an array, laid at every layer of the kind (`LayerRows`). `outline`: a step without its layers' rows, shared between
 scenarios (`StepTemplate`). `builder`: appends rows for the hooks. `repeated_passes`: copies passes that a step repeats.
 `shared_steps`: steps of plans that differ in sizes alone, walked once; `traced`: numbers that note how they are
-computed. `offloaded_layers`, `offloaded_modules`: saved tensors that wait on the host. `program`: the result.
+computed. `offloaded_layers`: saved tensors that wait on the host. `reference_pass`: that of a reference model inside a
+loss of preferences. `program`: the result.
 Pipeline stages: `stage_borders` (inputs and outputs of a pass), `stage_inputs` (received tensors kept by Megatron),
 `stage_buffers` (receive buffers of PyTorch). `row_cache`: the cache by bytes.
 """

@@ -24,13 +24,14 @@ from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.received import refilled, tracker, unheld
 from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
+from simcore.program.reference_pass import ReferencePass, end_model
 from simcore.program.repeated_passes import RepeatedPasses
 from simcore.program.row_cache import held
 from simcore.program.shared_steps import shared_step
 from simcore.program.stage_borders import Edges
 from simcore.program.stash_order import StashOrder
 from simcore.program.tile import LayerRows
-from simcore.recording.tape import STASH_BORDER
+from simcore.recording.rows import REFERENCE_BORDER, STASH_BORDER
 
 __all__ = ["lower"]
 
@@ -147,6 +148,7 @@ class _Walk:
         self.offloaded = OffloadedLayers(plan, builder, self.tiles)
         self.passes = RepeatedPasses(builder, hooks)
         self.stash = StashOrder(builder, self.tiles)
+        self.reference = ReferencePass(plan, builder, hooks, recording) if recording.reference else None
 
     def post_persistent(self) -> None:
         """Posts what the previous step left: of layers, and received across stage boundaries."""
@@ -201,16 +203,12 @@ class _Walk:
         self.passes.write((True, action.chunk, self.stash.kept), partial(self._up, chunk))
         if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
             self._drop_stem(chunk)
-        if chunk.head >= 0:
-            out.tile(self.tiles[chunk.head].after, chunk.head)
         if not (chunk.is_last or chunk.precedes):
             out.tile(self._behind(chunk.last).send_hidden, chunk.last)
             self._free_sent(action, chunk)
-        for layer in chunk.layers:
-            if len(self.tiles[layer].casts.rows):
-                out.tile(self.tiles[layer].casts, layer)
+        if self.reference is None:
+            end_model(out, self.edges, self.tiles, chunk.layers, chunk.head)
         self.past.end_forward(action)
-        out.tile(self.edges.drop_mask, chunk.first)
         hooks.end_pass(action)
 
     def _up(self, chunk: _Chunk) -> None:
@@ -378,7 +376,9 @@ class _Walk:
     def _pass(self, layer: int, tiles: LayerPasses, pieces: Sequence[tuple[LayerRows, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
-            if mark == STASH_BORDER:
+            if mark == REFERENCE_BORDER and self.reference is not None:
+                self.reference.write(self.tiles)
+            elif mark == STASH_BORDER:
                 self.stash.border(layer)
             elif mark:
                 self.hooks.experts(layer, mark, tiles.inner_grads(mark), replay=replay)

@@ -24,15 +24,15 @@ from simcore.models.pooled_blocks import PooledStem
 from simcore.models.vision_blocks import SoundPart
 from simcore.operators.registry import implementation_of
 from simcore.placement.framework import LayerOffload, UpdateTime
+from simcore.placement.moved_modules import NONE, groups_of, moved_modules
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.layer_passes import Key, LayerPasses, passes_of
-from simcore.program.offloaded_modules import NONE, groups_of, moved_modules
 from simcore.program.outline import Tables
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges, edges_of
 from simcore.program.tile import LayerRows, small_tile, structure
-from simcore.recording.layer import INPUT_STAYS, SAVED_LEAVES, LayerWorkload
+from simcore.recording.layer import INPUT_STAYS, PREFERENCE, SAVED_LEAVES, LayerWorkload
 from simcore.recording.tape import Op, Param
 
 __all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of",
@@ -72,9 +72,10 @@ class RecordedLayers:
     """Recordings of all kinds of layers on one rank, and of the borders of its part of the model.
 
     `kinds`: by `Key`. `later`: kinds whose backward differs in later microbatches, because an earlier one has left
-    gradients. `edges`, `wide`: operations at borders where one or two hidden states cross. `standing`: persistent
-    tensors that belong to no layer. `shape`: two recordings are equal if they share it. `form`: two that share it
-    differ only inside tiles and in the bytes of gradients, so walks over them lay the same tiles.
+    gradients. `reference`: kinds in the pass of a reference model, {} without one. `edges`, `wide`: operations at
+    borders where one or two hidden states cross. `standing`: persistent tensors that belong to no layer. `shape`: two
+    recordings are equal if they share it. `form`: two that share it differ only inside tiles and in the bytes of
+    gradients, so walks over them lay the same tiles.
     """
 
     shape: Shape
@@ -82,14 +83,16 @@ class RecordedLayers:
     tables: Tables = field(compare=False)
     kinds: dict[Key, LayerPasses] = field(compare=False)
     later: dict[Key, LayerPasses] = field(compare=False)
+    reference: dict[Key, LayerPasses] = field(compare=False)
     edges: Edges = field(compare=False)
     wide: Edges = field(compare=False)
     standing: LayerRows = field(compare=False)
 
     @cached_property
     def num_rows(self) -> dict[Key, int]:
-        """Rows of one pass through a layer, forward and backward, by kind."""
-        return {key: sum(len(tile.rows) for tile in passes.tiles) for key, passes in self.kinds.items()}
+        """Rows of one pass through a layer, forward and backward, by kind; of the reference's too."""
+        return {key: sum(len(tile.rows) for tile in (*passes.tiles, *(
+            self.reference[key].tiles if key in self.reference else ()))) for key, passes in self.kinds.items()}
 
     @cached_property
     def grad_bytes(self) -> tuple[int, ...]:
@@ -106,7 +109,8 @@ class RecordedLayers:
     @cached_property
     def tiles(self) -> tuple[LayerRows, ...]:
         """All tiles (recorded parts of layers), in an order that recordings of equal `shape` share."""
-        kinds = (tile for kind in (*self.kinds.values(), *self.later.values()) for tile in kind.tiles)
+        kinds = (tile for some in (self.kinds, self.later, self.reference) for kind in some.values()
+                 for tile in kind.tiles)
         return (*kinds, *self.edges.tiles, *self.wide.tiles, self.standing)
 
 
@@ -152,7 +156,9 @@ def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> R
     runs = tuple((key, run_of(plan, key, workload)) for key in keys)
     later = tuple((key, run_of(plan, key, workload, later=True)) for key in keys
                   if several and adds_in_place(plan, key[0]))
-    return _record(plan.graph, runs, later, workload.spaces, len(plan.chunks))
+    reference = tuple((key, run_of_reference(plan, key, workload)) for key in keys
+                      if plan.framework.loss in PREFERENCE and plan.graph.kinds[key[0]].name != "loss")
+    return _record(plan.graph, (runs, later, reference), workload.spaces, len(plan.chunks))
 
 
 def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> LayerWorkload:
@@ -174,6 +180,17 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
                split=key[4], stem=key[5], no_grad=workload.no_grad, leaves=0 if workload.no_grad else leaves,
                groups=None if workload.no_grad else groups_of(plan, kind, key[6]), images=workload.images,
                **_trained_of_images(plan, no_grad=workload.no_grad))
+
+
+def run_of_reference(plan: Plan, key: Key, workload: Workload) -> LayerWorkload:
+    """Input for recording the kind of layer `key` in the pass of a reference model: adapters are off, nothing is kept.
+
+    Neither checkpoints nor what they leave on the host is in it ([Note: the reference's pass]).
+    """
+    run = run_of(plan, key, replace(workload, no_grad=True))
+    off = {placed.spec.name for placed in plan.kinds[key[0]] if placed.spec.module == "adapter"}
+    return replace(run, checkpoint="none", options=replace(run.options, embeddings_require_grad=False),
+                   params=_Params(tuple(param for name, param in run.params.items() if name not in off)))
 
 
 class _Params(dict[str, Param]):
@@ -298,11 +315,10 @@ def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> b
 
 
 @held(element_bytes=1000)
-def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
-            later: tuple[tuple[Key, LayerWorkload], ...], spaces: tuple[tuple[str, int], ...],
-            chunks: int) -> RecordedLayers:
-    tables = Tables()
-    tiles, then = ({key: passes_of(graph, key, run, tables) for key, run in some} for some in (runs, later))
+def _record(graph: ModelGraph, all_runs: tuple[tuple[tuple[Key, LayerWorkload], ...], ...],
+            spaces: tuple[tuple[str, int], ...], chunks: int) -> RecordedLayers:
+    tables, runs = Tables(), all_runs[0]
+    kinds = [{key: passes_of(graph, key, run, tables) for key, run in some} for some in all_runs]
     given, operators = [(graph.kinds[key[0]], run) for key, run in runs], implementation_of(graph.implementation)
     own, stem = operators.standing(given), operators.stage_stem(given)
     times = chunks if operators.stands_by_chunk else 1
@@ -311,9 +327,9 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
                             graph.architecture.hidden * width, tables, stem) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
-                   tuple((key, kind.shape) for recorded in (tiles, then) for key, kind in recorded.items()))
-    form = _form_of(tables, (tiles, then), (*edges.tiles, *wide.tiles, kept))
-    return RecordedLayers(shape, form, tables, tiles, then, edges, wide, kept)
+                   tuple((key, kind.shape) for recorded in kinds for key, kind in recorded.items()))
+    form = _form_of(tables, kinds, (*edges.tiles, *wide.tiles, kept))
+    return RecordedLayers(shape, form, tables, kinds[0], kinds[1], kinds[2], edges, wide, kept)
 
 
 def _form_of(tables: Tables, kinds: Sequence[Mapping[Key, LayerPasses]], others: Sequence[LayerRows]) -> Shape:

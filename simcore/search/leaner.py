@@ -15,6 +15,7 @@ from simcore.errors import InputError
 from simcore.frameworks.registry import framework_adapter
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
+from simcore.recording.layer import PREFERENCE
 from simcore.search.judge import Candidate, Refused, Sized, judged
 from simcore.simulate import check
 
@@ -51,7 +52,7 @@ def alone(base: Scenario, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], .
 
 def losses(base: Scenario, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """Keys of other losses that keep fewer logits and that the framework has for the model, the leanest first."""
-    if base.workload != "train":
+    if base.workload != "train" or base.training.loss in PREFERENCE:
         return ()
     return tuple({_LOSS: name} for name in _LOSSES if name != base.training.loss and _has(base, head, name))
 

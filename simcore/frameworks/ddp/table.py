@@ -57,6 +57,7 @@ from simcore.frameworks.ddp.unsloth import (
     fast_mixed,
     kept_inputs,
 )
+from simcore.frameworks.preference import check_preference
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.afterwards import Afterwards
@@ -100,7 +101,7 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate",),
     axes_refusal=("DistributedDataParallel replicates: its ranks are dp_replicate", RULE),
     offload=("activations",), fixed={**PLAIN_TORCH, **ONE_STAGE}, no_capacity=_transformers.NO_CAPACITY)
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", "log_probs")
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", "log_probs", "preference_rows")
 
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
@@ -162,6 +163,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
         check_named_adapters(job)
     _check_sinks(job, options)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+    check_preference(job, options)
 
 
 def _check_sinks(job: Job, options: dict[str, Any]) -> None:

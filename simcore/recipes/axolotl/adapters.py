@@ -217,7 +217,8 @@ def _read_falcon(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
 def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
     """Tells of fused kernels, which axolotl switches on by itself if no key of theirs is given.
 
-    utils/schemas/config.py check_auto_enable_lora_kernels: but for LoRA beside 8 bits, remote code, and FSDP 1.
+    utils/schemas/config.py check_auto_enable_lora_kernels: but for training by rl, LoRA beside 8 bits, remote code, and
+    FSDP 1.
     """
     given = [one for key in (*_KERNELS, _EMBEDDING) if (one := reader.flag(key)) is not None]
     has_embedding = any("embed" in str(word) for word in reader.look("lora_target_modules") or ())
@@ -229,7 +230,7 @@ def _read_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: S
         else:
             draft.unmodelled(one, _KERNELS.get(one.key, _OF_EMBEDDING))
     eight = any(one.key == "load_in_8bit" for one in on) and reader.look("adapter") == "lora"
-    if given or eight or reader.look("trust_remote_code") or shards is Shards.FLAT:
+    if given or eight or reader.look("trust_remote_code") or shards is Shards.FLAT or reader.look("rl") is not None:
         return
     for key, why in (*_KERNELS.items(), *([(_EMBEDDING, _OF_EMBEDDING)] if has_embedding else [])):
         draft.unmodelled_default(key, "true", why)

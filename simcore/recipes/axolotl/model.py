@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.recipes.axolotl.preference import read_rl
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.axolotl.unfrozen import read_unfrozen
 from simcore.recipes.draft import Draft
@@ -30,7 +31,6 @@ _LEGACY: Final = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa
 _CUT: Final = "CutCrossEntropyPlugin"
 _PLUGINS: Final = (_CUT, "LigerPlugin", "SwanLabPlugin", "LMEvalPlugin")
 """Plugins of which nothing else is simulated than keys of theirs: the last two log, and evaluate after training."""
-_OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*")
 _LIGER: Final = ("liger_rms_norm", "liger_glu_activation", "liger_rope", "liger_layer_norm", "liger_rms_norm_gated")
 _ROWS: Final = (
     Off("tiled_mlp", "an MLP that is computed in tiles"),
@@ -93,10 +93,7 @@ def _read_fused(reader: Reader, draft: Draft) -> None:
 
 def _read_kind(reader: Reader, draft: Draft) -> None:
     """Refuses recipes that train in another way than by predicting the next token of a text."""
-    method = reader.text("rl")
-    if method is not None:
-        draft.refuse(method, f"training by {method.value}", always=True)
-        draft.idle(reader.matching(*_OF_RL), f"settings of {method.value}")
+    read_rl(reader, draft)
     named, same = reader.text("model_type"), reader.text("type_of_model")
     if named is not None:
         draft.idle(same, "the same key by its older name, model_type, goes before it")

@@ -15,6 +15,7 @@ from simcore.recipes.axolotl.environment import write_environment
 from simcore.recipes.axolotl.images import read_images
 from simcore.recipes.axolotl.model import read_formats, read_model
 from simcore.recipes.axolotl.optimizer import read_optimizer
+from simcore.recipes.axolotl.preference import write_preference
 from simcore.recipes.axolotl.ranks import read_ranks
 from simcore.recipes.axolotl.refused import refuse_rest
 from simcore.recipes.axolotl.sharding import read_sharding
@@ -61,6 +62,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     read_lengths(reader, draft)
     read_batches(reader, draft, sharding.zero)
     read_optimizer(reader, draft, sharding)
+    write_preference(reader, draft)
     write_environment(draft)
     _check(reader, draft, sharding.shards)
     refuse_rest(reader, draft)

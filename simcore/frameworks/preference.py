@@ -1,0 +1,50 @@
+"""Losses of preferences: pairs of sequences, scored against a reference model that passes inside the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simcore.errors import InputError, Problem
+from simcore.operators.shared.features import features
+from simcore.placement.job import Draft
+from simcore.recording.layer import PREFERENCE
+
+__all__ = ["check_preference"]
+
+_AT = "training.loss"
+_PAIR = 2
+_RULE = "TRL 1.8.0 trainer/dpo_trainer.py"
+
+
+def check_preference(job: Draft, options: Mapping[str, Any]) -> None:
+    """Refuses what a loss of preferences cannot be, or is not modelled with; notes how its reference is counted.
+
+    `options`: the framework options that the scenario sets. Raises InputError for half a pair, NotYet for the rest.
+    """
+    training = job.scenario.training
+    if training.loss not in PREFERENCE:
+        return
+    sizes = ("micro_batch_size", training.micro_batch_size), ("global_batch_size", training.global_batch_size)
+    for name, size in sizes:
+        if size is not None and size % _PAIR:
+            raise InputError(Problem(job.scenario.where("training", name), f"{name}: expected an even number of "
+                                     f"sequences, chosen and rejected, got {size:,}"))
+    for refused, key, what in (
+            (training.method == "full", "training.method", "a loss of preferences in full, beside a second model"),
+            (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
+            (job.graph.architecture.has_tower, "training.images", "a loss of preferences of a model with a tower"),
+            (any("dropout" in features(kind) for kind in job.graph.kinds), _AT, "a loss of preferences of a model with "
+             "dropout, which TRL switches off"),
+            (training.lengths != "fixed", "training.lengths", "a loss of preferences of packed or drawn lengths"),
+            (bool(training.lora.modules_to_save), "training.lora.modules_to_save", "a loss of preferences beside "
+             "modules that train as a whole, whose originals the reference reads"),
+            (training.offload.part("activations")[1], "training.offload.activations", "a loss of preferences with "
+             "activations on the host"),
+            (any(options.get(name) for name in ("compile", "unsloth")), "framework_options", "a loss of preferences of "
+             "compiled layers")):
+        if refused:
+            raise job.not_yet(key, what)
+    job.note("reference model", "the model with its adapters off, in a pass without a graph before the loss",
+             f"{_RULE} _compute_loss: use_adapter, disable_gradient_checkpointing")
+    job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")

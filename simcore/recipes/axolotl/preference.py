@@ -1,0 +1,82 @@
+"""Training by preferences (`rl: dpo` and `ipo`): TRL's trainer, with axolotl's own kernels of log-probabilities.
+
+067b021c `core/builders/rl.py`; TRL 1.8.0 `trainer/dpo_trainer.py`, which makes the adapters itself, switches dropout
+off, and puts chosen and rejected sequences of a microbatch into one forward. Nothing reads keys of Liger's losses:
+they are of a forward that is given labels.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Row, read_rows
+
+__all__ = ["DPO", "read_rl", "write_preference"]
+
+DPO: Final = ("dpo", "ipo")
+_OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*")
+_TRAINER: Final = "TRL 1.8.0 trainer/dpo_trainer.py"
+_ADAPTERS: Final = "peft_autocast_adapter_dtype"
+_KERNELS: Final = "loaders/patch_manager.py _apply_trl_trainer_utils_patches, monkeypatch/trainer/utils.py"
+_ROWS: Final[tuple[Row, ...]] = (
+    Off("dpo_use_weighting", "weights of WPO"),
+    Off("dpo_use_liger_kernel", "Liger's loss of preferences"),
+    Off("precompute_ref_log_probs", "log-probabilities of the reference that are there before the first step"),
+    Off("rl_adapter_ref_model", "a reference model of its own beside adapters"),
+    Idle(("dpo_padding_free",), f"{_TRAINER}: temporarily unavailable, and off"),
+    Idle(("rl_beta", "dpo_label_smoothing", "dpo_loss_weights", "trl.beta"), "numbers of the loss"),
+    Idle(("trl.*", "rl_*", "kto_*", "orpo_*", "simpo_*", "cpo_*", "ebft.*", "vllm.*"), "of training by another rl"),
+)
+
+
+def read_rl(reader: Reader, draft: Draft) -> None:
+    """Refuses training by other means than preferences that are modelled, and settings of these that are not."""
+    method = reader.text("rl")
+    if method is None:
+        return
+    if method.value not in DPO:
+        draft.refuse(method, f"training by {method.value}", always=True)
+        draft.idle(reader.matching(*_OF_RL), f"settings of {method.value}")
+        return
+    draft.use(method)
+    packing = reader.look("sample_packing")
+    if packing:
+        draft.fail(method.where, "`sample_packing: true` does not work with RLHF training (utils/schemas/validation.py "
+                                 "check_sample_packing_w_rl)")
+    kinds = reader.words("dpo_loss_type")
+    if kinds is not None and method.value == "ipo":
+        draft.use(kinds)
+        draft.fail(kinds.where, "`dpo_loss_type` and `dpo_loss_weights` are for DPO only (utils/schemas/validation.py "
+                                "check_dpo)")
+    elif kinds is not None and "sft" in kinds.value:
+        draft.refuse(kinds, "a loss of the chosen sequences beside that of pairs")
+    else:
+        draft.idle(kinds, "sums of one number a sequence")
+    read_rows(reader, draft, _ROWS)
+
+
+def write_preference(reader: Reader, draft: Draft) -> None:
+    """Writes what TRL's trainer makes of a recipe that is read for training by next tokens, if it asks for pairs."""
+    if reader.look("rl") not in DPO:
+        return
+    training, where = draft.values.get("training", {}), reader.document.path
+    if "loss" in training:
+        draft.fail(where, f"not yet: a loss of preferences beside a plugin's, {training['loss']}")
+    if reader.look(_ADAPTERS) is False:
+        draft.fail(where, f"not yet: {_ADAPTERS}: false, which TRL's own adapters do not read")
+    draft.infer("training.loss", "preference_rows", "rl: logits of pairs, and of the reference", source=_KERNELS,
+                where=where)
+    for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
+        if key in training:
+            draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
+                        source=f"{_TRAINER} DataCollatorForPreference")
+    if training.get("method", "full") == "full":
+        return
+    if training.get("lora", {}).get("dropout"):
+        draft.infer("training.lora.dropout", 0.0, "rl: dropout is off", where=where,
+                    source="TRL 1.8.0 trainer/dpo_config.py disable_dropout")
+    if training["method"] == "qlora":
+        draft.infer("training.lora.dtype", "bf16", "rl: adapters beside a packed base", where=where,
+                    source=f"{_TRAINER}: param.data.to(torch.bfloat16)")

@@ -1,0 +1,97 @@
+"""A reference model's pass inside the loss: what it holds, frees and computes, and which jobs have none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+import small
+from checkout import ROOT
+from simcore.errors import RankscopeError
+from simcore.frameworks.registry import hooks_of
+from simcore.frameworks.setup import prepare
+from simcore.memory.ledger import running
+from simcore.pipeline.schedule import actions
+from simcore.placement.plan import place
+from simcore.program.lower import lower
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
+from simcore.program.tile import AMOUNT, OP, SLOT
+from simcore.recording.tape import Kernel, Op
+
+LORA = {"method": "lora", "lora": {"target_modules": ["q_proj", "v_proj"]}}
+DPO: dict[str, Any] = LORA | {"loss": "preference_rows", "micro_batch_size": 2}
+
+
+SMALL = {"config": "llama-3.2-3b", "overrides": {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128, "tie_word_embeddings": False}}
+RNG_STATE = 5056
+"""Bytes of the state of a CPU's random numbers, which each checkpoint keeps, on the host."""
+
+
+def program(model: Any = "llama-tiny", options: dict[str, Any] | None = None, microbatches: int = 2,
+            **training: Any) -> Program:
+    job, table = prepare(small.scenario("ddp", model=model, options=options, **training))
+    plan = place(job.graph, job.mesh, table, 0)
+    return lower(plan, Workload(2, 64, 2 << 16), actions(table.schedule, 0, microbatches), hooks_of(table))
+
+
+def flops(found: Program) -> int:
+    """FLOPs of products before the backward of the first microbatch."""
+    rows = found.columns[:int(np.argmax(found.phase == Phase.BACKWARD))]
+    return int(rows[(rows[:, OP] == Op.COMPUTE) & (rows[:, SLOT] == Kernel.GEMM)][:, AMOUNT].sum())
+
+
+def test_the_reference_computes_the_model_without_its_adapters() -> None:
+    """Before backward are the policy's products, with adapters, and as many again as the model has without."""
+    assert flops(program(**DPO)) == flops(program(**LORA)) + flops(program())
+
+
+def test_a_step_ends_with_what_it_began_with() -> None:
+    """But for gradients, which are there from the second step on; checkpoints are off in the reference's pass."""
+    wrong = []
+    for recompute in ("none", "full"):
+        ends = [running(program(recompute=recompute, **given))[-1] for given in (DPO, LORA)]
+        if ends[0] != ends[1]:
+            wrong.append((recompute, ends))
+    assert not wrong
+
+
+def test_the_bytes_held_around_the_references_pass_are_those_of_a_real_step() -> None:
+    """A step of TRL's trainer on a CPU (`probe_preference.py`), but for ids and labels of 64 tokens."""
+    cases = json.loads((ROOT / "tests/truth/losses/preference-axolotl-067b021c.json").read_text(
+        encoding="utf-8"))["steps"]
+    wrong = []
+    for case in cases:
+        found = program(SMALL, {"autocast": True} if case["mixed"] else {}, 1, **DPO | {
+            "lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"], "dtype": "fp32"},
+            "precision": {"params": "bf16"}, "recompute": "full" if case["replays"] else "none"})
+        held, loss = running(found), found.phase == Phase.LOSS
+        first = int(np.argmax(loss))
+        begin = first + int(np.argmax(~loss[first:]))
+        end = begin + int(np.argmax(loss[begin:]))
+        rest = held[int(np.argmax(found.phase != Phase.BUILD)) - 1]
+        places = {"begin": begin, "end": end, "backward": int(np.argmax(found.phase == Phase.BACKWARD))}
+        states = 4 * RNG_STATE * case["replays"]
+        off = {name: int(held[place - 1] - rest) - case[name] + states for name, place in places.items()}
+        if max(map(abs, off.values())) > 16 * 2 * 64:
+            wrong.append((case, off))
+    assert not wrong
+
+
+def test_what_is_not_modelled_beside_pairs_is_refused_by_name() -> None:
+    wrong = []
+    for training, told in (({"method": "full"}, "in full, beside a second model"),
+                           ({"micro_batch_size": 3}, "micro_batch_size: expected an even number"),
+                           ({"lengths": "packed"}, "packed or drawn lengths"),
+                           ({"offload": {"activations": "host"}, "recompute": "full"}, "activations on the host")):
+        try:
+            program(**DPO | training)
+            wrong.append((training, "runs"))
+        except RankscopeError as error:
+            wrong += [(training, str(error))] if told not in str(error) else []
+    assert not wrong

@@ -1,0 +1,47 @@
+"""Recipes of axolotl that train by preferences: what TRL's trainer makes of them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recipes.axolotl.test_recipe import RECIPE, changed, imported
+from simcore.errors import RankscopeError
+
+DPO = {"rl": "dpo", "adapter": "lora", "lora_target_linear": True, "lora_r": 8, "lora_dropout": 0.05, "bf16": True,
+       "micro_batch_size": 2, "gradient_accumulation_steps": 4, "attn_implementation": "flash_attention_2"}
+
+
+def test_pairs_are_counted_as_two_sequences_and_dropout_is_off(tmp_path: Path) -> None:
+    """Without training by rl axolotl's fused adapters would be told of, which it then leaves off."""
+    found = imported(tmp_path, changed(RECIPE, **DPO))
+    training = found.values["training"]
+    assert (training["loss"], training["micro_batch_size"], training["global_batch_size"], training["lora"]["dropout"]
+            ) == ("preference_rows", 4, 64, 0.0)
+    assert training["lora"]["dtype"] == "fp32"
+    assert not [one.key for one in found.left if one.key.startswith("lora_") and one.key.endswith("kernel")]
+    packed = imported(tmp_path, changed(RECIPE, **DPO | {"load_in_8bit": True}))
+    assert packed.values["training"]["lora"]["dtype"] == "bf16"
+
+
+def test_what_else_a_trainer_of_preferences_does_is_refused_by_its_key(tmp_path: Path) -> None:
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"sample_packing": True}, "does not work with RLHF training"),
+        ({"dpo_use_weighting": True}, "weights of WPO"),
+        ({"dpo_use_liger_kernel": True}, "Liger's loss of preferences"),
+        ({"precompute_ref_log_probs": True}, "before the first step"),
+        ({"rl_adapter_ref_model": True}, "a reference model of its own"),
+        ({"dpo_loss_type": ["sigmoid", "sft"]}, "beside that of pairs"),
+        ({"rl": "ipo", "dpo_loss_type": ["sigmoid"]}, "are for DPO only"),
+        ({"peft_autocast_adapter_dtype": False}, "TRL's own adapters do not read"),
+        ({"plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"], "cut_cross_entropy": True},
+         "a loss of preferences beside a plugin's"),
+        ({"rl": "orpo"}, "training by orpo")]
+    wrong = []
+    for keys, told in refusals:
+        try:
+            imported(tmp_path, changed(RECIPE, **DPO | keys)).expect_complete()
+            wrong.append((keys, "taken"))
+        except RankscopeError as error:
+            wrong += [(keys, str(error))] if told not in str(error) else []
+    assert not wrong
