@@ -141,7 +141,8 @@ def _statistics(name: str) -> int:
 
 def _held(case: dict[str, Any]) -> int:
     """Gemma 4 holds a count of image tokens, and the ids that it looks up, also where no gradient needs them."""
-    return (8 + 8 * case.get("seq", 512) * ("lora" in case)) * is_gemma4(case)
+    seq: int = case.get("seq", 512)
+    return (8 + 8 * seq * ("lora" in case)) * is_gemma4(case)
 
 
 MASKED_SDPA = "gemma4, adapted, SDPA in fp32"

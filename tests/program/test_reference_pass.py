@@ -22,7 +22,7 @@ from simcore.program.record_layers import Workload
 from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.tape import Kernel, Op
 
-LORA = {"method": "lora", "lora": {"target_modules": ["q_proj", "v_proj"]}}
+LORA: dict[str, Any] = {"method": "lora", "lora": {"target_modules": ["q_proj", "v_proj"]}}
 DPO: dict[str, Any] = LORA | {"loss": "preference_rows", "micro_batch_size": 2}
 
 

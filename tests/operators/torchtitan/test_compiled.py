@@ -125,9 +125,8 @@ def test_a_scale_a_row_gathers_in_16_bits_and_reduces_largest_values() -> None:
     kind, specs = kind_of(CASES["small-op"]["case"])
     params = {spec.name: Param(spec.name, cut(spec, 2), "bf16", trainable=True) for spec in specs}
     run = LayerWorkload(1, 256, "bf16", params, "torchtitan", "full", 2, sequence_parallel=True)
-    options = {"16": {}, "tensor": {}, "row": {"fp8_rows": True}}
-    found = {name: sent(replace(run, options=TorchtitanOptions(compiled_blocks=True, **more)),
-                        replace(kind, fp8=name != "16")) for name, more in options.items()}
+    found = {name: sent(replace(run, options=TorchtitanOptions(compiled_blocks=True, fp8_rows=name == "row")),
+                        replace(kind, fp8=name != "16")) for name in ("16", "tensor", "row")}
     assert found["row"][0] - found["16"][0] == {"all_reduce tp": 4}
     assert found["row"][1] - found["16"][1] == {"all_reduce tp": 2 + 2 * 5}
     assert found["tensor"][1] == found["16"][1]
