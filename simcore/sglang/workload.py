@@ -38,6 +38,7 @@ _UNSERVED: Final = (
     ("mamba_cache_mode", "Mamba's states in SGLang"), ("num_speculative_tokens", "speculative decoding in SGLang"),
     ("accepted_tokens", "speculative decoding in SGLang"),
     ("expert_parallel", "experts of SGLang on ranks of their own"),
+    ("profiles_images", "a profile run, which it does not have,"),
     ("chunked_prefill", "prefills of another size than SGLang's own"), ("block_size", "pages of another size"),
     ("max_num_batched_tokens", "prefills of another size than SGLang's own"))
 
