@@ -20,7 +20,7 @@ place, and attention may hold more: its input, the norm, query, key and value, b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.models.blocks import LayerKind
@@ -66,23 +66,32 @@ class Encoder:
     stays: int = 0
 
 
-def tower_refusals(architecture: Architecture, tp: int) -> Iterator[tuple[str, str]]:
-    """Pairs (message, vLLM's rule) for what `tp` ranks cannot cut of a tower."""
+def tower_refusals(architecture: Architecture, tp: int, *, multiple: int = 1) -> Iterator[tuple[str, str]]:
+    """Pairs (message, vLLM's rule) for what `tp` ranks cannot cut of a tower; `multiple`: see `tower_weights`."""
     parts = [kind.block for _, kind in architecture.parts]
     layers = {block for block in parts if isinstance(block, TowerLayer | GridLayer | RadioLayer)}
     cut = {("heads", layer.num_heads) for layer in layers if not isinstance(layer, RadioLayer)}
-    for name, size in sorted(cut | {("ffn", each.ffn) for each in layers}):
+    for name, size in sorted(cut | {("ffn", _padded(each.ffn, multiple)) for each in layers}):
         if size % tp:
             what = "attention heads" if name == "heads" else "elements of an MLP"
             yield (f"{size} {what} of the vision tower are not divisible by tp {tp}",
                    "vLLM 0.25.1 distributed/utils.py divide: not divisible")
 
 
-def tower_weights(architecture: Architecture, tp: int) -> Iterator[Weight]:
-    """Weights of a tower on a rank; none for a model without one."""
+def tower_weights(architecture: Architecture, tp: int, *, multiple: int = 1) -> Iterator[Weight]:
+    """Weights of a tower on a rank; none for a model without one.
+
+    `multiple`: of it are elements of an MLP of images of any size, those that are missing are padded (SGLang).
+    """
     for _, kind in architecture.parts:
-        if isinstance(kind.block, VisionPart):
+        if isinstance(kind.block, GridLayer):
+            yield from _of_part(replace(kind, block=replace(kind.block, ffn=_padded(kind.block.ffn, multiple))), tp)
+        elif isinstance(kind.block, VisionPart):
             yield from _of_part(kind, tp)
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
