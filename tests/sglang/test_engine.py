@@ -205,8 +205,7 @@ def test_a_bucket_is_flattened_beside_its_tensors() -> None:
     ({"generation": {"max_model_len": 2**20}}, "illegal", "tokens are more than the"),
     ({"generation": {"tp": 3}}, "illegal", "attention heads are not divisible by tp 3"),
     ({"rl": BASE["rl"] | {"reward": {"model": "llama-tiny"}}}, "error", "not yet: reward: a model beside sglang"),
-    (NEMO_RL | {"model": "qwen2.5-vl-3b"}, "error", "not yet: serving the vision tower of qwen2_5_vl by SGLang (served: "
-     "qwen2_5_vl, beside verl)"),
+    (NEMO_RL | {"model": "qwen2.5-vl-3b"}, "error", "not yet: serving the vision tower of qwen2_5_vl by SGLang"),
     ({"topology": "dgx-b200"}, "illegal", "FlashAttention 3 needs 8 or 9"),
     (NEMO_RL | {"topology": "dgx-b200"}, "error", "SGLang's own choice of kernels"),
     (NEMO_RL | {"framework": "megatron"}, "illegal", "sglang with a policy of Megatron"),
