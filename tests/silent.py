@@ -279,6 +279,7 @@ def _serves(framework: str) -> Iterator[Tree]:
     yield {"model": EXPERTS, "topology": {"file": "dgx-h100"}, "generation": {"tp": 2} | length}
     yield {"model": DENSE, "topology": {"file": "dgx-h100"}, "mesh": {"tp": 2, "dp_replicate": 2},
            "training": {"seq_len": 1024}, "generation": {"tp": 2}}
+    yield {"model": "qwen2.5-vl-3b", "topology": {"file": "dgx-h100"}, "generation": length}
 
 
 # ---- one combination -------------------------------------------------------------------------------------------------

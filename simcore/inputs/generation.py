@@ -159,6 +159,10 @@ class Generation(Block):
         default=None, description="Most tokens of one forward pass; left out: the engine's own, by device"
     )
     chunked_prefill: bool = Field(default=True, description="vLLM: prompts are read in parts where passes are full")
+    profiles_images: bool = Field(
+        default=True, description="vLLM: its profile run encodes images, for which the cache then leaves room; false: "
+        "skip_mm_profiling"
+    )
     kv_cache_memory: BytesOrAuto = Field(
         default="auto", description="KV cache of a rank, such as 20 GiB; auto: what gpu_memory_utilization leaves"
     )

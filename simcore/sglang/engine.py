@@ -37,9 +37,10 @@ from simcore.vllm.engine import Limits, nccl_bytes, workspace_bytes
 from simcore.vllm.profile import Profile, profile
 from simcore.vllm.quantized.linears import kv_heads
 from simcore.vllm.quantized.recipe import Recipe
+from simcore.vllm.vision import tower_weights
 from simcore.vllm.weights import MODEL_DTYPE, Weight, layers_of, weights
 
-__all__ = ["Engine"]
+__all__ = ["PADDED", "Engine"]
 
 _MIB: Final = 2**20
 _REDUCE_BYTES: Final = 3 * 8 * _MIB
@@ -54,6 +55,10 @@ _SAMPLED: Final = 4 + 4
 the copy (`layers/logits_processor.py:917`, `layers/sampler.py`)."""
 _SCORED: Final = 4 + 4 + 4
 """The same where log-probabilities are asked for: the copy, its logarithm, and that within limits."""
+PADDED: Final = 8
+"""Number of which elements of an MLP of Qwen 2.5 VL's tower are a multiple (`models/qwen2_5_vl.py`)."""
+_IMAGES: Final = 100 * _MIB
+"""Bytes of features of images that are kept for prompts with the same ones (`environ.py:311`), once so many were."""
 _CUT: Final = 2
 """Tokens of the pool that no sequence gets (`managers/tp_worker.py:303`, `managers/scheduler.py:1199`)."""
 _LEAST, _MOST, _EACH = 2048, 4096, 512
@@ -115,7 +120,7 @@ class Engine:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """Weights of one rank, layer by layer; all ranks have the same sizes."""
-        return tuple(weights(self.architecture, self.tp))
+        return (*tower_weights(self.architecture, self.tp, multiple=PADDED), *weights(self.architecture, self.tp))
 
     def bytes_of(self, weight: Weight) -> int:
         """Bytes of one of the engine's `weights` on a rank."""
@@ -197,8 +202,9 @@ class Engine:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of cuBLAS's workspace, and of the list of free tokens."""
-        return workspace_bytes(self.topology) + self.cache.num_blocks * _FREE
+        """Bytes of cuBLAS's workspace, of the list of free tokens, and of images as the tower has put them out."""
+        images = _IMAGES * self.architecture.has_tower
+        return workspace_bytes(self.topology) + self.cache.num_blocks * _FREE + images
 
     @property
     def graph_bytes(self) -> int:

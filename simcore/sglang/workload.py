@@ -14,11 +14,13 @@ from simcore.models.blocks import Attention, Embedding, LatentAttention, Mamba2
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
 from simcore.results.report import Assumption
-from simcore.sglang.engine import Engine
+from simcore.sglang.engine import PADDED, Engine
 from simcore.sglang.settings import RELEASES, Release, settings_of
 from simcore.units import format_bytes
 from simcore.vllm.protocol import InferenceEngine
+from simcore.vllm.vision import tower_refusals
 from simcore.vllm.weights import layers_of, refusals, unserved
+from simcore.vllm.workload import of_text
 
 __all__ = ["assumptions", "engine_of"]
 
@@ -26,6 +28,8 @@ _ALIKE: Final = "0.25.1"
 """Version of vLLM whose weights SGLang's are."""
 _FA3: Final = (8, 9)
 """Compute capabilities of FlashAttention 3, which trainers ask for (`layers/attention/attention_registry.py:128`)."""
+_TOWERS: Final = ("qwen2_5_vl",)
+"""Families whose vision tower is described."""
 _FRACTION: Final = 0.5
 _FP32: Final = 4
 _LENGTHS: Final = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
@@ -38,6 +42,7 @@ _UNSERVED: Final = (
     ("mamba_cache_mode", "Mamba's states in SGLang"), ("num_speculative_tokens", "speculative decoding in SGLang"),
     ("accepted_tokens", "speculative decoding in SGLang"),
     ("expert_parallel", "experts of SGLang on ranks of their own"),
+    ("profiles_images", "a profile run, which it does not have,"),
     ("chunked_prefill", "prefills of another size than SGLang's own"), ("block_size", "pages of another size"),
     ("max_num_batched_tokens", "prefills of another size than SGLang's own"))
 
@@ -51,7 +56,8 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     release = _check_keys(scenario, given, use)
     fields = configuration(scenario)
     architecture = architecture_of(fields, scenario.where("model"))
-    _check_model(scenario, architecture, fields, given.tp)
+    _check_model(scenario, architecture, fields, given.tp, use)
+    fields = of_text(fields)
     if use == "library" and topology.device.architecture != _FA3[-1]:
         raise NotYet(Problem(scenario.where("topology"), "not yet: SGLang's own choice of kernels on GPUs other than "
                              "compute capability 9"))
@@ -89,10 +95,12 @@ def _check_keys(scenario: Scenario, given: Generation, use: str) -> Release:
     return RELEASES[version]
 
 
-def _check_model(scenario: Scenario, architecture: Architecture, fields: Mapping[str, Any], tp: int) -> None:
+def _check_model(scenario: Scenario, architecture: Architecture, fields: Mapping[str, Any], tp: int, use: str
+                 ) -> None:
     at = scenario.where("model")
-    if architecture.has_tower:
-        raise NotYet(Problem(at, "not yet: serving a vision tower by SGLang"))
+    if architecture.has_tower and (architecture.family not in _TOWERS or use != "server"):
+        raise NotYet(Problem(at, f"not yet: serving the vision tower of {architecture.family} by SGLang (served: "
+                             f"{', '.join(_TOWERS)}, beside verl)"))
     if missing := unserved(architecture, _ALIKE):
         raise NotYet(Problem(at, f"not yet: serving {missing}"))
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
@@ -103,7 +111,7 @@ def _check_model(scenario: Scenario, architecture: Architecture, fields: Mapping
         raise NotYet(Problem(at, "not yet: serving attention with sinks or a window by SGLang"))
     if fields.get("quantization_config"):
         raise NotYet(Problem(at, "not yet: weights of SGLang in few bits"))
-    if problems := refusals(architecture, tp):
+    if problems := [*refusals(architecture, tp), *tower_refusals(architecture, tp, multiple=PADDED)]:
         raise IllegalLayout(Problem(scenario.where("generation", "tp"), f"tp: {problems[0][0]}",
                                     "SGLang 0.5.6 layers/linear.py and layers/vocab_parallel_embedding.py: parts "
                                     "of all ranks are alike"))
@@ -127,6 +135,10 @@ def _rotary_bytes(architecture: Architecture, fields: Mapping[str, Any]) -> int:
 def assumptions(engine: InferenceEngine) -> Iterator[Assumption]:
     """Assumptions of the report: numbers that were not measured."""
     release = f"SGLang {engine.version}"
+    if engine.architecture.has_tower:
+        yield Assumption(what="vision tower of the engine", value="weights on every rank, 100 MiB of images that were "
+                         "encoded; no time and no further memory for those of prompts", kind="assumed",
+                         source=f"{release} models/qwen2_5_vl.py, environ.py:311 SGLANG_VLM_CACHE_SIZE_MB")
     yield Assumption(what="generation.gpu_memory_utilization", value=f"{format_bytes(engine.requested_bytes)} for "
                      "weights and pool", kind="derived", source=f"{release} model_executor/model_runner.py:1367: "
                      "mem_fraction_static of what is free when the engine starts, beside the trainer")

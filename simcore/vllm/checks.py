@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simcore.errors import IllegalLayout, NotYet, Problem
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import LatentAttention, Mamba2, Moe
 from simcore.models.config import Architecture
+from simcore.models.radio_blocks import RadioPatches
 from simcore.models.vision_blocks import Projector
 from simcore.results.report import Assumption
 from simcore.vllm.engine import Engine
@@ -33,8 +34,14 @@ def check_asked(scenario: Scenario, given: Generation, architecture: Architectur
 
 def _check_tower(scenario: Scenario, given: Generation, architecture: Architecture) -> None:
     """Refuses what is not described beside a vision tower: adapters, few bits, drafts, prompts that are read whole."""
+    at = scenario.where("generation", "profiles_images")
     if not architecture.has_tower:
+        if not given.profiles_images:
+            raise InputError(Problem(at, f"profiles_images: changes nothing: {architecture.family} reads no images"))
         return
+    if given.profiles_images and any(isinstance(kind.block, RadioPatches) for _, kind in architecture.parts):
+        raise NotYet(Problem(at, "not yet: a profile run of vLLM with RADIO's tower (served: profiles_images: false, "
+                             "which is its skip_mm_profiling)"))
     for key, is_asked in (("max_loras", bool(given.max_loras)), ("quantization", given.quantization != "auto"),
                           ("num_speculative_tokens", bool(given.num_speculative_tokens)),
                           ("chunked_prefill", not given.chunked_prefill)):
@@ -100,8 +107,9 @@ def switch_assumptions(engine: Engine) -> Iterator[Assumption]:
     """Assumptions on prompts that are read whole, on experts that tp does not cut, and on a vision tower."""
     generation = engine.generation
     if engine.architecture.has_tower:
-        yield Assumption(what="vision tower of the engine", value="weights on every rank, its profile run at an upper "
-                         "bound, no time for images of prompts", kind="assumed", source=f"vLLM "
+        profiled = "its profile run at an upper bound" if generation.profiles_images else "no memory for images"
+        yield Assumption(what="vision tower of the engine", value=f"weights on every rank, {profiled}, no time for "
+                         "images of prompts", kind="assumed", source=f"vLLM "
                          f"{engine.version} gpu_model_runner.py profile_run, by its own limits: see "
                          "simcore/vllm/vision.py")
     if generation.block_size is not None:

@@ -153,7 +153,7 @@ class Engine:
     def formats(self) -> Formats:
         """Dtypes of the cache: keys and values, and the two states of Mamba layers."""
         kv, ssm = self.generation.kv_dtype, self.generation.ssm_dtype
-        hybrid = self.release.hybrid_state if self.architecture.family == "nemotron_h" else ""
+        hybrid = self.release.hybrid_state if self.architecture.decoder == "nemotron_h" else ""
         return Formats(MODEL_DTYPE if kv == "auto" else kv, MODEL_DTYPE,
                        (hybrid or MODEL_DTYPE) if ssm == "auto" else ssm)
 
@@ -171,6 +171,8 @@ class Engine:
         found = profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
                         self.release.sampled, unpacked, narrow_router=self._narrow_router, context=self._context[0],
                         drafts=self.drafter is not None, whole_experts=self.generation.expert_parallel)
+        if not self.generation.profiles_images:
+            return found
         tower = encoder(self.architecture, self.tp, (self.limits.tokens, self.limits.seqs, self.max_model_len),
                         self.release, is_eager=self.generation.enforce_eager)
         width = dtype_bytes(MODEL_DTYPE)

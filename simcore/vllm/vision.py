@@ -2,7 +2,7 @@
 
 vLLM 0.25.1, `mm_encoder_tp_mode: weights` (`config/multimodal.py`:145, the default): linears of a tower's layers are
 cut by tp, patches, positions and norms are whole on every rank. `models/siglip.py` and `models/gemma3_mm.py` (its
-projector is whole), `models/qwen2_5_vl.py` (its merger is cut), which 0.12.0 has alike.
+projector is whole), `models/qwen2_5_vl.py` (its merger is cut), which 0.12.0 has alike, `models/nano_nemotron_vl.py`.
 
 [Note: profile run of the encoder]
 `v1/worker/gpu_model_runner.py`:6290 profile_run encodes as many of the largest item as a pass holds tokens of
@@ -20,17 +20,19 @@ place, and attention may hold more: its input, the norm, query, key and value, b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture
+from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.vision_blocks import (
     GridLayer,
     GridPatches,
     Merger,
     Patches,
     Projector,
+    SoundPart,
     TowerEnd,
     TowerLayer,
     TowerNorm,
@@ -42,7 +44,7 @@ from simcore.vllm.weights import MODEL_DTYPE, TOWER, Weight
 
 __all__ = ["Encoder", "encoder", "tower_buffers", "tower_refusals", "tower_weights"]
 
-_TOWER, _PROJECTOR = TOWER
+_TOWER, _PROJECTOR, _SOUND = TOWER
 _INT64: Final = 8
 _MOST_PIXELS: Final = 12_845_056
 """Most pixels of an image: 16,384 squares of 28 x 28, `max_pixels` of Qwen 2.5 VL's preprocessor_config.json."""
@@ -64,26 +66,39 @@ class Encoder:
     stays: int = 0
 
 
-def tower_refusals(architecture: Architecture, tp: int) -> Iterator[tuple[str, str]]:
-    """Pairs (message, vLLM's rule) for what `tp` ranks cannot cut of a tower."""
-    layers = {kind.block for _, kind in architecture.parts if isinstance(kind.block, TowerLayer | GridLayer)}
-    for name, size in sorted({("heads", layer.num_heads) for layer in layers} | {("ffn", each.ffn) for each in layers}):
+def tower_refusals(architecture: Architecture, tp: int, *, multiple: int = 1) -> Iterator[tuple[str, str]]:
+    """Pairs (message, vLLM's rule) for what `tp` ranks cannot cut of a tower; `multiple`: see `tower_weights`."""
+    parts = [kind.block for _, kind in architecture.parts]
+    layers = {block for block in parts if isinstance(block, TowerLayer | GridLayer | RadioLayer)}
+    cut = {("heads", layer.num_heads) for layer in layers if not isinstance(layer, RadioLayer)}
+    for name, size in sorted(cut | {("ffn", _padded(each.ffn, multiple)) for each in layers}):
         if size % tp:
             what = "attention heads" if name == "heads" else "elements of an MLP"
             yield (f"{size} {what} of the vision tower are not divisible by tp {tp}",
                    "vLLM 0.25.1 distributed/utils.py divide: not divisible")
 
 
-def tower_weights(architecture: Architecture, tp: int) -> Iterator[Weight]:
-    """Weights of a tower on a rank; none for a model without one."""
+def tower_weights(architecture: Architecture, tp: int, *, multiple: int = 1) -> Iterator[Weight]:
+    """Weights of a tower on a rank; none for a model without one.
+
+    `multiple`: of it are elements of an MLP of images of any size, those that are missing are padded (SGLang).
+    """
     for _, kind in architecture.parts:
-        if isinstance(kind.block, VisionPart):
+        if isinstance(kind.block, GridLayer):
+            yield from _of_part(replace(kind, block=replace(kind.block, ffn=_padded(kind.block.ffn, multiple))), tp)
+        elif isinstance(kind.block, VisionPart):
             yield from _of_part(kind, tp)
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
     block = kind.block
-    if isinstance(block, Patches):
+    if isinstance(block, RadioPatches | RadioLayer | RadioProjector | SoundPart):
+        yield from _of_omni(block, tp)
+    elif isinstance(block, Patches):
         yield Weight(_TOWER, (block.channels * block.patch**2 + 1 + block.count) * block.width)
     elif isinstance(block, GridPatches):
         yield Weight(_TOWER, block.channels * block.frames * block.patch**2 * block.width)
@@ -102,6 +117,42 @@ def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
         yield Weight(_PROJECTOR, (wide * wide + wide + wide * block.hidden) // tp + block.hidden + block.width)
 
 
+def _of_omni(block: RadioPatches | RadioLayer | RadioProjector | SoundPart, tp: int) -> Iterator[Weight]:
+    """RADIO (`models/radio.py`, its layers those of `intern_vit.py`), Parakeet (`parakeet.py`): the latter is whole.
+
+    Layers scale both sums by learned elements. Heads that tp does not divide are on every rank (`intern_vit.py`:113).
+    """
+    if isinstance(block, RadioPatches):
+        frames = 1 + block.frames * (block.frames > 1)
+        pixels = block.channels * block.patch**2
+        yield Weight(_TOWER, (frames * pixels + block.positions**2 + block.prefix) * block.width)
+    elif isinstance(block, RadioLayer):
+        heads = tp if block.num_heads % tp == 0 else 1
+        yield Weight(_TOWER, _attention(block.width) // heads + (2 * block.ffn * block.width + block.ffn) // tp)
+        yield Weight(_TOWER, 2 * block.width + 4 * block.width + 2 * block.width)  # as above, and scales
+    elif isinstance(block, RadioProjector):
+        yield Weight(_PROJECTOR, _projection(block.merged * block.width, block.ffn, block.hidden))
+    elif isinstance(block, SoundProjector):
+        yield Weight(_PROJECTOR, _projection(block.width, block.ffn, block.hidden))
+    else:
+        yield Weight(_SOUND, _conformer(block))
+
+
+def _projection(width: int, ffn: int, hidden: int) -> int:
+    """Elements of an RMSNorm and two linears without biases."""
+    return width + width * ffn + ffn * hidden
+
+
+def _conformer(block: SoundEncoder) -> int:
+    """Elements of transformers' `ParakeetEncoder`, without biases of attention and convolutions in layers."""
+    width, channels, halvings = block.width, block.channels, block.subsampling.bit_length() - 1
+    convolutions = 10 * channels + (halvings - 1) * (10 * channels + channels * channels + channels)
+    front = convolutions + (channels * (block.bins >> halvings) + 1) * width
+    attention = 5 * width * width + 2 * width
+    convolution = 3 * width * width + width * block.kernel + 2 * width
+    return front + block.layers * (4 * width * block.ffn + attention + convolution + 5 * 2 * width)
+
+
 def _attention(width: int) -> int:
     """Elements that tp cuts of query, key and value with biases, and of the output without."""
     return 3 * width * (width + 1) + width * width
@@ -110,7 +161,8 @@ def _attention(width: int) -> int:
 def tower_buffers(architecture: Architecture) -> int:
     """Bytes of a tower's tables of positions on every rank."""
     fronts = [kind.block for _, kind in architecture.parts if isinstance(kind.block, Patches | GridPatches)]
-    return sum(_INT64 * front.count if isinstance(front, Patches) else
+    sound = sum(size for path, size in architecture.buffers if path.startswith("sound"))
+    return sound + sum(_INT64 * front.count if isinstance(front, Patches) else
                dtype_bytes(MODEL_DTYPE) * _POSITIONS * front.rotary_dim // 2 for front in fronts)
 
 

@@ -44,9 +44,9 @@ _PADDING: Final = 64
 """Multiple to which rows of the vocabulary are padded (`DEFAULT_VOCAB_PADDING_SIZE`)."""
 _FP32: Final = 4
 _FIRST: Final = "0.12.0"
-TOWER: Final = ("vision_tower", "projector")
-"""Components of a vision tower, which decoding does not read."""
-_TOWERS: Final = {_FIRST: ("qwen2_5_vl",), "0.25.1": ("gemma3", "qwen2_5_vl")}
+TOWER: Final = ("vision_tower", "projector", "sound_tower")
+"""Components of towers, which decoding does not read."""
+_TOWERS: Final = {_FIRST: ("qwen2_5_vl",), "0.25.1": ("gemma3", "nemotron_h_omni", "qwen2_5_vl")}
 """Families whose vision tower is described (`vision.py`), by version."""
 WINDOWED: Final = ("gemma3", "gemma3_text", "gpt_oss", "mistral")
 """Families whose attention with a window, or sinks, is described (`models/gemma3.py`, `gpt_oss.py`, `mistral.py`)."""

@@ -32,7 +32,7 @@ from simcore.vllm.speculation import asked_drafter, drafter_assumptions
 from simcore.vllm.vision import tower_buffers, tower_refusals
 from simcore.vllm.weights import refusals, unserved
 
-__all__ = ["assumptions", "engine_of", "serve", "serving"]
+__all__ = ["assumptions", "engine_of", "of_text", "serve", "serving"]
 
 _HOPPER = 9
 _CACHING = 8
@@ -209,7 +209,7 @@ def _divisors(architecture: Architecture) -> list[int]:
 
 def _check_length(scenario: Scenario, fields: Mapping[str, Any], longest: int) -> None:
     """Refuses a length above the configuration's, unless the configuration scales the rotation (vLLM decides)."""
-    text = _of_text(fields)
+    text = of_text(fields)
     known = [text[name] for name in _POSITIONS if isinstance(text.get(name), int)]
     if known and longest > min(known) and not (text.get("rope_scaling") or text.get("rope_parameters")):
         written = scenario.generation is not None and scenario.generation.max_model_len
@@ -225,7 +225,7 @@ def _cut_at(scenario: Scenario) -> tuple[str, str]:
     return ("generation" if isinstance(generation, dict) and "tp" in generation else "mesh"), "tp"
 
 
-def _of_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def of_text(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Fields of the language model: those of `text_config`, or all."""
     inside = fields.get("text_config")
     return inside if isinstance(inside, Mapping) else fields
@@ -238,7 +238,7 @@ def _rotary_bytes(architecture: Architecture, fields: Any) -> int:
     `gpt_oss.py`:91); that of positions by time, row and column is four times as long (`rotary_embedding/mrope.py`:238).
     """
     stems = [kind.block for _, kind in architecture.parts if isinstance(kind.block, Embedding)]
-    positions = _of_text(fields).get("max_position_embeddings")
+    positions = of_text(fields).get("max_position_embeddings")
     wide = _TABLES.get(architecture.family, 1)
     known = 2 * wide * stems[0].rotary_dim * positions if stems and isinstance(positions, int) else 0
     return known + tower_buffers(architecture)

@@ -63,7 +63,7 @@ FULL: dict[str, Any] = {
         "top_k": 32, "framework_options": {}},
     "generation": {"engine": "vllm", "version": "0.12.0", "colocated": True, "tp": 4, "engines": 1,
                    "expert_parallel": False, "gpu_memory_utilization": 0.7, "max_model_len": 2048, "max_num_seqs": 256,
-                   "max_num_batched_tokens": 8192, "chunked_prefill": True,
+                   "max_num_batched_tokens": 8192, "chunked_prefill": True, "profiles_images": True,
                    "kv_cache_memory": "20 GiB", "block_size": None, "quantization": "auto",
                    "unquantized": [], "kv_dtype": "auto", "ssm_dtype": "fp32", "mamba_cache_mode": "auto",
                    "prefix_caching": False, "num_speculative_tokens": 0, "accepted_tokens": 0, "enforce_eager": True,

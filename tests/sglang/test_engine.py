@@ -20,6 +20,7 @@ from simcore.rl.verl.streams import cloned
 from simcore.sglang.engine import Engine
 from simcore.sglang.settings import RELEASES, Settings, settings_of
 from simcore.simulate import simulate
+from simcore.vllm.vision import tower_weights
 from vllm.test_engine import H100
 
 TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/sglang/0.5.6.json").read_text(encoding="utf-8"))
@@ -108,6 +109,25 @@ def test_a_released_engine_keeps_buffers_graphs_and_free_tokens() -> None:
     assert made.cache_bytes == (made.cache.num_blocks + 1) * made.pages.block_bytes + places
 
 
+def test_a_tower_is_padded_to_eights_and_its_images_are_kept() -> None:
+    """Qwen 2.5 VL: 3,420 elements of each MLP become 3,424; 32 layers of 1,280."""
+    seen, read = (architecture_of(model_config(name, None, "")) for name in ("qwen2.5-vl-7b", "qwen2.5-7b"))
+    for tp in (1, 4):
+        one, other = (replace(engine(tp), architecture=model) for model in (seen, read))
+        vllm = sum(weight.num_bytes for weight in tower_weights(seen, tp))
+        more = 2 * 32 * (3 * 4 * 1280 + 2 * 4) // tp
+        assert one.weight_bytes - other.weight_bytes == vllm + more, tp
+        kept = one.workspace_bytes - other.workspace_bytes
+        assert kept == 100 * MIB + 8 * (one.cache.num_blocks - other.cache.num_blocks), tp
+
+
+def test_a_step_on_images_with_sglang() -> None:
+    training = {"seq_len": 1024, "global_batch_size": 16, "loss": "flash", "images": 1, "image_height": 448}
+    report = found(model="qwen2.5-vl-3b", topology="dgx-h100", training=BASE["training"] | training)
+    assert report.status == "ok", report.problems
+    assert "vision tower of the engine" in {row.what for row in report.assumptions}
+
+
 def test_graphs_take_what_sglang_reserves_and_at_least_their_inputs() -> None:
     assert engine().graph_bytes == 256 * 2 * MIB
     assert engine(enforce_eager=True).graph_bytes == 0
@@ -185,6 +205,7 @@ def test_a_bucket_is_flattened_beside_its_tensors() -> None:
     ({"generation": {"max_model_len": 2**20}}, "illegal", "tokens are more than the"),
     ({"generation": {"tp": 3}}, "illegal", "attention heads are not divisible by tp 3"),
     ({"rl": BASE["rl"] | {"reward": {"model": "llama-tiny"}}}, "error", "not yet: reward: a model beside sglang"),
+    (NEMO_RL | {"model": "qwen2.5-vl-3b"}, "error", "not yet: serving the vision tower of qwen2_5_vl by SGLang"),
     ({"topology": "dgx-b200"}, "illegal", "FlashAttention 3 needs 8 or 9"),
     (NEMO_RL | {"topology": "dgx-b200"}, "error", "SGLang's own choice of kernels"),
     (NEMO_RL | {"framework": "megatron"}, "illegal", "sglang with a policy of Megatron"),

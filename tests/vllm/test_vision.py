@@ -15,7 +15,7 @@ from simcore.vllm.release import RELEASES
 from simcore.vllm.vision import Encoder, encoder, tower_buffers, tower_refusals, tower_weights
 from simcore.vllm.weights import layers_of, unserved
 
-GEMMA, QWEN = "gemma-3-4b", "qwen2.5-vl-3b"
+GEMMA, QWEN, OMNI = "gemma-3-4b", "qwen2.5-vl-3b", "nemotron-3-nano-omni-30b-a3b"
 
 
 def of(model: str) -> Architecture:
@@ -61,6 +61,40 @@ def test_linears_of_layers_are_cut_and_ends_as_each_model_has_them() -> None:
     layer = 4 * 1280 * 1280 + 3 * 1280 + 3 * 1280 * 3420 + 2 * 3420
     assert whole["vision_tower"] - part["vision_tower"] == 32 * layer * 3 // 4
     assert whole["projector"] - part["projector"] == (wide * wide + wide + wide * 2048) * 3 // 4
+
+
+def test_radio_and_parakeet_are_what_the_model_registers_and_scales_of_sums() -> None:
+    """Linears of RADIO's 32 layers are cut, Parakeet is whole; sixteen heads over three ranks are not cut."""
+    graph = build(model_config(OMNI, None, ""), "automodel")
+    registered: Counter[str] = Counter()
+    for layer in graph.layers:
+        if isinstance(graph.kinds[layer.kind].block, VisionPart):
+            for spec in graph.tensors[layer.kind]:
+                registered[spec.component] += spec.numel * (not spec.is_buffer)
+    registered["vision_tower"] += 32 * 2 * 1280
+    assert sizes(OMNI, 1) == registered
+    part, attention, mlp = sizes(OMNI, 8), 4 * 1280 * 1280 + 3 * 1280, 2 * 5120 * 1280 + 5120
+    assert registered["vision_tower"] - part["vision_tower"] == 32 * (attention + mlp) * 7 // 8
+    assert {name: part[name] for name in ("projector", "sound_tower")} == {
+        name: registered[name] for name in ("projector", "sound_tower")}
+    assert registered["vision_tower"] - sizes(OMNI, 5)["vision_tower"] == 32 * mlp * 4 // 5
+
+
+def test_a_profile_run_without_images_leaves_the_cache_what_they_would_take() -> None:
+    with_images, without = (ok(simulate(served(QWEN, profiles_images=given))).serving for given in (True, False))
+    assert with_images is not None
+    assert without is not None
+    text = ok(simulate(served("qwen2.5-3b"))).serving
+    assert text is not None
+    assert without.activation_bytes == text.activation_bytes < with_images.activation_bytes
+    freed = with_images.activation_bytes - without.activation_bytes
+    assert without.cache_budget_bytes - with_images.cache_budget_bytes == freed
+    assert asked("qwen2.5-3b", profiles_images=False) == ["profiles_images: changes nothing: qwen2 reads no images"]
+    assert asked(OMNI, tp=8) == ["not yet: a profile run of vLLM with RADIO's tower (served: profiles_images: false, "
+                                 "which is its skip_mm_profiling)"]
+    omni = ok(simulate(served(OMNI, tp=8, profiles_images=False))).serving
+    assert omni is not None
+    assert omni.ssm_dtype == "fp32"
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
@@ -142,7 +176,7 @@ def test_positions_by_time_row_and_column_have_a_table_four_times_as_long() -> N
 def test_other_towers_and_settings_are_refused_by_name() -> None:
     assert unserved(of(GEMMA), "0.12.0") == "the vision tower of gemma3 with vLLM 0.12.0 (served: qwen2_5_vl)"
     assert unserved(of("qwen3-vl-4b"), "0.25.1") == (
-        "the vision tower of qwen3_vl with vLLM 0.25.1 (served: gemma3, qwen2_5_vl)")
+        "the vision tower of qwen3_vl with vLLM 0.25.1 (served: gemma3, nemotron_h_omni, qwen2_5_vl)")
     assert ok(simulate(served(QWEN, version="0.12.0"))).serving is not None
     assert asked(QWEN, quantization="fp8") == ["not yet: quantization of an engine with a vision tower"]
     assert asked(QWEN, max_loras=1, max_lora_rank=16) == ["not yet: max_loras of an engine with a vision tower"]

@@ -11,6 +11,7 @@ from typing import Final
 
 from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
+from simcore.models.radio_blocks import RadioPatches
 from simcore.models.towers import tower_of
 from simcore.models.vision_blocks import AnySize, GridPatches
 from simcore.recipes.draft import Draft
@@ -23,20 +24,29 @@ _SOURCE: Final = "NeMo RL 7ea279ab data/datasets/response_datasets"
 _ROTATED: Final = "Bridge 067f987d models/gpt_provider.py:230, utils/fusions.py:85: mrope switches it off"
 _OF_IMAGES: Final = "vlm_hf_data_processor"
 _KWARGS: Final = "policy.generation.vllm_kwargs"
-_LIMITS: Final = (f"{_KWARGS}.skip_mm_profiling", f"{_KWARGS}.language_model_only", f"{_KWARGS}.limit_mm_per_prompt.*",
-                  "policy.generation.vllm_cfg.limit_mm_per_prompt.*", f"{_KWARGS}.mm_encoder_tp_mode",
-                  f"{_KWARGS}.mm_processor_kwargs.*")
+_SKIPS: Final = f"{_KWARGS}.skip_mm_profiling"
+_COUNTS: Final = (f"{_KWARGS}.limit_mm_per_prompt.*", "policy.generation.vllm_cfg.limit_mm_per_prompt.*")
+_LIMITS: Final = (f"{_KWARGS}.language_model_only", f"{_KWARGS}.mm_encoder_tp_mode", f"{_KWARGS}.mm_processor_kwargs.*")
+_MEGATRON: Final = "policy.megatron_cfg"
+_FROZEN: Final = {"freeze_vision_model": "vision_model", "freeze_vision_projection": "vision_projector",
+                  "freeze_sound_encoder": "sound_encoder", "freeze_sound_projection": "sound_projection"}
+"""Switches of Nemotron Omni's provider, with the modules that they freeze."""
 
 
 def read_images(reader: Reader, draft: Draft) -> None:
     """Writes, or asks for, images of a sequence and their size; refuses text alone. Nothing for other models."""
     given = draft.values.get("model", draft.answers.settings.get("model", ""))
     parts = tower_of(str(given.get("config", "") if isinstance(given, dict) else given))
+    sees = reader.flag("policy.is_vlm")
+    if sees is not None and sees.value and not parts:
+        draft.refuse(sees, "images for a model of which no tower is known")
+    else:
+        draft.idle(sees, "the processor of images, which a model with a tower has")
     if not parts:
         return
     _read_rotation(reader, draft, parts)
-    for taken in reader.matching(*_LIMITS):
-        draft.refuse(taken, "an engine with other limits of images than vLLM's defaults")
+    _read_limits(reader, draft)
+    _read_frozen(reader, draft, parts)
     name = reader.text("data.train.dataset_name") or reader.text("data.dataset_name")
     is_known = name is not None and name.value in _ONE_IMAGE
     if not is_known and reader.look("data.default.processor") != _OF_IMAGES and not reader.look("policy.is_vlm"):
@@ -62,3 +72,33 @@ def _read_rotation(reader: Reader, draft: Draft, parts: Sequence[tuple[str, Laye
     if fused is not None:
         draft.infer("framework_options.apply_rope_fusion", False, "positions by time, row and column are not fused",  # noqa: FBT003
                     fused, source=_ROTATED)
+
+
+def _read_limits(reader: Reader, draft: Draft) -> None:
+    """Writes whether vLLM's profile run encodes images; refuses limits that it would read, and other ways to encode."""
+    skips = reader.flag(_SKIPS)
+    is_skipped = skips is not None and skips.value
+    if is_skipped:
+        draft.put("generation.profiles_images", skips, value=False)
+    else:
+        draft.idle(skips, "the default")
+    counts = list(reader.matching(*_COUNTS))
+    if is_skipped:
+        draft.idle(counts, "images of a prompt, which the profile run alone would read")
+    for taken in (*([] if is_skipped else counts), *reader.matching(*_LIMITS)):
+        draft.refuse(taken, "an engine with other limits of images than vLLM's defaults")
+
+
+def _read_frozen(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:
+    """Writes modules without gradients of workers of Megatron (7ea279ab `models/megatron/community_import.py`:30)."""
+    reads_by_radio = any(isinstance(kind.block, RadioPatches) for _, kind in parts)
+    flags = {name: reader.flag(f"{_MEGATRON}.{name}") for name in _FROZEN}
+    asked = {name: flag for name, flag in flags.items() if flag is not None and flag.value}
+    draft.idle([flag for name, flag in flags.items() if flag is not None and name not in asked], "the default")
+    draft.unmodelled(reader.matching(f"{_MEGATRON}.radio_*"), "which of the learned positions patches get")
+    if asked and reads_by_radio:
+        draft.infer("training.frozen", [_FROZEN[name] for name in asked], "modules that the switches freeze",
+                    *asked.values(), source="NeMo RL 7ea279ab models/megatron/community_import.py:30")
+    else:
+        for flag in asked.values():
+            draft.refuse(flag, "frozen parts of another tower than Nemotron Omni's")

@@ -88,8 +88,14 @@ def _read_length(reader: Reader, draft: Draft) -> int:
 
 
 def split_of(reader: Reader) -> int:
-    """Ranks that share a sequence (Ulysses): they have one batch, and a microbatch has as many times the tokens."""
-    asked = reader.look(f"{ACTOR}.ulysses_sequence_parallel_size")
+    """Ranks that share a sequence: they have one batch, and a microbatch has as many times the tokens.
+
+    Ulysses; of workers over Megatron context parallelism (`workers/actor/megatron_actor.py`:223, :806).
+    """
+    strategy = reader.look(f"{ACTOR}.strategy")
+    by_megatron = strategy == "megatron" or (strategy is None and reader.names(f"{ACTOR}.megatron"))
+    name = "megatron.context_parallel_size" if by_megatron else "ulysses_sequence_parallel_size"
+    asked = reader.look(f"{ACTOR}.{name}")
     return asked if isinstance(asked, int) and asked > 1 else 1
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.errors import Problem
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.experts import experts_of
@@ -106,11 +105,9 @@ def _read_layout(reader: Reader, draft: Draft, gpus: Answer) -> int:
         draft.put(f"mesh.{axis}", size)
     whole = {str(size.path[-1]) if size else axis: size for axis, size in degrees.items() if axis in ("pp", "cp", "tp")}
     copies = share_out(draft, gpus, whole, "mesh.dp_shard", "GPUs over the other degrees", f"{RELEASE} {_WORKERS}")
-    tp, cp, varies = degrees["tp"], degrees["cp"], reader.look(f"{ACTOR}.use_dynamic_bsz")
+    tp = degrees["tp"]
     if tp is not None and tp.value > 1:
         draft.infer("training.sequence_parallel", value=True, rule="wherever tensors are cut", source=_MBRIDGE)
-    if cp is not None and cp.value > 1 and varies is True:
-        draft.refused.append(Problem(cp.where, f"not yet: {cp.key}: microbatches by tokens whose sequences are cut"))
     stages = degrees["pp"]
     if stages is not None and stages.value > 1 and not reader.look(f"{_CORE}.deallocate_pipeline_outputs"):
         draft.unmodelled_default(f"{_CORE}.deallocate_pipeline_outputs", value=False, why="outputs that were sent to "

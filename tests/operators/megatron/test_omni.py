@@ -11,7 +11,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.errors import IllegalLayout, NotYet
+from simcore.errors import IllegalLayout
 from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.memory.ledger import running
@@ -175,7 +175,7 @@ def test_a_frozen_tower_keeps_nothing_and_its_projector_what_its_products_need(c
 
 def test_what_was_not_read_is_refused(config: Path) -> None:
     for given, error, words in (
-            ({}, NotYet, "Parakeet's own parameters that are trained"),
+            ({"options": {}}, IllegalLayout, "Communication call has not been issued for this bucket"),
             ({"frozen": TOWERS, "options": {"overlap_moe_expert_parallel_comm": True, "overlap_grad_reduce": False}},
              IllegalLayout, "NemotronOmniModel has no build_schedule_plan")):
         with pytest.raises(error, match=words):
@@ -187,3 +187,12 @@ def test_published_and_newer_names_of_fields_say_the_same() -> None:
     old |= {"model_type": "NemotronH_Nano_Omni_Reasoning_V3", "llm_config": old.pop("text_config"),
             "sound_config": {**old.pop("audio_config"), "model_type": "parakeet"}, "vit_hidden_size": 1280}
     assert build(old, "megatron").count() == build(fields_of(), "megatron").count()
+
+
+def test_parakeet_that_trains_has_gradients_and_states_though_it_is_given_no_sound(config: Path) -> None:
+    """Whole on each tp rank, its buffer in fp32; what a rank updates of it is its part among data-parallel ranks."""
+    held = [plan_of(config, {"tp": 2, "dp_shard": 4}, **given).at_rest()["sound_tower"]
+            for given in ({}, {"frozen": ["sound_encoder"]})]
+    assert [one.num_params for one in held] == [held[0].num_params] * 2
+    assert [one.grads_bytes for one in held] == [4 * held[0].num_params, 0]
+    assert [one.optimizer_bytes for one in held] == [3 * held[0].num_params, 0]

@@ -37,8 +37,14 @@ cluster: {gpus_per_node: 2, num_nodes: 1}
 
 
 def recipe(folder: Path, *, model: str = QWEN, data: str = "clevr-cogent", processor: str = "vlm_hf_data_processor",
-           kwarg: str = "mm_processor_cache_gb: 0", workers: str = "megatron", **settings: Any) -> Imported:
-    text = GRPO.replace("MODEL", model).replace("DATA", data).replace("PROCESSOR", processor).replace("KWARG", kwarg)
+           kwarg: str = "mm_processor_cache_gb: 0", workers: str = "megatron", switches: str = "", sees: bool = False,
+           **settings: Any) -> Imported:
+    changed = {"apply_rope_fusion: true,": f"apply_rope_fusion: true, {switches + ',' * bool(switches)}",
+               "  precision: bfloat16\n": "  precision: bfloat16\n" + "  is_vlm: true\n" * sees, "MODEL": model,
+               "DATA": data, "PROCESSOR": processor, "KWARG": kwarg}
+    text = GRPO
+    for old, new in changed.items():
+        text = text.replace(old, new)
     if workers != "megatron":
         text = text.replace("dtensor_cfg: {enabled: false}", "dtensor_cfg: {enabled: true, _v2: true}").replace(
             "megatron_cfg: {enabled: true", "megatron_cfg: {enabled: false")
@@ -69,13 +75,35 @@ def test_samples_of_known_data_have_one_image_and_others_are_asked(tmp_path: Pat
 
 
 def test_text_alone_and_limits_of_images_are_refused_beside_a_tower_alone(tmp_path: Path) -> None:
-    alone = {"data": "OpenMathInstruct-2", "processor": "math_hf_data_processor"}
+    alone: dict[str, Any] = {"data": "OpenMathInstruct-2", "processor": "math_hf_data_processor"}
     assert "a vision tower that is given text alone" in refused(recipe(tmp_path, **alone))
-    for kwarg in ("skip_mm_profiling: true", "language_model_only: true", "limit_mm_per_prompt: {image: 1}"):
+    for kwarg in ("language_model_only: true", "limit_mm_per_prompt: {image: 1}"):
         assert "an engine with other limits of images than vLLM's defaults" in refused(recipe(tmp_path, kwarg=kwarg))
         text = recipe(tmp_path, model="Qwen/Qwen2.5-1.5B", kwarg=kwarg, **alone)
         assert not text.refused, kwarg
         assert not text.questions, kwarg
+
+
+def test_a_profile_run_that_leaves_images_out_reads_no_limits(tmp_path: Path) -> None:
+    found = recipe(tmp_path, kwarg="skip_mm_profiling: true, limit_mm_per_prompt: {image: 2}")
+    assert not found.refused
+    assert found.values["generation"]["profiles_images"] is False
+    assert "profiles_images" not in recipe(tmp_path, kwarg="skip_mm_profiling: false").values["generation"]
+
+
+def test_switches_that_freeze_the_towers_of_nemotron_omni(tmp_path: Path) -> None:
+    omni, skips = "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", "skip_mm_profiling: true"
+    switches = "freeze_vision_model: true, freeze_vision_projection: true, freeze_sound_encoder: false"
+    found = recipe(tmp_path, model=omni, kwarg=skips, switches=switches)
+    assert found.values["training"]["frozen"] == ["vision_model", "vision_projector"]
+    assert "frozen" not in recipe(tmp_path, model=omni, kwarg=skips).values["training"]
+    assert "frozen parts of another tower" in refused(recipe(tmp_path, switches="freeze_vision_model: true"))
+
+
+def test_a_policy_that_sees_has_a_tower(tmp_path: Path) -> None:
+    assert not recipe(tmp_path, sees=True).refused
+    assert "images for a model of which no tower is known" in refused(recipe(tmp_path, model="Qwen/Qwen2.5-1.5B",
+                                                                             sees=True))
 
 
 def test_rotation_by_time_row_and_column_is_not_fused(tmp_path: Path) -> None:
@@ -96,5 +124,5 @@ def test_a_step_on_images_by_megatron(tmp_path: Path) -> None:
 def test_workers_of_dtensor_do_not_train_a_tower(tmp_path: Path) -> None:
     found = recipe(tmp_path, workers="dtensor", image_height=448)
     found.expect_complete()
-    assert any("a vision tower that is trained" in one.message
+    assert any("a vision tower" in one.message
                for one in check(parse_scenario(found.document())).problems)

@@ -124,10 +124,16 @@ def test_what_is_refused_by_its_key(tmp_path: Path, argument: str, told: str) ->
     assert any(told in str(one) for one in found.refused), [str(one) for one in found.refused]
 
 
-def test_microbatches_by_tokens_of_cut_sequences_are_refused(tmp_path: Path) -> None:
-    text = with_argument("actor_rollout_ref.actor.megatron.context_parallel_size=2 \\\n"
-                         "    actor_rollout_ref.actor.use_dynamic_bsz=True")
-    assert any("whose sequences are cut" in str(one) for one in imported(tmp_path, text).refused)
+def test_microbatches_by_tokens_of_cut_sequences_have_as_many_times_the_tokens(tmp_path: Path) -> None:
+    found = []
+    for cp, tokens in ((1, 3072), (2, 1536), (2, 3072)):
+        text = with_argument(f"actor_rollout_ref.actor.megatron.context_parallel_size={cp} "
+                             "actor_rollout_ref.actor.use_dynamic_bsz=True "
+                             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}")
+        read = parse_scenario(imported(tmp_path, text).document())
+        assert read.rl is not None
+        found.append((read.training.micro_batch_size, read.rl.logprob_batch_size))
+    assert found == [(2, 2), (2, 2), (4, 4)]
 
 
 def test_gpus_that_the_degrees_do_not_divide_are_a_problem(tmp_path: Path) -> None:

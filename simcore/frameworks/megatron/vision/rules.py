@@ -19,6 +19,7 @@ _ROUTING: Final = frozenset({"moe_router", "moe_preprocess"})
 """Parts of the decoder's layers that graphs may capture beside a tower (perf_recipes/qwen_vl/common.py:108)."""
 _WEIGHED: Final = "ministral3"
 _GEMMA: Final = "Bridge 067f987d models/gemma_vl/gemma3_vl_provider.py"
+_UNREADY: Final = "Megatron-LM d98e8a64 core/distributed/param_and_grad_buffer.py:825 finish_grad_sync"
 _WIDEST, _HOPPER = 128, 9
 _NODES: Final = "overlap_moe_expert_parallel_comm"
 
@@ -52,7 +53,7 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
     if options.get("cuda_graph_impl") not in (None, "none") and not _routes(options):
         raise job.not_yet("framework_options.cuda_graph_scope", "graphs of a model with a vision tower, but for "
                           f"{' and '.join(sorted(_ROUTING))}")
-    _check_frozen(job)
+    _check_frozen(job, options)
 
 
 def _check_biases(job: Job, options: dict[str, object]) -> None:
@@ -99,7 +100,7 @@ def _check_recompute(job: Job) -> None:
         raise job.not_yet("training.recompute", "groups or some of the layers of a vision tower")
 
 
-def _check_frozen(job: Job) -> None:
+def _check_frozen(job: Job, options: dict[str, object]) -> None:
     """A tower is frozen whole, or but for its mergers; those of replayed layers get no gradient from a frozen one."""
     training, trains = job.scenario.training, {True: set[bool](), False: set[bool]()}
     front = PlacedPatches | RadioPatches | SoundPart if training.method != "full" else SoundPart
@@ -115,9 +116,12 @@ def _check_frozen(job: Job) -> None:
         raise job.not_yet("training.lora", "adapters in a tower of transformers' modules")
     if any(len(found) > 1 for found in trains.values()):
         raise job.not_yet("training.frozen", "a vision tower that is trained in part")
-    if training.method == "full" and any(isinstance(_block(job, layer.index), SoundEncoder) and any(
-            spec.trainable for spec in job.graph.tensors[layer.kind]) for layer in job.graph.layers):
-        raise job.not_yet("training.frozen", "Parakeet's own parameters that are trained (frozen: [sound_encoder])")
+    if training.method == "full" and options.get("overlap_grad_reduce") is not False and any(
+            isinstance(_block(job, layer.index), SoundEncoder) and any(
+                spec.trainable for spec in job.graph.tensors[layer.kind]) for layer in job.graph.layers):
+        raise job.illegal("framework_options.overlap_grad_reduce", "Communication call has not been issued for this "
+                          "bucket: Parakeet trains, is given no sound, and has no gradients (frozen: [sound_encoder], "
+                          "or overlap_grad_reduce: false)", _UNREADY)
     if job.mesh.cp > 1 and job.graph.architecture.family == "nemotron_h_vl":
         raise job.not_yet("mesh.cp", "context parallelism of core's LLaVAModel")
     if trains == {True: {True}, False: {False}} and training.recompute != "none" and not _reads_by_radio(job):
