@@ -39,6 +39,7 @@ def test_the_fewest_without_the_host_stand_beside_the_fewest(page: Page) -> None
     opened(page)
     page.click("[data-limit=gpus]")
     page.until("document.querySelector('#least [role=status]')?.innerText.startsWith('done')", LONG_S)
+    page.until("document.getElementById('limit').innerText.includes('only data parallel changed')")  # both answers
     assert "1 GPU with states on the host, 2 without" in page.text("#least .found")
     page.click("#least .buttons button:nth-child(2)")
     page.settled()
