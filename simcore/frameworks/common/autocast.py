@@ -18,12 +18,13 @@ from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Mixer, Mlp, 
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 
-__all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of", "stays_wide"]
+__all__ = ["AUTOCAST_OPTIONS", "Mixed", "has_wide_bias", "mixed_of", "stays_wide"]
 
 _KBIT: Final = "prepare_model_for_kbit_training"
 _CAST_BACK: Final = "cast_back"
 AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, False),
                                                        _KBIT: (True, False, _CAST_BACK)}
+_OF_TOWER: Final = ("vision_tower", "projector")
 _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
 
@@ -73,8 +74,20 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
 
 def stays_wide(spec: TensorSpec) -> bool:
     """True for a frozen parameter, not packed, that PEFT casts to fp32 and axolotl does not cast back."""
-    return (not spec.is_buffer and not spec.trainable and spec.module not in ("norm", "embedding")
-            and spec.component not in ("embedding", "lm_head"))
+    if spec.is_buffer or spec.trainable:
+        return False
+    if spec.component in _OF_TOWER:  # axolotl asks names of modules: Pixtral's `ln_pre` is no norm to it
+        return spec.module != "norm" or spec.name.startswith("ln_")
+    return spec.module not in ("norm", "embedding") and spec.component not in ("embedding", "lm_head")
+
+
+def has_wide_bias(spec: TensorSpec) -> bool:
+    """True for a bias in a tower of LayerNorms that is fp32 beside a packed base: all but that behind attention.
+
+    bitsandbytes 0.50.2 `nn/modules.py`, Linear4bit.forward, gives a bias the type of its input: under autocast
+    LayerNorm puts out fp32, and so do linears behind it, attention 16 bits.
+    """
+    return spec.module == "bias" and spec.component == "vision_tower" and not spec.path.endswith("out_proj")
 
 
 def _squares(block: Mixer) -> bool:

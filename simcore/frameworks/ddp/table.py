@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
-from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, stays_wide
+from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, has_wide_bias, stays_wide
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.compiled_layers import LAYERS_ALONE
 from simcore.frameworks.common.compiled_layers import assumptions as of_compiled_layers
@@ -58,6 +58,7 @@ from simcore.frameworks.ddp.unsloth import (
     kept_inputs,
 )
 from simcore.models.blocks import Attention
+from simcore.models.vision_blocks import Patches, RowPatches
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.afterwards import Afterwards
 from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
@@ -72,6 +73,7 @@ VERSIONS = ("torch 2.13",)
 RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
 MIB: Final = 2**20
 _WIDE: Final = "wide_embedding_states"
+_WIDE_FRONTS: Final = (Patches, RowPatches)
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "bucket_cap_mb": (None, int),
     "gradient_as_bucket_view": (None, True, False),
@@ -182,8 +184,13 @@ def _mixed(job: Draft, options: dict[str, Any]) -> Mixed:
 
 
 def _check_tower(job: Job, mixed: Mixed) -> None:
-    """Raises NotYet for a vision tower some of whose parameters are in fp32 beside products in 16 bits."""
-    if job.graph.architecture.has_tower and (mixed.casts_back or mixed.stored != job.compute):
+    """Raises NotYet for a vision tower some of whose parameters are in fp32 beside products in 16 bits.
+
+    But for those that are recorded as axolotl leaves them, whose norms are cast back.
+    """
+    if not job.graph.architecture.has_tower or (mixed.stored == job.compute and not mixed.casts_back):
+        return
+    if mixed.stored != job.compute or not any(isinstance(kind.block, _WIDE_FRONTS) for kind in job.graph.kinds):
         raise job.not_yet("training.precision.params", "a vision tower with parameters in fp32 under autocast, as "
                           "prepare_model_for_kbit_training leaves it")
 
@@ -204,7 +211,7 @@ def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptio
         checkpointed(job, options, LAYERS[job.graph.implementation].layer_options(job, _attention(options))),
         embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
         patches_require_grad=_transformers.asks_patches(job),
-        autocast=mixed.autocast,
+        autocast=mixed.autocast, wide_tower=mixed.casts_back and job.graph.architecture.has_tower,
         hidden=mixed.stored if mixed.autocast else "",
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),
         has_outlier_threshold=options.get(THRESHOLD_OPTION) != 0, unsloth=fast_layers(job, options))
@@ -265,6 +272,8 @@ def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: St
         in_bits = (Rule(lambda t: is_packed(t) or (head and is_head(t)) or (experts and is_expert(t)), replace(
             unsharded, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
             in_use=TensorLayout((), compute))),)
+    if casts_back:
+        in_bits += (Rule(has_wide_bias, _policy("wide", "fp32", kept, updated)),)
     if packed is not None and packed.storage != "int8":
         in_bits += (Rule(is_cast_by_product, _policy("biases", compute, kept, updated)),)
     wide = (Rule(stays_wide, _policy("wide", "fp32", kept, updated)),) if casts_back else ()

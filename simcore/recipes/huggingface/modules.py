@@ -25,7 +25,7 @@ LINEARS: Final = {
 }
 """Names of linear layers by family, without the head, in transformers 5.23.0's `models/`."""
 LINEARS_BEHIND_TOWERS: Final = {
-    **dict.fromkeys(("gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"), (*_ATTENTION, *_MLP)),
+    **dict.fromkeys(("gemma3", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl"), (*_ATTENTION, *_MLP)),
     "qwen3_vl_moe": _ATTENTION,  # experts are one parameter
 }
 """Names of linear layers of the language model alone, of families with a vision tower."""
