@@ -18,7 +18,7 @@ from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Mixer, Mlp, 
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
 
-__all__ = ["AUTOCAST_OPTIONS", "Mixed", "has_wide_bias", "mixed_of", "stays_wide"]
+__all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of", "stays_wide"]
 
 _KBIT: Final = "prepare_model_for_kbit_training"
 _CAST_BACK: Final = "cast_back"
@@ -79,15 +79,6 @@ def stays_wide(spec: TensorSpec) -> bool:
     if spec.component in _OF_TOWER:  # axolotl asks names of modules: Pixtral's `ln_pre` is no norm to it
         return spec.module != "norm" or spec.name.startswith("ln_")
     return spec.module not in ("norm", "embedding") and spec.component not in ("embedding", "lm_head")
-
-
-def has_wide_bias(spec: TensorSpec) -> bool:
-    """True for a bias in a tower of LayerNorms that is fp32 beside a packed base: all but that behind attention.
-
-    bitsandbytes 0.50.2 `nn/modules.py`, Linear4bit.forward, gives a bias the type of its input: under autocast
-    LayerNorm puts out fp32, and so do linears behind it, attention 16 bits.
-    """
-    return spec.module == "bias" and spec.component == "vision_tower" and not spec.path.endswith("out_proj")
 
 
 def _squares(block: Mixer) -> bool:

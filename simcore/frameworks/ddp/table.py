@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
-from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, has_wide_bias, stays_wide
+from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, stays_wide
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.compiled_layers import LAYERS_ALONE
 from simcore.frameworks.common.compiled_layers import assumptions as of_compiled_layers
@@ -272,8 +272,6 @@ def _rules(stored: str, adapter: str, compute: str, kept: States, embeddings: St
         in_bits = (Rule(lambda t: is_packed(t) or (head and is_head(t)) or (experts and is_expert(t)), replace(
             unsharded, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
             in_use=TensorLayout((), compute))),)
-    if casts_back:
-        in_bits += (Rule(has_wide_bias, _policy("wide", "fp32", kept, updated)),)
     if packed is not None and packed.storage != "int8":
         in_bits += (Rule(is_cast_by_product, _policy("biases", compute, kept, updated)),)
     wide = (Rule(stays_wide, _policy("wide", "fp32", kept, updated)),) if casts_back else ()
