@@ -209,7 +209,8 @@ class RowProjector:
     """Module behind a tower of images of any size: an RMSNorm, a product of squares of patches, and an MLP.
 
     The tokens are put in the place of the image's. `rows`, `columns`: patches of an image; `layers`: of the tower,
-    whose outputs live until it has returned; `merged`: patches of a token. Other fields: see `Projector` and `Merger`.
+    whose outputs live until it has returned; `merged`: patches of a token. `plain`: the MLP alone, a patch a token;
+    `bias`: its linears have biases. Other fields: see `Projector` and `Merger`.
     """
 
     rows: int
@@ -224,6 +225,8 @@ class RowProjector:
     rotary_dim: int = 0
     window: int = 0
     further_dim: int = 0
+    plain: bool = False
+    bias: bool = False
 
     @property
     def patches(self) -> int:

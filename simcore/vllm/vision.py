@@ -32,7 +32,6 @@ from simcore.models.vision_blocks import (
     Merger,
     Patches,
     Projector,
-    SoundPart,
     TowerEnd,
     TowerLayer,
     TowerNorm,
@@ -96,7 +95,7 @@ def _padded(size: int, multiple: int) -> int:
 
 def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
     block = kind.block
-    if isinstance(block, RadioPatches | RadioLayer | RadioProjector | SoundPart):
+    if isinstance(block, RadioPatches | RadioLayer | RadioProjector | SoundEncoder | SoundProjector):
         yield from _of_omni(block, tp)
     elif isinstance(block, Patches):
         yield Weight(_TOWER, (block.channels * block.patch**2 + 1 + block.count) * block.width)
@@ -117,7 +116,7 @@ def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
         yield Weight(_PROJECTOR, (wide * wide + wide + wide * block.hidden) // tp + block.hidden + block.width)
 
 
-def _of_omni(block: RadioPatches | RadioLayer | RadioProjector | SoundPart, tp: int) -> Iterator[Weight]:
+def _of_omni(block: RadioPatches | RadioLayer | RadioProjector | SoundEncoder | SoundProjector, tp: int) -> Iterator[Weight]:
     """RADIO (`models/radio.py`, its layers those of `intern_vit.py`), Parakeet (`parakeet.py`): the latter is whole.
 
     Layers scale both sums by learned elements. Heads that tp does not divide are on every rank (`intern_vit.py`:113).

@@ -83,15 +83,7 @@ def built(case: dict[str, Any]) -> Any:
     plain = models.build_meta("llama-tiny", probe_qlora.SHAPE).to_empty(device="cpu").to(compute)
     for p in plain.parameters():
         torch.nn.init.normal_(p.data)
-    weights = {name: p.data for name, p in plain.named_parameters()}
-    config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=case.get("threshold", 6.0))
-    model = replace_with_bnb_linear(plain, get_keys_to_not_convert(plain), config)
-    for name, part in model.named_modules():
-        if isinstance(part, bnb.nn.Linear8bitLt):
-            part.weight = bnb.nn.Int8Params(weights[f"{name}.weight"], requires_grad=False,
-                                            has_fp16_weights=False).to("cpu")
-    del weights
-    model.is_loaded_in_8bit = True  # what PEFT asks for
+    model = packed(plain, case.get("threshold", 6.0))
     if case.get("kbit"):
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16,
@@ -107,6 +99,20 @@ def built(case: dict[str, Any]) -> Any:
     return adapted.train()
 
 
+def packed(plain: Any, threshold: float = 6.0) -> Any:
+    """The model as transformers loads it in 8 bits."""
+    weights = {name: p.data for name, p in plain.named_parameters()}
+    config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=threshold)
+    model = replace_with_bnb_linear(plain, get_keys_to_not_convert(plain), config)
+    for name, part in model.named_modules():
+        if isinstance(part, bnb.nn.Linear8bitLt):
+            part.weight = bnb.nn.Int8Params(weights[f"{name}.weight"], requires_grad=False,
+                                            has_fp16_weights=False).to("cpu")
+    del weights
+    model.is_loaded_in_8bit = True  # what PEFT asks for
+    return model
+
+
 def rest_of(model: Any) -> int:
     """Storages of parameters and of the scales of rows."""
     kept = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
@@ -117,11 +123,18 @@ def rest_of(model: Any) -> int:
     return sum(kept.values())
 
 
-def main() -> None:
-    probe_qlora.built, qlora.rest_of, qlora.Ops = built, rest_of, Ops
+def put_in_place() -> None:
+    """Lets bitsandbytes multiply as on CUDA."""
+    qlora.Ops = Ops
     bnb.matmul, functions.F = multiplied, Functional
+
+
+def main() -> None:
+    probe_qlora.built, qlora.rest_of = built, rest_of
+    put_in_place()
     rows = {name: case | {"found": probe_qlora.measured(case)} for name, case in CASES.items()}
     print(json.dumps({"version": bnb.__version__, "peft": peft.__version__, "cases": rows}, indent=1))
 
 
-main()
+if __name__ == "__main__":
+    main()

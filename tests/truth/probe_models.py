@@ -25,6 +25,7 @@ PRESETS = HERE.parents[1] / "simcore" / "models" / "presets"
 STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
+SEVERAL = ("llava",)  # families with decoders and towers of several types
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 TOWER_LAYER = re.compile(
     r"(?:vision_tower\.(?:encoder|transformer)\.layers|visual\.blocks|audio_tower\.layers)\.(\d+)\.")
@@ -48,7 +49,7 @@ def built(fields: dict[str, Any]) -> Any:
     """The model of a configuration, without storage."""
     fields = dict(fields)
     for part in ("text_config", "vision_config", "audio_config"):
-        if fields.get(part):
+        if fields.get(part) and fields["model_type"] not in SEVERAL:
             fields[part] = {key: value for key, value in fields[part].items() if key != "model_type"}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"):

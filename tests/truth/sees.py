@@ -12,6 +12,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
@@ -151,14 +153,22 @@ def _parts_of_mistral(inner: Any) -> dict[str, Any]:
 def _inputs_of_mistral(case: dict[str, Any]) -> Given:
     vision, count = case["fields"]["vision_config"], case["batch"] * case["images"]
     rows, columns = (side // vision["patch_size"] for side in case["sides"])
-    ids = _ids(case, rows * columns // case["fields"]["spatial_merge_size"]**2)
+    ids = _ids(case, rows * columns // case["fields"].get("spatial_merge_size", 1)**2)
     return {"input_ids": ids, "pixel_values": torch.rand(count, 3, *case["sides"]),
             "image_sizes": torch.tensor([case["sides"]] * count)}
+
+
+# ---- LLaVA ------------------------------------------------------------------------------------------------------
+def _llava(case: dict[str, Any]) -> Any:
+    fields = {**_fields(case), "text_config": case["fields"]["text_config"],
+              "vision_config": case["fields"]["vision_config"]}
+    return LlavaForConditionalGeneration(LlavaConfig(**fields, image_token_index=IMAGE_TOKEN))
 
 
 FAMILIES = {
     "gemma3": Family(_gemma3, _parts_of_gemma3, _inputs_of_gemma3),
     "gemma4": Family(_gemma4, _parts_of_gemma4, _inputs_of_gemma4),
+    "llava": Family(_llava, _parts_of_mistral, _inputs_of_mistral),
     "mistral3": Family(_mistral3, _parts_of_mistral, _inputs_of_mistral),
     "qwen3_5": Family(_qwen3_5, _parts_of_qwen, _inputs_of_qwen),
     "qwen3_vl": Family(_qwen3_vl, _parts_of_qwen3, _inputs_of_qwen),

@@ -24,6 +24,7 @@ _KBIT: Final = "prepare_model_for_kbit_training"
 _CAST_BACK: Final = "cast_back"
 AUTOCAST_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {"autocast": (None, True, False),
                                                        _KBIT: (True, False, _CAST_BACK)}
+_OF_TOWER: Final = ("vision_tower", "projector")
 _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
 
@@ -74,13 +75,16 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
 def stays_wide(spec: TensorSpec) -> bool:
     """True for a frozen parameter, not packed, that PEFT casts to fp32 and axolotl does not cast back.
 
-    axolotl casts modules with `norm` in their name, and those of `embed_tokens` and `lm_head`: in a vision tower
-    neither positions nor patches.
+    axolotl asks names of modules for `norm`, `embed_tokens` and `lm_head`: in a vision tower neither positions nor
+    patches have one, nor has Pixtral's `ln_pre`.
     """
+    if spec.is_buffer or spec.trainable:
+        return False
     if spec.rests:
-        return not spec.is_buffer and spec.module != "adapter" and "norm" not in spec.path
-    return (not spec.is_buffer and not spec.trainable and spec.module not in ("norm", "embedding")
-            and spec.component not in ("embedding", "lm_head"))
+        return spec.module != "adapter" and "norm" not in spec.path
+    if spec.component in _OF_TOWER:
+        return spec.module != "norm" or spec.name.startswith("ln_")
+    return spec.module not in ("norm", "embedding") and spec.component not in ("embedding", "lm_head")
 
 
 def _squares(block: Mixer) -> bool:

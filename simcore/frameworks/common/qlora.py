@@ -44,6 +44,7 @@ _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _BNB: Final = "bitsandbytes 0.50.2"
 _TURING: Final = (7, 5)
 """The first with integer tensor cores."""
+_CONVOLUTIONS: Final = ("conv1d", "patch_embedding")
 _COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
 
 
@@ -170,7 +171,7 @@ def is_cast_by_product(spec: TensorSpec) -> bool:
     """
     at = spec.path.rpartition(".")[2]
     return (spec.module == "bias" and not spec.rests and spec.component not in ("router", "routed_experts")
-            and at != "conv1d" and is_packed(replace(spec, module="linear")))
+            and at not in _CONVOLUTIONS and is_packed(replace(spec, module="linear")))
 
 
 def packs_head(job: Job, options: dict[str, Any]) -> bool:

@@ -93,7 +93,7 @@ def check_layers(job: Job, options: dict[str, Any]) -> None:
         check_optimizer_in_backward(job)
 
 
-_MASKED: Final = ("gemma3", "mistral3")
+_MASKED: Final = ("gemma3", "llava", "mistral3")
 """Families with masks of images in the decoder (`create_masks_for_vision_model`), or of patches in the tower."""
 
 

@@ -59,6 +59,7 @@ from simcore.frameworks.ddp.unsloth import (
 )
 from simcore.frameworks.preference import check_preference
 from simcore.models.blocks import Attention
+from simcore.models.vision_blocks import Patches, RowPatches
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.afterwards import Afterwards
 from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
@@ -75,6 +76,7 @@ MIB: Final = 2**20
 _RESTING: Final = ("mistral3", "qwen3_5", "qwen3_5_moe")
 """Families whose vision tower may rest."""
 _WIDE: Final = "wide_embedding_states"
+_WIDE_FRONTS: Final = (Patches, RowPatches)
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "bucket_cap_mb": (None, int),
     "gradient_as_bucket_view": (None, True, False),
@@ -187,8 +189,13 @@ def _mixed(job: Draft, options: dict[str, Any]) -> Mixed:
 
 
 def _check_tower(job: Job, mixed: Mixed) -> None:
-    """Raises NotYet for a vision tower some of whose parameters are in fp32 beside products in 16 bits."""
-    if job.graph.architecture.has_tower and (mixed.casts_back or mixed.stored != job.compute):
+    """Raises NotYet for a vision tower some of whose parameters are in fp32 beside products in 16 bits.
+
+    But for those that are recorded as axolotl leaves them, whose norms are cast back.
+    """
+    if not job.graph.architecture.has_tower or (mixed.stored == job.compute and not mixed.casts_back):
+        return
+    if mixed.stored != job.compute or not any(isinstance(kind.block, _WIDE_FRONTS) for kind in job.graph.kinds):
         raise job.not_yet("training.precision.params", "a vision tower with parameters in fp32 under autocast, as "
                           "prepare_model_for_kbit_training leaves it")
 
@@ -228,7 +235,7 @@ def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptio
         checkpointed(job, options, LAYERS[job.graph.implementation].layer_options(job, _attention(options))),
         embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
         patches_require_grad=_transformers.asks_patches(job),
-        autocast=mixed.autocast,
+        autocast=mixed.autocast, wide_tower=mixed.casts_back and job.graph.architecture.has_tower,
         hidden=mixed.stored if mixed.autocast else "",
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),
         has_outlier_threshold=options.get(THRESHOLD_OPTION) != 0, unsloth=fast_layers(job, options))

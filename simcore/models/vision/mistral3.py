@@ -15,7 +15,7 @@ from simcore.models.families import mistral
 from simcore.models.vision.around import image_sides, part_of, stem_of, with_layers, with_tower
 from simcore.models.vision_blocks import RowLayer, RowPatches, RowProjector
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "pixtral_buffers", "pixtral_parts", "pixtral_patches"]
 
 _TOWER = "model.vision_tower"
 
@@ -25,7 +25,8 @@ def architecture(config: Config) -> Architecture:
     text = with_layers(config, part_of(config, "text_config", _text_type(config)), tied=True)
     vision = part_of(config, "vision_config", "pixtral")
     made = mistral.architecture(text)
-    merge, patches = config.integer("spatial_merge_size", default=2), _patches(config, vision)
+    merge = config.integer("spatial_merge_size", default=2)
+    patches = pixtral_patches(config, vision, merge)
     config.choice("projector_hidden_act", ("gelu",))
     config.refuse("multimodal_projector_bias")
     if config.fields.get("vision_feature_layer", -1) != -1:
@@ -34,8 +35,7 @@ def architecture(config: Config) -> Architecture:
     layers, stem = vision.integer("num_hidden_layers", default=24), stem_of(made)
     end = RowProjector(patches.rows, patches.columns, patches.width, merge**2, made.hidden, layers, layers + 2,
                        made.family, patches.rotary_dim, rotary_dim=stem.rotary_dim, window=stem.window)
-    return with_tower(made, "mistral3", _tower(vision, patches, end), [
-        (f"{_TOWER}.patch_positional_embedding.inv_freq", 2 * 4 * (patches.rotary_dim // 2))])
+    return with_tower(made, "mistral3", pixtral_parts("mistral3", vision, patches, end), pixtral_buffers(patches))
 
 
 def _text_type(config: Config) -> str:
@@ -48,8 +48,13 @@ def _text_type(config: Config) -> str:
     return str(found)
 
 
-def _patches(config: Config, vision: Config) -> RowPatches:
-    merge = config.integer("spatial_merge_size", default=2)
+def pixtral_buffers(patches: RowPatches) -> list[tuple[str, int]]:
+    """Buffers of Pixtral's tower as (name, bytes)."""
+    return [(f"{_TOWER}.patch_positional_embedding.inv_freq", 2 * 4 * (patches.rotary_dim // 2))]
+
+
+def pixtral_patches(config: Config, vision: Config, merge: int) -> RowPatches:
+    """Front of Pixtral's tower, for images in multiples of `merge` patches each way; InputError for other sizes."""
     patch, width = vision.integer("patch_size", default=16), vision.integer("hidden_size", default=1024)
     heads = vision.integer("num_attention_heads", default=16)
     if width % heads or width // heads % 4:
@@ -60,17 +65,19 @@ def _patches(config: Config, vision: Config) -> RowPatches:
                       width // heads)
 
 
-def _tower(vision: Config, patches: RowPatches, end: RowProjector) -> tuple[tuple[str, LayerKind], ...]:
+def pixtral_parts(family: str, vision: Config, patches: RowPatches,
+                  end: RowProjector) -> tuple[tuple[str, LayerKind], ...]:
+    """Pixtral's tower and its end in a model of `family`; InputError for another activation, or dropout."""
     vision.choice("hidden_act", ("silu",))
     if vision.fraction("attention_dropout", 0):
         raise vision.fail("attention_dropout", "not modelled yet")
     layer = RowLayer(patches.count, patches.width, patches.width // patches.rotary_dim,
                      vision.integer("intermediate_size", default=4096))
-    kind = LayerKind("vision_layer", "mistral3", patches.width, block=layer)
+    kind = LayerKind("vision_layer", family, patches.width, block=layer)
     return (
-        (_TOWER, LayerKind("vision_patches", "mistral3", patches.width, block=patches)),
+        (_TOWER, LayerKind("vision_patches", family, patches.width, block=patches)),
         *((f"{_TOWER}.transformer.layers.{i}", kind) for i in range(end.layers)),
-        ("model.multi_modal_projector", LayerKind("vision_projector", "mistral3", end.hidden, block=end)),
+        ("model.multi_modal_projector", LayerKind("vision_projector", family, end.hidden, block=end)),
     )
 
 

@@ -53,13 +53,13 @@ def eager_core(tape: Tape, run: LayerWorkload, name: str, mask: Tensor | None, h
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
         square = (q.shape[0], q.shape[2], q.shape[1], q.shape[1])
-        weights = added_mask(tape, scores_of(tape, q, keys), mask)
+        weights = added_mask(tape, scores_of(tape, q, keys, []), mask)
         logits = _with_sinks(tape, weights, sinks)
         logits = _from_largest(tape, logits)
         probabilities = aten.softmax(tape, logits)
         weights = _without_sinks(tape, probabilities, square)
         held.append(weights)
-        return weighted_values(tape, weights, values)
+        return weighted_values(tape, weights, values, [])
 
     return core
 

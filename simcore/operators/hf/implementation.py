@@ -104,7 +104,7 @@ def _modules(run: LayerWorkload) -> Modules:
     is_wide = options.wide_sdpa and options.attn_implementation == "sdpa"
     attention = "sdpa_fp32" if is_wide else options.attn_implementation
     return Modules(attention, linear, layer_norm, narrowed, "fp32" if options.autocast else "",
-                   is_replayed=run.checkpoint != "none",
+                   "fp32" if options.wide_tower else "", is_replayed=run.checkpoint != "none",
                    drops_output=options.automodel is None and run.loss != "hf_keep_logits", is_cast=options.casts_tower,
                    is_packed=run.options.position_axes > 0)
 

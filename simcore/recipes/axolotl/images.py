@@ -13,6 +13,7 @@ from simcore.models.blocks import LayerKind
 from simcore.models.towers import tower_of
 from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_images"]
@@ -22,16 +23,21 @@ _KBIT: Final = ("PEFT 0.21.2 utils/other.py prepare_model_for_kbit_training; 067
                 "_convert_embedding_modules_dtype casts norms and embeddings of tokens back")
 _LOADED: Final = ("067b021c utils/config/__init__.py normalize_config: is_multimodal by the model's type; "
                   "loaders/model.py _set_auto_model_loader: AutoModelForImageTextToText")
+_OPTION: Final = "prepare_model_for_kbit_training"
+_OF_STAGE_3: Final = "zero_hpz_partition_size"
 _STRATEGY: Final = "processing_strategies.py: an image is resized and padded before the model's processor takes it"
 
 
-def read_images(reader: Reader, draft: Draft) -> None:
+def read_images(reader: Reader, draft: Draft, shards: Shards) -> None:
     """Asks for the images of a sequence where the recipe loads a processor; refuses models whose tower is not known.
 
-    Without a processor a model with a tower is given text alone, and loads its tower all the same.
+    Without a processor a model with a tower is given text alone, and loads its tower all the same. `shards`: of the
+    model.
     """
     parts, processor = _tower(draft), reader.text("processor_type")
     _read_frozen(reader, draft, parts)
+    if parts and draft.values.get("training", {}).get("method") == "qlora":
+        _read_packed(reader, draft, shards)
     if processor is None:
         if parts:
             draft.infer("training.images", 0, "no processor is set: samples are text, beside a tower that rests",
@@ -40,9 +46,6 @@ def read_images(reader: Reader, draft: Draft) -> None:
     if not parts:
         draft.refuse(processor, "a model with images or sound")
         return
-    if draft.values.get("training", {}).get("method") == "qlora":
-        draft.refused.append(Problem(processor.where, "not yet: a packed base behind a vision tower, whose patches, "
-                                     f"positions and biases stay in fp32 ({_KBIT})"))
     draft.use(processor, why="samples have images")
     draft.ask("training.images", "--set training.images=N", "images in each sequence", processor)
     sized = reader.matching("image_size", "image_resize_algorithm")
@@ -52,6 +55,18 @@ def read_images(reader: Reader, draft: Draft) -> None:
                   "a square unless training.image_width is set too")
     else:
         draft.idle(sized, "all images have one size, the model's")
+
+
+def _read_packed(reader: Reader, draft: Draft, shards: Shards) -> None:
+    """Writes that patches, positions and biases of a tower beside a packed base stay in fp32.
+
+    Refused under ZeRO's stages 1 and 2; with shards of parameters axolotl leaves PEFT's preparation out.
+    """
+    if shards is Shards.NONE and draft.has_option(_OPTION):
+        draft.infer(f"framework_options.{_OPTION}", "cast_back", "a packed base behind a vision tower", source=_KBIT)
+    elif shards is Shards.ZERO and not draft.has_option(_OF_STAGE_3):
+        draft.refused.append(Problem(reader.document.path, "not yet: a packed base behind a vision tower, whose "
+                                     f"patches, positions and biases stay in fp32, under ZeRO ({_KBIT})"))
 
 
 def _read_frozen(reader: Reader, draft: Draft, parts: tuple[tuple[str, LayerKind], ...]) -> None:

@@ -52,9 +52,17 @@ _ROWS: Final = (
 )
 
 
+_UNSAID: Final = ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistralai/Mistral-Small-3.1-24B-Base-2503",
+                  "mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Magistral-Small-2509")
+"""Models with two weights whose config.json has no `tie_word_embeddings`, which transformers takes for true."""
+_AGAIN: Final = ("loaders/model.py _resize_token_embeddings calls tie_weights(); transformers 5.23 Mistral3Config: "
+                 "tie_word_embeddings is true if config.json does not say it, modeling_utils.py tie_weights")
+
+
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model, its attention, its loss; refuses what changes its layers otherwise."""
     read_named_model(reader, draft, "base_model", "model_config", "overrides_of_model_config")
+    _tie(draft)
     read_remote_code(reader, draft, "trust_remote_code")
     config = reader.text("base_model_config")
     if config is not None and config.value != reader.look("base_model"):
@@ -89,6 +97,16 @@ def _read_fused(reader: Reader, draft: Draft) -> None:
         draft.unmodelled(fused, "xformers' SwiGLU keeps less for backward than transformers' MLP, which is counted")
     else:
         draft.idle(fused, "of Llama's MLP alone")
+
+
+def _tie(draft: Draft) -> None:
+    """Head and embedding that axolotl ties again (`_AGAIN`), of a model that is named by itself."""
+    named = draft.values.get("model")
+    if named in _UNSAID:
+        del draft.values["model"]
+        draft.infer("model.config", named, "base_model")
+        draft.infer("model.overrides.tie_word_embeddings", True, "config.json does not say it",  # noqa: FBT003 - a value
+                    source=_AGAIN)
 
 
 def _read_kind(reader: Reader, draft: Draft) -> None:

@@ -56,7 +56,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     beside = companions_of(files[1:], draft, takes=("deepspeed",))
     sharding = read_sharding(reader, draft, beside.deepspeed)
     read_method(reader, draft, sharding.shards)
-    read_images(reader, draft)
+    read_images(reader, draft, sharding.shards)
     read_formats(reader, draft, sharding)
     read_checkpointing(reader, draft)
     read_lengths(reader, draft)

@@ -60,7 +60,6 @@ def test_images_are_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("old", "new", "told"), [
     ("Qwen/Qwen3-VL-4B-Instruct", "Qwen/Qwen3-8B", "a model with images or sound"),
-    ("adapter: lora\n", "adapter: qlora\nload_in_4bit: true\n", "a packed base behind a vision tower"),
 ])
 def test_other_inputs_are_refused_by_name(tmp_path: Path, old: str, new: str, told: str) -> None:
     with pytest.raises(RankscopeError) as caught:
@@ -77,11 +76,26 @@ def test_without_a_processor_the_model_is_given_text_alone(tmp_path: Path) -> No
     found = imported(tmp_path, "\n".join(lines), ASKED)
     found.expect_complete()
     assert found.values["training"]["images"] == 0
+    assert found.values["framework_options"]["prepare_model_for_kbit_training"] == "cast_back"
     graph = prepare(parse_scenario(found.document()))[0].graph
     resting = {spec.path.rpartition(".lora_")[0] for spec in graph.tensors[0]
                if spec.rests and spec.module == "adapter"}
     assert len(resting) == 7 * 24 + 3
     assert "model.multi_modal_projector.patch_merger.merging_layer" in resting
+
+
+def test_a_packed_tower_keeps_what_is_no_norm_in_fp32(tmp_path: Path) -> None:
+    """Written where every rank has the whole model; refused under ZeRO, where shards are of fp32 too."""
+    text = RECIPE.replace("Qwen/Qwen3-VL-4B-Instruct", "mistralai/Magistral-Small-2509").replace(
+        "adapter: lora\n", "adapter: qlora\nload_in_4bit: true\n")
+    values: Mapping[str, Any] = imported(tmp_path, text, ASKED).values
+    assert values["framework_options"]["prepare_model_for_kbit_training"] == "cast_back"
+    assert values["model"] == {"config": "mistralai/Magistral-Small-2509", "overrides": {"tie_word_embeddings": True}}
+    (tmp_path / "mine.yaml").write_text(f"{text}deepspeed: zero1.json\n", encoding="utf-8")
+    (tmp_path / "zero1.json").write_text('{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}}')
+    found = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "zero1.json")],
+                          Answers.of_options(2, None, "dgx-h100", ASKED))
+    assert any("a packed base behind a vision tower" in one.message for one in found.refused)
 
 
 def test_freeze_mm_modules_freezes_a_tower_that_would_be_trained(tmp_path: Path) -> None:

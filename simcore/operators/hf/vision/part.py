@@ -18,6 +18,7 @@ from simcore.models.vision_blocks import TowerEnd
 from simcore.operators.hf.vision.scatter import masked_scatter
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
+from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.layer_borders import (
     BEFORE,
     GRAD_EMBEDDED,
@@ -57,6 +58,7 @@ class Modules:
     `norm_dtype`, "" for that of products; `narrowed`: (tape, run, x) -> x as a product reads it. `is_replayed`:
     transformers' checkpoints are around layers.
     `drops_output`: the model's output is dropped when it has returned, since its caller takes the loss of it.
+    `stream`: dtype of what layers hand on, "" for that of products.
     `is_cast`: FSDP2's hooks cast what the model and each layer is given in fp32, images and rotary tables, and hold the
     copies until it returns (torch 2.13 `_fsdp_state.py`, cast_forward_inputs). `is_packed`: sequences lie end to end,
     see [Note: features of packs] in `placed`.
@@ -67,6 +69,7 @@ class Modules:
     layer_norm: Callable[[Tape, LayerWorkload, Tensor, Param, Param], Tensor] = _layer_norm
     narrowed: Callable[[Tape, LayerWorkload, Tensor], Tensor] = _same
     norm_dtype: str = ""
+    stream: str = ""
     is_replayed: bool = False
     drops_output: bool = False
     is_cast: bool = False
@@ -88,18 +91,19 @@ def normed(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
     return rms_norm(tape, run.params[f"{at}.weight"], x, weight_in_fp32=False)
 
 
-def attended(tape: Tape, attention: str, given: tuple[Tensor, Tensor, Tensor], *, images: int,
-             eager: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+def attended(tape: Tape, run: LayerWorkload, modules: Modules, given: tuple[Tensor, Tensor, Tensor],
+             held: list[Tensor]) -> Tensor:
     """Attention of each patch to all of its image, of query, key and value, each [images, patches, heads, d].
 
-    `attention`: eager, for which `eager` is called, flash_attention_2, or torch's (sdpa).
+    `held`: gets the probabilities of attention that is plain operators.
     """
-    if attention == "eager":
-        return eager(*given)
-    pairs = 2 * images * given[0].shape[1]**2
-    if attention == "flash_attention_2":
-        return aten.flash_attention(tape, *given, pairs, 0)
-    return aten.scaled_dot_product_attention(tape, *given, pairs)
+    if modules.attention == "eager":
+        return eager_core(tape, None, held, by_heads=False, narrowed=partial(modules.narrowed, tape, run))(*given)
+    value, key, query = (modules.narrowed(tape, run, part) for part in reversed(given))
+    pairs = 2 * run.images * query.shape[1]**2
+    if modules.attention == "flash_attention_2":
+        return aten.flash_attention(tape, query, key, value, pairs, 0)
+    return aten.scaled_dot_product_attention(tape, query, key, value, pairs)
 
 
 def tower_layer(tape: Tape, run: LayerWorkload, modules: Modules, shape: tuple[int, ...],
@@ -109,7 +113,7 @@ def tower_layer(tape: Tape, run: LayerWorkload, modules: Modules, shape: tuple[i
     `down`: layers to the one whose output it takes. `stays`: the tower holds the input until the tower returns, unless
     the graph keeps it longer. transformers' checkpoint of it keeps nothing but the input.
     """
-    hidden: Tensor | None = tape.external(shape, run.compute, HIDDEN, down)
+    hidden: Tensor | None = tape.external(shape, modules.stream or run.compute, HIDDEN, down)
     assert hidden is not None
     node = hidden.node = Node() if run.input_requires_grad else None
     if stays:
@@ -124,7 +128,8 @@ def tower_layer(tape: Tape, run: LayerWorkload, modules: Modules, shape: tuple[i
     hidden = None
     after = tape.cut()
     back = run_backward(tape, out, node, nothing) if out.node is not None else Section(())
-    return RecordedLayer(forward, back, after, grads=tape.release_grads(), casts=casts)
+    tape.graph.clear()
+    return RecordedLayer(forward, back, after, grads=tape.release_grads(), casts=casts, release=tape.cut())
 
 
 def asks(run: LayerWorkload) -> bool:
@@ -233,4 +238,5 @@ def ended(tape: Tape, run: LayerWorkload, modules: Modules, out: Tensor, nodes: 
     backward = end(tape, out, *nodes)
     made = RecordedLayer(forward, backward, late=late, grads=tape.release_grads(), casts=dropped)
     features.clear()
+    tape.graph.clear()
     return replace(made, release=tape.cut())

@@ -51,7 +51,6 @@ from simcore.operators.hf.vision.row_projector import row_projector
 from simcore.operators.hf.vision.rows import row_layer, row_patches
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
-from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.layer_borders import BEFORE
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
@@ -151,6 +150,7 @@ def _of_any_size(tape: Tape, block: _AnySizePart, run: LayerWorkload, modules: M
 def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:
     """`SiglipVisionEmbeddings`: a convolution without overlap, which is one product, and learned positions."""
     pixels, given = (run.images, block.pixels), run.options.pixels
+    _narrow = [aten.cast(tape, run.params[f"patch_embedding.{part}"], run.compute) for part in ("bias", "weight")]
     copy = None if given == run.compute else aten.new(tape, pixels, run.compute, "pixel_values.to",
                                                       run.images * block.pixels * dtype_bytes(given))
     weight, bias, table = (run.params[name] for name in ("patch_embedding.weight", "patch_embedding.bias",
@@ -170,7 +170,8 @@ def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:
     found = aten.new(tape, shape, run.compute, "patch_embedding", read + weight.nbytes, Kernel.GEMM, flops)
     node = found.node = leaf(tape, found, copies=True) if node is None and asks(run) else node
     del copy
-    positions = aten.new(tape, (1, *shape[1:]), run.compute, "position_embedding")
+    _narrow.clear()
+    positions = aten.new(tape, (1, *shape[1:]), table.dtype, "position_embedding")
     positions.node = tape.node((table,), (), of_table)
     out = aten.add(tape, found, positions, "embeddings")
     del found, positions
@@ -180,7 +181,8 @@ def _patches(tape: Tape, block: Patches, run: LayerWorkload) -> RecordedLayer:
 def _norm(tape: Tape, block: TowerNorm, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """The norm behind the tower, which holds the first layer's input till then unless the graph does."""
     shape = (run.images, block.patches, block.width)
-    held = [] if run.input_requires_grad else [tape.external(shape, run.compute, HIDDEN, BEFORE - block.layers)]
+    stream = modules.stream or run.compute
+    held = [] if run.input_requires_grad else [tape.external(shape, stream, HIDDEN, BEFORE - block.layers)]
     made = tower_layer(tape, run, replace(modules, is_replayed=False), shape,
                        lambda x: layer_norm(tape, run, modules, "", x))
     held.clear()
@@ -205,11 +207,11 @@ def _attention(tape: Tape, block: TowerLayer, run: LayerWorkload, modules: Modul
                held: list[Tensor]) -> Tensor:
     """Attention of `x` in its shape; `held`: gets the probabilities, which the layer binds to a name."""
     tape.scope = "self_attn."
-    copied = "" if modules.attention != "eager" else "qv" if run.images == 1 else "qkv"  # gradients that lie by heads
+    is_single = run.images == 1 or bool(modules.stream)  # a cast before the copies by heads has a gradient of its own
+    copied = "" if modules.attention != "eager" else "qv" if is_single else "qkv"  # gradients that lie by heads
     q, k, v = (aten.to_heads(tape, modules.linear(tape, run, f"self_attn.{part}_proj", x), block.head_dim,
                              copy_grad=part in copied) for part in "qkv")
-    out = attended(tape, modules.attention, (q, k, v), images=run.images,
-                   eager=eager_core(tape, None, held, by_heads=False))
+    out = attended(tape, run, modules, (q, k, v), held)
     return modules.linear(tape, run, "self_attn.out_proj", out.view(*x.shape))
 
 

@@ -44,8 +44,10 @@ def _projected(tape: Tape, block: Projector, run: LayerWorkload, modules: Module
     normed = rms_norm_from_zero(tape, run.params["mm_soft_emb_norm.weight"], pooled)
     # Means lie by columns: the product takes several images as one matrix, which is a copy.
     rows = normed if run.images == 1 else aten.contiguous(tape, normed, "by_rows")
-    made = aten.product(tape, modules.narrowed(tape, run, rows), run.params["mm_input_projection_weight"],
-                        (*shape[:2], block.hidden), block.width, "projected")
+    weight = aten.cast(tape, run.params["mm_input_projection_weight"], run.compute)  # by autocast, in one of fp32
+    made = aten.product(tape, modules.narrowed(tape, run, rows), weight, (*shape[:2], block.hidden), block.width,
+                        "projected")
+    del weight
     made = aten.cast(tape, aten.cast(tape, made, patches.dtype), stream_dtype(run))
     tape.scope = ""
     return made

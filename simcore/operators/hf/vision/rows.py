@@ -7,6 +7,8 @@ gradients save of it, tables and the mask, lives until its backward is over.
 
 from __future__ import annotations
 
+from functools import partial
+
 from simcore.models.vision_blocks import RowLayer, RowPatches
 from simcore.operators.hf.vision.part import Modules, asks, front, leaf, normed, regrouped, tower_layer
 from simcore.operators.hf.vision.rotation import turned
@@ -45,8 +47,9 @@ def kept_by_rows(run: LayerWorkload, modules: Modules, sides: tuple[int, int], w
     """
     rows, columns = sides
     patches = run.images * rows * columns
-    table: _Spec = ((1, patches, 1, dim), run.compute)
-    mask: dict[str, _Spec] = {} if modules.attention == _FLASH else {_MASK: ((1, patches, patches), run.compute)}
+    stream = modules.stream or run.compute
+    table: _Spec = ((1, patches, 1, dim), stream)
+    mask: dict[str, _Spec] = {} if modules.attention == _FLASH else {_MASK: ((1, patches, patches), stream)}
     return {_CONV: ((patches, width), run.compute), _POSITIONS: ((patches, 2), "int64"),
             "patches.rows": ((rows,), "int64"), "patches.columns": ((columns,), "int64"),
             **dict.fromkeys(_TABLES, table), **mask}
@@ -56,16 +59,17 @@ def row_patches(tape: Tape, block: RowPatches, run: LayerWorkload, modules: Modu
     """Front of `PixtralVisionModel.forward`: a convolution without overlap, one sequence of it, tables and a mask."""
     rows, given = run.images * block.count, run.options.pixels
     specs = kept_by_rows(run, modules, (block.rows, block.columns), block.width, block.rotary_dim)
+    _narrow = aten.cast(tape, run.params["patch_conv.weight"], run.compute)  # by autocast, before the images
     copy = None if given == run.compute else aten.new(tape, (run.images * block.pixels,), run.compute, _COPY,
                                                       run.images * block.pixels * dtype_bytes(given))
     made = {_CONV: _convolved(tape, block, run, copy)}
-    del copy
+    del copy, _narrow
     joined = regrouped(tape, made[_CONV].view(1, rows, block.width), "patches")
     out = rms_norm(tape, run.params["ln_pre.weight"], joined, weight_in_fp32=False)
     del joined
     made |= {name: aten.new(tape, *specs[name], name) for name in _NUMBERS}
     made[_POSITIONS] = aten.new(tape, *specs[_POSITIONS], _POSITIONS)
-    made |= dict(zip(_TABLES, _tables(tape, run, rows, block.rotary_dim, made[_POSITIONS]), strict=True))
+    made |= dict(zip(_TABLES, _tables(tape, out.dtype, rows, block.rotary_dim, made[_POSITIONS]), strict=True))
     made |= {name: aten.new(tape, *specs[name], name) for name in (_MASK,) if name in specs}
     kept = tuple(name for name in kept_by_graph(run) if name in made)
     return front(tape, out, made, made[_CONV].node or out.node, kept)
@@ -85,15 +89,15 @@ def _convolved(tape: Tape, block: RowPatches, run: LayerWorkload, pixels: Tensor
     return out
 
 
-def _tables(tape: Tape, run: LayerWorkload, rows: int, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Tables of cos and sin [patches, dim], made in fp32 (`PixtralVisionRotaryEmbedding`)."""
+def _tables(tape: Tape, dtype: str, rows: int, dim: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables of cos and sin [patches, dim] in `dtype`, made in fp32 (`PixtralVisionRotaryEmbedding`)."""
     freqs = aten.select(tape, aten.select(tape, positions, (rows, 2), "fp32", "positions"), (rows, 2, dim // 2), "fp32",
                         "freqs")
     cos, sin = (aten.select(tape, aten.select(tape, freqs, freqs.shape, "fp32", name), freqs.shape, "fp32", name)
                 for name in ("cos", "sin"))
     cos = _joined(tape, cos, rows, dim)
     sin = _joined(tape, sin, rows, dim)
-    return aten.cast(tape, cos, run.compute), aten.cast(tape, sin, run.compute)
+    return aten.cast(tape, cos, dtype), aten.cast(tape, sin, dtype)
 
 
 def _joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
@@ -121,20 +125,23 @@ def _attention(tape: Tape, block: RowLayer, run: LayerWorkload, modules: Modules
     tape.scope = "attention."
     rows, dim = x.shape[1], block.head_dim
     copies = modules.attention == "eager"  # scores and values by heads have gradients by heads
-    q, k, v = (aten.to_heads(tape, modules.linear(tape, run, f"attention.{part}_proj", x), dim, copy_grad=copies)
-               for part in "qkv")
-    table = Tensor(None, (1, rows, 1, dim), run.compute)
+    flat = [modules.linear(tape, run, f"attention.{part}_proj", x) for part in "qkv"]
+    q, k, v = (aten.to_heads(tape, flat.pop(0), dim, copy_grad=copies) for _ in range(3))
+    stream = modules.stream or run.compute
+    table = Tensor(None, (1, rows, 1, dim), stream)
     both = [turned(tape, part, table) for part in (q, k)]
     q, k = both
     both.clear()
-    mask = Tensor(None, (1, rows, rows), run.compute)
+    mask = Tensor(None, (1, rows, rows), stream)
     if modules.attention == "eager":
-        out = eager_core(tape, mask, held, by_heads=False)(q, k, v)
-    elif modules.attention == _FLASH:
+        out = eager_core(tape, mask, held, by_heads=False, narrowed=partial(modules.narrowed, tape, run))(q, k, v)
+        return modules.linear(tape, run, "attention.o_proj", out.view(*x.shape))
+    value, key, query = (modules.narrowed(tape, run, part) for part in (v, k, q))
+    if modules.attention == _FLASH:
         pairs = 2 * run.images * block.patches**2
-        out = aten.flash_attention(tape, q, k, v, pairs, run.images)
+        out = aten.flash_attention(tape, query, key, value, pairs, run.images)
     else:
-        out = aten.masked_attention(tape, q, k, v, mask)
+        out = aten.masked_attention(tape, query, key, value, modules.narrowed(tape, run, mask))
     return modules.linear(tape, run, "attention.o_proj", out.view(*x.shape))
 
 

@@ -187,12 +187,14 @@ def _row_layer(block: RowLayer) -> Iterator[TensorSpec]:
 
 
 def _row_projector(block: RowProjector) -> Iterator[TensorSpec]:
-    """`Mistral3MultiModalProjector`."""
+    """`Mistral3MultiModalProjector`, or `LlavaMultiModalProjector`."""
     width, hidden = (block.width, "vision"), (block.hidden, "hidden")
-    yield TensorSpec("norm.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
-    yield _weight("patch_merger.merging_layer", width, (block.merged * block.width, "square"), _PROJECTOR)
-    yield _weight("linear_1", hidden, width, _PROJECTOR)
-    yield _weight("linear_2", hidden, hidden, _PROJECTOR)
+    made = _linear if block.bias else _bare
+    if not block.plain:
+        yield TensorSpec("norm.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
+        yield _weight("patch_merger.merging_layer", width, (block.merged * block.width, "square"), _PROJECTOR)
+    yield from made("linear_1", hidden, width, _PROJECTOR)
+    yield from made("linear_2", hidden, hidden, _PROJECTOR)
 
 
 def _weight(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> TensorSpec:
@@ -202,6 +204,10 @@ def _weight(name: str, out: tuple[int, str], into: tuple[int, str], component: s
 def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> Iterator[TensorSpec]:
     yield _weight(name, out, into, component)
     yield TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias")
+
+
+def _bare(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> Iterator[TensorSpec]:
+    yield _weight(name, out, into, component)
 
 
 def _norm(at: str, width: int) -> Iterator[TensorSpec]:
