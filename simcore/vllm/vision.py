@@ -116,7 +116,8 @@ def _of_part(kind: LayerKind, tp: int) -> Iterator[Weight]:
         yield Weight(_PROJECTOR, (wide * wide + wide + wide * block.hidden) // tp + block.hidden + block.width)
 
 
-def _of_omni(block: RadioPatches | RadioLayer | RadioProjector | SoundEncoder | SoundProjector, tp: int) -> Iterator[Weight]:
+def _of_omni(block: RadioPatches | RadioLayer | RadioProjector | SoundEncoder | SoundProjector,
+             tp: int) -> Iterator[Weight]:
     """RADIO (`models/radio.py`, its layers those of `intern_vit.py`), Parakeet (`parakeet.py`): the latter is whole.
 
     Layers scale both sums by learned elements. Heads that tp does not divide are on every rank (`intern_vit.py`:113).
