@@ -50,7 +50,8 @@ __all__ = ["tensors"]
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
 BUILT: Final = (
-    "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss", "llama", "mistral", "mixtral",
+    "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "gpt2", "gpt_oss", "llama", "ministral3",
+    "mistral", "mixtral",
     "nemotron_h", "nemotron_h_omni", "nemotron_h_vl", "olmoe", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe",
     "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl",
     "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_vl_text")
