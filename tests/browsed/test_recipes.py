@@ -85,6 +85,14 @@ def test_a_part_of_a_recipe_says_what_it_lacks(page: Page) -> None:
     page.until("document.getElementById('recipe').innerText.includes('part of a recipe')")
     assert "model, which is the training script's" in page.text("#recipe .asked")
     assert page.text("#notice") == ""
+    said = "it is a part of a recipe and does not say the machine, the tokens of a sequence, the number of GPUs, "
+    assert said in page.text("#waiting")
+    assert page.run("document.getElementById('asked-training-precision-compute').placeholder") == "such as bf16"
+    page.answer(model="Qwen/Qwen3-8B", seq_len="2048",
+                **{"training-micro_batch_size": "1", "training-precision-compute": "bf16"})
+    page.until(IS_SEEN)
+    page.settled()
+    assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]"), "who knows the rest is answered"
 
 
 def test_the_card_of_a_recipe_comes_back(page: Page) -> None:
