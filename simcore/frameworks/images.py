@@ -113,8 +113,9 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
                and not isinstance(graph.kinds[layer.kind].block, Projector | RowProjector | PooledProjector)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]
     if trained and not (adapter.replays_towers and _is_trained_whole(graph)):
+        tower = ".".join(trained[0].split(".")[:2])
         raise job.not_yet("training.frozen", f"a vision tower that is trained ({trained[0]} and others; frozen: "
-                          "[model.vision_tower] leaves it as it is)")
+                          f"[{tower}] leaves it as it is)")
 
 
 def _is_trained_whole(graph: ModelGraph) -> bool:

@@ -348,6 +348,20 @@ def test_what_a_recipe_with_images_leaves_open_has_fields(page: Page) -> None:
     assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")
 
 
+def test_a_key_that_the_job_lacks_has_a_field_where_it_is_told(page: Page) -> None:
+    job = {**JOB, "framework": "automodel", "model": "Qwen/Qwen2.5-VL-3B-Instruct",
+           "training": {**JOB["training"], "frozen": ["model.visual"]}}
+    page.open(address=f"{page.address}#{packed(job)}")
+    page.settled()
+    assert "the model has a vision tower" in page.text("[data-key='training.images'] .told")
+    page.set("training.images", "1")
+    assert "the model has a vision tower" not in page.text("#added")
+    page.set("training.image_height", "448")
+    assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")
+    page.open()
+    assert not page.run("!!document.querySelector('[data-key=\"training.images\"]')")
+
+
 def test_a_model_that_the_framework_lacks_is_told_before_the_questions_and_given_to_another(page: Page) -> None:
     page.open()
     page.drop("recipe.yaml", UNSERVED.encode())
