@@ -89,8 +89,8 @@ def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
             return {"value": number, "mesh": dict(one), "why": "", "also": also}
     for one in chain.from_iterable(map(_fewer_experts, _with_gpus(mesh, number))):
         if not _why(document, one):
-            also = {f"mesh.{axis}": one[axis] for axis in _OF_EXPERTS if one[axis] != mesh[axis]}
-            return {"value": number, "mesh": dict(one), "why": "", "also": also}
+            fewer = {f"mesh.{axis}": one[axis] for axis in _OF_EXPERTS if one[axis] != mesh[axis]}
+            return {"value": number, "mesh": dict(one), "why": "", "also": fewer}
     return tried
 
 
