@@ -117,8 +117,9 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
                and any(spec.trainable for spec in graph.tensors[layer.kind])]
     fronts = adapter.trained_fronts or (PlacedPatches,) * adapter.replays_towers
     if trained and not _is_trained_whole(graph, fronts):
+        tower = ".".join(trained[0].split(".")[:2])
         raise job.not_yet("training.frozen", f"a vision tower that is trained ({trained[0]} and others; frozen: "
-                          "[model.vision_tower] leaves it as it is)")
+                          f"[{tower}] leaves it as it is)")
 
 
 def _is_trained_whole(graph: ModelGraph, fronts: tuple[type, ...]) -> bool:

@@ -54,7 +54,8 @@ def degrees(document: Document) -> dict[str, Any]:
     `drops`: keys that it leaves out; `others`: at most two further ones, each with these four. `idle`:
     axes of experts, of a model that has none. `frameworks`: where no layout is legal, keys that give the job to others.
     One stage has `drops` too, where the keys of a pipeline stand in its way; a number of GPUs that the batch of a step
-    cannot have has `also`: the key and the next batch that it can. InputError for a mesh that no job may have.
+    or the experts' degree cannot have has `also`: keys and the next values that it can. InputError for a mesh that no
+    job may have.
     """
     mesh = _mesh(document)
     gpus = _gpus_of(mesh)
@@ -75,7 +76,10 @@ def degrees(document: Document) -> dict[str, Any]:
 
 
 def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
-    """A number of GPUs, with a larger batch of a step where the job's is no multiple of its data-parallel ranks."""
+    """A number of GPUs, with a larger batch where the job's is no multiple of its data-parallel ranks.
+
+    Else with fewer ranks that share the experts, where so few GPUs cannot have the job's.
+    """
     tried = _tried(document, number, _with_gpus(mesh, number))
     if not tried["why"] or not tried["mesh"]:
         return tried
@@ -83,6 +87,10 @@ def _of_gpus(document: Document, number: int, mesh: _Mesh) -> dict[str, Any]:
         also = _larger(document, one)
         if also and not _why(_with_training(document, also), one):
             return {"value": number, "mesh": dict(one), "why": "", "also": also}
+    for one in chain.from_iterable(map(_fewer_experts, _with_gpus(mesh, number))):
+        if not _why(document, one):
+            fewer = {f"mesh.{axis}": one[axis] for axis in _OF_EXPERTS if one[axis] != mesh[axis]}
+            return {"value": number, "mesh": dict(one), "why": "", "also": fewer}
     return tried
 
 

@@ -85,6 +85,14 @@ def test_a_part_of_a_recipe_says_what_it_lacks(page: Page) -> None:
     page.until("document.getElementById('recipe').innerText.includes('part of a recipe')")
     assert "model, which is the training script's" in page.text("#recipe .asked")
     assert page.text("#notice") == ""
+    said = "it is a part of a recipe and does not say the machine, the tokens of a sequence, the number of GPUs, "
+    assert said in page.text("#waiting")
+    assert page.run("document.getElementById('asked-training-precision-compute').placeholder") == "such as bf16"
+    page.answer(model="Qwen/Qwen3-8B", seq_len="2048",
+                **{"training-micro_batch_size": "1", "training-precision-compute": "bf16"})
+    page.until(IS_SEEN)
+    page.settled()
+    assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]"), "who knows the rest is answered"
 
 
 def test_the_card_of_a_recipe_comes_back(page: Page) -> None:
@@ -338,6 +346,20 @@ def test_what_a_recipe_with_images_leaves_open_has_fields(page: Page) -> None:
     page.until("document.getElementById('field-model').value.toLowerCase().includes('qwen')")
     page.settled()
     assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")
+
+
+def test_a_key_that_the_job_lacks_has_a_field_where_it_is_told(page: Page) -> None:
+    job = {**JOB, "framework": "automodel", "model": "Qwen/Qwen2.5-VL-3B-Instruct",
+           "training": {**JOB["training"], "frozen": ["model.visual"]}}
+    page.open(address=f"{page.address}#{packed(job)}")
+    page.settled()
+    assert "the model has a vision tower" in page.text("[data-key='training.images'] .told")
+    page.set("training.images", "1")
+    assert "the model has a vision tower" not in page.text("#added")
+    page.set("training.image_height", "448")
+    assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")
+    page.open()
+    assert not page.run("!!document.querySelector('[data-key=\"training.images\"]')")
 
 
 def test_a_model_that_the_framework_lacks_is_told_before_the_questions_and_given_to_another(page: Page) -> None:

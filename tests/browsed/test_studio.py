@@ -157,6 +157,16 @@ def test_wrong_input_is_told_at_its_field_and_nothing_is_lost(page: Page) -> Non
     assert "Fits" in page.text("[data-part=verdict] .verdict")
 
 
+def test_fewer_gpus_take_the_degree_of_the_experts_along_and_say_so(page: Page) -> None:
+    page.open()
+    assert page.text("[data-axis=ep] .value") == "8"
+    page.step("gpus", -1)
+    assert (page.text("[data-axis=gpus] .value"), page.text("[data-axis=ep] .value")) == ("4", "4")
+    assert page.text("#notice") == "Also changed: expert parallel 8 → 4."
+    page.step("gpus", -1)
+    assert "Fits" in page.text("[data-part=verdict]") or "Out of memory" in page.text("[data-part=verdict]")
+
+
 def test_a_field_without_a_value_shows_what_the_job_has(page: Page) -> None:
     page.open()
     page.set("training.global_batch_size", "")

@@ -45,6 +45,14 @@ def test_more_gpus_than_the_batch_has_sequences_take_a_larger_one() -> None:
     assert found[16]["also"] == {"training.global_batch_size": 16}
 
 
+def test_fewer_gpus_than_share_the_experts_let_fewer_share_them() -> None:
+    job = {**JOB, "model": "nemotron-3-nano-30b-a3b", "framework": "automodel", "mesh": {"ep": 8, "dp_shard": 8}}
+    found = {one["value"]: one for one in degrees(Document("mine.yaml", job))["values"]["gpus"]}
+    assert (found[4]["mesh"]["dp_shard"], found[4]["mesh"]["ep"], found[4]["also"]) == (4, 4, {"mesh.ep": 4})
+    assert found[1]["also"] == {"mesh.ep": 1}
+    assert "also" not in found[8]
+
+
 def test_a_model_without_experts_keeps_the_other_degrees() -> None:
     job = {**JOB, "mesh": {"dp_replicate": 2, "dp_shard": 4, "ep": 2}}
     assert degrees(Document("mine.yaml", job))["plain"] == {

@@ -33,6 +33,9 @@ const USUAL = [512, 1024, 2048, 4096, 8192];
 /* A row of packed samples in the words of its recipe. */
 const packed_words = ({ values: { training: { packed_length: one, seq_len: row } } }) => `Samples are packed into rows: ${row / one} of ${one} tokens make one row of ${row}, which the form shows as a micro batch of 1 with sequence length ${row}. A recipe with fewer samples a row has a shorter sequence length here.`;
 
+/* "machine, the model and the number of GPUs" */
+const listed = (names) => names.join(", the ").replace(/, the (?=[^,]*$)/, " and the ");
+
 const counted = (n, one, more) => `${n} ${n === 1 ? one : more}`;
 
 const left_of = ({ key, value, why }) => [`${key} ${value}`.trim(), why];
@@ -191,9 +194,10 @@ export class Files {
       this.values = found.values;
       this.open(found.values, Object.fromEntries(Object.entries(files).filter(([name]) => JSON.stringify(found.values).includes(name))), { ...NOTHING, layout: this.layout, missed: found.missed.map((one) => one.key), asked: layout_of(found.values) });
     } else {
-      const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent.split(":")[0]);
+      const open = [...this.box.querySelectorAll("[data-answer]")].filter((one) => !one.value).map((one) => one.labels[0].textContent.split(/:|, which /)[0]);
       const several = Object.keys(files).length > 1;
-      const lacking = open.length ? `${several ? "they do" : "it does"} not say the ${open.join(", the ").replace(/, the (?=[^,]*$)/, " and the ")}` : "is this its machine?";
+      const is_part = found.questions.some((one) => one.key === "model");
+      const lacking = is_part ? `${several ? "they are" : "it is"} a part of a recipe and ${several ? "do" : "does"} not say the ${listed(open)}` : open.length ? `${several ? "they do" : "it does"} not say the ${listed(open)}` : "is this its machine?";
       const part = `${several ? "they are" : "it is"} a part of a recipe`;
       wait(`${names} ${several ? "are" : "is"} not the job${asks && !found.problems.length ? ` yet: ${this.box.querySelector("form.asked") ? lacking : part}` : lacks ? " yet: a file that it names is missing" : is_refused ? ": rankscope does not model a part of it yet" : `: ${counted(found.problems.length, "problem", "problems")}`}.`);
       this.box.scrollIntoView({ block: "nearest" });
@@ -247,7 +251,9 @@ export class Files {
     });
     rows.push(...keyed.map((one) => {
       const id = `asked-${one.key.replaceAll(".", "-")}`;
-      const input = make("input", { id, type: "text", autocomplete: "off", required: true });
+      const [, such = ""] = one.option.match(/=([a-z0-9]\w*)$/) || [];
+      const input = make("input", { id, type: "text", autocomplete: "off", required: true, placeholder: such && `such as ${such}` });
+      if (one.key === "model") input.setAttribute("list", "models"); /* of the form of the job */
       input.dataset.answer = one.key;
       input.dataset.key = one.key;
       return make("p", {}, make("label", { htmlFor: id, textContent: one.text.replace(SQUARE, "") }), " ", input);

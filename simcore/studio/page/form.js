@@ -22,6 +22,7 @@ export class Form {
     this.unread = new Map(); /* keys whose text is no value: what is told there; the job has the value before */
     this.options = new Map();
     this.kept = new Set(); /* keys that a user asked for, which stay without a value */
+    this.lacking = new Set(); /* keys that the job lacks, as its problems say: they have a field too */
     this.job = {};
     this.fields = new Map();
     this.steppers = new Steppers((changes) => change(changes), (key) => this.label(key));
@@ -207,7 +208,7 @@ export class Form {
     this.job = job;
     const there = new Set(leaves(job));
     for (const [key, { row }] of this.fields) {
-      if (!this.added.contains(row) || there.has(key) || this.kept.has(key)) continue;
+      if (!this.added.contains(row) || there.has(key) || this.kept.has(key) || this.lacking.has(key)) continue;
       this.fields.delete(key);
       row.remove();
     }
@@ -270,6 +271,8 @@ export class Form {
     for (const [key, field] of this.fields) if (!this.unread.has(key)) this.untell(field);
     this.steppers.mark(rows.map((one) => one.where.split(" ")[0].replace(/^mesh\./, "")));
     this.told = new Set(); /* keys of the fields that tell a problem */
+    this.lacking = new Set(rows.map((one) => (one.message.match(/^([\w.]+): expected/) || [])[1]).filter((key) => this.catalogue.keys.some((one) => one.key === key)));
+    for (const key of this.lacking) this.add(key);
     return rows.filter((one) => {
       const key = one.where.split(" ")[0];
       const field = [key, ...[...this.fields.keys()].filter((name) => one.message.startsWith(`${name}:`))].find((name) => this.fields.has(name));

@@ -5,6 +5,10 @@ import { value_of } from "./state.js";
 
 const TYPED_MS = 1200; /* a number that is typed is taken so long after its last digit */
 
+const BATCH = "training.global_batch_size";
+/* What goes along with a number of GPUs beside its mesh. */
+const apart = (also = {}) => Object.fromEntries(Object.entries(also).filter(([key]) => !key.startsWith("mesh.")));
+
 export class Steppers {
   constructor(change, label) {
     this.change = change; /* called with {key: value}; undefined removes a key */
@@ -62,8 +66,8 @@ export class Steppers {
     if (next && !this.is_fresh(axis)) this.put(axis, next.value, next.also); /* quicker than the answer about the change before */
     else if (next) {
       const words = this.also_words(next.also);
-      this.change({ mesh: short(next.mesh), ...next.also, ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
-      if (words) notice(`Also changed: ${words}, a multiple of the data-parallel ranks.`, true);
+      this.change({ mesh: short(next.mesh), ...apart(next.also), ...Object.fromEntries((next.drops || []).map((key) => [key, undefined])) });
+      if (words) notice(`Also changed: ${words}${BATCH in next.also ? ", a multiple of the data-parallel ranks" : ""}.`, true);
     }
     else this.rows.get(axis).row.animate([{ background: "var(--bad-wash)" }, {}], 700); /* the line below says why not */
   }
@@ -91,9 +95,10 @@ export class Steppers {
   /* Takes a degree; the number of GPUs stays, data parallelism takes what is left. */
   put(axis, number, also = {}) {
     const gpus = axis === "gpus" ? number : this.now("gpus");
-    const mesh = axis === "gpus" ? { ...this.mesh } : { ...this.mesh, [axis]: number };
+    const degrees = Object.fromEntries(Object.entries(also).filter(([key]) => key.startsWith("mesh.")).map(([key, value]) => [key.slice(5), value]));
+    const mesh = { ...this.mesh, ...degrees, ...(axis === "gpus" ? {} : { [axis]: number }) };
     const others = gpus_of({ ...mesh, dp_shard: 1 });
-    if (number !== 0 && gpus % others === 0) this.change({ mesh: short({ ...mesh, dp_shard: gpus / others }), ...also });
+    if (number !== 0 && gpus % others === 0) this.change({ mesh: short({ ...mesh, dp_shard: gpus / others }), ...apart(also) });
     else {
       this.draw();
       notice(`${AXES[axis]} ${number}: ${gpus} GPUs are no multiple of the degrees' product.`);
