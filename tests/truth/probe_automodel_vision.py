@@ -335,11 +335,9 @@ def sparse(case: dict[str, Any]) -> Any:
     """Automodel's own class of Qwen 3 VL with experts."""
     config = Qwen3VLMoeConfig(**sees._fields({"attention": "sdpa", **case}), image_token_id=500, video_token_id=501)
     config.text_config.torch_dtype = torch.bfloat16
-    torch.Tensor.__bool__ = lambda self: False  # type: ignore[method-assign]  # whether there are videos
     with torch.device("meta"):
         model = sparse_vl.Qwen3VLMoeForConditionalGeneration(config, backend=own.BACKEND)
-    for norm in (one for one in model.modules() if isinstance(one, torch.nn.RMSNorm)):
-        norm.forward = lambda x, norm=norm: Normed.apply(x, norm.weight)
+    torch.nn.RMSNorm.forward = lambda self, x: Normed.apply(x, self.weight)  # type: ignore[method-assign]
     return model.to(torch.bfloat16)
 
 
@@ -484,7 +482,7 @@ def grid(case: dict[str, Any]) -> int:
 def stand_in_for_grids(case: dict[str, Any]) -> None:
     """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
     vision, images, count = case["fields"]["vision_config"], case["images"], grid(case)
-    if case["fields"]["model_type"] in ("qwen3_vl", "qwen3_vl_moe", "qwen3_5"):
+    if case["fields"]["model_type"].startswith(("qwen3_vl", "qwen3_5")):
         stand_in_for_places(images, count)
         return
     with unset_fake_temporarily():
@@ -518,6 +516,7 @@ def stand_in_for_places(images: int, count: int) -> None:
 
 
 def stand_in() -> None:
+    torch.Tensor.__bool__ = lambda self: True  # type: ignore[method-assign]  # whether there are images, or videos
     own.stand_in()
     steps.stand_in()
     moe_layers.apply_rotary_emb_qk = lambda q, k, table, **_: own.Rotated.apply(q, k, table)

@@ -8,7 +8,7 @@ from typing import Final
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION, hears
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.fused_adam import runs_fused_adam
-from simcore.frameworks.automodel.pipeline import check_pipeline
+from simcore.frameworks.automodel.pipeline import check_pipeline, stages_of
 from simcore.frameworks.automodel.policies import check_policies, offload_parts, trains_policies
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
@@ -279,9 +279,10 @@ def _check_resting(job: Job) -> None:
 def _check_towers(job: Job) -> None:
     """Raises NotYet for stages behind a tower, and for one that is trained beside what was not measured with it."""
     graph, options = job.graph, job.scenario.framework_options
-    if job.mesh.pp > 1 and graph.architecture.has_tower:
-        raise job.not_yet("mesh.pp", f"pp {job.mesh.pp} of {graph.architecture.family} under automodel, whose vision "
-                          "tower was not measured on a stage")
+    fed = {layer.index for layer in graph.layers if graph.kinds[layer.kind].fed}
+    if fed and job.mesh.pp > 1 and fed - set(stages_of(job)[0]):
+        raise job.not_yet("mesh.pp", "features of a vision tower for layers of a later stage, which has none (0.7.0 "
+                          "models/qwen3_vl_moe/model.py)")
     layers = [layer for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, TOWER_LAYERS)]
     if not any(spec.trainable for layer in layers for spec in graph.tensors[layer.kind]):
         return

@@ -20,6 +20,7 @@ from typing import Final
 
 from simcore.frameworks.common.pipeline import note_chunks, rounds_of
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
+from simcore.models.vision_blocks import AnySize
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.pipeline.schedule import ZERO_BUBBLE, Schedule
 from simcore.placement.framework import Framework
@@ -139,17 +140,18 @@ def _unseen_bytes(job: Job, run: int) -> int:
 
     A run's whole batch, which the recipe moves to the device before the schedule cuts it: five numbers of 8 bytes a
     token: input_ids, labels and their clone, position_ids, attention_mask (0.7.0 recipes/llm/train_ft.py,
-    _forward_backward_step), of sequences that context parallelism has not cut. Under gpipe also the gradients of all
-    inputs, which a message that has not been waited for may hold (torch 2.13 `pipelining/schedules.py`, ScheduleGPipe:
-    bwd_sends_to_wait). With virtual stages one gradient more: the buffer that it came in is counted as free once the
-    chunk's last layer has used it.
+    _forward_backward_step), of sequences that context parallelism has not cut; and its images in 16 bits. Under gpipe
+    also the gradients of all inputs, which a message that has not been waited for may hold (torch 2.13
+    `pipelining/schedules.py`, ScheduleGPipe: bwd_sends_to_wait). With virtual stages one gradient more: the buffer that
+    it came in is counted as free once the chunk's last layer has used it.
     """
     training = job.scenario.training
     tokens = run * training.micro_batch_size * training.seq_len
     width = job.graph.architecture.hidden * dtype_bytes(job.compute)
     sent = width if training.pipeline.schedule == "gpipe" else 0
     more = training.micro_batch_size * training.seq_len * width * (training.pipeline.virtual_stages > 1)
-    return tokens * (5 * 8 + sent) + more
+    pixels = sum(kind.block.pixels for kind in job.graph.kinds if isinstance(kind.block, AnySize))
+    return tokens * (5 * 8 + sent) + more + 2 * run * training.micro_batch_size * (training.images or 0) * pixels
 
 
 def check_pipeline(job: Job) -> None:

@@ -44,7 +44,7 @@ from simcore.operators.automodel.layers import attention, mlp
 from simcore.operators.automodel.moe import moe
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
-from simcore.operators.automodel.qwen3_5 import gated_attention, make_tables, stem_tables
+from simcore.operators.automodel.qwen3_5 import gated_attention, kept_on_stage, make_tables, stem_tables
 from simcore.operators.automodel.recurrent import delta_net, mamba
 from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5, SPARSE
 from simcore.operators.automodel.tensors import tensors
@@ -90,6 +90,8 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
     for kind, run, block in attending:
         if isinstance(block, Attention | LatentAttention):
             dim = block.rope if isinstance(block, LatentAttention) else block.rotated or block.head_dim
+            if kind.family in OF_GRIDS:
+                return kept_on_stage(kind.family, run, dim)
             return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in _angles(kind, run, dim)}
     return {}
 

@@ -28,9 +28,11 @@ from simcore.operators.automodel.sparse import OF_GRIDS, QWEN3_5
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE
 from simcore.operators.shared.rms_norm import rms_norm_from_zero
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
+from simcore.units import dtype_bytes
 
-__all__ = ["StemTables", "further_layer", "gated_attention", "make_tables", "stem_tables"]
+__all__ = ["StemTables", "further_layer", "gated_attention", "kept_on_stage", "make_tables", "stem_tables"]
 
 _Spec = tuple[tuple[int, ...], str]
 
@@ -157,6 +159,17 @@ def stem_tables(env: Env, kind: LayerKind) -> StemTables:
     names = () if env.run.no_grad else ("freqs_cis", *(given,) * (env.run.checkpoint == "full" and given in found))
     kept = [found.pop(name) for name in names]
     return StemTables(list(found.values()), kept)
+
+
+def kept_on_stage(family: str, run: LayerWorkload, dim: int) -> dict[str, int]:
+    """Bytes by name of what the layers of a stage after the first keep of its tables; `dim`: of a head, rotated.
+
+    {} for Qwen 3.5, whose stages are refused.
+    """
+    if family in QWEN3_5:
+        return {}
+    given = {"padding_mask": run.tokens} if run.checkpoint == "full" else {}
+    return {"freqs_cis": run.tokens * dim * dtype_bytes(run.compute), **given}
 
 
 def _rotated(kind: LayerKind) -> int:
