@@ -9,7 +9,6 @@ from simcore.inputs.generation import Generation
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import LatentAttention, Mamba2, Moe
 from simcore.models.config import Architecture
-from simcore.models.radio_blocks import RadioPatches
 from simcore.models.vision_blocks import Projector
 from simcore.results.report import Assumption
 from simcore.vllm.engine import Engine
@@ -39,9 +38,6 @@ def _check_tower(scenario: Scenario, given: Generation, architecture: Architectu
         if not given.profiles_images:
             raise InputError(Problem(at, f"profiles_images: changes nothing: {architecture.family} reads no images"))
         return
-    if given.profiles_images and any(isinstance(kind.block, RadioPatches) for _, kind in architecture.parts):
-        raise NotYet(Problem(at, "not yet: a profile run of vLLM with RADIO's tower (served: profiles_images: false, "
-                             "which is its skip_mm_profiling)"))
     for key, is_asked in (("max_loras", bool(given.max_loras)), ("quantization", given.quantization != "auto"),
                           ("num_speculative_tokens", bool(given.num_speculative_tokens)),
                           ("chunked_prefill", not given.chunked_prefill)):

@@ -15,6 +15,9 @@ or in its norm that adds, written in fp32 where no kernel does it (`layers/layer
 operators and its norm casts the sum alone (`layers/activation.py` SiluAndMul.forward_native, `layers/layernorm.py`
 forward_static) beside a compiled language model; in an eager engine both are kernels, of which the norm's writes in
 place, and attention may hold more: its input, the norm, query, key and value, both rotated, and two outputs.
+Nemotron Omni's largest item is a video as long as the longest sequence, of frames of 512 x 512 pixels, two of which are
+256 tokens (`models/nano_nemotron_vl.py`:321, :349). Videos are encoded one by one, at most 128 frames at once (:1062);
+the highest moment is a layer's MLP, or the squared ReLU behind the tower, which is two operators.
 """
 
 from __future__ import annotations
@@ -51,6 +54,10 @@ _FRAMES: Final = 14
 """Most frames of a dummy video (`models/qwen2_vl.py` _MAX_FRAMES_PER_VIDEO)."""
 _POSITIONS: Final = 8192
 """Rows and columns of patches in the tower's rotary table (`models/qwen2_5_vl.py` get_rope)."""
+_FRAME: Final = 512
+"""Length of a side of a video's frames for Nemotron Omni (`force_image_size` of its configuration)."""
+_AT_ONCE: Final = 128
+"""Most frames that its tower encodes at once."""
 _ITEMS: Final = 999
 """Images of a prompt where nothing limits them (`config/multimodal.py`:331)."""
 _WIDE: Final = 2
@@ -176,6 +183,8 @@ def encoder(architecture: Architecture, tp: int, limits: tuple[int, int, int], r
     end = next((block for block in blocks if isinstance(block, TowerEnd)), None)
     layer = next((block for block in blocks if isinstance(block, TowerLayer | GridLayer)), None)
     front = next((block for block in blocks if isinstance(block, Patches | GridPatches)), None)
+    if any(isinstance(block, RadioPatches) for block in blocks):
+        return _of_videos(architecture, tp, limits)
     if end is None or layer is None or front is None:
         return Encoder()
     tokens, seqs, longest = limits
@@ -185,6 +194,22 @@ def encoder(architecture: Architecture, tp: int, limits: tuple[int, int, int], r
     pixels = patches * (front.pixels // front.count)
     found = _of_older_layer(layer, tp, is_eager=is_eager) if release.plain_towers else _of_layer(layer, tp)
     return Encoder(pixels + patches * found, pixels + items * each * end.hidden)
+
+
+def _of_videos(architecture: Architecture, tp: int, limits: tuple[int, int, int]) -> Encoder:
+    """The same of RADIO: videos as long as the longest sequence."""
+    blocks, (tokens, seqs, longest) = [kind.block for _, kind in architecture.parts], limits
+    front = next(block for block in blocks if isinstance(block, RadioPatches))
+    layer = next(block for block in blocks if isinstance(block, RadioLayer))
+    end = next(block for block in blocks if isinstance(block, RadioProjector))
+    patches = (_FRAME // front.patch)**2
+    pairs = max(1, longest // (patches // end.merged))
+    items, at_once = max(1, min(max(tokens, longest) // longest, seqs)), min(pairs, _AT_ONCE // front.frames)
+    pixels = items * pairs * front.frames * front.channels * _FRAME**2
+    features = pairs * patches // end.merged * end.hidden
+    inside = at_once * (patches + front.prefix) * max(3 * layer.width + 2 * layer.ffn // tp, 4 * layer.width)
+    behind = at_once * patches * (layer.width + 3 * end.ffn // end.merged)
+    return Encoder(pixels + (items - 1) * features + max(inside, behind), pixels + items * features)
 
 
 def _largest(front: Patches | GridPatches, tokens: int, longest: int) -> int:

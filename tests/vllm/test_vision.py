@@ -90,8 +90,6 @@ def test_a_profile_run_without_images_leaves_the_cache_what_they_would_take() ->
     freed = with_images.activation_bytes - without.activation_bytes
     assert without.cache_budget_bytes - with_images.cache_budget_bytes == freed
     assert asked("qwen2.5-3b", profiles_images=False) == ["profiles_images: changes nothing: qwen2 reads no images"]
-    assert asked(OMNI, tp=8) == ["not yet: a profile run of vLLM with RADIO's tower (served: profiles_images: false, "
-                                 "which is its skip_mm_profiling)"]
     omni = ok(simulate(served(OMNI, tp=8, profiles_images=False))).serving
     assert omni is not None
     assert omni.ssm_dtype == "fp32"
@@ -137,6 +135,18 @@ def test_the_largest_item_of_images_of_any_size_is_one_of_most_pixels_or_a_video
         assert found.highest == grids * patches * (1176 + 4 * 1280 + 3 * 3420), longest
         assert found.stays == grids * (patches * 1176 + 16384 * 2048), longest
     assert tried(QWEN, 4, 8192, 256, 4096).highest == patches * (1176 + 9 * 1280)  # the norm in fp32
+
+
+def test_nemotron_omni_encodes_videos_as_long_as_a_sequence() -> None:
+    """8,192 tokens are 32 pairs of frames; behind the tower 20,480 elements a token, thrice in a squared ReLU."""
+    frame, patches, hidden = 3 * 512 * 512, 1024, 2688
+    found = tried(OMNI, 8, 16384, 1024, 8192)
+    assert found.stays == 2 * (64 * frame + 8192 * hidden)
+    assert found.highest == 2 * 64 * frame + 8192 * hidden + 32 * patches * (1280 + 3 * 20480 // 4)
+    long = tried(OMNI, 1, 8192, 1, 65536)  # one video of 512 frames, 128 of which are encoded at once
+    assert long.highest == 512 * frame + 64 * patches * (1280 + 3 * 20480 // 4)
+    assert tried(OMNI, 1, 8192, 1, 100).stays == 2 * frame + 256 * hidden
+    assert ok(simulate(served(OMNI, tp=8))).serving is not None
 
 
 def test_an_older_version_runs_activation_and_norm_as_torch_has_them() -> None:

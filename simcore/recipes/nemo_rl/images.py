@@ -45,7 +45,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
     if not parts:
         return
     _read_rotation(reader, draft, parts)
-    _read_limits(reader, draft)
+    _read_limits(reader, draft, parts)
     _read_frozen(reader, draft, parts)
     name = reader.text("data.train.dataset_name") or reader.text("data.dataset_name")
     is_known = name is not None and name.value in _ONE_IMAGE
@@ -74,7 +74,7 @@ def _read_rotation(reader: Reader, draft: Draft, parts: Sequence[tuple[str, Laye
                     fused, source=_ROTATED)
 
 
-def _read_limits(reader: Reader, draft: Draft) -> None:
+def _read_limits(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:
     """Writes whether vLLM's profile run encodes images; refuses limits that it would read, and other ways to encode."""
     skips = reader.flag(_SKIPS)
     is_skipped = skips is not None and skips.value
@@ -83,10 +83,19 @@ def _read_limits(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(skips, "the default")
     counts = list(reader.matching(*_COUNTS))
-    if is_skipped:
-        draft.idle(counts, "images of a prompt, which the profile run alone would read")
-    for taken in (*([] if is_skipped else counts), *reader.matching(*_LIMITS)):
+    images = [one for one in counts if one.path[-1] == "image" and isinstance(one.value, int) and one.value > 0]
+    unread = counts if is_skipped else images if _has_videos(parts) else []
+    draft.idle(unread, "images of a prompt, of which the profile run encodes none")
+    for taken in (*(one for one in counts if one not in unread), *reader.matching(*_LIMITS)):
         draft.refuse(taken, "an engine with other limits of images than vLLM's defaults")
+
+
+def _has_videos(parts: Sequence[tuple[str, LayerKind]]) -> bool:
+    """True if the profile run encodes videos: they are as large as images, and last by name (0.25.1).
+
+    `multimodal/encoder_budget.py` get_modality_with_max_tokens.
+    """
+    return any(isinstance(kind.block, GridPatches | RadioPatches) for _, kind in parts)
 
 
 def _read_frozen(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:

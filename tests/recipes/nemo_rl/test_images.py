@@ -77,11 +77,17 @@ def test_samples_of_known_data_have_one_image_and_others_are_asked(tmp_path: Pat
 def test_text_alone_and_limits_of_images_are_refused_beside_a_tower_alone(tmp_path: Path) -> None:
     alone: dict[str, Any] = {"data": "OpenMathInstruct-2", "processor": "math_hf_data_processor"}
     assert "a vision tower that is given text alone" in refused(recipe(tmp_path, **alone))
-    for kwarg in ("language_model_only: true", "limit_mm_per_prompt: {image: 1}"):
+    for kwarg in ("language_model_only: true", "limit_mm_per_prompt: {image: 0}", "limit_mm_per_prompt: {video: 1}"):
         assert "an engine with other limits of images than vLLM's defaults" in refused(recipe(tmp_path, kwarg=kwarg))
         text = recipe(tmp_path, model="Qwen/Qwen2.5-1.5B", kwarg=kwarg, **alone)
         assert not text.refused, kwarg
         assert not text.questions, kwarg
+
+
+def test_limits_of_images_change_nothing_where_videos_are_as_large(tmp_path: Path) -> None:
+    assert not recipe(tmp_path, kwarg="limit_mm_per_prompt: {image: 1}").refused
+    assert "other limits of images" in refused(recipe(tmp_path, model="google/gemma-3-4b-it",
+                                                      kwarg="limit_mm_per_prompt: {image: 1}"))
 
 
 def test_a_profile_run_that_leaves_images_out_reads_no_limits(tmp_path: Path) -> None:
