@@ -86,7 +86,7 @@ CAPABILITIES: Final = Capabilities(
     fixed={**PLAIN_TORCH, **ONE_STAGE})
 SPLIT: Final = replace(CAPABILITIES, axes=("dp_replicate", "dp_shard", "cp"))
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "flash", "flash_eager", "flash_entropy",
-                 "flash_entropy_eager", "flash_padded", "values")
+                 "flash_entropy_eager", "flash_padded", "fused_linear", "values")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
                                       "NO_SHARD": "NO_SHARD"}

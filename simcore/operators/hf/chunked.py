@@ -1,10 +1,16 @@
-"""torchtune's loss in chunks of logits (bd2a0fc7 `modules/loss/ce_chunked_output_loss.py`), as its recipes compile it.
+"""Losses in chunks of logits: torchtune's, and that of verl's head.
 
-`modules/transformer.py` chunked_output makes the logits of all chunks first. Each chunk's cross entropy is compiled
-(`apply_compile_strategy`): it casts to fp32 in registers, keeps the chunk's logits as they came and makes a gradient of
-their own dtype. Measured with torch 2.13 and inductor on a CPU (`tests/truth/probe_chunked_loss.py`): backward runs
-all chunks' losses before the first product; the second chunk's weight gradient is added to the first in a new tensor,
-further ones in place.
+torchtune bd2a0fc7 `modules/loss/ce_chunked_output_loss.py`, as its recipes compile it. `modules/transformer.py`
+chunked_output makes the logits of all chunks first. Each chunk's cross entropy is compiled (`apply_compile_strategy`):
+it casts to fp32 in registers, keeps the chunk's logits as they came and makes a gradient of their own dtype. Measured
+with torch 2.13 and inductor on a CPU (`tests/truth/probe_chunked_loss.py`): backward runs all chunks' losses before the
+first product; the second chunk's weight gradient is added to the first in a new tensor, further ones in place.
+
+[Note: fused head] verl b178a3cd `utils/experimental/torch_functional.py` FusedLinearForPPO: chunks of 512 rows, each of
+which makes its logits, divides them, casts them to fp32, and makes probabilities, their logarithms and an entropy of
+them; backward makes the logits again, and a part of both gradients, which are summed in the hidden state's type. The
+part of one chunk is there until the next one's is. The entropy has no gradient. Event for event as torch runs it
+(`tests/truth/verl/fused-torch-2.13.0.json`).
 """
 
 from __future__ import annotations
@@ -16,10 +22,13 @@ from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["CHUNKS", "chunked_loss"]
+__all__ = ["CHUNKS", "FUSED", "chunked_loss", "fused_head"]
 
 CHUNKS: Final = 8
 """num_output_chunks."""
+FUSED: Final = "fused_linear"
+"""Value of `training.loss` for [Note: fused head]."""
+_ROWS: Final = 512
 
 
 def chunked_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
@@ -77,3 +86,74 @@ def _summed(tape: Tape, total: Tensor | None, part: Tensor, *, is_second: bool) 
         return tape.add_grads(total, part)
     tape.compute(Kernel.ELEMENTWISE, part.numel, 3 * part.nbytes, 1)
     return total
+
+
+# ---- verl's head -----------------------------------------------------------------------------------------------------
+def fused_head(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
+    """Loss, a scalar in fp32, of the head's input `hidden`, see [Note: fused head]; the head has no adapter."""
+    weight, tokens, dtype = run.params["weight"], run.tokens, hidden.dtype
+    needs = (aten.needs_grad(hidden), weight.trainable)
+    rows = [min(_ROWS, tokens - start) for start in range(0, tokens, _ROWS)]
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_hidden = aten.new(tape, hidden.shape, dtype, "grad_hidden") if needs[0] else None
+        to_weight = aten.new(tape, weight.shape, dtype, "grad_weight") if needs[1] else None
+        parts: tuple[Tensor, Tensor] | None = None
+        for size in rows:
+            made = _undone(tape, size, run)
+            parts = made
+            del made
+            for total, part in ((to_hidden, parts[0]), (to_weight, parts[1])):
+                if total is not None:
+                    tape.compute(Kernel.ELEMENTWISE, part.numel, 3 * part.nbytes)
+        del parts
+        return [to_hidden, to_weight]
+
+    labels = aten.new(tape, (tokens,), "int64", "labels")
+    node = tape.node((hidden, weight), (hidden, weight, labels), backward)
+    scores = [aten.new(tape, (tokens,), dtype, name) for name in ("log_probs", "entropies")]
+    for size in rows:
+        wide = _logits(tape, size, run)
+        shares, logs = (aten.new(tape, wide.shape, "fp32", name, wide.nbytes, Kernel.ELEMENTWISE, 4 * wide.numel)
+                        for name in ("shares", "log_shares"))
+        for name in ("powers", "weighed_logits"):
+            _transient = aten.new(tape, wide.shape, "fp32", name, wide.nbytes, Kernel.ELEMENTWISE, 2 * wide.numel)
+            del _transient
+        del shares, logs, wide
+    out = aten.new(tape, (), "fp32", "loss", 4 * tokens, Kernel.LOSS)
+    out.node = node
+    tape.save(node, *scores)
+    return out
+
+
+def _logits(tape: Tape, size: int, run: LayerWorkload) -> Tensor:
+    """Logits of `size` tokens in fp32, which were divided by the temperature in the weight's type."""
+    weight = run.params["weight"]
+    shape, moved = (size, weight.shape[0]), weight.nbytes
+    found = aten.new(tape, shape, run.compute, "chunk_logits", moved, Kernel.GEMM, 2 * size * weight.numel)
+    scaled = aten.new(tape, shape, run.compute, "chunk_scaled", found.nbytes)
+    del found
+    return aten.new(tape, shape, "fp32", "chunk_wide", scaled.nbytes)
+
+
+def _undone(tape: Tape, size: int, run: LayerWorkload) -> tuple[Tensor, Tensor]:
+    """Parts of the gradients of hidden states and weight that a chunk of `size` tokens makes."""
+    weight, dtype = run.params["weight"], run.compute
+    wide = _logits(tape, size, run)
+    shape, moved = wide.shape, wide.nbytes
+    shares, places = (aten.new(tape, shape, "fp32", name, moved) for name in ("shares", "places"))
+    less = aten.new(tape, shape, "fp32", "places_less_shares", 2 * moved)
+    weighed = aten.new(tape, shape, "fp32", "weighed", moved)
+    del less
+    total = aten.new(tape, shape, "fp32", "grad_logits", moved)
+    del weighed
+    narrow = aten.new(tape, shape, dtype, "grad_narrow", moved)
+    scaled = aten.new(tape, shape, dtype, "grad_scaled", narrow.nbytes)
+    del narrow, total
+    flops = 2 * size * weight.numel
+    to_hidden = aten.new(tape, (size, weight.shape[1]), dtype, "chunk_grad_hidden", weight.nbytes, Kernel.GEMM, flops)
+    to_weight = aten.new(tape, weight.shape, dtype, "chunk_grad_weight", scaled.nbytes, Kernel.GEMM, flops)
+    del wide, shares
+    del scaled
+    del places
+    return to_hidden, to_weight

@@ -7,7 +7,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Head, LayerKind
-from simcore.operators.hf.chunked import chunked_loss
+from simcore.operators.hf.chunked import FUSED, chunked_loss, fused_head
 from simcore.operators.hf.families import norm
 from simcore.operators.hf.layers import linear
 from simcore.operators.hf.losses import cut_loss, liger_loss
@@ -48,11 +48,11 @@ def _stream(kind: LayerKind) -> str:
 def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> RecordedLayer:
     """Recording, forward and backward, of the output projection: of logits, or of the loss itself.
 
-    The losses `cut`, `liger` and `chunked` make the logits themselves. For these it raises NotYet if the head has an
-    adapter, if logits are scaled or capped (they know of neither) or if the hidden state is fp32.
+    The losses `cut`, `liger`, `chunked` and `fused_linear` make the logits themselves. For these it raises NotYet if
+    the head has an adapter, if logits are scaled or capped (they know of neither) or if the hidden state is fp32.
     """
     weight = run.params["weight"]
-    body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
+    body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss, FUSED: fused_head}.get(run.loss, _logits)
     if body != _logits and ("lora_a.weight" in run.params or block.bias):
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter or a bias of lm_head"))
     if (changes_logits(kind) or kind.wide) and body != _logits:

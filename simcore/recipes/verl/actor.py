@@ -40,9 +40,6 @@ ROWS: Final = (
     Says(f"{ACTOR}.ppo_epochs", "", idle={1: "one pass over a step's sequences"}, words={None: None},
          what="passes over a step's sequences:"),
     Idle((f"{MODEL}.lora.*",), "adapters of workers over Megatron"),
-    Off(f"{MODEL}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
-    Off(f"{ACTOR}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
-    Idle((f"{MODEL}.fused_kernel_options.*",), "read with use_fused_kernels alone"),
     Off(f"{MODEL}.use_liger", "Liger's kernels in verl's actor"),
     Off(f"{MODEL}.enable_activation_offload", "activations on the host"),
     Off(f"{MODEL}.tiled_mlp.enabled", "an MLP in tiles"),
@@ -130,6 +127,8 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
     verl b178a3cd `workers/actor/dp_actor.py:73`: compiled or not; with a coefficient backward passes through the
     entropy, and the cross entropy keeps its logits.
     """
+    if _reads_fused(reader, draft):
+        return
     coefficient, compiled = reader.number(f"{ACTOR}.entropy_coeff"), reader.flag(f"{ACTOR}.use_torch_compile")
     packed = reader.flag(f"{MODEL}.use_remove_padding")
     has, is_eager = bool(coefficient and coefficient.value), bool(compiled and not compiled.value)
@@ -151,6 +150,30 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
             draft.refuse(switch, what)
         else:
             draft.idle(switch, "the entropy is compiled and without gradients" if switch and switch.value else "off")
+
+
+def _reads_fused(reader: Reader, draft: Draft) -> bool:
+    """True if the head scores tokens itself, in chunks of logits, which is written then."""
+    flags = [flag for flag in (reader.flag(f"{block}.use_fused_kernels") for block in (MODEL, ACTOR)) if flag]
+    backend = reader.text(f"{MODEL}.fused_kernel_options.impl_backend")
+    asked = [flag for flag in flags if flag.value]
+    if not asked:
+        draft.idle([*flags, *([backend] if backend else [])], "off, or read with use_fused_kernels alone")
+        return False
+    coefficient, packed = reader.number(f"{ACTOR}.entropy_coeff"), reader.flag(f"{MODEL}.use_remove_padding")
+    draft.infer("training.loss", "fused_linear", "the head scores tokens in chunks of logits", *asked,
+                source="verl b178a3cd utils/experimental/torch_functional.py FusedLinearForPPO")
+    for taken, is_other, what in (
+            (backend, backend is not None and backend.value != "torch", "a head that scores tokens by Triton"),
+            (coefficient, bool(coefficient and coefficient.value), "an entropy in the loss of such a head"),
+            (packed, packed is not None and not packed.value, "padded rows of a head that scores tokens")):
+        if is_other:
+            draft.refuse(taken, what)
+        else:
+            draft.idle(taken, "the default")
+    for name in ("use_torch_compile", "entropy_checkpointing", "entropy_from_logits_with_chunking"):
+        draft.idle(reader.flag(f"{ACTOR}.{name}"), "the head makes the entropy")
+    return True
 
 
 def _read_adapters(reader: Reader, draft: Draft) -> None:

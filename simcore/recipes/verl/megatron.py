@@ -16,7 +16,7 @@ from simcore.recipes.huggingface.named_model import read_named_model, read_remot
 from simcore.recipes.megatron.without_effect import COPIES_BESIDE
 from simcore.recipes.nemo_rl.experts import read_experts
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, On, Row, Says, Unmodelled, key_of, read_rows
+from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, key_of, read_rows
 from simcore.recipes.verl.actor import ACTOR, MODEL, RELEASE, ROWS, refuse_said
 from simcore.recipes.world import share_out
 
@@ -62,6 +62,9 @@ _ROWS: Final[tuple[Row, ...]] = (
          what="replay of the router's choices:"),
     Says(f"{ACTOR}.optim.optimizer", "training.optimizer.name", "text", {"adam": "adamw", "sgd": "sgd"},
          what="optimizer"),
+    Off(f"{MODEL}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
+    Off(f"{ACTOR}.use_fused_kernels", "logits in chunks that the head makes (use_fused_kernels)"),
+    Idle((f"{MODEL}.fused_kernel_options.*",), "read with use_fused_kernels alone"),
     Says(f"{MODEL}.lora.rank", "", idle={0: "no adapters"}, words={None: None}, what="adapters of rank"),
     Idle((f"{_REF}.*",), "the reference policy is laid out as the actor (initialize_model_parallel runs once)"),
     Idle((f"{ACTOR}.load_weight", "actor_rollout_ref.ref.load_weight"), "values"),

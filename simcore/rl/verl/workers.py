@@ -30,7 +30,8 @@ __all__ = ["VERL", "made_of_logits"]
 
 _SERVED: Final = "fsdp1, over transformers' layers, and megatron"
 _MIB: Final = 2**20
-_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3}
+_LOSSES: Final = {"flash": 0, "flash_entropy": 0, "flash_eager": 3, "flash_entropy_eager": 3, "flash_padded": 3,
+                  "fused_linear": 0}
 """Losses of verl's actor, with the tensors in fp32 that a pass makes of logits: [Note: in place] in `forward.py`."""
 _PADDED: Final = "flash_padded"
 _COPIED: Final = 0.5

@@ -59,3 +59,20 @@ def test_padded_rows_have_the_events_of_verls_actor() -> None:
         assert [*signs(logits, head.forward), *signs(logits, loss.forward), *signs(logits, loss.after)] == (
             theirs["forward"])
         assert [*signs(logits, loss.backward), *signs(logits, head.backward)] == theirs["backward"]
+
+
+def test_a_fused_head_has_the_events_of_verls() -> None:
+    """Chunks of 512 rows: logits in 16 bits and in fp32, and the weight with its parts, in torch's order."""
+    truth = json.loads((ROOT / "tests/truth/verl/fused-torch-2.13.0.json").read_text(encoding="utf-8"))
+    vocab, hidden, tokens, chunk = (truth[name] for name in ("vocab", "hidden", "tokens", "chunk"))
+    sizes = {2 * chunk * vocab: "c", 4 * chunk * vocab: "C", 2 * vocab * hidden: "W", 2 * tokens * hidden: "H"}
+    shapes = {"vocab_size": vocab, "hidden_size": hidden, "tie_word_embeddings": False}
+    head = Model(CASE | {"loss": "fused_linear", "batch": 1, "seq": tokens,
+                         "overrides": CASE["overrides"] | shapes}).tapes[-2]
+
+    def events(*sections: Section) -> list[str]:
+        return [("+" if row[0] == Op.ALLOC else "-") + sizes[abs(row[3])] for section in sections
+                for row in section.rows if row[0] in (Op.ALLOC, Op.FREE) and abs(row[3]) in sizes]
+
+    assert events(head.forward) == truth["forward"] == truth["no_grad"]
+    assert events(head.backward)[:len(truth["backward"])] == truth["backward"]
