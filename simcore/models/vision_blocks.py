@@ -113,13 +113,15 @@ class GridLayer:
     """Layer of a tower of images of any size: attention within parts of an image, and SwiGLU, each behind an RMSNorm.
 
     All linears have biases; query, key and value are one. `parts`: patches of each part of an image that attends to
-    itself, one of all of them without windows. `width`: elements of a patch; `ffn`: of the MLP.
+    itself, one of all of them without windows. `width`: elements of a patch; `ffn`: of the MLP. `first`: the first
+    layer, behind the patches.
     """
 
     parts: tuple[int, ...]
     width: int
     num_heads: int
     ffn: int
+    first: bool = False
 
     @property
     def patches(self) -> int:

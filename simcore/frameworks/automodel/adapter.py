@@ -20,7 +20,7 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     implementations=("automodel", "hf", "hub"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
     quantize=lambda job: in_fp8(job, job.options(OPTIONS)), serves_qlora=True,
-    freezes=("hf", "automodel"), reads_images=True, rests_towers=True, packs_images=True,
+    freezes=("hf", "automodel"), reads_images=True, rests_towers=True, packs_images=True, scores_images=True,
     trained_fronts=(PlacedPatches, GridPatches),
     of_stages=("local_batch_size",),
     foreign=("Megatron-", "torchtitan", "verl", "axolotl", "TRL", "the Hugging Face Trainer", "DeepSpeed"),

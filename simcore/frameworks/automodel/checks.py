@@ -9,7 +9,7 @@ from simcore.frameworks.automodel.attention import ATTENTION_OPTION, hears
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.pipeline import check_pipeline, stages_of
-from simcore.frameworks.automodel.policies import check_policies, offload_parts, trains_policies
+from simcore.frameworks.automodel.policies import NEMO_RL, check_policies, offload_parts, trains_policies
 from simcore.frameworks.automodel.tensor_parallel import SPLIT_BY_HF, check_tensor_parallel, splits_layers
 from simcore.frameworks.common.transformers import check_factors
 from simcore.models.blocks import Attention, Mlp, Moe
@@ -105,6 +105,15 @@ _REPLAYED: Final = ("gemma3", "gemma4")
 """Families with towers whose replayed layers, or parts of them, were measured."""
 
 
+def _sees_as_policy(job: Job) -> bool:
+    """True for a policy of NeMo RL whose tower was measured: that of Qwen 2.5 VL, trained with all else."""
+    training = job.scenario.training
+    return (job.scenario.framework_version == NEMO_RL and job.graph.architecture.family == "qwen2_5_vl"
+            and job.mesh.size > 1 and job.mesh.tp == 1 and training.method == "full" and not training.frozen
+            and training.recompute == "none" and not training.offload.part("params")[1]
+            and not job.graph.architecture.resting)
+
+
 def _check_hf(job: Job) -> None:
     """Layers of transformers: sharded over data alone."""
     mesh, family = job.mesh, job.graph.architecture.family
@@ -125,7 +134,7 @@ def _check_hf(job: Job) -> None:
     if job.scenario.training.frozen and job.scenario.framework_version not in ("auto", "0.7.0"):
         raise job.not_yet("training.frozen", f"frozen parameters under automodel {job.scenario.framework_version}")
     towers = job.graph.architecture.has_tower or bool(job.graph.architecture.resting)
-    if towers and job.scenario.framework_version not in ("auto", "0.7.0"):
+    if towers and job.scenario.framework_version not in ("auto", "0.7.0") and not _sees_as_policy(job):
         raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
     if towers and job.scenario.training.recompute != "none" and family not in _REPLAYED:
         raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")

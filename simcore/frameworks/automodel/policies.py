@@ -103,6 +103,10 @@ def policy_assumptions(job: Job) -> list[tuple[str, str, str, str]]:
     if job.mesh.tp > 1 and casts_outputs(job):
         made.append(("mesh.tp", "q, k, v, gate and up are cut by outputs, o and down by inputs, embedding and head by "
                      "rows; hidden states are whole on every rank", "derived", _PLANS[job.graph.architecture.family]))
+    if job.graph.architecture.has_tower and trains_policies(job):
+        made.append(("vision tower", "its layers are units, as Automodel 0.7.0 wraps them; layers put out fp32",
+                     "assumed", f"{_SETUP}:485; Automodel 0.7.0 distributed/parallelizer.py "
+                     "apply_fsdp2_sharding_recursively"))
     if ties_again(job):
         made.append(("tied head over tp", "rests with the embedding, is gathered and reduced by itself", "derived",
                      "torch 2.13 _fsdp_param.py reset_sharded_param, behind NeMo RL's tie_weights"))

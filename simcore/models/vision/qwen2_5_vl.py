@@ -75,7 +75,8 @@ def _tower(vision: Config, patches: GridPatches, heads: int, windows: tuple[int,
         raise vision.fail("fullatt_block_indexes", f"expected a list of layer numbers, got {whole!r}")
     layer = GridLayer(windows, patches.width, heads, vision.integer("intermediate_size", default=3420))
     of_tower = LayerKind("vision_patches", "qwen2_5_vl", patches.width, block=patches)
-    blocks = (replace(layer, parts=(patches.count,)) if i in whole else layer for i in range(end.below - 2))
+    blocks = (replace(layer, parts=(patches.count,) if i in whole else windows, first=not i)
+              for i in range(end.below - 2))
     return (
         (f"{_TOWER}.patch_embed", of_tower),
         *((f"{_TOWER}.blocks.{i}", replace(of_tower, name="vision_layer", block=block))

@@ -106,7 +106,7 @@ def _modules(run: LayerWorkload) -> Modules:
     return Modules(attention, linear, layer_norm, narrowed, "fp32" if options.autocast else "",
                    "fp32" if options.wide_tower else "", is_replayed=run.checkpoint != "none",
                    drops_output=options.automodel is None and run.loss != "hf_keep_logits", is_cast=options.casts_tower,
-                   is_packed=run.options.position_axes > 0)
+                   is_wide=options.wide_outputs, is_packed=run.options.position_axes > 0)
 
 
 _SIGMOID: Final = ("glm4_moe",)

@@ -63,7 +63,7 @@ _LAYERS: Final = (
     Idle((f"{_BACKEND}._target_", f"{_BACKEND}.enable_hf_state_dict_adapter", f"{_KWARGS}.use_sdpa_patching"),
          "which files are read, and by which code"),
     Idle((_KWARGS, f"{_KWARGS}.freeze_config.freeze_vision_*", f"{_KWARGS}.freeze_config.freeze_audio_*"),
-         "the policy has text alone"),
+         "the policy has text alone, or its tower trains"),
     Off(f"{_KWARGS}.freeze_config.freeze_language_model", "a language model that does not train"),
 )
 _ADAPTERS: Final = (

@@ -28,6 +28,7 @@ _SKIPS: Final = f"{_KWARGS}.skip_mm_profiling"
 _COUNTS: Final = (f"{_KWARGS}.limit_mm_per_prompt.*", "policy.generation.vllm_cfg.limit_mm_per_prompt.*")
 _LIMITS: Final = (f"{_KWARGS}.language_model_only", f"{_KWARGS}.mm_encoder_tp_mode", f"{_KWARGS}.mm_processor_kwargs.*")
 _MEGATRON: Final = "policy.megatron_cfg"
+_FREEZES: Final = "policy.dtensor_cfg.automodel_kwargs.freeze_config"
 _FROZEN: Final = {"freeze_vision_model": "vision_model", "freeze_vision_projection": "vision_projector",
                   "freeze_sound_encoder": "sound_encoder", "freeze_sound_projection": "sound_projection"}
 """Switches of Nemotron Omni's provider, with the modules that they freeze."""
@@ -47,6 +48,7 @@ def read_images(reader: Reader, draft: Draft) -> None:
     _read_rotation(reader, draft, parts)
     _read_limits(reader, draft, parts)
     _read_frozen(reader, draft, parts)
+    _refuse_frozen(reader, draft)
     name = reader.text("data.train.dataset_name") or reader.text("data.dataset_name")
     is_known = name is not None and name.value in _ONE_IMAGE
     if not is_known and reader.look("data.default.processor") != _OF_IMAGES and not reader.look("policy.is_vlm"):
@@ -96,6 +98,22 @@ def _has_videos(parts: Sequence[tuple[str, LayerKind]]) -> bool:
     `multimodal/encoder_budget.py` get_modality_with_max_tokens.
     """
     return any(isinstance(kind.block, GridPatches | RadioPatches) for _, kind in parts)
+
+
+def _refuse_frozen(reader: Reader, draft: Draft) -> None:
+    """Refuses a frozen tower of workers of DTensor: a block without the switch freezes it.
+
+    Automodel 0.7.0 components/utils/model_utils.py apply_parameter_freezing.
+    """
+    if reader.look("policy.megatron_cfg.enabled") is True or not reader.names(_FREEZES):
+        return
+    tower, what = reader.flag(f"{_FREEZES}.freeze_vision_tower"), "a vision tower that is frozen by workers of DTensor"
+    if tower is None:
+        draft.refused.append(Problem(reader.document.path, f"not yet: {_FREEZES}: {what}"))
+    elif tower.value:
+        draft.refuse(tower, what)
+    else:
+        draft.idle(tower, "the tower is trained")
 
 
 def _read_frozen(reader: Reader, draft: Draft, parts: Sequence[tuple[str, LayerKind]]) -> None:

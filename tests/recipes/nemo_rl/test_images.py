@@ -10,7 +10,7 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
 from simcore.results.report import Report
-from simcore.simulate import check, simulate
+from simcore.simulate import simulate
 
 QWEN: Final = "Qwen/Qwen2.5-VL-3B-Instruct"
 GRPO: Final = """\
@@ -46,7 +46,9 @@ def recipe(folder: Path, *, model: str = QWEN, data: str = "clevr-cogent", proce
     for old, new in changed.items():
         text = text.replace(old, new)
     if workers != "megatron":
-        text = text.replace("dtensor_cfg: {enabled: false}", "dtensor_cfg: {enabled: true, _v2: true}").replace(
+        more = workers.removeprefix("dtensor")
+        text = text.replace("dtensor_cfg: {enabled: false}", f"dtensor_cfg: {{enabled: true, _v2: true{more}}}")
+        text = text.replace(
             "megatron_cfg: {enabled: true", "megatron_cfg: {enabled: false")
     (folder / "mine.yaml").write_text(text, encoding="utf-8")
     answers = {f"training.{name}": value for name, value in settings.items()}
@@ -127,8 +129,10 @@ def test_a_step_on_images_by_megatron(tmp_path: Path) -> None:
     assert took[1]["generation"] == took[0]["generation"]
 
 
-def test_workers_of_dtensor_do_not_train_a_tower(tmp_path: Path) -> None:
-    found = recipe(tmp_path, workers="dtensor", image_height=448)
-    found.expect_complete()
-    assert any("a vision tower" in one.message
-               for one in check(parse_scenario(found.document())).problems)
+def test_workers_of_dtensor_train_a_tower_and_freeze_none(tmp_path: Path) -> None:
+    report = simulated(recipe(tmp_path, workers="dtensor", image_height=448))
+    assert "vision tower" in {one.what for one in report.assumptions}
+    assert report.ranks[0].at_rest["vision_tower"].optimizer_bytes > 0
+    frozen = "automodel_kwargs: {freeze_config: {freeze_vision_tower: true, freeze_language_model: false}}"
+    assert "a vision tower that is frozen by workers of DTensor" in refused(
+        recipe(tmp_path, workers=f"dtensor, {frozen}"))

@@ -44,9 +44,12 @@ def kept_by_tower(run: LayerWorkload, patches: int, dim: int, merged: int, pixel
             _ORDER: ((patches // merged,), "int64"), **copies}
 
 
-def until_backward(*, trains: bool) -> tuple[str, ...]:
-    """Names in `kept_by_tower` of what a differentiated tower keeps for its backward, images only if it `trains`."""
-    return (*TABLES, _ORDER, *[_PIXELS] * trains)
+def until_backward(run: LayerWorkload, *, trains: bool) -> tuple[str, ...]:
+    """Names in `kept_by_tower` of what a differentiated tower keeps for its backward, images only if it `trains`.
+
+    Layers whose inputs hooks cast have copies of the tables.
+    """
+    return (*(() if run.options.puts_out_fp32 else TABLES), _ORDER, *[_PIXELS] * trains)
 
 
 def until_return(run: LayerWorkload) -> str:
@@ -71,7 +74,7 @@ def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> Recorded
     made |= {name: _in_windows(tape, table) for name, table in zip(TABLES, tables, strict=True)}
     del tables
     del positions
-    return front(tape, out, made, node, [name for name in until_backward(trains=trained is not None)
+    return front(tape, out, made, node, [name for name in until_backward(run, trains=trained is not None)
                                          if name in made])
 
 
@@ -127,14 +130,17 @@ def _joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
 
 def grid_layer(tape: Tape, block: GridLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
     """`Qwen2_5_VLVisionBlock`; its caller holds the input until it has returned."""
+    table = (1, run.images * block.patches, 1, block.head_dim)
+
     def body(x: Tensor) -> Tensor:
+        _tables = [aten.new(tape, table, run.compute, f"{name}.to") for name in TABLES if modules.is_wide]
         made = attention_of_parts(tape, block.parts, block.num_heads, run, modules, normed(tape, run, "norm1", x))
         residual = aten.add(tape, x, made, "residual")
         del made
         made = _mlp(tape, run, modules, normed(tape, run, "norm2", residual))
         return aten.add(tape, residual, made, "residual")
 
-    return tower_layer(tape, run, modules, (1, run.images * block.patches, block.width), body)
+    return tower_layer(tape, run, modules, (1, run.images * block.patches, block.width), body, first=block.first)
 
 
 def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
@@ -156,7 +162,7 @@ def attention_of_parts(tape: Tape, parts: tuple[int, ...], num_heads: int, run: 
     qkv = modules.linear(tape, run, "attn.qkv", x)
     heads = (*x.shape[:2], num_heads, x.shape[2] // num_heads)
     q, k, v = _views(tape, qkv, [heads] * 3, "grad_qkv", copies=True)
-    q, k = _rotated(tape, q, k, is_cast=modules.is_cast)
+    q, k = _rotated(tape, q, k, is_cast=modules.is_cast or modules.is_wide, keeps=modules.is_wide)
     outs = _attended(tape, parts * run.images, modules.attention, (q, k, v))
     out = outs[0] if modules.attention == _FLASH else _joined_parts(tape, outs, x.shape)
     return modules.linear(tape, run, "attn.proj", out.view(*x.shape))
@@ -193,12 +199,15 @@ def _joined_parts(tape: Tape, parts: list[Tensor], shape: tuple[int, ...]) -> Te
     return out
 
 
-def _rotated(tape: Tape, q: Tensor, k: Tensor, *, is_cast: bool) -> tuple[Tensor, Tensor]:
-    """`apply_rotary_pos_emb_vision`: in fp32, then back; `is_cast`: so are the tables, which are in 16 bits."""
+def _rotated(tape: Tape, q: Tensor, k: Tensor, *, is_cast: bool, keeps: bool) -> tuple[Tensor, Tensor]:
+    """`apply_rotary_pos_emb_vision`: in fp32, then back; `is_cast`: so are the tables, which are in 16 bits.
+
+    `keeps`: the layer's backward keeps those.
+    """
     table, dtype = Tensor(None, (1, q.shape[1], 1, q.shape[3]), "fp32"), q.dtype
     q, k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
-    _wide = [aten.new(tape, table.shape, "fp32", name) for name in TABLES] if is_cast else []
-    both = [turned(tape, x, table) for x in (q, k)]
+    wide = [aten.new(tape, table.shape, "fp32", name) for name in TABLES] if is_cast else []
+    both = [turned(tape, x, *(wide if keeps else (table, table))) for x in (q, k)]
     q, k = (aten.cast(tape, both.pop(0), dtype) for _ in range(2))
     return q, k
 

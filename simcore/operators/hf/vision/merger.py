@@ -28,11 +28,11 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules,
     """
     rows = run.images * block.patches
     patches: Tensor | None
-    patches, below = entered(tape, run, (1, rows, block.width), run.compute)
+    patches, below = entered(tape, run, (1, rows, block.width), "fp32" if modules.is_wide else run.compute)
     specs = kept_by_tower(run, rows, block.patch_rotary_dim, block.merged, run.images * block.pixels)
     of_tower = {name: tape.external(*spec, tape.slot(name, "activation"), 1 - block.below)
                 for name, spec in specs.items()
-                if not (below and name in until_backward(trains=run.params["ln_q.weight"].trainable))}
+                if not (below and name in until_backward(run, trains=run.params["ln_q.weight"].trainable))}
     held = [of_tower.pop(name) for name in (until_return(run),) if name in of_tower]
     tokens = [tokens_of(tape, block, run, modules, patches)]
     of_tower.clear()
@@ -59,6 +59,7 @@ def tokens_of(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules, x
     order = tape.empty((count,), "int64", "window_index.order")
     del values
     squares = normed(tape, run, "ln_q", x).view(1, count, block.merged * block.width)
+    squares = aten.cast(tape, squares, run.compute) if modules.is_wide else squares
     tape.scope = "mlp."
     made = modules.linear(tape, run, "mlp.2", aten.gelu(tape, modules.linear(tape, run, "mlp.0", squares)))
     del squares

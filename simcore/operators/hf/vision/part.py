@@ -60,8 +60,9 @@ class Modules:
     `drops_output`: the model's output is dropped when it has returned, since its caller takes the loss of it.
     `stream`: dtype of what layers hand on, "" for that of products.
     `is_cast`: FSDP2's hooks cast what the model and each layer is given in fp32, images and rotary tables, and hold the
-    copies until it returns (torch 2.13 `_fsdp_state.py`, cast_forward_inputs). `is_packed`: sequences lie end to end,
-    see [Note: features of packs] in `placed`.
+    copies until it returns (torch 2.13 `_fsdp_state.py`, cast_forward_inputs). `is_wide`: they also cast what each
+    layer puts out to fp32, and autocast narrows what products are given. `is_packed`: sequences lie end to end, see
+    [Note: features of packs] in `placed`.
     """
 
     attention: str = "sdpa"
@@ -73,6 +74,7 @@ class Modules:
     is_replayed: bool = False
     drops_output: bool = False
     is_cast: bool = False
+    is_wide: bool = False
     is_packed: bool = False
 
 
@@ -107,18 +109,21 @@ def attended(tape: Tape, run: LayerWorkload, modules: Modules, given: tuple[Tens
 
 
 def tower_layer(tape: Tape, run: LayerWorkload, modules: Modules, shape: tuple[int, ...],
-                body: Callable[[Tensor], Tensor], *, down: int = BEFORE, stays: bool = False) -> RecordedLayer:
+                body: Callable[[Tensor], Tensor], *, down: int = BEFORE, stays: bool = False,
+                first: bool = False) -> RecordedLayer:
     """Recording of a layer whose body makes of its input, of `shape`, its output; its caller holds the input till then.
 
     `down`: layers to the one whose output it takes. `stays`: the tower holds the input until the tower returns, unless
-    the graph keeps it longer. transformers' checkpoint of it keeps nothing but the input.
+    the graph keeps it longer. transformers' checkpoint of it keeps nothing but the input. `first`: behind the patches.
     """
-    hidden: Tensor | None = tape.external(shape, modules.stream or run.compute, HIDDEN, down)
+    given = "fp32" if modules.is_wide and not first else modules.stream or run.compute
+    hidden: Tensor | None = tape.external(shape, given, HIDDEN, down)
     assert hidden is not None
     node = hidden.node = Node() if run.input_requires_grad else None
     if stays:
         hidden.disown()
-    run_body: Callable[[], Tensor] = partial(body, hidden)
+    run_body: Callable[[], Tensor] = partial(_between_casts, tape, run, body, hidden) if modules.is_wide else partial(
+        body, hidden)
     out = tape.checkpoint(run_body) if modules.is_replayed else run_body()
     hand_on(tape, out)
     forward = tape.cut()
@@ -130,6 +135,10 @@ def tower_layer(tape: Tape, run: LayerWorkload, modules: Modules, shape: tuple[i
     back = run_backward(tape, out, node, nothing) if out.node is not None else Section(())
     tape.graph.clear()
     return RecordedLayer(forward, back, after, grads=tape.release_grads(), casts=casts, release=tape.cut())
+
+
+def _between_casts(tape: Tape, run: LayerWorkload, body: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    return aten.cast(tape, body(aten.cast(tape, hidden, run.compute)), "fp32")
 
 
 def asks(run: LayerWorkload) -> bool:

@@ -124,7 +124,7 @@ def _turned(tape: Tape, run: LayerWorkload, modules: Modules, part: str, block: 
     normed = rms_norm_by_power(tape, run.params[f"self_attn.{part}_norm.weight"], heads)
     del heads
     table = Tensor(None, (*x.shape[:2], 1, block.head_dim // 2), run.compute)
-    halves = [turned(tape, aten.slice_half(tape, normed), table) for _ in range(2)]
+    halves = [turned(tape, aten.slice_half(tape, normed), table, table) for _ in range(2)]
     return aten.cat(tape, *halves)
 
 

@@ -8,10 +8,10 @@ from simcore.recording.tape import Tape, Tensor
 __all__ = ["turned"]
 
 
-def turned(tape: Tape, x: Tensor, table: Tensor) -> Tensor:
+def turned(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Heads `x`, [batch, patches, heads, head_dim], times a table, plus their halves exchanged times another."""
-    straight = aten.mul(tape, x, table, "rotary")
-    return aten.add(tape, straight, aten.mul(tape, _rotated_half(tape, x), table, "rotary"), "rotary")
+    straight = aten.mul(tape, x, cos, "rotary")
+    return aten.add(tape, straight, aten.mul(tape, _rotated_half(tape, x), sin, "rotary"), "rotary")
 
 
 def _rotated_half(tape: Tape, x: Tensor) -> Tensor:

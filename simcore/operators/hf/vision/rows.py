@@ -129,7 +129,7 @@ def _attention(tape: Tape, block: RowLayer, run: LayerWorkload, modules: Modules
     q, k, v = (aten.to_heads(tape, flat.pop(0), dim, copy_grad=copies) for _ in range(3))
     stream = modules.stream or run.compute
     table = Tensor(None, (1, rows, 1, dim), stream)
-    both = [turned(tape, part, table) for part in (q, k)]
+    both = [turned(tape, part, table, table) for part in (q, k)]
     q, k = both
     both.clear()
     mask = Tensor(None, (1, rows, rows), stream)
