@@ -60,6 +60,7 @@ def test_steps_are_as_measured(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_refused(tmp_path: Path) -> None:
     case = next(iter(STEPS.values()))["case"]
-    for changed in ({"recompute": "full"}, {"frozen": ["model.visual"]}, {"offload": dict.fromkeys(("params", "gradients", "optimizer"), "host")}):
+    on_host = dict.fromkeys(("params", "gradients", "optimizer"), "host")
+    for changed in ({"recompute": "full"}, {"frozen": ["model.visual"]}, {"offload": on_host}):
         problems = [one.message for one in check(asked(case, tmp_path, **changed)).problems]
         assert any("not yet" in one for one in problems), changed
