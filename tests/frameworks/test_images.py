@@ -15,6 +15,10 @@ TOWER, IMAGE, PATCHES, WIDTH = 416_866_032, 3 * 896 * 896, 4096, 1152
 """Parameters of SigLIP's tower as transformers registers them, values of an image, its patches and their elements."""
 
 
+E2B: dict[str, Any] = {"model": "gemma-4-e2b", "frozen": [
+    f"model.{part}" for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")]}
+
+
 def scenario(model: str = "gemma-3-4b", **training: Any) -> Scenario:
     keys: dict[str, Any] = {"seq_len": 1024, "images": 1, "frozen": ["model.vision_tower"]} | training
     attention = keys.pop("attention", "eager")
@@ -65,6 +69,10 @@ def ok(report: Report) -> Report:
      "a vision tower with parameters in fp32 under autocast"),
     ({"framework": "ddp", "mesh": {"dp_replicate": 8}, "model": "gemma-4-31b"}, "the vision tower of gemma4 under ddp"),
     ({"framework": "megatron", "model": "gemma-4-31b", "frozen": None}, "not yet: gemma4_text in Megatron's layers"),
+    ({**E2B, "recompute": "full"}, "not yet: activation checkpointing of layers with inputs of"),
+    ({**E2B, "attention": "sdpa", "seq_len": 511}, "not yet: SDPA of Gemma 4 in fp32"),
+    ({**E2B, "mesh": {"dp_shard": 4, "tp": 2}}, "over more than data and stages"),
+    ({**E2B, "images": 0, "frozen": None}, "given text alone, of gemma4 by the layers of hf"),
     ({"mesh": {"dp_shard": 4, "tp": 2}}, "not yet: transformers' layers of gemma3 under automodel over more"),
     ({"image_height": 448}, "image_height: changes nothing: all images of gemma3 have one size"),
     ({"model": "gemma-3-4b-text", "frozen": None, "images": None, "image_height": 448}, "has no vision tower"),

@@ -104,6 +104,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma4, inputs of layers": {"freeze": SILENT, "images": 1, "model": "gemma4-per-layer"},
     "gemma4, inputs of layers, adapted": {"freeze": SILENT, "images": 1, "lora": 8, "model": "gemma4-per-layer",
                                           "exclude_modules": ["*vision*", "*lm_head*", "*audio*"]},
+    "gemma4, inputs of layers, adapted, SDPA in fp32": {
+        "freeze": SILENT, "images": 1, "lora": 8, "attention": "sdpa", "model": "gemma4-wide-heads",
+        "exclude_modules": ["*vision*", "*lm_head*", "*audio*"]},
     "gemma4, wide inputs of layers": {"freeze": SILENT, "images": 1, "seq": 64, "model": "gemma4-wide-inputs"},
     "gemma4, wide inputs of layers, adapted": {
         "freeze": SILENT, "images": 1, "lora": 8, "seq": 64, "model": "gemma4-wide-inputs",
@@ -526,6 +529,10 @@ def stand_in() -> None:
     # Automodel's own class of these layers replays whole ones (components/models/gemma4_moe/model.py:886).
     modeling_gemma4.Gemma4ForConditionalGeneration.parallelizer = PARALLELIZER
     modeling_gemma4.Gemma4ForConditionalGeneration.kv_sharing_survives_checkpoint_replay = True
+    # transformers 5.18.0, which Automodel 0.7.0 asks for, gives the tower of audio what the model is given.
+    modeling_gemma4.Gemma4AudioModel._supports_sdpa = True
+    of_layers = masking_utils.LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
+    of_layers["full_attention"] = steps.masked(of_layers["full_attention"])
     own_mask = modeling_gemma4.create_causal_mask
     modeling_gemma4.create_causal_mask = lambda **given: (
         own_mask if "or_mask_function" in given else steps.masked(own_mask))(**given)

@@ -15,22 +15,16 @@ from __future__ import annotations
 from typing import Final, Literal, cast
 
 from simcore.frameworks.common.kernels import torch_libraries
-from simcore.models.pooled_blocks import PooledSound
 from simcore.operators.automodel.dense import DENSE
-from simcore.placement.job import Draft, Job
+from simcore.placement.job import Draft
 
-__all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "hears",
-           "packed_assumptions", "rope_of", "runs_flex", "te_calls"]
+__all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "packed_assumptions",
+           "rope_of", "runs_flex", "te_calls"]
 
 Asked = Literal["sdpa", "eager", "flash_attention_2"]
 ATTENTION_OPTION: Final = "attn_implementation"
 ATTENTIONS: Final = (None, "eager", "sdpa", "flash_attention_2")
 _AT: Final = f"framework_options.{ATTENTION_OPTION}"
-
-
-def hears(job: Job) -> bool:
-    """True for a model with a tower of audio whose code is transformers', which runs eager attention alone."""
-    return any(isinstance(kind.block, PooledSound) for kind in job.graph.kinds)
 
 
 def attention_of(job: Draft, options: dict[str, object]) -> Asked:
@@ -40,10 +34,6 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
     """
     given, family = options.get(ATTENTION_OPTION), job.graph.architecture.decoder
     own = job.graph.implementation == "automodel"
-    if hears(job) and given != "eager":
-        job.note("attention of a model with a tower of audio", "eager", "0.7.0 _transformers/auto_model.py:582: tried "
-                 "again with the next one, as transformers 5.23 Gemma4AudioModel does not support another")
-        return "eager"
     if own and family not in DENSE:
         job.refuse_idle(options, ATTENTION_OPTION, f"in Automodel's layers of {family}: their attention is the option "
                         "attn (0.7.0 components/attention/utils.py)")

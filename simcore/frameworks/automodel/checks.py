@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from simcore.frameworks.automodel.attention import ATTENTION_OPTION, hears
+from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.pipeline import check_pipeline, stages_of
@@ -138,10 +138,8 @@ def _check_hf(job: Job) -> None:
         raise job.not_yet("framework_version", f"a vision tower under automodel {job.scenario.framework_version}")
     if towers and job.scenario.training.recompute != "none" and family not in _REPLAYED:
         raise job.not_yet("training.recompute", "activation checkpointing of a model with a vision tower")
-    if family == "gemma4" and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager" and not (
-            _has_two_way(job) or hears(job)):
-        raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "SDPA of Gemma 4 in fp32 (0.7.0 models/gemma4_moe/"
-                          "sdpa_fp32.py) where no layer has a mask")
+    if family == "gemma4":
+        _check_gemma4(job)
     masks = _MASKED_IMAGES.get(family) if job.graph.architecture.has_tower else None
     if masks and job.scenario.framework_options.get(ATTENTION_OPTION) != "eager":
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "another attention than eager in a model that reads "
@@ -163,8 +161,19 @@ def _check_packs_of_images(job: Job) -> None:
                           "collate_fns.py neat_packed_vlm_collater)")
 
 
-def _has_two_way(job: Job) -> bool:
-    return any(isinstance(branch.block, Attention) and branch.block.two_way
+def _check_gemma4(job: Job) -> None:
+    """Raises NotYet for what was not measured of Gemma 4 without experts."""
+    if job.scenario.training.recompute != "none" and any(kind.own_input for kind in job.graph.kinds):
+        raise job.not_yet("training.recompute", "activation checkpointing of layers with inputs of their own")
+    if job.scenario.framework_options.get(ATTENTION_OPTION) != "eager" and not _has_mask(job):
+        raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "SDPA of Gemma 4 in fp32 (0.7.0 models/gemma4_moe/"
+                          "sdpa_fp32.py) where no layer has a mask")
+
+
+def _has_mask(job: Job) -> bool:
+    """True if layers with a window have a mask: by tokens of an image that see each other, or a sequence as long."""
+    return any(isinstance(branch.block, Attention) and (
+        branch.block.two_way or 0 < branch.block.window <= job.scenario.training.seq_len)
                for kind in job.graph.kinds for branch in kind.branches)
 
 
