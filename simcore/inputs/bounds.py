@@ -112,7 +112,7 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
                 "rotary_dim", "linear_key_head_dim", "linear_value_head_dim", "global_head_dim")),
     (2**16, ("q_lora_rank", "kv_lora_rank", "adapter_rank")),
     (_EXPERTS, ("num_experts", "n_routed_experts", "num_local_experts", "num_experts_per_tok", "n_shared_experts",
-               "num_shared_experts", "n_group", "topk_group")),
+               "num_shared_experts", "top_k_experts", "n_group", "topk_group")),
     (_STATE, ("state_size", "ssm_state_size", "mamba_d_state")),
     (_FEW, ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "expand", "mamba_expand", "expansion_ratio",
            "mtp_num_layers", "num_nextn_predict_layers")),

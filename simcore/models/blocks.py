@@ -171,7 +171,8 @@ class Moe:
     """Routed experts of width `expert_ffn`, and a shared expert of width `shared_ffn` (0: none).
 
     `gated`: SwiGLU (three matrices), `gelu`: GELU, else relu^2 (two). `router`: "sigmoid" (a buffer corrects the scores
-    for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it. `normalised`: weights of the
+    for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it, "scaled_softmax" as "softmax" of a
+    normed and scaled input, with a number for each expert behind the choice. `normalised`: weights of the
     chosen add up to one. `bias`: routed experts have biases; in HF the logits of "topk_softmax" have one only then.
     `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
     see so many columns, between a projection down and one up of every token; router and shared expert see all. A
@@ -359,7 +360,8 @@ class LayerKind:
     output of the first one's norm, and their outputs are added to the stream at the end. `paired`: so do the first two,
     whose sum is added to the stream before the others. `fed`: tokens of an image to which the model adds features
     behind the layer; `behind_fed`: it does so behind the layer before. `scales_output`: a number in a buffer multiplies
-    the layer's output in place. `own_input`: an input that is the layer's alone.
+    the layer's output in place. `own_input`: an input that is the layer's alone. `joined`: the last two branches read
+    the same stream, to which their sum is added behind a norm of this name; "": each is a residual branch.
     """
 
     name: str
@@ -379,3 +381,4 @@ class LayerKind:
     behind_fed: bool = False
     scales_output: bool = False
     own_input: OwnInput | None = None
+    joined: str = ""

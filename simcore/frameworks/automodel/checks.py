@@ -119,6 +119,7 @@ def _check_hf(job: Job) -> None:
     mesh, family = job.mesh, job.graph.architecture.family
     if job.graph.implementation != "hf":
         return
+    _check_experts_of_gemma4(job)
     if mesh.ep > 1:
         raise job.illegal("mesh.ep", f"Expert parallelism (ep_size={mesh.ep}) requires a MoE model, but transformers' "
                           "does not inherit from MoEFSDPSyncMixin", "0.7.0 _transformers/capabilities.py:516")
@@ -159,6 +160,12 @@ def _check_packs_of_images(job: Job) -> None:
         raise job.not_yet(f"framework_options.{ATTENTION_OPTION}", "packs of sequences with images in another "
                           "attention than flash_attention_2, which are given a mask of all pairs (0.7.0 datasets/vlm/"
                           "collate_fns.py neat_packed_vlm_collater)")
+
+
+def _check_experts_of_gemma4(job: Job) -> None:
+    if job.graph.architecture.decoder == "gemma4_text" and job.has_experts:
+        raise job.not_yet("model", "Automodel's own layers of Gemma 4 with experts (0.7.0 models/gemma4_moe/model.py "
+                          "Gemma4MoEDecoderLayer)")
 
 
 def _check_gemma4(job: Job) -> None:

@@ -80,6 +80,9 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
     if kind.family in (*_GEMMA, "gemma4_text", "olmo2", "olmo3"):
         behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
         scalar = (TensorSpec("layer_scalar", (1,), ("one",), "norms", "factors", is_buffer=True, trainable=False),)
+        if kind.joined:  # `Gemma4TextDecoderLayer` with experts
+            return [scalar, *blocks[:2], norms[0], behind[0], norms[1], _norm(f"{kind.joined}.", kind.hidden),
+                    _own_input(kind), blocks[2], *behind[1:], norms[2]]
         return [*[scalar] * kind.scales_output, *blocks,
                 *(norm for pair in zip(norms, behind, strict=True) for norm in pair), _own_input(kind)]
     if kind.shared is not None:
@@ -244,6 +247,10 @@ def _delta_net(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 
 
 def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    if b.router == "scaled_softmax":
+        yield from _scaled_router(b)
+        yield from _experts(name, b)
+        return
     experts, router = [*_experts(f"{name}.experts", b)], [*_router(name, b, family)]
     # Some make the router first.
     yield from (*router, *experts) if family in _ROUTER_FIRST else (*experts, *router)
@@ -272,6 +279,13 @@ def _experts(at: str, b: Any) -> Iterable[TensorSpec]:
         if b.bias:
             yield TensorSpec(f"{at}.{part}_bias", (b.num_experts, out[0]), ("experts", out[1]), "routed_experts",
                              "bias")
+
+
+def _scaled_router(b: Any) -> Iterable[TensorSpec]:
+    """`Gemma4TextRouter`: its norm has no weight."""
+    yield TensorSpec("router.scale", (b.hidden,), ("hidden",), "router")
+    yield TensorSpec("router.per_expert_scale", (b.num_experts,), ("experts_router",), "router")
+    yield _linear("router.proj", (b.num_experts, "experts_router"), (b.hidden, "hidden"), "router")
 
 
 def _router(name: str, b: Any, family: str) -> Iterable[TensorSpec]:

@@ -79,6 +79,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
                     ("a transformer that layers share", kind.shared is not None),
                     ("a scaled output of layers", kind.scales_output),
                     ("inputs of single layers", kind.own_input is not None),
+                    ("experts beside an MLP", bool(kind.joined)),
                     ("a vision tower", isinstance(kind.block, VisionPart)),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
@@ -119,6 +120,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a router by softmax of the chosen", block.router == "topk_softmax"),
                           ("experts with GELU", block.gelu), ("biases of experts", block.bias),
                           ("gated experts with a shared one", _shares(block)),
+                          ("a router with a scale of each expert", block.router == "scaled_softmax"),
                           ("gated experts chosen by sigmoid", block.gated and block.router == "sigmoid"),
                           ("a gate of the shared expert", block.shared_gate),
                           (LATENT, block.latent > 0))

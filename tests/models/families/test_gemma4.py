@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.errors import InputError
-from simcore.models.blocks import Attention, Embedding, Head
+from simcore.models.blocks import Attention, Embedding, Head, Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.simulate import simulate
 
@@ -66,6 +66,19 @@ def test_the_unified_model_has_the_same_layers_and_a_window_of_its_own() -> None
         Attention(3840, 16, 1, 512, rotary=True, qk_norm=True, value_norm=True, values_from_keys=True)]
 
 
+def test_experts_stand_beside_an_mlp_behind_norms_of_their_own() -> None:
+    made = build(model_config("gemma-4-26b-a4b", {}, "model"), "hf")
+    kind = next(kind for kind in made.kinds if kind.joined)
+    assert [(branch.norm, branch.behind) for branch in kind.branches[1:]] == [
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm_1"),
+        ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")]
+    assert kind.branches[2].block == Moe(2816, 128, 8, 704, 0, gated=True, gelu=True, router="scaled_softmax")
+    text = {**model_config("gemma-4-31b-text", {}, "model"), "enable_moe_block": True, "moe_intermediate_size": 8}
+    for counts, message in (({}, "num_experts"), ({"num_experts": 4, "top_k_experts": 5}, "at most 4 experts")):
+        with pytest.raises(InputError, match=message):
+            build({**text, **counts}, "hf")
+
+
 def test_the_last_layers_of_e2b_take_keys_and_values_of_two_before_them() -> None:
     """Users of one layer's keys and values follow each other (`kv_sharing_modes`); their MLPs are twice as wide."""
     made = build(model_config("gemma-4-e2b", {}, "model"), "hf")
@@ -86,7 +99,7 @@ def test_the_last_layers_of_e2b_take_keys_and_values_of_two_before_them() -> Non
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("attention_bias", True), ("enable_moe_block", True), ("use_bidirectional_attention", "all"),
+    ("attention_bias", True), ("use_bidirectional_attention", "all"),
     ("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 60), ("num_kv_shared_layers", 56),
     ("hidden_activation", "silu")])
 def test_what_is_not_modelled_is_refused_by_its_name(field: str, value: Any) -> None:

@@ -10,6 +10,10 @@ of layers have rotary tables of their own size. A number in a buffer multiplies 
 The last `num_kv_shared_layers` have no projections of keys and values: they take those of the last layer of their type
 before them, and with `use_double_wide_mlp` an MLP twice as wide (`Gemma4TextConfig.kv_sharing_modes`). Every layer
 has an input by itself, of `hidden_size_per_layer_input` columns.
+
+[Note: experts of 26B-A4B]
+With `enable_moe_block` experts stand beside each MLP, both behind a norm of the stream and before one of their own; a
+third norms their sum (`Gemma4TextDecoderLayer`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mlp, OwnInput
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mlp, Moe, OwnInput
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain
 
@@ -41,7 +45,8 @@ def architecture(config: Config) -> Architecture:
     used = [kind for kind in (_SLIDING, _FULL) if kind in types]
     passing = {kind: sum(mixers[other].head_dim for other in used if other != kind) for kind in used}
     size, shared = config.integer("hidden_size_per_layer_input", default=256, least=0), _shared(config, types)
-    layers = [_layer(mixer, _mlp(config, borrows=mixer.borrows), passing[name], OwnInput(
+    experts = _experts(config)
+    layers = [_layer(mixer, (_mlp(config, borrows=mixer.borrows), experts), passing[name], OwnInput(
         size, len(types), last=place == len(types) - 1) if size else None)
         for place, (name, mixer) in enumerate(zip(types, _lending(types, mixers, shared), strict=True))]
     first = mixers[used[0]]
@@ -88,7 +93,7 @@ def _mlp(config: Config, *, borrows: bool) -> Mlp:
 
 def _refuse(config: Config) -> None:
     """Raises InputError for what is not modelled. Attention both ways among tokens of an image changes no size."""
-    config.refuse("attention_bias", "enable_moe_block")
+    config.refuse("attention_bias")
     config.choice("hidden_activation", ("gelu_pytorch_tanh",))
     if config.fields.get("use_bidirectional_attention") not in (None, "vision"):
         raise config.fail("use_bidirectional_attention", "not modelled yet: other values than vision")
@@ -115,12 +120,26 @@ def _full(config: Config) -> Attention:
     return replace(attention(Config(fields, config.where), qk_norm=True), value_norm=True, values_from_keys=is_one)
 
 
-def _layer(mixer: Attention, mlp: Mlp, passing: int, own: OwnInput | None) -> LayerKind:
-    """`passing`: columns of the rotary tables of layers of the other type."""
-    return LayerKind("decoder", _FAMILY, mixer.hidden, (
-        Branch("input_layernorm", "self_attn", mixer, behind="post_attention_layernorm"),
-        Branch("pre_feedforward_layernorm", "mlp", mlp, behind="post_feedforward_layernorm")), tables=passing,
-        scales_output=True, own_input=own)
+def _experts(config: Config) -> Moe | None:
+    if not config.boolean("enable_moe_block", default=False):
+        return None
+    count, chosen = config.integer("num_experts"), config.integer("top_k_experts")
+    if chosen > count:
+        raise config.fail("top_k_experts", f"expected at most {count} experts, got {chosen}")
+    return Moe(config.integer("hidden_size", default=2304), count, chosen, config.integer("moe_intermediate_size"), 0,
+               gated=True, gelu=True, router="scaled_softmax")
+
+
+def _layer(mixer: Attention, ffn: tuple[Mlp, Moe | None], passing: int, own: OwnInput | None) -> LayerKind:
+    """`ffn`: MLP and experts beside it; `passing`: columns of the rotary tables of layers of the other type."""
+    mlp, experts = ffn
+    behind = "post_feedforward_layernorm"
+    branches = [Branch("input_layernorm", "self_attn", mixer, behind="post_attention_layernorm"),
+                Branch("pre_feedforward_layernorm", "mlp", mlp, behind=f"{behind}_1" if experts else behind)]
+    if experts:
+        branches.append(Branch("pre_feedforward_layernorm_2", "experts", experts, behind=f"{behind}_2"))
+    return LayerKind("decoder", _FAMILY, mixer.hidden, tuple(branches), tables=passing, scales_output=True,
+                     own_input=own, joined=behind if experts else "")
 
 
 def _around(config: Config, made: Architecture, further: int) -> tuple[tuple[str, LayerKind], ...]:
@@ -135,4 +154,4 @@ def _around(config: Config, made: Architecture, further: int) -> tuple[tuple[str
 
 FAMILY = ModelFamily(_alone, further_fields=(
     "final_logit_softcapping", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v",
-    "use_double_wide_mlp", "vocab_size_per_layer_input"))
+    "use_double_wide_mlp", "vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size"))
