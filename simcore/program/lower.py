@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
+from simcore.models.blocks import Attention, LayerKind
+from simcore.models.pooled_blocks import PooledStem
 from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
@@ -109,6 +111,12 @@ class _Chunk:
         self.is_first, self.is_last = self.first == 0, self.last == len(plan.graph.layers) - 1
         self.follows, self.precedes = self.first - 1 in ends, self.last + 1 in ends
         self.begun = self.first + plan.graph.num_tower_parts  # the last part before the layers
+        kinds = {layer: plan.graph.kinds[plan.graph.layers[layer].kind] for layer in self.layers}
+        # Parts before the layers that hold something until the layers are done: the last one, and the tower's end.
+        last = kinds.get(self.begun)
+        held = 1 + (last is not None and isinstance(last.block, PooledStem))
+        self.stem_parts = tuple(range(self.begun, self.begun - held, -1)) if self.begun > self.first else ()
+        self.lenders = tuple(layer for layer, kind in kinds.items() if layer > self.begun + 1 and _lends(kind))
         names = {_kind(plan, layer): layer for layer in self.layers}
         self.norm, self.head = names.get("final_norm", -1), names.get("head", -1)
         self.losses = frozenset(layer for layer in self.layers if _kind(plan, layer) == "loss")
@@ -118,6 +126,12 @@ class _Chunk:
         self.replayed_at = {group[-1]: group for group in groups}
         self.last_of = {group[0]: group[-1] for group in groups}
         self.unkept = {layer for group in groups for layer in group[1:]}
+
+
+def _lends(kind: LayerKind) -> bool:
+    """True for a layer whose keys and values others use, which the model holds until all are done."""
+    return any(isinstance(branch.block, Attention) and branch.block.lent and not branch.block.borrows
+               for branch in kind.branches)
 
 
 def _kind(plan: Plan, layer: int) -> str:
@@ -237,10 +251,8 @@ class _Walk:
 
     def _drop_stem(self, chunk: _Chunk) -> None:
         """Frees what the model's inner part holds for its layers, and of its vision tower, when it has returned."""
-        parts = range(chunk.first + 1, chunk.begun + 1)
-        for layer in (*range(chunk.begun + 1, chunk.norm), *reversed(parts)):
-            if layer == chunk.begun + 1 or len(self.tiles[layer].late.rows):
-                self.out.tile(self.tiles[layer].late, layer)
+        for layer in (chunk.begun + 1, *chunk.lenders, *chunk.stem_parts):
+            self.out.tile(self.tiles[layer].late, layer)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """Backward of a chunk.
