@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from simcore.memory.band import layout_class
 from simcore.memory.outside_allocator import OutsideMemory
 from simcore.memory.reserved import GATHERED, ORDINARY
 from simcore.models.names import of_preset
 from simcore.placement.packing import assumptions as packing_assumptions
-from simcore.results.report import Assumption
+from simcore.results.report import Assumption, Peak
 from simcore.simulation.simulation import Simulation
 from simcore.units import format_bytes
 
-__all__ = ["of_job", "of_memory"]
+__all__ = ["of_flushes", "of_job", "of_memory"]
 
 
 def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
@@ -63,6 +63,19 @@ def of_memory(simulation: Simulation, held: Sequence[tuple[OutsideMemory, ...]])
               for s in kept.values()),
             *(Assumption(what=one.category, value=format_bytes(one.num_bytes), kind=one.kind, source=one.source)
               for one in largest.values()), _of_reserved(simulation), _of_band(simulation))
+
+
+def of_flushes(peaks: Iterable[Peak], capacity: int) -> tuple[Assumption, ...]:
+    """Assumption that no time goes into flushes of torch's cache, where a rank may reserve the whole device; else ().
+
+    `peaks`: those of ranks that fit or may fit; `capacity`: bytes of the device.
+    """
+    if all(peak.reserved_band_bytes[1] + sum(peak.outside.values()) < capacity for peak in peaks):
+        return ()
+    told = "flushes of the allocator's cache take no time: reserved memory may reach the device's end, where they begin"
+    return (Assumption(what="time.step_s", value=told, kind="assumed",
+                       source="torch 2.13 cuda/memory.py num_alloc_retries: a cudaMalloc that fails flushes the cache "
+                              "and is tried again; no published run tells its number"),)
 
 
 def _of_reserved(simulation: Simulation) -> Assumption:

@@ -37,7 +37,7 @@ from simcore.results.report import (
 )
 from simcore.results.time import StepTime
 from simcore.results.verdict import verdict_of
-from simcore.simulation.assumptions import of_job, of_memory
+from simcore.simulation.assumptions import of_flushes, of_job, of_memory
 from simcore.simulation.device_memory import device_memory
 from simcore.simulation.paging import away, of_paging, paged_bytes, with_paging
 from simcore.simulation.simulation import Simulation
@@ -59,13 +59,16 @@ def report(simulation: Simulation, *, series: bool) -> Report:
             plan in zip(simulation.classes, simulation.plans, strict=True)]
     ranks = tuple(rank for rank, _ in made)
     peaks, limit = [r.peak for r in ranks if r.peak], simulation.limit_bytes()
+    verdict = verdict_of((peak.band_bytes for peak in peaks), limit) if peaks else None
+    timed = peaks if simulation.timing is not None and verdict != "oom" else []
     return Report(
         name=scenario.name, scenario=scenario.normalised(), status="ok",
-        verdict=verdict_of((peak.band_bytes for peak in peaks), limit) if peaks else None,
+        verdict=verdict,
         capacity_bytes=simulation.usable_bytes(),
         headroom_bytes=limit - max(peak.device_bytes for peak in peaks) if peaks else None,
         evidence=evidence_of(simulation.job, simulation.framework),
         assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made]),
+                     *of_flushes(timed, simulation.usable_bytes()),
                      *max((of_paging(paged_bytes(plan), away(plan, rank.peak.outside) if rank.peak else 0)
                            for plan, rank in zip(simulation.plans, ranks, strict=True)), key=len, default=())),
         communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
