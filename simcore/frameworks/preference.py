@@ -8,7 +8,7 @@ from typing import Any
 from simcore.errors import InputError, Problem
 from simcore.operators.shared.features import features
 from simcore.placement.job import Draft
-from simcore.recording.layer import PREFERENCE
+from simcore.recording.layer import PREFERENCE, REFERENCED
 
 __all__ = ["check_preference"]
 
@@ -30,21 +30,24 @@ def check_preference(job: Draft, options: Mapping[str, Any]) -> None:
         if size is not None and size % _PAIR:
             raise InputError(Problem(job.scenario.where("training", name), f"{name}: expected an even number of "
                                      f"sequences, chosen and rejected, got {size:,}"))
+    beside = training.loss in REFERENCED
     for refused, key, what in (
-            (training.method == "full", "training.method", "a loss of preferences in full, beside a second model"),
+            (beside and training.method == "full", "training.method", "a loss of preferences in full, beside a second "
+             "model"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
             (job.graph.architecture.has_tower, "training.images", "a loss of preferences of a model with a tower"),
             (any("dropout" in features(kind) for kind in job.graph.kinds), _AT, "a loss of preferences of a model with "
-             "dropout, which TRL switches off"),
+             "dropout, which trainers switch off"),
             (training.lengths != "fixed", "training.lengths", "a loss of preferences of packed or drawn lengths"),
-            (bool(training.lora.modules_to_save), "training.lora.modules_to_save", "a loss of preferences beside "
-             "modules that train as a whole, whose originals the reference reads"),
-            (training.offload.part("activations")[1], "training.offload.activations", "a loss of preferences with "
-             "activations on the host"),
-            (any(options.get(name) for name in ("compile", "unsloth")), "framework_options", "a loss of preferences of "
-             "compiled layers")):
+            (bool(beside and training.lora.modules_to_save), "training.lora.modules_to_save", "a loss of preferences "
+             "beside modules that train as a whole, whose originals the reference reads"),
+            (beside and training.offload.part("activations")[1], "training.offload.activations", "a loss of "
+             "preferences with activations on the host"),
+            (any(options.get(name) for name in ("compile", "FastLanguageModel")), "framework_options", "a loss of "
+             "preferences of compiled layers or Unsloth's")):
         if refused:
             raise job.not_yet(key, what)
-    job.note("reference model", "the model with its adapters off, in a pass without a graph before the loss",
-             f"{_RULE} _compute_loss: use_adapter, disable_gradient_checkpointing")
+    if beside:
+        job.note("reference model", "the model with its adapters off, in a pass without a graph before the loss",
+                 f"{_RULE} _compute_loss, LLaMA-Factory ff6d4d12 train/dpo/trainer.py compute_reference_log_probs")
     job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")

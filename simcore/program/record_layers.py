@@ -32,7 +32,7 @@ from simcore.program.outline import Tables
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges, edges_of
 from simcore.program.tile import LayerRows, small_tile, structure
-from simcore.recording.layer import INPUT_STAYS, PREFERENCE, SAVED_LEAVES, LayerWorkload
+from simcore.recording.layer import INPUT_STAYS, REFERENCED, SAVED_LEAVES, LayerWorkload
 from simcore.recording.tape import Op, Param
 
 __all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of",
@@ -157,7 +157,7 @@ def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> R
     later = tuple((key, run_of(plan, key, workload, later=True)) for key in keys
                   if several and adds_in_place(plan, key[0]))
     reference = tuple((key, run_of_reference(plan, key, workload)) for key in keys
-                      if plan.framework.loss in PREFERENCE and plan.graph.kinds[key[0]].name != "loss")
+                      if plan.framework.loss in REFERENCED and plan.graph.kinds[key[0]].name != "loss")
     return _record(plan.graph, (runs, later, reference), workload.spaces, len(plan.chunks))
 
 

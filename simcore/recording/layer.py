@@ -11,14 +11,16 @@ from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["INPUT_STAYS", "PREFERENCE", "SAVED_LEAVES", "LayerWorkload", "RecordedLayer"]
+__all__ = ["INPUT_STAYS", "PREFERENCE", "REFERENCED", "SAVED_LEAVES", "LayerWorkload", "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
 SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
-PREFERENCE: Final = frozenset({"preference_rows"})
-"""Losses of preferences, inside which a reference model passes (`REFERENCE_BORDER`)."""
+REFERENCED: Final = frozenset({"preference_rows", "preference_softmax"})
+"""Losses of preferences inside which a reference model passes (`REFERENCE_BORDER`)."""
+PREFERENCE: Final = REFERENCED | {"preference_softmax_alone"}
+"""Losses of preferences: of pairs of sequences."""
 _EMPTY = Section(())
 
 

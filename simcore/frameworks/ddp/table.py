@@ -66,6 +66,7 @@ from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, TensorLayout
+from simcore.recording.layer import PREFERENCE
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["VERSIONS", "options_around", "table"]
@@ -103,7 +104,7 @@ CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate",),
     axes_refusal=("DistributedDataParallel replicates: its ranks are dp_replicate", RULE),
     offload=("activations",), fixed={**PLAIN_TORCH, **ONE_STAGE}, no_capacity=_transformers.NO_CAPACITY)
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", "log_probs", "preference_rows")
+LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked", "log_probs", *sorted(PREFERENCE))
 
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:

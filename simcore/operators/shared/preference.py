@@ -12,17 +12,27 @@ two functions (`monkeypatch/trainer/utils.py`): the log-probability of labels re
 (of several sequences they are no view of rows), which it keeps for backward; the entropy copies nothing. Under
 accelerate's mixed precision logits come out in fp32 (1.15.0 `utils/operations.py` convert_outputs_to_fp32). Measured:
 `tests/truth/probe_preference.py`.
+
+[Note: log-softmax of logits]
+LLaMA-Factory ff6d4d12 `train/dpo/trainer.py` concatenated_forward, `train/trainer_utils.py` get_batch_logps: logits in
+fp32 live until the loss is returned, the log-softmax of all positions but the last reads a copy of them, and is kept.
+The reference's pass is through the same model with its checkpoints, which keep nothing without a graph. ORPO and SimPO
+have no reference. Measured: `tests/truth/probe_preference_llamafactory.py`.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
-from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.layer import REFERENCED, LayerWorkload, RecordedLayer
 from simcore.recording.rows import REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 
 __all__ = ["preference_loss"]
+
+_ROWS: Final = "preference_rows"
 
 
 def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -> RecordedLayer:
@@ -30,30 +40,72 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
 
     `vocab`: entries of a token's logits; `wide`: logits are cast to fp32 behind the head.
     """
+    wide = wide or run.loss != _ROWS
     logits: Tensor | None = hidden_state(tape, run, run.seq, vocab, run.compute)
     assert logits is not None
     leaf = logits.node
     if wide:
         logits = aten.cast(tape, logits, "fp32")
-    losses = _log_probs(tape, logits)
-    tape.mark(REFERENCE_BORDER)
-    given: Tensor | None = tape.external((run.batch, run.seq, vocab), run.compute, HIDDEN, BEFORE)
-    assert given is not None
-    if wide:
-        given = aten.cast(tape, given, "fp32")
-    _scores = _log_probs(tape, given)
-    loss = _of_pairs(tape, losses)
-    del losses, _scores
-    _metrics(tape, logits)
-    given = logits = None
+    losses = _log_probs(tape, run, logits)
+    if run.loss in REFERENCED:
+        given = _given(tape, run, vocab, wide=wide)
+        loss = _of_pairs(tape, losses)
+        if run.loss == _ROWS:
+            _metrics(tape, logits)
+        del given
+    else:
+        loss = _of_pairs(tape, losses)
+    del losses
+    logits = None
     forward = tape.cut()
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     return RecordedLayer(forward, backward, Section(()), tape.cut(), seed)
 
 
-def _log_probs(tape: Tape, logits: Tensor) -> Tensor:
-    """Log-probability of the label of each position but the last, [b x (s - 1)], see [Note: rows of logits]."""
+def _given(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -> Tensor:
+    """Logits of the reference, which has passed, behind their log-probabilities."""
+    tape.mark(REFERENCE_BORDER)
+    given = tape.external((run.batch, run.seq, vocab), run.compute, HIDDEN, BEFORE)
+    if wide:
+        given = aten.cast(tape, given, "fp32")
+    _log_probs(tape, run, given)
+    return given
+
+
+def _log_probs(tape: Tape, run: LayerWorkload, logits: Tensor) -> Tensor:
+    """Log-probability of the label of each position but the last, [b x (s - 1)]."""
+    return _of_rows(tape, logits) if run.loss == _ROWS else _of_softmax(tape, logits)
+
+
+def _of_softmax(tape: Tape, logits: Tensor) -> Tensor:
+    """Those of a log-softmax in fp32, see [Note: log-softmax of logits]."""
+    shape, rows = logits.shape, (logits.shape[0], logits.shape[1] - 1, logits.shape[2])
+    count = rows[0] * rows[1]
+
+    def whole(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        return [aten.new(tape, shape, "fp32", "grad_slice", size)]
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        _zeros = aten.new(tape, rows, "fp32", "grad_gather")
+        return [aten.new(tape, rows, "fp32", "grad_log_softmax", 2 * size, Kernel.LOSS)]
+
+    sliced = tape.node((logits,), (), whole)
+    answers = aten.new(tape, rows, "fp32", "logits_of_answers", logits.nbytes, Kernel.COPY)
+    answers.node, size = sliced, answers.nbytes
+    labels = aten.new(tape, (count,), "int64", "labels_of_answers", 8 * count)
+    node = tape.node((answers,), (labels,), backward)
+    softmax = aten.new(tape, rows, "fp32", "log_softmax", size, Kernel.LOSS)
+    tape.save(node, softmax)
+    del answers, labels
+    found = aten.new(tape, (count,), "fp32", "log_probs", 8 * count)
+    del softmax
+    found.node = node
+    return found
+
+
+def _of_rows(tape: Tape, logits: Tensor) -> Tensor:
+    """Those of a copy of the rows, see [Note: rows of logits]."""
     shape, dtype = logits.shape, logits.dtype
     rows = (shape[0] * (shape[1] - 1), shape[2])
 

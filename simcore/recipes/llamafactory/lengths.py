@@ -23,7 +23,10 @@ _STEP: Final = 8
 
 
 def read_lengths(reader: Reader, draft: Draft, stage: str) -> None:
-    """Writes the length of rows and the microbatch; `stage`: pt or sft."""
+    """Writes the length of rows and the microbatch.
+
+    `stage`: pt, sft, or dpo, which never packs (`data/processor/pairwise.py`).
+    """
     limit, micro = reader.integer("cutoff_len"), reader.integer("per_device_train_batch_size")
     packing, neat = reader.flag("packing"), reader.flag("neat_packing")
     if micro is not None:
@@ -37,7 +40,7 @@ def read_lengths(reader: Reader, draft: Draft, stage: str) -> None:
         return
     draft.idle(neat, "the default")
     size = limit.value if limit else 2048
-    packs = packing.value if packing is not None else stage == "pt"
+    packs = stage != "dpo" and (packing.value if packing is not None else stage == "pt")
     if packing is None:
         draft.release_default("packing", str(packs).lower(), _RELEASE, "hparams/parser.py: pt packs, sft does not")
     if packs and stage == "pt":

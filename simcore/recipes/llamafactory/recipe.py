@@ -26,6 +26,7 @@ from simcore.recipes.llamafactory.kind import VERSION_1, is_rewrite, trains
 from simcore.recipes.llamafactory.lengths import read_lengths
 from simcore.recipes.llamafactory.method import read_method
 from simcore.recipes.llamafactory.model import read_model
+from simcore.recipes.llamafactory.preference import write_preference
 from simcore.recipes.llamafactory.rewrite import FIELDS, read_rewrite
 from simcore.recipes.llamafactory.without_effect import WITHOUT_EFFECT
 from simcore.recipes.machine import read_machine
@@ -101,6 +102,7 @@ def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str)
     read_batches(reader, draft, launch)
     read_optimizer(reader, draft, launch)
     write_environment(draft, launch, beside)
+    write_preference(reader, draft, stage)
     read_rows(reader, draft, WITHOUT_EFFECT)
     return draft
 

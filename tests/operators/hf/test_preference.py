@@ -58,3 +58,15 @@ def test_logits_of_dpo_are_those_of_axolotls_own_step() -> None:
         if ours != theirs:
             wrong.append((case["method"], case["pairs"], case["mixed"], ours, theirs))
     assert not wrong
+
+
+def test_logits_of_dpo_are_those_of_llamafactorys_own_step() -> None:
+    """With a reference, and without one: ORPO and SimPO."""
+    wrong = []
+    for case in truth("preference-llamafactory-ff6d4d12.json"):
+        alone = "reference" not in case
+        theirs = [case["policy"][1:], *([] if alone else [case["reference"][1:]]), case["backward"][:-1]]
+        ours = recorded(case, "preference_softmax_alone" if alone else "preference_softmax")
+        if ours != theirs:
+            wrong.append((case["loss"], case["pairs"], case["mixed"], ours, theirs))
+    assert not wrong

@@ -1,0 +1,50 @@
+"""Training by preferences (`stage: dpo`): LLaMA-Factory's own trainer over pairs of sequences.
+
+ff6d4d12 `train/dpo/trainer.py`: dropout is off, chosen and rejected sequences of a microbatch pass together, with
+adapters the reference is the model without them; ORPO and SimPO (`pref_loss`) have none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, read_rows
+
+__all__ = ["write_preference"]
+
+_RELEASE: Final = "LLaMA-Factory ff6d4d12"
+_TRAINER: Final = f"{_RELEASE} train/dpo/trainer.py"
+_ALONE: Final = ("orpo", "simpo")
+_NUMBERS: Final = Idle(("pref_beta", "pref_ftx", "pref_bco_weight", "simpo_gamma", "dpo_label_smoothing", "ld_alpha"),
+                       "numbers of the loss")
+
+
+def write_preference(reader: Reader, draft: Draft, stage: str) -> None:
+    """Writes what the trainer of `stage`, if it is one of pairs, makes of a recipe that is read for next tokens."""
+    if stage != "dpo":
+        return
+    training, where = draft.values.get("training", {}), draft.path
+    kind = reader.text("pref_loss")
+    if kind is not None and kind.value not in ("sigmoid", "hinge", "ipo", "kto_pair", *_ALONE):
+        draft.use(kind)
+        draft.fail(kind.where, "pref_loss: expected sigmoid, hinge, ipo, kto_pair, orpo or simpo, got "
+                               f"{kind.value} ({_RELEASE} hparams/finetuning_args.py)")
+        return
+    for key in ("ref_model", "ref_model_adapters", "ref_model_quantization_bit"):
+        draft.refuse(reader.take(key), "a reference model of its own")
+    if reader.look("neat_packing"):
+        draft.fail(where, f"`neat_packing` cannot be set as True except SFT ({_RELEASE} hparams/parser.py:423)")
+    alone = kind is not None and kind.value in _ALONE
+    draft.infer("training.loss", "preference_softmax_alone" if alone else "preference_softmax",
+                "pref_loss: no reference" if alone else "logits of pairs, and of the reference", kind, where=where,
+                source=f"{_TRAINER} concatenated_forward")
+    for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
+        if key in training:
+            draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
+                        source=f"{_RELEASE} data/collator.py PairwiseDataCollatorWithPadding")
+    if training.get("lora", {}).get("dropout"):
+        draft.infer("training.lora.dropout", 0.0, "dropout is off", where=where,
+                    source=f"{_TRAINER}: disable_dropout")
+    read_rows(reader, draft, [_NUMBERS])
