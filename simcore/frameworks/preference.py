@@ -32,8 +32,6 @@ def check_preference(job: Draft, options: Mapping[str, Any]) -> None:
                                      f"sequences, chosen and rejected, got {size:,}"))
     beside = training.loss in REFERENCED
     for refused, key, what in (
-            (beside and training.method == "full", "training.method", "a loss of preferences in full, beside a second "
-             "model"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
             (job.graph.architecture.has_tower, "training.images", "a loss of preferences of a model with a tower"),
             (any("dropout" in features(kind) for kind in job.graph.kinds), _AT, "a loss of preferences of a model with "
@@ -48,6 +46,7 @@ def check_preference(job: Draft, options: Mapping[str, Any]) -> None:
         if refused:
             raise job.not_yet(key, what)
     if beside:
-        job.note("reference model", "the model with its adapters off, in a pass without a graph before the loss",
+        told = "a second model" if training.method == "full" else "the model with its adapters off"
+        job.note("reference model", f"{told}, in a pass without a graph before the loss",
                  f"{_RULE} _compute_loss, LLaMA-Factory ff6d4d12 train/dpo/trainer.py compute_reference_log_probs")
     job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")

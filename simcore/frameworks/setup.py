@@ -19,6 +19,7 @@ from simcore.models.config import quantization_of
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.network import with_copies
+from simcore.models.saved import with_reference
 from simcore.models.value_head import with_value_head
 from simcore.operators.registry import IMPLEMENTATIONS
 from simcore.pipeline.schedule import SCHEDULES
@@ -26,6 +27,7 @@ from simcore.placement.framework import Framework
 from simcore.placement.job import Defaults, Job, topology_of
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import check_even
+from simcore.recording.layer import REFERENCED
 from simcore.units import format_bytes
 
 __all__ = ["configuration", "prepare"]
@@ -51,6 +53,8 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     if mesh.pp > 1 and adapter.copies_tied_head:
         graph = _with_copies(graph)
     graph = _with_frozen(graph, scenario, adapter)
+    if scenario.training.method == "full" and scenario.training.loss in REFERENCED:
+        graph = with_reference(graph, "")
     job, defaults = _in_format(Job(scenario, graph, mesh, unmatched, adapter.casts_parameters), adapter)
     graph = job.graph
     _check_routing(job)

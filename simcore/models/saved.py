@@ -1,4 +1,6 @@
-"""Modules that train as a whole beside adapters (`training.lora.modules_to_save`): a copy of each, and its original.
+"""Copies of parts of a model that lie beside it: originals of modules that train beside adapters, a reference model.
+
+Modules that train as a whole beside adapters (`training.lora.modules_to_save`) have a copy of each, and its original.
 
 PEFT 0.21.2 `utils/other.py`, ModulesToSaveWrapper: the module is copied, the copy trains and is what runs, the original
 stays beside it without a gradient. A head that shares the embedding's weight shares it no more: copies are apart, and
@@ -17,10 +19,12 @@ from simcore.models.graph import ModelGraph
 from simcore.models.network import untied
 from simcore.models.tensor import TensorSpec
 
-__all__ = ["SAVED", "with_saved_modules"]
+__all__ = ["REFERENCE", "SAVED", "with_reference", "with_saved_modules"]
 
 SAVED = {"embed_tokens": Embedding, "lm_head": Head}
 """Names of modules that are served, each with the part of a model that it is."""
+REFERENCE = "reference."
+"""Beginning of the names of a reference model's parameters."""
 _WEIGHT, _ORIGINAL = "weight", "original_module.weight"
 
 
@@ -42,3 +46,14 @@ def _copied(kind: LayerKind, specs: tuple[TensorSpec, ...], names: Collection[st
     weight = next(spec for spec in specs if spec.name == _WEIGHT)
     own = tuple(replace(spec, trainable=not spec.is_buffer) if spec.module != "adapter" else spec for spec in specs)
     return (*own, *[replace(weight, name=_ORIGINAL, trainable=False)] * (name in keeps))
+
+
+@lru_cache(maxsize=64)
+def with_reference(graph: ModelGraph, stored: str) -> ModelGraph:
+    """Copy of `graph` with the parameters of a reference model, the model before it was trained, beside its own.
+
+    `stored`: dtype of its parameters, "" for that of the model's.
+    """
+    return graph.with_tensors(lambda kind, specs: (*specs, *(
+        replace(spec, name=f"{REFERENCE}{spec.name}", component="reference", trainable=False, stored=stored or
+                spec.stored) for spec in specs if spec.is_owned)))

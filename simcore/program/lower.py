@@ -33,7 +33,8 @@ from simcore.program.shared_steps import shared_step
 from simcore.program.stage_borders import Edges
 from simcore.program.stash_order import StashOrder
 from simcore.program.tile import LayerRows
-from simcore.recording.rows import REFERENCE_BORDER, STASH_BORDER
+from simcore.recording.layer import PREFERENCE
+from simcore.recording.rows import MODEL_END, REFERENCE_BORDER, STASH_BORDER
 
 __all__ = ["lower"]
 
@@ -220,7 +221,7 @@ class _Walk:
         if not (chunk.is_last or chunk.precedes):
             out.tile(self._behind(chunk.last).send_hidden, chunk.last)
             self._free_sent(action, chunk)
-        if self.reference is None:
+        if self.plan.framework.loss not in PREFERENCE:
             end_model(out, self.edges, self.tiles, chunk.layers, chunk.head)
         self.past.end_forward(action)
         hooks.end_pass(action)
@@ -388,8 +389,10 @@ class _Walk:
     def _pass(self, layer: int, tiles: LayerPasses, pieces: Sequence[tuple[LayerRows, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
-            if mark == REFERENCE_BORDER and self.reference is not None:
-                self.reference.write(self.tiles)
+            if mark == MODEL_END:
+                end_model(self.out, self.edges, self.tiles, self.chunks[-1].layers, self.chunks[-1].head)
+            elif mark == REFERENCE_BORDER and self.reference is not None:
+                self.reference.write()
             elif mark == STASH_BORDER:
                 self.stash.border(layer)
             elif mark:

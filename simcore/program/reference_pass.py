@@ -45,13 +45,9 @@ class ReferencePass:
         keys = keys_of(plan)
         self._tiles = {layer: recording.reference[keys[layer]] for layer in self._layers}
 
-    def write(self, policy: Mapping[int, LayerPasses]) -> None:
-        """Ends the forward of the policy's model, runs that of the reference, and is back in the loss.
-
-        `policy`: the policy's passes by layer number.
-        """
+    def write(self) -> None:
+        """Runs the forward of the reference, behind that of the policy, and is back in the loss."""
         out, edges = self._out, self._edges
-        end_model(out, edges, policy, self._layers, self._head)
         out.at(Phase.FORWARD)
         out.tile(edges.mask, self._layers[0])
         for layer in self._layers:

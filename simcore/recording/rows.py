@@ -19,8 +19,8 @@ from simcore.units import DTYPE_BYTES
 __all__ = ["ADAPTER_BACKWARD_BEGIN", "ADAPTER_BACKWARD_END", "ADAPTER_FORWARD_BEGIN", "ADAPTER_FORWARD_END",
            "CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_DRAINS",
            "HOST_STOPS", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END",
-           "RECOMPUTE_BEGIN", "RECOMPUTE_END", "REFERENCE_BORDER", "STASH_BORDER", "Kernel", "Op", "Param", "Recorder",
-           "Row", "Section", "Step", "Storage", "Stream"]
+           "MODEL_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "REFERENCE_BORDER", "STASH_BORDER", "Kernel", "Op", "Param",
+           "Recorder", "Row", "Section", "Step", "Storage", "Stream"]
 
 
 class Op(IntEnum):
@@ -113,7 +113,9 @@ STASH_BORDER = 7
 """Mark where tensors of an earlier layer that wait in pages are dropped, or those of the next one come back."""
 ADAPTER_FORWARD_BEGIN, ADAPTER_FORWARD_END, ADAPTER_BACKWARD_BEGIN, ADAPTER_BACKWARD_END = 8, 9, 10, 11
 """Marks where the hooks of a data-parallel unit run that is one matrix of an adapter."""
-REFERENCE_BORDER = 12
+MODEL_END = 12
+"""Mark inside a loss that a trainer computes: the model's forward has returned."""
+REFERENCE_BORDER = 13
 """Mark inside a loss where a reference model passes, whose logits the loss reads next."""
 HOST_STOPS = 31
 """Handle of a wait in which the host, not a stream, waits for the issued work, because it needs the device's result."""

@@ -348,9 +348,15 @@ def _phases(spent: NDArray[Any], once: int) -> dict[str, int]:
 
 
 def _forward_flops(program: Program, weight: IntArray) -> int:
-    """FLOPs of one rank's forward passes, all in tiles. `weight`: number of repetitions of each microbatch."""
+    """FLOPs of one rank's forward passes, all in tiles, without those of a reference model inside the loss.
+
+    `weight`: number of repetitions of each microbatch.
+    """
     tile, _, _, _, phase, microbatch = program.outline.columns
-    forward = (phase == Phase.FORWARD) | (phase == Phase.LOSS)
+    losses = np.flatnonzero(phase == Phase.LOSS)
+    begun = np.full(len(weight), len(phase))
+    np.minimum.at(begun, microbatch[losses], losses)
+    forward = ((phase == Phase.FORWARD) & (np.arange(len(phase)) < begun[microbatch])) | (phase == Phase.LOSS)
     times = np.bincount(tile[forward] + 1, weights=weight[microbatch[forward]], minlength=len(program.tiles) + 1)
     return sum(_model_flops(laid) * int(count) for laid, count in zip(program.tiles, times[1:].tolist(), strict=True)
                if count)

@@ -8,7 +8,7 @@ functions of `monkeypatch/trainer/utils.py` that axolotl puts in the place of TR
 _apply_trl_trainer_utils_patches) run as they are at COMMIT, but for Triton's launches, which do nothing: all of their
 tensors are made in Python. Kept are signed bytes of a row of logits in 16 bits and more, in three parts: from the
 policy's forward until the reference's, from there until the loss is there, and backward. All tokens but the first are
-answers. Beside them: bytes that a step with adapters of a model with a small vocabulary holds where the reference's
+answers. Beside them: bytes that a step of a model with a small vocabulary holds where the reference's
 forward begins and ends, and where backward begins, above those before the step.
 """
 
@@ -166,17 +166,17 @@ def measured(method: str, pairs: int, seq: int, *, mixed: bool) -> dict[str, Any
             **dict(zip(("policy", "reference", "backward"), parts, strict=True))}
 
 
-def held(*, mixed: bool, replays: bool) -> dict[str, Any]:
-    named, found = profiled(trainer("lora", 1, 64, mixed=mixed, small=True, replays=replays), method="lora")
+def held(method: str, *, mixed: bool, replays: bool) -> dict[str, Any]:
+    named, found = profiled(trainer(method, 1, 64, mixed=mixed, small=True, replays=replays), method=method)
     moments = {"begin": named[1][0], "end": named[1][1], "backward": named[2][0]}
-    return {"mixed": mixed, "replays": replays,
+    return {"method": method, "mixed": mixed, "replays": replays,
             **{name: sum(size for at, size in found if at <= moment) for name, moment in moments.items()}}
 
 
 if __name__ == "__main__":
     patched(sys.argv[1])
     lines = ",\n ".join(json.dumps(measured(*case[:3], mixed=case[3])) for case in CASES)
-    steps = ",\n ".join(json.dumps(held(mixed=mixed, replays=replays)) for mixed in (True, False)
-                        for replays in (False, True))
+    steps = ",\n ".join(json.dumps(held(method, mixed=mixed, replays=replays)) for method in ("lora", "full")
+                        for mixed in (True, False) for replays in (False, True))
     print(f'{{"torch": "{torch.__version__}", "trl": "{trl.__version__}", "axolotl": "{COMMIT}", '
           f'"cases": [\n {lines}],\n"steps": [\n {steps}]}}')

@@ -113,5 +113,9 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
     if training.method == "qlora" and stored == job.compute and any(map(_squares, blocks)):
         raise job.not_yet("framework_options.autocast", "squares in fp32 before a packed linear, whose output in fp32 "
                           "makes the residual stream fp32 (bitsandbytes 0.50.2 nn/modules.py Linear4bit)")
+    if stored != job.compute and training.loss == "preference_softmax":  # LLaMA-Factory casts what trains alone
+        raise job.not_yet("training.precision.params", f"preference_softmax in full, of parameters in {stored} beside "
+                          f"a reference in {job.compute}")
     if stored != job.compute:
-        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))
+        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "preference_rows",
+                                                                 "preference_softmax_alone"))

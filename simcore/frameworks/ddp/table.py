@@ -121,6 +121,7 @@ def table(job: Draft) -> Framework:
     options = job.options(options_around(job.graph.implementation))
     _check(job, options)
     mixed = _mixed(job, options)
+    check_preference(job, options)
     _check_tower(job, mixed)
     options, stored = options | {"autocast": mixed.autocast}, mixed.stored  # on where fp32 parameters ask for it, too
     return Framework(
@@ -166,7 +167,6 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
         check_named_adapters(job)
     _check_sinks(job, options)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
-    check_preference(job, options)
 
 
 def _check_sinks(job: Job, options: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from typing import Final
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
 from simcore.recording.layer import REFERENCED, LayerWorkload, RecordedLayer
-from simcore.recording.rows import REFERENCE_BORDER
+from simcore.recording.rows import MODEL_END, REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 
 __all__ = ["preference_loss"]
@@ -41,6 +41,7 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
     `vocab`: entries of a token's logits; `wide`: logits are cast to fp32 behind the head.
     """
     wide = wide or run.loss != _ROWS
+    tape.mark(MODEL_END)
     logits: Tensor | None = hidden_state(tape, run, run.seq, vocab, run.compute)
     assert logits is not None
     leaf = logits.node

@@ -73,6 +73,11 @@ def write_preference(reader: Reader, draft: Draft) -> None:
             draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
                         source=f"{_TRAINER} DataCollatorForPreference")
     if training.get("method", "full") == "full":
+        compute = training.get("precision", {}).get("compute")
+        if draft.has_option("autocast") and reader.look("bf16") != "full" and (
+                compute == "bf16" or reader.look("fp16") is True):
+            draft.infer("framework_options.autocast", True, "mixed precision: logits come out in fp32", where=where,  # noqa: FBT003 - a value
+                        source="accelerate 1.15.0 utils/operations.py convert_outputs_to_fp32")
         return
     if training.get("lora", {}).get("dropout"):
         draft.infer("training.lora.dropout", 0.0, "rl: dropout is off", where=where,

@@ -24,6 +24,12 @@ def test_pairs_are_counted_as_two_sequences_and_dropout_is_off(tmp_path: Path) -
     assert packed.values["training"]["lora"]["dtype"] == "bf16"
 
 
+def test_in_full_logits_come_out_in_fp32_under_mixed_precision(tmp_path: Path) -> None:
+    full = {key: value for key, value in DPO.items() if key != "adapter"} | {"lora_target_linear": None}
+    found = [imported(tmp_path, changed(RECIPE, **full | {"bf16": bf16})).values for bf16 in (True, "full")]
+    assert [one["framework_options"].get("autocast") for one in found] == [True, None]
+
+
 def test_what_else_a_trainer_of_preferences_does_is_refused_by_its_key(tmp_path: Path) -> None:
     refusals: list[tuple[dict[str, Any], str]] = [
         ({"sample_packing": True}, "does not work with RLHF training"),
