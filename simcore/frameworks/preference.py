@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simcore.errors import InputError, Problem
+from simcore.models.saved import ORIGINAL
 from simcore.operators.shared.features import features
 from simcore.placement.job import Draft
 from simcore.recording.layer import PREFERENCE, REFERENCED
@@ -17,10 +18,11 @@ _PAIR = 2
 _RULE = "TRL 1.8.0 trainer/dpo_trainer.py"
 
 
-def check_preference(job: Draft, options: Mapping[str, Any]) -> None:
+def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) -> None:
     """Refuses what a loss of preferences cannot be, or is not modelled with; notes how its reference is counted.
 
-    `options`: the framework options that the scenario sets. Raises InputError for half a pair, NotYet for the rest.
+    `options`: the framework options that the scenario sets; `second`: a reference model of its own is modelled. Raises
+    InputError for half a pair, NotYet for the rest.
     """
     training = job.scenario.training
     if training.loss not in PREFERENCE:
@@ -32,13 +34,15 @@ def check_preference(job: Draft, options: Mapping[str, Any]) -> None:
                                      f"sequences, chosen and rejected, got {size:,}"))
     beside = training.loss in REFERENCED
     for refused, key, what in (
+            (beside and training.method == "full" and not second, "training.method", "a loss of preferences in full, "
+             f"beside a second model, under {job.scenario.framework} (served: ddp)"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
             (job.graph.architecture.has_tower, "training.images", "a loss of preferences of a model with a tower"),
             (any("dropout" in features(kind) for kind in job.graph.kinds), _AT, "a loss of preferences of a model with "
              "dropout, which trainers switch off"),
             (training.lengths != "fixed", "training.lengths", "a loss of preferences of packed or drawn lengths"),
-            (bool(beside and training.lora.modules_to_save), "training.lora.modules_to_save", "a loss of preferences "
-             "beside modules that train as a whole, whose originals the reference reads"),
+            (beside and _originals(job) < len({*training.lora.modules_to_save}), "training.lora.modules_to_save", "a "
+             "loss of preferences beside modules that train as a whole, of a model whose head was tied"),
             (beside and training.offload.part("activations")[1], "training.offload.activations", "a loss of "
              "preferences with activations on the host"),
             (any(options.get(name) for name in ("compile", "FastLanguageModel")), "framework_options", "a loss of "
@@ -50,3 +54,8 @@ def check_preference(job: Draft, options: Mapping[str, Any]) -> None:
         job.note("reference model", f"{told}, in a pass without a graph before the loss",
                  f"{_RULE} _compute_loss, LLaMA-Factory ff6d4d12 train/dpo/trainer.py compute_reference_log_probs")
     job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")
+
+
+def _originals(job: Draft) -> int:
+    """Number of modules that train beside adapters whose originals lie beside them, which a reference reads."""
+    return sum(spec.name == ORIGINAL for specs in job.graph.tensors for spec in specs)

@@ -19,13 +19,13 @@ from simcore.models.graph import ModelGraph
 from simcore.models.network import untied
 from simcore.models.tensor import TensorSpec
 
-__all__ = ["REFERENCE", "SAVED", "with_reference", "with_saved_modules"]
+__all__ = ["ORIGINAL", "REFERENCE", "SAVED", "with_reference", "with_saved_modules"]
 
 SAVED = {"embed_tokens": Embedding, "lm_head": Head}
 """Names of modules that are served, each with the part of a model that it is."""
 REFERENCE = "reference."
 """Beginning of the names of a reference model's parameters."""
-_WEIGHT, _ORIGINAL = "weight", "original_module.weight"
+_WEIGHT, ORIGINAL = "weight", "original_module.weight"
 
 
 @lru_cache(maxsize=64)
@@ -45,7 +45,7 @@ def _copied(kind: LayerKind, specs: tuple[TensorSpec, ...], names: Collection[st
         return specs
     weight = next(spec for spec in specs if spec.name == _WEIGHT)
     own = tuple(replace(spec, trainable=not spec.is_buffer) if spec.module != "adapter" else spec for spec in specs)
-    return (*own, *[replace(weight, name=_ORIGINAL, trainable=False)] * (name in keeps))
+    return (*own, *[replace(weight, name=ORIGINAL, trainable=False)] * (name in keeps))
 
 
 @lru_cache(maxsize=64)

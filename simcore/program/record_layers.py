@@ -21,7 +21,7 @@ from simcore.models.blocks import Attention, LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import DeepMerger
 from simcore.models.pooled_blocks import PooledStem
-from simcore.models.saved import REFERENCE
+from simcore.models.saved import ORIGINAL, REFERENCE
 from simcore.models.vision_blocks import SoundPart
 from simcore.operators.registry import implementation_of
 from simcore.placement.framework import LayerOffload, UpdateTime
@@ -186,12 +186,14 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
 def run_of_reference(plan: Plan, key: Key, workload: Workload) -> LayerWorkload:
     """Input for recording the kind of layer `key` in the pass of a reference model: adapters are off, nothing is kept.
 
-    A model of its own has parameters of its own. Neither checkpoints nor what they leave on the host is in the pass
-    ([Note: the reference's pass]).
+    A model of its own has parameters of its own; of modules that train beside adapters the originals run. Neither
+    checkpoints nor what they leave on the host is in the pass ([Note: the reference's pass]).
     """
     run = run_of(plan, key, replace(workload, no_grad=True))
     beside = {param.name.removeprefix(REFERENCE): param for name, param in run.params.items()
               if name.startswith(REFERENCE)}
+    if ORIGINAL in run.params:
+        beside["weight"] = run.params[ORIGINAL]
     off = {placed.spec.name for placed in plan.kinds[key[0]] if placed.spec.module == "adapter"}
     own = (replace(beside[name], name=name, trainable=True) if name in beside else param
            for name, param in run.params.items() if name not in off and not name.startswith(REFERENCE))

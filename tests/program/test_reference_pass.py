@@ -69,6 +69,28 @@ def test_in_full_a_second_model_rests_beside_it_and_passes_once() -> None:
     assert worked[0] == pytest.approx(worked[1])
 
 
+def test_the_reference_reads_originals_of_modules_that_train_beside_adapters() -> None:
+    """The same products; of a model whose head was tied the originals are not all there."""
+    saved = {"lora": {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}}
+    assert flops(program(**DPO | saved)) == flops(program(**DPO))
+    with pytest.raises(RankscopeError, match="whose head was tied"):
+        program("llama-3.2-1b", **DPO | saved)
+
+
+def test_deepspeeds_engine_passes_its_model_twice_where_parameters_are_whole() -> None:
+    """ZeRO-3 would gather each unit again, in another order than its trace has."""
+    wrong = []
+    for framework in ("zero0", "zero1", "zero2", "zero3"):
+        report = simulate(small.scenario(framework, model="llama-tiny", **DPO))
+        plain = simulate(small.scenario(framework, model="llama-tiny", **LORA, micro_batch_size=2))
+        if (report.status == "ok") != (framework != "zero3") or (report.status == "ok" and (
+                report.ranks[0].end_bytes != plain.ranks[0].end_bytes)):
+            wrong.append((framework, report.status, report.problems))
+    full = simulate(small.scenario("zero2", model="llama-tiny", loss="preference_rows", micro_batch_size=2))
+    assert "under zero2 (served: ddp)" in full.problems[0].message
+    assert not wrong
+
+
 def test_a_step_ends_with_what_it_began_with() -> None:
     """But for gradients, which are there from the second step on; checkpoints are off in the reference's pass."""
     wrong = []

@@ -121,7 +121,7 @@ def table(job: Draft) -> Framework:
     options = job.options(options_around(job.graph.implementation))
     _check(job, options)
     mixed = _mixed(job, options)
-    check_preference(job, options)
+    check_preference(job, options, second=True)
     _check_tower(job, mixed)
     options, stored = options | {"autocast": mixed.autocast}, mixed.stored  # on where fp32 parameters ask for it, too
     return Framework(

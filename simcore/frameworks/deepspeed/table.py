@@ -27,11 +27,13 @@ from simcore.frameworks.common.torch import (
 )
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import check_tower
+from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job, topology_of
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
+from simcore.recording.layer import PREFERENCE
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["IN_COMPUTE", "LOSSES", "VERSIONS", "options_of_stage", "packed_weights", "state_names", "zero_table"]
@@ -50,7 +52,8 @@ CAPABILITIES: Final = Capabilities(
 IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
                       "training.lora.dtype")
 """Keys that can say nothing but the compute dtype."""
-LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
+_LOSSES_OF_3: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
+LOSSES: Final = (*_LOSSES_OF_3, *sorted(PREFERENCE))
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_bucket_size": (None, "auto", int),
     "allgather_bucket_size": (None, int),
@@ -152,7 +155,8 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
         if stage == 3 and adapts_experts(job):
             raise job.not_yet(TARGETS, "adapters of fused experts under zero3, which gathers a parameter when it "
                               "is read (served: zero1, zero2, ddp, fsdp2)")
-    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+    job.one_of("training.loss", job.scenario.training.loss, LOSSES if stage < 3 else _LOSSES_OF_3)
+    check_preference(job, options, second=False)
     if stage == 3:
         check_tower(job)
 

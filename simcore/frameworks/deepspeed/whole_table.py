@@ -20,6 +20,7 @@ from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
 from simcore.frameworks.deepspeed.strategy import WholeStrategy
 from simcore.frameworks.deepspeed.table import IN_COMPUTE, LOSSES, VERSIONS, packed_weights, state_names
+from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
@@ -84,6 +85,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     if job.scenario.training.method != "full":
         check_named_adapters(job)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+    check_preference(job, options, second=False)
 
 
 def _strategy(job: Draft, options: dict[str, Any]) -> WholeStrategy:

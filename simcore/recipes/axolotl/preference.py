@@ -82,6 +82,6 @@ def write_preference(reader: Reader, draft: Draft) -> None:
     if training.get("lora", {}).get("dropout"):
         draft.infer("training.lora.dropout", 0.0, "rl: dropout is off", where=where,
                     source="TRL 1.8.0 trainer/dpo_config.py disable_dropout")
-    if training["method"] == "qlora":
+    if training["method"] == "qlora" and "dtype" in training.get("lora", {}):
         draft.infer("training.lora.dtype", "bf16", "rl: adapters beside a packed base", where=where,
                     source=f"{_TRAINER}: param.data.to(torch.bfloat16)")
