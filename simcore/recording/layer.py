@@ -19,7 +19,7 @@ SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
 REFERENCED: Final = frozenset({"preference_rows", "preference_softmax"})
 """Losses of preferences inside which a reference model passes (`REFERENCE_BORDER`)."""
-PREFERENCE: Final = REFERENCED | {"preference_softmax_alone"}
+PREFERENCE: Final = REFERENCED | {"preference_softmax_alone", "preference_rows_alone", "preference_odds"}
 """Losses of preferences: of pairs of sequences."""
 _EMPTY = Section(())
 

@@ -1,15 +1,15 @@
-"""DPO of axolotl: what a real step allocates and frees of whole logits, from the policy's head to their gradient.
+"""DPO and ORPO of axolotl: what a real step allocates and frees of whole logits, from the head to their gradient.
 
     PYTHONPATH=TRL python tests/truth/probe_preference.py CLONE > tests/truth/losses/preference-axolotl-067b021c.json
 
 CLONE: a git directory of axolotl-ai-cloud/axolotl; TRL: a folder with TRL 1.8.0, which it pins. A CPU runs DPOTrainer's
-own training step on a tiny Llama whose vocabulary is far larger than all else; its profiler gives allocations. The two
-functions of `monkeypatch/trainer/utils.py` that axolotl puts in the place of TRL's (`loaders/patch_manager.py`
-_apply_trl_trainer_utils_patches) run as they are at COMMIT, but for Triton's launches, which do nothing: all of their
-tensors are made in Python. Kept are signed bytes of a row of logits in 16 bits and more, in three parts: from the
-policy's forward until the reference's, from there until the loss is there, and backward. All tokens but the first are
-answers. Beside them: bytes that a step of a model with a small vocabulary holds where the reference's
-forward begins and ends, and where backward begins, above those before the step.
+and ORPOTrainer's own training step on a tiny Llama whose vocabulary is far larger than all else; its profiler gives
+allocations. The two functions of `monkeypatch/trainer/utils.py` that axolotl puts in the place of TRL's
+(`loaders/patch_manager.py` _apply_trl_trainer_utils_patches) run as they are at COMMIT, but for Triton's launches,
+which do nothing: all of their tensors are made in Python. Kept are signed bytes of a row of logits in 16 bits and more,
+in three parts: from the policy's forward until the reference's (DPO alone), from there until the loss is there, and
+backward. All tokens but the first are answers. Beside them: bytes that a step of a model with a small vocabulary holds
+where the reference's forward begins and ends, and where backward begins, above those before the step.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from unittest.mock import patch
 import torch
 import trl
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer, orpo_trainer
 from trl.trainer import dpo_trainer
 
 COMMIT, FILE = "067b021c", "src/axolotl/monkeypatch/trainer/utils.py"
 VOCAB = 8192
 UNKNOWN, NAMED = {"unk_token": "w0"}, {"pad_token": "<pad>", "eos_token": "<eos>"}
-CASES = tuple((method, pairs, seq, mixed) for method in ("lora", "full") for pairs, seq in ((1, 64), (2, 48))
+CASES = tuple((method, pairs, seq, mixed) for method in ("lora", "full", "odds") for pairs, seq in ((1, 64), (2, 48))
               for mixed in (True, False))
 
 
@@ -75,6 +76,8 @@ def patched(clone: str) -> None:
     for name in ("selective_log_softmax", "entropy_from_logits"):
         assert hasattr(dpo_trainer, name)
         setattr(dpo_trainer, name, scope[name])
+    assert orpo_trainer.selective_log_softmax
+    orpo_trainer.selective_log_softmax = scope["selective_log_softmax"]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -109,6 +112,21 @@ def trainer(method: str, pairs: int, seq: int, *, mixed: bool, small: bool = Fal
                           processing_class=tokenizer(), peft_config=lora)
 
 
+def odds(pairs: int, seq: int, *, mixed: bool) -> Any:
+    """Trainer of ORPO with adapters."""
+    args = ORPOConfig(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=pairs, bf16=mixed, use_cpu=True,
+                      report_to=[], max_steps=3, save_strategy="no", gradient_checkpointing=False, max_length=seq,
+                      remove_unused_columns=False, disable_tqdm=True)
+    one: dict[str, list[int]] = {"prompt_input_ids": [1], "prompt_attention_mask": [1]}
+    for kind in ("chosen", "rejected"):
+        one |= {f"{kind}_input_ids": [1] + [2] * (seq - 1), f"{kind}_attention_mask": [1] * seq,
+                f"{kind}_labels": [-100] + [2] * (seq - 1)}
+    ORPOTrainer.tokenize_row = lambda *_, **__: one
+    adapted = get_peft_model(model(torch.bfloat16, False), LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    texts = Dataset.from_list([{"prompt": "w1", "chosen": "w2", "rejected": "w3"}] * (2 * pairs))
+    return ORPOTrainer(model=adapted, args=args, train_dataset=texts, processing_class=tokenizer())
+
+
 def marked(module: torch.nn.Module, name: str) -> None:
     own = module.forward
 
@@ -138,7 +156,7 @@ class Steps:
 def profiled(made: Any, *, method: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(beginning and end of the policy's forward, the reference's, and backward; moments and signed bytes)."""
     marked(made.model.get_base_model() if method == "lora" else made.model, "forward of a model")
-    if made.ref_model is not None:
+    if getattr(made, "ref_model", None) is not None:
         marked(made.ref_model, "forward of a model")
     backward = made.accelerator.backward
 
@@ -151,19 +169,20 @@ def profiled(made: Any, *, method: str) -> tuple[list[tuple[int, int]], list[tup
     made.train()
     named = sorted((event.start_ns(), event.start_ns() + event.duration_ns(), event.name()) for event in steps.found
                    if event.name() in ("forward of a model", "backward"))
-    assert [name for *_, name in named] == ["forward of a model"] * 2 + ["backward"], named
     found = sorted((event.start_ns(), event.nbytes()) for event in steps.found if event.name() == "[memory]")
     return [(start, end) for start, end, _ in named], found
 
 
 def measured(method: str, pairs: int, seq: int, *, mixed: bool) -> dict[str, Any]:
-    named, found = profiled(trainer(method, pairs, seq, mixed=mixed), method=method)
+    made = odds(pairs, seq, mixed=mixed) if method == "odds" else trainer(method, pairs, seq, mixed=mixed)
+    named, found = profiled(made, method="full" if method == "full" else "lora")
     least = 2 * (seq - 1) * VOCAB
     starts = [start for start, _ in named] + [2**62]
     parts = [[size for at, size in found if begin <= at < end and abs(size) >= least]
              for begin, end in pairwise(starts)]
     return {"method": method, "pairs": pairs, "seq": seq, "vocab": VOCAB, "mixed": mixed,
-            **dict(zip(("policy", "reference", "backward"), parts, strict=True))}
+            **dict(zip(("policy", "backward") if method == "odds" else ("policy", "reference", "backward"), parts,
+                       strict=True))}
 
 
 def held(method: str, *, mixed: bool, replays: bool) -> dict[str, Any]:

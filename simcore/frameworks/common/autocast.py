@@ -17,6 +17,7 @@ from typing import Any, Final
 from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Mixer, Mlp, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
+from simcore.recording.layer import PREFERENCE
 
 __all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of", "stays_wide"]
 
@@ -117,5 +118,5 @@ def _check(job: Job, stored: str, *, casts: bool) -> None:
         raise job.not_yet("training.precision.params", f"preference_softmax in full, of parameters in {stored} beside "
                           f"a reference in {job.compute}")
     if stored != job.compute:
-        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "preference_rows",
-                                                                 "preference_softmax_alone"))
+        job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits",
+                                                                 *sorted(PREFERENCE)))

@@ -13,6 +13,10 @@ two functions (`monkeypatch/trainer/utils.py`): the log-probability of labels re
 accelerate's mixed precision logits come out in fp32 (1.15.0 `utils/operations.py` convert_outputs_to_fp32). Measured:
 `tests/truth/probe_preference.py`.
 
+[Note: odds of chosen sequences]
+TRL 1.8.0 `experimental/orpo/orpo_trainer.py` concatenated_forward, in which axolotl's kernels run too: a cross entropy
+of chosen sequences, over a copy of their logits where there are several, then the log-probabilities of all.
+
 [Note: log-softmax of logits]
 LLaMA-Factory ff6d4d12 `train/dpo/trainer.py` concatenated_forward, `train/trainer_utils.py` get_batch_logps: logits in
 fp32 live until the loss is returned, the log-softmax of all positions but the last reads a copy of them, and is kept.
@@ -32,7 +36,9 @@ from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 
 __all__ = ["preference_loss"]
 
-_ROWS: Final = "preference_rows"
+_ROWS: Final = ("preference_rows", "preference_rows_alone", "preference_odds")
+"""Losses whose log-probabilities read a copy of rows."""
+_ODDS: Final = "preference_odds"
 
 
 def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -> RecordedLayer:
@@ -40,28 +46,49 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
 
     `vocab`: entries of a token's logits; `wide`: logits are cast to fp32 behind the head.
     """
-    wide = wide or run.loss != _ROWS
+    wide = wide or run.loss not in _ROWS
     tape.mark(MODEL_END)
     logits: Tensor | None = hidden_state(tape, run, run.seq, vocab, run.compute)
     assert logits is not None
     leaf = logits.node
     if wide:
         logits = aten.cast(tape, logits, "fp32")
+    likelihood = [_chosen(tape, logits)] if run.loss == _ODDS else []
     losses = _log_probs(tape, run, logits)
-    if run.loss in REFERENCED:
-        given = _given(tape, run, vocab, wide=wide)
-        loss = _of_pairs(tape, losses)
-        if run.loss == _ROWS:
-            _metrics(tape, logits)
-        del given
-    else:
-        loss = _of_pairs(tape, losses)
-    del losses
+    given = _given(tape, run, vocab, wide=wide) if run.loss in REFERENCED else None
+    loss = _of_pairs(tape, losses, *likelihood)
+    if run.loss in _ROWS and run.loss != _ODDS:
+        _metrics(tape, logits)
+    del losses, likelihood, given
     logits = None
     forward = tape.cut()
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     return RecordedLayer(forward, backward, Section(()), tape.cut(), seed)
+
+
+def _chosen(tape: Tape, logits: Tensor) -> Tensor:
+    """Cross entropy, a scalar, of the first half of the sequences, see [Note: odds of chosen sequences]."""
+    shape, dtype = logits.shape, logits.dtype
+    half = (shape[0] // 2, *shape[1:])
+    rows = (half[0], half[1] - 1, half[2])
+
+    def whole(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        _added = aten.new(tape, shape, dtype, "grad_slice")  # in place, to the gradient of all sequences' rows
+        tape.compute(Kernel.ELEMENTWISE, _added.numel, 3 * _added.nbytes)
+        grads.clear()
+        return [None]
+
+    def chosen(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        return [aten.new(tape, half, dtype, "grad_slice")]
+
+    first = Tensor(logits.storage, half, dtype, tape.node((logits,), (), whole))
+    shifted = Tensor(logits.storage, rows, dtype, tape.node((first,), (), chosen))
+    del first
+    if half[0] > 1:
+        shifted = aten.contiguous(tape, shifted, "chosen_logits")
+    labels = aten.new(tape, (rows[0] * rows[1],), "int64", "labels_of_chosen", 8 * rows[0] * rows[1])
+    return aten.cross_entropy(tape, shifted.view(rows[0] * rows[1], rows[2]), labels)
 
 
 def _given(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -> Tensor:
@@ -76,7 +103,7 @@ def _given(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -> Tensor:
 
 def _log_probs(tape: Tape, run: LayerWorkload, logits: Tensor) -> Tensor:
     """Log-probability of the label of each position but the last, [b x (s - 1)]."""
-    return _of_rows(tape, logits) if run.loss == _ROWS else _of_softmax(tape, logits)
+    return _of_rows(tape, logits) if run.loss in _ROWS else _of_softmax(tape, logits)
 
 
 def _of_softmax(tape: Tape, logits: Tensor) -> Tensor:
@@ -131,14 +158,14 @@ def _of_rows(tape: Tape, logits: Tensor) -> Tensor:
     return found
 
 
-def _of_pairs(tape: Tape, losses: Tensor) -> Tensor:
-    """Loss, a scalar in fp32, of one number a token; backward makes one for each."""
-    shape, dtype = losses.shape, losses.dtype
+def _of_pairs(tape: Tape, losses: Tensor, *others: Tensor) -> Tensor:
+    """Loss, a scalar in fp32, of one number a token and of `others`, scalars; backward makes one for each."""
+    shapes = [(each.shape, each.dtype) for each in (losses, *others)]
 
     def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        return [aten.new(tape, shape, dtype, "grad_log_probs")]
+        return [aten.new(tape, shape, dtype, "grad_log_probs") for shape, dtype in shapes]
 
-    node = tape.node((losses,), (), backward)
+    node = tape.node((losses, *others), (), backward)
     out = aten.new(tape, (), "fp32", "loss", losses.nbytes)
     out.node = node
     return out

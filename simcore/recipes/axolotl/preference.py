@@ -1,8 +1,9 @@
-"""Training by preferences (`rl: dpo` and `ipo`): TRL's trainer, with axolotl's own kernels of log-probabilities.
+"""Training by preferences (`rl: dpo`, `ipo` and `orpo`): TRL's trainers, with axolotl's kernels of log-probabilities.
 
-067b021c `core/builders/rl.py`; TRL 1.8.0 `trainer/dpo_trainer.py`, which makes the adapters itself, switches dropout
-off, and puts chosen and rejected sequences of a microbatch into one forward. Nothing reads keys of Liger's losses:
-they are of a forward that is given labels.
+067b021c `core/builders/rl.py`; TRL 1.8.0 `trainer/dpo_trainer.py`, which makes the adapters itself, and
+`experimental/orpo/orpo_trainer.py`, which is given a model with adapters and has no reference. Both switch dropout off,
+and put chosen and rejected sequences of a microbatch into one forward. Nothing reads keys of Liger's losses: they are
+of a forward that is given labels.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, read_rows
 
-__all__ = ["DPO", "read_rl", "write_preference"]
+__all__ = ["read_rl", "write_preference"]
 
-DPO: Final = ("dpo", "ipo")
+_ODDS: Final = "orpo"
+_PAIRS: Final = ("dpo", "ipo", _ODDS)
+_BEFORE: Final = "precompute_ref_log_probs"
 _OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*")
 _TRAINER: Final = "TRL 1.8.0 trainer/dpo_trainer.py"
 _ADAPTERS: Final = "peft_autocast_adapter_dtype"
@@ -23,11 +26,15 @@ _KERNELS: Final = "loaders/patch_manager.py _apply_trl_trainer_utils_patches, mo
 _ROWS: Final[tuple[Row, ...]] = (
     Off("dpo_use_weighting", "weights of WPO"),
     Off("dpo_use_liger_kernel", "Liger's loss of preferences"),
-    Off("precompute_ref_log_probs", "log-probabilities of the reference that are there before the first step"),
     Off("rl_adapter_ref_model", "a reference model of its own beside adapters"),
     Idle(("dpo_padding_free",), f"{_TRAINER}: temporarily unavailable, and off"),
     Idle(("rl_beta", "dpo_label_smoothing", "dpo_loss_weights", "trl.beta"), "numbers of the loss"),
     Idle(("trl.*", "rl_*", "kto_*", "orpo_*", "simpo_*", "cpo_*", "ebft.*", "vllm.*"), "of training by another rl"),
+)
+_ROWS_OF_ODDS: Final[tuple[Row, ...]] = (
+    Idle(("orpo_alpha", "rl_beta", "trl.beta"), "numbers of the loss"),
+    Idle(("trl.*", "rl_*", "dpo_*", "kto_*", "simpo_*", "cpo_*", "ebft.*", "vllm.*", _BEFORE),
+         "of training by another rl, or of a reference, which ORPO has not"),
 )
 
 
@@ -36,7 +43,7 @@ def read_rl(reader: Reader, draft: Draft) -> None:
     method = reader.text("rl")
     if method is None:
         return
-    if method.value not in DPO:
+    if method.value not in _PAIRS:
         draft.refuse(method, f"training by {method.value}", always=True)
         draft.idle(reader.matching(*_OF_RL), f"settings of {method.value}")
         return
@@ -46,7 +53,7 @@ def read_rl(reader: Reader, draft: Draft) -> None:
         draft.fail(method.where, "`sample_packing: true` does not work with RLHF training (utils/schemas/validation.py "
                                  "check_sample_packing_w_rl)")
     kinds = reader.words("dpo_loss_type")
-    if kinds is not None and method.value == "ipo":
+    if kinds is not None and method.value != "dpo":
         draft.use(kinds)
         draft.fail(kinds.where, "`dpo_loss_type` and `dpo_loss_weights` are for DPO only (utils/schemas/validation.py "
                                 "check_dpo)")
@@ -54,20 +61,34 @@ def read_rl(reader: Reader, draft: Draft) -> None:
         draft.refuse(kinds, "a loss of the chosen sequences beside that of pairs")
     else:
         draft.idle(kinds, "sums of one number a sequence")
-    read_rows(reader, draft, _ROWS)
+    read_rows(reader, draft, _ROWS_OF_ODDS if method.value == _ODDS else _ROWS)
+    _read_before(reader, draft)
+
+
+def _read_before(reader: Reader, draft: Draft) -> None:
+    """Refuses log-probabilities that are made before the first step beside a second model, which axolotl keeps."""
+    before = reader.flag(_BEFORE) if reader.look("rl") != _ODDS else None
+    if before is not None and before.value and reader.look("adapter") is None:
+        draft.refuse(before, "log-probabilities of a second model that are there before the first step")
+    elif before is not None and before.value:
+        draft.use(before, why="no reference passes in a step; its passes before the first one are not counted")
+    else:
+        draft.idle(before, "the default")
 
 
 def write_preference(reader: Reader, draft: Draft) -> None:
     """Writes what TRL's trainer makes of a recipe that is read for training by next tokens, if it asks for pairs."""
-    if reader.look("rl") not in DPO:
+    if reader.look("rl") not in _PAIRS:
         return
     training, where = draft.values.get("training", {}), reader.document.path
     if "loss" in training:
         draft.fail(where, f"not yet: a loss of preferences beside a plugin's, {training['loss']}")
-    if reader.look(_ADAPTERS) is False:
+    if reader.look(_ADAPTERS) is False and reader.look("rl") != _ODDS:
         draft.fail(where, f"not yet: {_ADAPTERS}: false, which TRL's own adapters do not read")
-    draft.infer("training.loss", "preference_rows", "rl: logits of pairs, and of the reference", source=_KERNELS,
-                where=where)
+    loss, told = (("preference_odds", "logits of pairs") if reader.look("rl") == _ODDS else
+                  ("preference_rows_alone", "logits of pairs, no reference") if reader.look(_BEFORE) else
+                  ("preference_rows", "logits of pairs, and of the reference"))
+    draft.infer("training.loss", loss, f"rl: {told}", source=_KERNELS, where=where)
     for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
         if key in training:
             draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
@@ -82,6 +103,6 @@ def write_preference(reader: Reader, draft: Draft) -> None:
     if training.get("lora", {}).get("dropout"):
         draft.infer("training.lora.dropout", 0.0, "rl: dropout is off", where=where,
                     source="TRL 1.8.0 trainer/dpo_config.py disable_dropout")
-    if training["method"] == "qlora" and "dtype" in training.get("lora", {}):
+    if training["method"] == "qlora" and "dtype" in training.get("lora", {}) and reader.look("rl") != _ODDS:
         draft.infer("training.lora.dtype", "bf16", "rl: adapters beside a packed base", where=where,
                     source=f"{_TRAINER}: param.data.to(torch.bfloat16)")

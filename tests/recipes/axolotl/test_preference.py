@@ -24,6 +24,16 @@ def test_pairs_are_counted_as_two_sequences_and_dropout_is_off(tmp_path: Path) -
     assert packed.values["training"]["lora"]["dtype"] == "bf16"
 
 
+def test_orpo_and_log_probabilities_made_before_have_no_reference(tmp_path: Path) -> None:
+    """ORPO is given the adapters that axolotl makes, in fp32 beside a packed base too."""
+    odds = imported(tmp_path, changed(RECIPE, **DPO | {"rl": "orpo", "orpo_alpha": 0.1, "load_in_8bit": True})).values
+    training = odds["training"]
+    assert (training["loss"], training["micro_batch_size"], training["lora"]["dropout"], training["lora"]["dtype"]) == (
+        "preference_odds", 4, 0.0, "fp32")
+    before = imported(tmp_path, changed(RECIPE, **DPO | {"precompute_ref_log_probs": True})).values
+    assert before["training"]["loss"] == "preference_rows_alone"
+
+
 def test_in_full_logits_come_out_in_fp32_under_mixed_precision(tmp_path: Path) -> None:
     full = {key: value for key, value in DPO.items() if key != "adapter"} | {"lora_target_linear": None}
     found = [imported(tmp_path, changed(RECIPE, **full | {"bf16": bf16})).values for bf16 in (True, "full")]
@@ -35,14 +45,14 @@ def test_what_else_a_trainer_of_preferences_does_is_refused_by_its_key(tmp_path:
         ({"sample_packing": True}, "does not work with RLHF training"),
         ({"dpo_use_weighting": True}, "weights of WPO"),
         ({"dpo_use_liger_kernel": True}, "Liger's loss of preferences"),
-        ({"precompute_ref_log_probs": True}, "before the first step"),
+        ({"precompute_ref_log_probs": True, "adapter": None, "lora_target_linear": None}, "before the first step"),
         ({"rl_adapter_ref_model": True}, "a reference model of its own"),
         ({"dpo_loss_type": ["sigmoid", "sft"]}, "beside that of pairs"),
         ({"rl": "ipo", "dpo_loss_type": ["sigmoid"]}, "are for DPO only"),
         ({"peft_autocast_adapter_dtype": False}, "TRL's own adapters do not read"),
         ({"plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"], "cut_cross_entropy": True},
          "a loss of preferences beside a plugin's"),
-        ({"rl": "orpo"}, "training by orpo")]
+        ({"rl": "orpo", "dpo_loss_type": ["sigmoid"]}, "are for DPO only"), ({"rl": "simpo"}, "training by simpo")]
     wrong = []
     for keys, told in refusals:
         try:
