@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -20,7 +21,7 @@ TEXT_ALONE: Final = "text_alone"
 """Field that stands beside a configuration if no sequence has an image."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what is read of all parts is kept
 class Architecture:
     """Layers and sizes of a model that a configuration describes, the same under every implementation.
 
@@ -43,12 +44,12 @@ class Architecture:
     ignored: tuple[tuple[str, str, str], ...] = ()
     resting: tuple[tuple[str, LayerKind], ...] = ()
 
-    @property
+    @cached_property
     def decoder(self) -> str:
         """The `model_type` of its layers: that of the configuration inside, where a model reads images."""
         return next((kind.family for _, kind in self.parts if kind.block is None), self.family)
 
-    @property
+    @cached_property
     def has_tower(self) -> bool:
         """True for a model that reads images by a vision tower."""
         return any(isinstance(kind.block, VisionPart) for _, kind in self.parts)

@@ -17,8 +17,8 @@ __all__ = ["Held", "Shelf", "held", "settle"]
 T = TypeVar("T")
 P = ParamSpec("P")
 
-BYTES: Final = 256 * 2**20
-"""Budget of one process: about 250 layouts of a 30B model on 16 GPUs, about 100 with their timelines."""
+BYTES: Final = 320 * 2**20
+"""Budget of one process: about 250 layouts of a 30B model on 16 GPUs, about 80 with their timelines and hot ranks."""
 _OBJECT: Final = 64
 """Bytes of a small Python object."""
 

@@ -37,7 +37,7 @@ def fullest_load(job: Job, share: float = SURELY) -> float:
     """
     if job.mesh.ep == 1 or not job.has_experts or job.scenario.training.routing != "auto":
         return 1.0
-    return min(float(np.quantile(_loads(), share ** (1 / job.mesh.ep))), float(job.mesh.ep))
+    return _fullest_of(job.mesh.ep, share)
 
 
 def hot_ranks_assumption(job: Job) -> tuple[tuple[str, str, str, str], ...]:
@@ -48,6 +48,11 @@ def hot_ranks_assumption(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     value = (f"the fullest of {job.mesh.ep} ranks has likely {fullest_load(job, LIKELY):.2f}, in nine of ten jobs at "
              f"most {surely:.2f} times the mean: in the upper end of its band")
     return (("hot ranks", value, "calibrated", _SOURCE),)
+
+
+@lru_cache(maxsize=64)
+def _fullest_of(ranks: int, share: float) -> float:
+    return min(float(np.quantile(_loads(), share ** (1 / ranks))), float(ranks))
 
 
 @lru_cache(maxsize=1)
