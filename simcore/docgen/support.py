@@ -78,23 +78,27 @@ def support() -> str:
     """
     rows = [(framework, implementation) for framework in known_frameworks()
             for implementation in framework_adapter(framework).implementations]
-    axes = table(("framework", "layers", *_MESHES), [(f"`{f}`", f"`{i}`", *_meshes(f, i)) for f, i in rows])
-    rest = table(("framework", "layers", *_FEATURES), [(f"`{f}`", f"`{i}`", *_features(f, i)) for f, i in rows])
-    models = ", ".join(f"`{name}`" for name in _MODELS)
-    return (f"{_HEAD}{models}.\n\n## Parallelism\n\n{axes}\n\n## Methods, formats, memory\n\n{rest}\n\n## Models\n\n"
-            f"{_MATRIX}\n\n{_matrix()}\n")
+    axes, rest = ([(f"`{f}`", f"`{i}`", *answers(f, i)) for f, i in rows] for answers in (_meshes, _features))
+    every, models = Counter(word for row in (*axes, *rest) for word in row[2:]), ", ".join(f"`{x}`" for x in _MODELS)
+    return (f"{_HEAD}{models}.\n\nOf {every.total():,} cells of the first two tables: {_shares(every)}.\n\n"
+            f"## Parallelism\n\n{table(('framework', 'layers', *_MESHES), axes)}\n\n## Methods, formats, memory\n\n"
+            f"{table(('framework', 'layers', *_FEATURES), rest)}\n\n## Models\n\n{_MATRIX}\n\n{_matrix()}\n")
 
 
 def _matrix() -> str:
     """Line that counts the cells of each answer, and a table of models by frameworks with the methods that run."""
     every = Counter(word for entry in served().values() for words in entry["answers"].values()
                     for word in words.values())
-    told = ", ".join(f"{word} {every[word]:,}" for word in ANSWERS if every[word])
     rows = ((f"`{model}`", *(", ".join(NAMES[method] for method in run) or best(entry["answers"][framework].values())
                              for framework, run in those_with("yes", entry).items()))
             for model, entry in served().items())
-    return (f"Of {every.total():,} cells, one for each model, framework and method: {told}.\n\n"
+    return (f"Of {every.total():,} cells, one for each model, framework and method: {_shares(every)}.\n\n"
             + table(("model", *(f"`{name}`" for name in known_frameworks())), rows))
+
+
+def _shares(every: Counter[str]) -> str:
+    """Number of cells of each answer, with its share."""
+    return ", ".join(f"{word} {every[word]:,} ({every[word] / every.total():.1%})" for word in ANSWERS if every[word])
 
 
 def _meshes(framework: str, implementation: str) -> Iterator[str]:
