@@ -118,7 +118,7 @@ def on_fewer(scenario: Scenario, known: Sequence[Advice]) -> tuple[Advice, ...]:
     world, batch = scenario.world_size, scenario.training.global_batch_size
     numbers = [one.num_gpus for one in known if one.verdict == "fits" and _OF_GPUS.issuperset(one.changes)
                and one.num_gpus is not None and one.num_gpus > world]
-    if scenario.workload != "train" or batch is None or not numbers or not may_be_tried(scenario):
+    if scenario.workload != "train" or batch is None or not numbers:
         return ()
     unit, found = topology_of(scenario).gpus_per_host, list[Advice]()
     for number in [n for n in range(world + 1, min(numbers)) if n <= unit or n % unit == 0][:_MOST]:
