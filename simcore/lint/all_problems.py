@@ -40,7 +40,8 @@ _LENGTH: Final = "training.seq_len"
 _USUAL_LENGTH: Final = 3840
 """Tokens, a multiple of what most degrees and kernels ask for, in the place of a sequence length that is wrong."""
 _MULTIPLE: Final = re.compile(r"global_batch_size: expected a multiple of (\d+) .*, got (\d+)$")
-_IDLE: Final = re.compile(r"changes? nothing|means? nothing|mean nothing|the key is missing")
+_IDLE: Final = re.compile(r"changes? nothing|means? nothing|mean nothing|the key is missing|"
+                          r"expected lengths: packed beside it")
 """Words about a key that are there only because another was put aside."""
 
 

@@ -162,9 +162,10 @@ def test_a_layout_that_is_taken_in_place_of_the_recipes_says_its_gpus_and_that_i
     assert page.run("getComputedStyle(document.querySelector('.answer > .verdict')).borderStyle") == "dashed"
     assert "The job in view is no longer this recipe: GPUs 16 → 4, " in page.text("#recipe .since")
     page.set("training.recompute", "full")
-    assert page.text("#recipe .since").endswith("local batch size 1 → not said, recompute not said → full.")
+    assert page.text("#recipe .since").endswith("recompute none → full, local batch size 1 → not said.")
     page.run("new Promise(done => setTimeout(done, 300))")
     page.open(address=page.run("location.href"))
+    said = said.replace("data parallel 2 → 4", "data parallel 2 → 4, recompute none → full")
     assert page.text("#other-layout").strip() == said, "a link has it too"
 
 
@@ -316,6 +317,18 @@ def test_a_key_of_a_recipe_that_is_left_out_has_the_recipes_own_name(page: Page)
     assert page.text("#missed").startswith(said), "the recipe's key has other parts, which stay"
 
 
+def test_what_means_nothing_without_a_key_is_left_out_with_it(page: Page) -> None:
+    training = {**JOB["training"], "lengths": "packed", "packed_length": 512}
+    job = {**JOB, "model": "nemotron-h-8b", "training": training}
+    page.open(address=f"{page.address}#{packed(job)}")
+    page.settled()
+    assert "packed_length" not in page.text("[data-part=problems]"), "it is no problem of the job as it is"
+    page.click("[data-part=problems] li button + button")
+    page.settled()
+    assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")
+    assert page.text("#missed").startswith("Without training.lengths packed and training.packed_length 512, which may")
+
+
 def test_what_was_offered_to_the_job_before_is_out_of_reach_while_another_is_simulated(page: Page) -> None:
     page.open()
     page.settled()
@@ -374,4 +387,6 @@ def test_a_model_that_the_framework_lacks_is_told_before_the_questions_and_given
     assert "take fsdp2, dp_shard 8" in page.text("#plain")
     page.run("[...document.querySelectorAll('#plain button')].find(one => one.innerText.includes('fsdp2')).click()")
     page.settled()
+    said = page.text("#other-layout")
+    assert "another layout than the recipe's: framework automodel → fsdp2, loss masked_fp32 → auto. It does not" in said
     assert "of the 79.11 GiB usable" in page.text("[data-part=verdict]")

@@ -19,6 +19,7 @@ const STEP_MS = 1000; /* changes further apart than this are undone one by one *
 const LATER = ["memory", "streams", "placement"]; /* pictures that come after the first */
 const FIT = { kind: "advice", title: "What would make it fit", none: "No single change or pair of changes that was tried makes it fit." };
 const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change that was tried makes it faster; the search below tries every layout." } };
+const WITH = { "training.lengths": ["training.packed_length"] }; /* keys that mean nothing without another */
 const remedies = document.getElementById("remedies");
 const recipe_card = document.getElementById("recipe");
 const busy = document.getElementById("busy");
@@ -133,7 +134,7 @@ const told_at = (others, all) => {
       there.addEventListener("click", () => form.focus(name));
       const why = (all.find((one) => one.where.split(" ")[0] === name) || all[0]).message;
       const out = make("button", { type: "button", textContent: "leave it out" });
-      out.addEventListener("click", () => apply({}, [name]));
+      out.addEventListener("click", () => apply({}, [name, ...(WITH[name] || []).filter((key) => value_of(state.job, key) !== undefined)]));
       return make("li", {}, there, ` ${said(why, name)} `, ...(form.is_added(name) && why.includes("not yet") ? [out] : []));
     })));
   fill({ parts: { problems: null } });

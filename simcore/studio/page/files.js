@@ -42,7 +42,7 @@ const left_of = ({ key, value, why }) => [`${key} ${value}`.trim(), why];
 
 /* What another job has otherwise: its layout, then other keys. */
 const changes_of = (before, after, label) => {
-  const keys = [...new Set([...leaves(before), ...leaves(after)])].filter((key) => !/^(mesh(\..*)?|framework|training\.global_batch_size)$/.test(key));
+  const keys = [...new Set([...leaves(before), ...leaves(after)])].filter((key) => !/^(mesh(\..*)?|framework|training\.(global_batch_size|recompute(\..*)?|loss))$/.test(key));
   const said = (job, key) => { const value = value_of(job, key); return value === undefined || value === null ? "not said" : typeof value === "object" ? JSON.stringify(value) : value; };
   return [...layout_changes(layout_of(before), layout_of(after)),
     ...keys.filter((key) => said(before, key) !== said(after, key)).map((key) => `${label(key)} ${said(before, key)} \u2192 ${said(after, key)}`)];

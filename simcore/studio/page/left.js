@@ -11,9 +11,9 @@ export const NOTHING = { missed: [], dropped: {}, layout: [], asked: null, is_ta
 const texts = (found) => (Array.isArray(found) ? found.filter((one) => typeof one === "string").slice(0, MOST) : []);
 
 const layout_in_link = (found) => {
-  const { framework, mesh, batch } = found && typeof found === "object" ? found : {};
-  if (typeof framework !== "string" || !mesh || typeof mesh !== "object") return null;
-  return { framework, mesh: Object.fromEntries(Object.entries(mesh).filter(([axis, n]) => (axis in AXES || axis === "dp_shard") && Number.isInteger(n))), ...(Number.isInteger(batch) ? { batch } : {}) };
+  const { framework, mesh, batch, recompute, loss } = found && typeof found === "object" ? found : {};
+  if (![framework, recompute, loss].every((one) => typeof one === "string") || !mesh || typeof mesh !== "object") return null;
+  return { framework, recompute, loss, mesh: Object.fromEntries(Object.entries(mesh).filter(([axis, n]) => (axis in AXES || axis === "dp_shard") && Number.isInteger(n))), ...(Number.isInteger(batch) ? { batch } : {}) };
 };
 
 /* Of a link's state; what it has of another type is left away. */
