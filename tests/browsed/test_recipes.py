@@ -169,6 +169,14 @@ def test_a_layout_that_is_taken_in_place_of_the_recipes_says_its_gpus_and_that_i
     assert page.text("#other-layout").strip() == said, "a link has it too"
 
 
+def test_what_is_left_out_is_named_without_its_sources(page: Page) -> None:
+    page.open()
+    long = f"a base behind a tower {9 * 'that stays '}"
+    said = page.run(f"""import('/left.js').then(({{ NOTHING, left_words }}) => left_words({{ ...NOTHING,
+        missed: ['precision (of bf16)', '{long}(PEFT 0.21.2 other.py; 06)'] }}, {{}})[1])""")
+    assert said == f"Without precision (of bf16) and {long}of the recipe, which may change the answer."
+
+
 def test_a_recipe_that_is_closed_leaves_the_job_before(page: Page) -> None:
     page.open()
     page.drop("recipe.yaml", RECIPE.encode())

@@ -5,6 +5,7 @@ import { value_of } from "./state.js";
 
 const SHOWN = 10; /* keys that are named; of more the number is told */
 const MOST = 40;
+const LONG = 80; /* letters of a name beyond which what it has in brackets is left out */
 /* `layout`: keys without which the layout is another one; `asked`: the recipe's layout; `is_taken`: another was taken in its place. */
 export const NOTHING = { missed: [], dropped: {}, layout: [], asked: null, is_taken: false };
 
@@ -45,7 +46,7 @@ const taken_words = ({ asked, is_taken }, job) => (asked && is_taken ? layout_ch
 /* Sentences about what is left out, the heaviest first: that the layout is another one, then keys; "" without any. */
 export const left_words = (left, job) => {
   const others = [...(left.layout.length ? [`without ${listed(left.layout)} of the recipe`] : []), ...taken_words(left, job)];
-  const names = [...Object.values(left.dropped), ...left.missed];
+  const names = [...Object.values(left.dropped), ...left.missed].map((name) => (name.length > LONG ? name.replace(/ \(.*$/s, "") : name)); /* sources stand on the card */
   const named = names.length > SHOWN ? [...names.slice(0, SHOWN - 1), `${names.length - SHOWN + 1} more keys`] : names;
   return [others.length ? `The answer is of another layout${left.layout.length ? "" : " than the recipe's"}: ${others.join(", ")}. It does not say whether the recipe fits.` : "",
     names.length ? `Without ${listed(named)}${is_of_recipe(left) ? " of the recipe" : ""}, which may change the answer.` : ""];
