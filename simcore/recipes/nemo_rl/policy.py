@@ -22,6 +22,8 @@ _NAME: Final = "policy.model_name"
 _OVERRIDES: Final = "policy.hf_config_overrides"
 _SCALED: Final = f"{_OVERRIDES}.rope_scaling"
 _NO_FIELDS: Final = ("router_aux_loss_coef", "rope_theta", "rope_scaling", "rope_parameters", "use_cache")
+_INSIDE: Final = ("text_config", "vision_config")
+"""Configurations inside that of a model with a vision tower."""
 _PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _KINDS: Final = {"sequence_packing": "packs", "dynamic_batching": "microbatches of varying size"}
 _PIN: Final = "models/policy/lm_policy.py"
@@ -56,7 +58,10 @@ def read_model(reader: Reader, draft: Draft) -> None:
     for key in ("quant_cfg", "quant_calib_data", "disable_modelopt_layer_spec"):
         draft.refuse(reader.take(f"policy.{key}"), "training that is aware of quantisation (ModelOpt)")
     draft.idle(reader.matching("policy.quant_*"), "settings of ModelOpt alone")
-    fields = [field for field in reader.names(_OVERRIDES) if field not in _NO_FIELDS]
+    fields = [field for field in reader.names(_OVERRIDES) if field not in (*_NO_FIELDS, *_INSIDE)]
+    for key in (f"{_OVERRIDES}.{inside}.{field}" for inside in _INSIDE for field in reader.names(
+            f"{_OVERRIDES}.{inside}") if field not in _NO_FIELDS):
+        draft.refuse(reader.take(key), "fields of a configuration inside that of the model")
     if (given := draft.answers.settings.get("model")) is not None:
         draft.idle(name, f"--set model={given} says which model it is")
         draft.idle(reader.matching(f"{_OVERRIDES}.*"), "--set model says which model it is")

@@ -114,6 +114,20 @@ def test_a_policy_that_sees_has_a_tower(tmp_path: Path) -> None:
                                                                              sees=True))
 
 
+def test_terms_of_the_loss_inside_the_text_s_configuration_change_nothing(tmp_path: Path) -> None:
+    """Other fields there are refused by name."""
+    text = GRPO.replace("MODEL", f"{QWEN}\n  hf_config_overrides: {{text_config: {{FIELD}}}}")
+    for field, refusal in (("router_aux_loss_coef: 0.0", ""), ("num_hidden_layers: 2", "not yet: policy.hf_config_"
+                           "overrides.text_config.num_hidden_layers: fields of a configuration inside")):
+        (tmp_path / "mine.yaml").write_text(text.replace("FIELD", field).replace(
+            "PROCESSOR", "vlm_hf_data_processor").replace("KWARG", "mm_processor_cache_gb: 0").replace(
+            "DATA", "refcoco"), encoding="utf-8")
+        found = import_recipe([str(tmp_path / "mine.yaml")], Answers.of_options(None, None, "dgx-h100", {}))
+        assert refused(found).startswith(refusal), field
+        assert bool(found.refused) == bool(refusal), field
+        assert found.values["model"] == QWEN, field
+
+
 def test_rotation_by_time_row_and_column_is_not_fused(tmp_path: Path) -> None:
     assert recipe(tmp_path).values["framework_options"]["apply_rope_fusion"] is False
     text = recipe(tmp_path, model="Qwen/Qwen2.5-1.5B")
