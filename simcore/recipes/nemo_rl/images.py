@@ -20,6 +20,8 @@ from simcore.recipes.reader import Reader
 __all__ = ["read_images"]
 
 _ONE_IMAGE: Final = ("clevr-cogent", "geometry3k", "refcoco")
+_VIDEOS: Final = ("daily-omni",)
+"""Data sets whose samples have a video and its sound (`data/datasets/response_datasets/daily_omni.py`:127)."""
 _SOURCE: Final = "NeMo RL 7ea279ab data/datasets/response_datasets"
 _ROTATED: Final = "Bridge 067f987d models/gpt_provider.py:230, utils/fusions.py:85: mrope switches it off"
 _OF_IMAGES: Final = "vlm_hf_data_processor"
@@ -50,6 +52,9 @@ def read_images(reader: Reader, draft: Draft) -> None:
     _read_frozen(reader, draft, parts)
     _refuse_frozen(reader, draft)
     name = reader.text("data.train.dataset_name") or reader.text("data.dataset_name")
+    if name is not None and name.value in _VIDEOS:
+        draft.refuse(name, "samples with a video and its sound")
+        return
     is_known = name is not None and name.value in _ONE_IMAGE
     if not is_known and reader.look("data.default.processor") != _OF_IMAGES and not reader.look("policy.is_vlm"):
         draft.refused.append(Problem(reader.document.path, "not yet: a model with a vision tower that is given text "

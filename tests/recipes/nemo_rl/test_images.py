@@ -79,6 +79,7 @@ def test_samples_of_known_data_have_one_image_and_others_are_asked(tmp_path: Pat
 def test_text_alone_and_limits_of_images_are_refused_beside_a_tower_alone(tmp_path: Path) -> None:
     alone: dict[str, Any] = {"data": "OpenMathInstruct-2", "processor": "math_hf_data_processor"}
     assert "a vision tower that is given text alone" in refused(recipe(tmp_path, **alone))
+    assert "dataset_name: samples with a video and its sound" in refused(recipe(tmp_path, data="daily-omni"))
     for kwarg in ("language_model_only: true", "limit_mm_per_prompt: {image: 0}", "limit_mm_per_prompt: {video: 1}"):
         assert "an engine with other limits of images than vLLM's defaults" in refused(recipe(tmp_path, kwarg=kwarg))
         text = recipe(tmp_path, model="Qwen/Qwen2.5-1.5B", kwarg=kwarg, **alone)
