@@ -39,7 +39,7 @@ from oracle.steps.setup import tag_shards
 from oracle.steps.tracker import Tracker
 from sees import FAMILIES
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import Qwen3VLConfig, Qwen3VLMoeConfig, masking_utils, vision_utils
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -76,6 +76,8 @@ from nemo_automodel.components.models.qwen3_vl_moe import model as sparse_vl
 HERE = Path(__file__).resolve().parent
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (HERE / "tape" / "cases-vision.json").read_text(encoding="utf-8"))}
+WIDE = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32)
+"""Precision of NeMo RL's workers, whose parameters rest in fp32 and whose forward is under autocast."""
 FROZEN = {"freeze_vision_tower": True, "freeze_language_model": False}
 SILENT = {**FROZEN, "freeze_audio_tower": True}
 TRAINED = {"freeze_vision_tower": False, "freeze_language_model": False}
@@ -115,6 +117,9 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2.5-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl"},
     "qwen2.5-vl, adapted": {"freeze": FROZEN, "images": 2, "lora": 8, "exclude_modules": ["*visual*", "*lm_head*"],
                             "model": "qwen2.5-vl"},
+    "qwen2.5-vl, policy": {"freeze": TRAINED, "images": 1, "model": "qwen2.5-vl", "policy": True},
+    "qwen2.5-vl, policy, a large image": {
+        "freeze": TRAINED, "images": 1, "sides": [588, 672], "model": "qwen2.5-vl", "policy": True},
     "qwen3-vl": {"freeze": FROZEN, "images": 1, "model": "qwen3-vl"},
     "qwen3-vl, a large image": {"freeze": FROZEN, "images": 1, "sides": [672, 736], "model": "qwen3-vl"},
     "qwen3-vl, packs": {"freeze": FROZEN, "images": 2, "model": "qwen3-vl", "packed": [180, 332]},
@@ -433,7 +438,7 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
         further = out.mtp_per_depth_h
         loss = loss + calculate_mtp_loss(MaskedCrossEntropy(), mtp_per_depth_h=further, labels=labels, model=model,
                                          scaling_factor=0.1)
-    if not case["images"]:
+    if not case["images"] or case.get("policy"):
         del out  # as recipes/llm/train_ft.py
     if first:
         tag_shards(tr, model)
@@ -460,10 +465,15 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     adapted(model, case)
     apply_parameter_freezing(model, case["freeze"])
     experts = {"moe_parallel_config": MoEParallelizerConfig()} if "ep" in case else {}
-    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=case.get("ep", 1)), world_size=8, **experts,
+    wide = FSDP2Config(mp_policy=WIDE) if case.get("policy") else FSDP2Config()
+    if case.get("policy"):
+        model = model.float()
+    mesh = MeshContext.build(wide, ParallelismSizes(ep_size=case.get("ep", 1)), world_size=8, **experts,
                              activation_checkpointing=bool(case.get("checkpoint")))
     model = parallelize_model(model, mesh)
     wrapped = units(model)
+    if case.get("policy"):
+        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     if case.get("placed"):
         return {"case": named, "units": wrapped}
     halves, traffic = steps.two_steps(model, lambda tr, first: micro_step(model, tr, case, first=first))
