@@ -163,7 +163,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     tape.casts.clear()
     casts = tape.cut()
     del body
-    mask = inputs.mask if out.node is not None and not has_eager_attention(run) else None  # an added one is not kept
+    mask = inputs.mask if _keeps_mask(run, out) else None
     given = inputs.mask
     inputs = None
     returned = tape.cut()  # copies that a hook made of what the model holds
@@ -180,6 +180,11 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     tape.graph.clear()
     return RecordedLayer(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut(),
                          behind=beside.behind(tape))
+
+
+def _keeps_mask(run: LayerWorkload, out: Tensor) -> bool:
+    """True if a checkpoint keeps the mask; attention keeps what it makes of it (torch's convert_boolean_attn_mask)."""
+    return out.node is not None and run.checkpoint != "none" and not has_eager_attention(run)
 
 
 def _joined(first: Section, second: Section) -> Section:
