@@ -98,7 +98,7 @@ _FEW: Final = 2**7
 _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
     (LAYERS, ("num_hidden_layers", "n_layer", "n_layers", "first_k_dense_replace", "moe_layer_freq", "num_mem_blocks",
              "decoder_sparse_step", "sliding_window_pattern", "full_attention_interval", "depth",
-             "linear_attention_freq")),
+             "linear_attention_freq", "num_kv_shared_layers")),
     (_WIDTH, ("hidden_size", "n_embd", "d_model", "moe_latent_size", "out_hidden_size", "vision_hidden_size",
               "vit_hidden_size", "projection_hidden_size", "projector_hidden_size", "subsampling_conv_channels",
               "hidden_size_per_layer_input", "output_proj_dims")),
