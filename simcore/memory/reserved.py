@@ -18,8 +18,8 @@ were measured, and 0.1 to 0.9% with expandable ones. So those rows had ordinary 
 Calibrated: where parameters are gathered, on measured against simulated bytes, for torchtitan's own log lines:
 torchtitan (2) and torchtitan-log (3), eager ones: median 22.4%, largest 30.91%, rounded up. The middle from one group
 misses the other by 5.8% and 6.2% (median of errors, at most 10%). Compiled rows, rows in fp8, with tensor or context
-parallelism or with stages were added later and are not in the constants: of these 25 the middle misses 2.5% (median),
-and 24 lie inside (which side of a commit the runs of December 2024 are on was dated when their readings had been seen;
+parallelism or with stages were added later and are not in the constants: of these 31 the middle misses 2.5% (median),
+and 27 lie inside (which side of a commit the runs of December 2024 are on was dated when their readings had been seen;
 two rows are not theirs). FSDP2 allocates its buffers on separate streams, whose blocks other streams cannot reuse, and
 moments are allocated in the free blocks of the first step's activations: a replay of that order, which uses no reading,
 keeps 14 to 30% on the eager rows. Torch frees unused segments before it fails, so reserved memory beyond `ORDINARY` is

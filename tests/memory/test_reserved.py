@@ -186,7 +186,10 @@ def test_the_middle_of_one_group_of_torchtitan_s_is_near_the_other(kept: str, le
 
 
 def test_rows_that_came_later_lie_where_the_constants_say() -> None:
-    """Compiled, in fp8, with tensor or context parallelism or stages: in no constant. One lies outside, 26% too low."""
+    """Compiled, in fp8, with tensor or context parallelism or stages: in no constant.
+
+    Four lie outside: one 26% too low, and three of MI300X, 7% too low and less than 1% beyond the end.
+    """
     errors, inside = [], 0
     for measured_row in read_measured()[0]:
         scenario = measured_row.entry.scenario if measured_row.entry else None
@@ -198,7 +201,7 @@ def test_rows_that_came_later_lie_where_the_constants_say() -> None:
             fullest, reading = max(peaks, key=lambda peak: peak.reserved_bytes), measured_row.row.readings[0].bytes
             errors.append(abs(fullest.reserved_bytes / reading - 1))
             inside += fullest.reserved_band_bytes[0] <= reading <= fullest.reserved_band_bytes[1]
-    assert (len(errors), inside) == (25, 24)
+    assert (len(errors), inside) == (31, 27)
     assert median(errors) < 0.03
 
 

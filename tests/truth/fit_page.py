@@ -145,6 +145,9 @@ CAUSES = """## Causes that are known
   and 8 GPUs are 8.4 s and 7.35 s for each further step of the ring, as if each took twice a causal one: the work of a
   ring that is not balanced. Over 2 GPUs it is 4.5 s, of a balanced one, which is torch's default. **405B under TP
   of 8** is too fast since its asynchronous tensor parallelism is simulated, and was right without it.
+- **A scale a row in torchtitan's fp8** is 9 to 11 % too fast where one a tensor is at most 6 %. Not in its shares: what
+  torch's own kernel of such products loses (most shapes 0 to 10 %, some half; pytorch issue 147971), and that casts by
+  columns reach 1.4 of the 2.2 TB/s of others on an H100 (pytorch issue 133242).
 - **DeepSeek-V3 16B in torchtitan**: the memory-efficient kernel holds no keys wider than 128 (torch `attention.cu`,
   kMaxK), so that those of 192 take its version that keeps sums in global memory, whose rate is not published.
 - **Qwen3-32B in torchtitan**: runs with FSDP alone over 8 GPUs are too slow, those of other days on 16 and with TP are

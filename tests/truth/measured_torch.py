@@ -83,6 +83,8 @@ def foundry(run):
 TITAN_GPUS = {  # machines whose H100 have 96 GB of HBM2e and 500 W; Blackwell by the memory that a row says is there
     "H100 96GB HBM2e 2.4TB/s, 500W (Grand Teton)": "h100-96gb-hbm2e",
     "H100 95 GiB usable (96GB Grand Teton, 400Gb/s)": "h100-96gb-hbm2e", "H200 141GB SXM, 400Gb/s RDMA": "dgx-h200",
+    "H100 of torchao's page (its bf16 run prints 47.65GiB(50.16%) in torchtitan 7a04053a)": "h100-96gb-hbm2e",
+    "8x MI300X": "mi300x",
     "Blackwell ~184.3 GiB usable (110.95 GiB = 60.2%)": "gb200-nvl72", "GB200 (64 nodes x 4)": "gb200-nvl72",
     "Blackwell ~276.6 GiB usable (74.71 GiB = 27.01%)": "gb300-nvl72", "B200 178.35 GiB": "dgx-b200"}
 LLAMA_405B = over("llama-3.1-8b", hidden_size=16384, intermediate_size=53248, num_hidden_layers=126,
@@ -100,6 +102,7 @@ TITAN_PRECISIONS = {  # what differs from fp32 parameters and reduction, and opt
     "bf16": ({}, {}), "bf16 mixed, fp32 params": ({}, {}), "bf16+float8": (FP8, {}),
     "bf16+float8 tensorwise": (FP8, {}), "bf16+float8 rowwise": (FP8, {"fp8_recipe": "rowwise"}),
     "bf16+float8 tensorwise, fp8 all-gather": (FP8, GATHERED),
+    "bf16+float8 rowwise_with_gw_hp": Missing("gradients of weights in 16 bits beside products in fp8"),
     "nvfp4-85pct": Missing("the share of layers in fp4 has no key"),
     "mxfp8": ({"compute": "fp8"}, {"fp8_recipe": "mxfp8"})}
 UNSTATED = Missing("which activations are recomputed is not stated")
@@ -123,7 +126,7 @@ TITAN = COMMON | {
         "schedule": Words(SCHEDULES), "pp_microbatch_size": Number(), "attention": Words({
             "SDPA mem-efficient": "efficient", "SDPA": "sdpa", "FlexAttention": "flex"}),
         "dispatcher": Words({"HybridEP": Missing("the local batch is not stated")}),
-        "ep": Number(), "fsdp_experts": Number(),
+        "ep": Number(), "fsdp_experts": Number(), "software": Words({"2025-03": "202503", "2025-08": "202508"}),
         **{name: Unread("restates the batch") for name in ("local_batch", "local_tokens", "max_tokens_per_rank")},
         **{name: Unread("restates the model") for name in ("params_total", "sparse", "active")}}, or_none=True)}
 DEEPSEEK_ATTENTION = {"b109f7d71": "efficient", "8a749c618": "efficient", "f738a03bf": None, "aa1d37414": "flex"}
@@ -167,7 +170,10 @@ def _titan_micro_batch(run):
 
 
 def _titan_dated(run):
-    """Year and month in the name of the source's file; None where it is a commit's message."""
+    """Year and month of the software, or in the name of the source's file; None where it is a commit's message."""
+    told = run["config"].get("software")
+    if told:
+        return told
     dated = re.search(r"_(20\d{2})-?(\d{2})_", run["source"])
     return dated and dated[1] + dated[2]
 
