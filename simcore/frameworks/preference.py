@@ -37,7 +37,9 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
             (beside and training.method == "full" and not second, "training.method", "a loss of preferences in full, "
              f"beside a second model, under {job.scenario.framework} (served: ddp)"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
-            (job.graph.architecture.has_tower, "training.images", "a loss of preferences of a model with a tower"),
+            (job.graph.architecture.has_tower and "softmax" not in training.loss, "training.images", "a loss of "
+             "preferences of TRL's over images"),
+            (beside and _trains_tower(job), "training.method", "a loss of preferences of a model whose tower trains"),
             (any("dropout" in features(kind) for kind in job.graph.kinds), _AT, "a loss of preferences of a model with "
              "dropout, which trainers switch off"),
             (training.lengths != "fixed", "training.lengths", "a loss of preferences of packed or drawn lengths"),
@@ -59,3 +61,9 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
 def _originals(job: Draft) -> int:
     """Number of modules that train beside adapters whose originals lie beside them, which a reference reads."""
     return sum(spec.name == ORIGINAL for specs in job.graph.tensors for spec in specs)
+
+
+def _trains_tower(job: Draft) -> bool:
+    """True if a part of a vision tower has a gradient."""
+    parts = job.graph.layers[1:1 + job.graph.num_tower_parts]
+    return any(spec.trainable and not spec.is_buffer for part in parts for spec in job.graph.tensors[part.kind])

@@ -197,8 +197,8 @@ def run_of_reference(plan: Plan, key: Key, workload: Workload) -> LayerWorkload:
     off = {placed.spec.name for placed in plan.kinds[key[0]] if placed.spec.module == "adapter"}
     own = (replace(beside[name], name=name, trainable=True) if name in beside else param
            for name, param in run.params.items() if name not in off and not name.startswith(REFERENCE))
-    return replace(run, checkpoint="none", options=replace(run.options, embeddings_require_grad=False),
-                   params=_Params(tuple(own)))
+    options = replace(run.options, embeddings_require_grad=False, patches_require_grad=False)
+    return replace(run, checkpoint="none", options=options, params=_Params(tuple(own)))
 
 
 class _Params(dict[str, Param]):

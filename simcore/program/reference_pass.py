@@ -59,5 +59,7 @@ class ReferencePass:
                 out.tile(self._tiles[layer].after, layer)
             if layer == self._norm:
                 out.tile(self._tiles[self._stem + 1].late, self._stem + 1)
+                if self._stem > self._layers[0]:
+                    out.tile(self._tiles[self._stem].late, self._stem)
         end_model(out, edges, self._tiles, self._layers, self._head)
         out.at(Phase.LOSS)

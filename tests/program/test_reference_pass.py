@@ -77,6 +77,15 @@ def test_the_reference_reads_originals_of_modules_that_train_beside_adapters() -
         program("llama-3.2-1b", **DPO | saved)
 
 
+def test_a_tower_passes_without_gradients_and_leaves_nothing() -> None:
+    """A frozen tower makes the same tensors in both passes."""
+    given: dict[str, Any] = {"images": 1, "image_height": 448, "image_width": 448, "seq_len": 512}
+    ends = [simulate(small.scenario("ddp", model="qwen2.5-vl-3b", **given, **one)).ranks[0].end_bytes
+            for one in (DPO | {"loss": "preference_softmax"}, LORA | {"micro_batch_size": 2})]
+    assert ends[0] is not None
+    assert ends[0] == ends[1]
+
+
 def test_deepspeeds_engine_passes_its_model_twice_where_parameters_are_whole() -> None:
     """ZeRO-3 would gather each unit again, in another order than its trace has."""
     wrong = []
