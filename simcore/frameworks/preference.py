@@ -9,7 +9,7 @@ from simcore.errors import InputError, Problem
 from simcore.models.saved import ORIGINAL
 from simcore.operators.shared.features import features
 from simcore.placement.job import Draft
-from simcore.recording.layer import PREFERENCE, REFERENCED
+from simcore.recording.layer import PREFERENCE, REFERENCED, REWARDS
 
 __all__ = ["check_preference"]
 
@@ -27,15 +27,13 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
     training = job.scenario.training
     if training.loss not in PREFERENCE:
         return
-    sizes = ("micro_batch_size", training.micro_batch_size), ("global_batch_size", training.global_batch_size)
-    for name, size in sizes:
-        if size is not None and size % _PAIR:
-            raise InputError(Problem(job.scenario.where("training", name), f"{name}: expected an even number of "
-                                     f"sequences, chosen and rejected, got {size:,}"))
+    _check_pairs(job)
     beside = training.loss in REFERENCED
     for refused, key, what in (
             (beside and training.method == "full" and not second, "training.method", "a loss of preferences in full, "
              f"beside a second model, under {job.scenario.framework} (served: ddp)"),
+            (training.loss == REWARDS and training.method != "full", "training.method", "a loss of rewards with "
+             "adapters, beside which the head trains or not"),
             (job.graph.implementation != "hf", _AT, f"a loss of preferences of {job.graph.implementation} layers"),
             (job.graph.architecture.has_tower and "softmax" not in training.loss, "training.images", "a loss of "
              "preferences of TRL's over images"),
@@ -55,7 +53,17 @@ def check_preference(job: Draft, options: Mapping[str, Any], *, second: bool) ->
         told = "a second model" if training.method == "full" else "the model with its adapters off"
         job.note("reference model", f"{told}, in a pass without a graph before the loss",
                  f"{_RULE} _compute_loss, LLaMA-Factory ff6d4d12 train/dpo/trainer.py compute_reference_log_probs")
-    job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")
+    if training.loss != REWARDS:
+        job.note("answers", "all tokens of a sequence but its first", f"{_RULE} _compute_loss: completion_mask")
+
+
+def _check_pairs(job: Draft) -> None:
+    training = job.scenario.training
+    sizes = ("micro_batch_size", training.micro_batch_size), ("global_batch_size", training.global_batch_size)
+    for name, size in sizes:
+        if size is not None and size % _PAIR:
+            raise InputError(Problem(job.scenario.where("training", name), f"{name}: expected an even number of "
+                                     f"sequences, chosen and rejected, got {size:,}"))
 
 
 def _originals(job: Draft) -> int:

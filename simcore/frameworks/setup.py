@@ -27,7 +27,7 @@ from simcore.placement.framework import Framework
 from simcore.placement.job import Defaults, Job, topology_of
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import check_even
-from simcore.recording.layer import REFERENCED
+from simcore.recording.layer import REFERENCED, REWARDS
 from simcore.units import format_bytes
 
 __all__ = ["configuration", "prepare"]
@@ -186,13 +186,13 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
         graph = build(fields, implementation, where)
     except (InputError, NotYet) as error:
         raise type(error)([replace(one, where=_place(scenario, one)) for one in error.problems]) from None
-    return _with_value_head(graph, scenario) if scenario.training.loss == "values" else graph
+    return _with_value_head(graph, scenario) if scenario.training.loss in ("values", REWARDS) else graph
 
 
 def _with_value_head(graph: ModelGraph, scenario: Scenario) -> ModelGraph:
     """The model that the loss `values` trains; errors are placed at the scenario's loss."""
     try:
-        return with_value_head(graph)
+        return with_value_head(graph, of_sequences=scenario.training.loss == REWARDS)
     except (InputError, NotYet) as error:
         where = scenario.where("training", "loss")
         raise type(error)([replace(one, where=where) for one in error.problems]) from None

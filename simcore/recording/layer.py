@@ -11,7 +11,7 @@ from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["INPUT_STAYS", "PREFERENCE", "REFERENCED", "SAVED_LEAVES", "LayerWorkload", "RecordedLayer"]
+__all__ = ["INPUT_STAYS", "PREFERENCE", "REFERENCED", "REWARDS", "SAVED_LEAVES", "LayerWorkload", "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
@@ -19,7 +19,9 @@ SAVED_LEAVES: Final = "none, saved tensors leave"
 """Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
 REFERENCED: Final = frozenset({"preference_rows", "preference_softmax"})
 """Losses of preferences inside which a reference model passes (`REFERENCE_BORDER`)."""
-PREFERENCE: Final = REFERENCED | {"preference_softmax_alone", "preference_rows_alone", "preference_odds"}
+REWARDS: Final = "rewards"
+"""Loss of a number for each sequence of a pair."""
+PREFERENCE: Final = REFERENCED | {"preference_softmax_alone", "preference_rows_alone", "preference_odds", REWARDS}
 """Losses of preferences: of pairs of sequences."""
 _EMPTY = Section(())
 

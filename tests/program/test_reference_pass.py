@@ -150,3 +150,18 @@ def test_what_is_not_modelled_beside_pairs_is_refused_by_name() -> None:
         except RankscopeError as error:
             wrong += [(training, str(error))] if told not in str(error) else []
     assert not wrong
+
+
+def test_a_reward_model_is_a_number_for_each_sequence() -> None:
+    """Parameters and bytes of TRL's own step on a CPU, but for ids and labels of 64 tokens; no head of a vocabulary."""
+    truth = json.loads((ROOT / "tests/truth/losses/preference-axolotl-067b021c.json").read_text(encoding="utf-8"))
+    given: dict[str, Any] = {"micro_batch_size": 2, "loss": "rewards", "precision": {"params": "bf16"}}
+    job, _ = prepare(small.scenario("ddp", model=SMALL, **given))
+    assert job.graph.count() == truth["rewards"]["parameters"]
+    found = program(SMALL, {}, 1, **given)
+    held = running(found) - running(found)[int(np.argmax(found.phase != Phase.BUILD)) - 1]
+    begin, end = (int(np.argmax(found.phase == phase)) for phase in (Phase.BACKWARD, Phase.OPTIMIZER))
+    off = held[begin - 1] - truth["rewards"]["backward"], max(held[:end]) - truth["rewards"]["highest"]
+    assert max(map(abs, off)) <= 18 * 2 * 64
+    with pytest.raises(RankscopeError, match="a loss of rewards with adapters"):
+        program(**LORA | given)

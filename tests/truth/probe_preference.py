@@ -9,7 +9,8 @@ allocations. The two functions of `monkeypatch/trainer/utils.py` that axolotl pu
 which do nothing: all of their tensors are made in Python. Kept are signed bytes of a row of logits in 16 bits and more,
 in three parts: from the policy's forward until the reference's (DPO alone), from there until the loss is there, and
 backward. All tokens but the first are answers. Beside them: bytes that a step of a model with a small vocabulary holds
-where the reference's forward begins and ends, and where backward begins, above those before the step.
+where the reference's forward begins and ends, and where backward begins, above those before the step; and those of a
+reward model, RewardTrainer's, where backward begins and at the highest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +31,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer, orpo_trainer
 from trl.trainer import dpo_trainer
 
@@ -192,10 +193,29 @@ def held(method: str, *, mixed: bool, replays: bool) -> dict[str, Any]:
             **{name: sum(size for at, size in found if at <= moment) for name, moment in moments.items()}}
 
 
+def rewards() -> dict[str, int]:
+    """Parameters of a reward model, and bytes of a step of its trainer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+                         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128, num_labels=1,
+                         tie_word_embeddings=False, pad_token_id=510)
+    args = trl.RewardConfig(output_dir=tempfile.mkdtemp(), per_device_train_batch_size=1, bf16=False, use_cpu=True,
+                            report_to=[], max_steps=3, save_strategy="no", gradient_checkpointing=False, max_length=64,
+                            remove_unused_columns=False, disable_tqdm=True)
+    trl.RewardTrainer._prepare_dataset = lambda self, data, *_, **__: data
+    pairs = Dataset.from_list([{"chosen_ids": [2] * 64, "rejected_ids": [3] * 64}] * 2)
+    made = trl.RewardTrainer(model=LlamaForSequenceClassification(config).to(torch.bfloat16), args=args,
+                             train_dataset=pairs, processing_class=tokenizer())
+    named, found = profiled(made, method="full")
+    return {"parameters": sum(each.numel() for each in made.model.parameters()),
+            "backward": sum(size for at, size in found if at <= named[1][0]),
+            "highest": max(accumulate(size for _, size in found))}
+
+
 if __name__ == "__main__":
     patched(sys.argv[1])
     lines = ",\n ".join(json.dumps(measured(*case[:3], mixed=case[3])) for case in CASES)
     steps = ",\n ".join(json.dumps(held(method, mixed=mixed, replays=replays)) for method in ("lora", "full")
                         for mixed in (True, False) for replays in (False, True))
     print(f'{{"torch": "{torch.__version__}", "trl": "{trl.__version__}", "axolotl": "{COMMIT}", '
-          f'"cases": [\n {lines}],\n"steps": [\n {steps}]}}')
+          f'"cases": [\n {lines}],\n"rewards": {json.dumps(rewards())},\n"steps": [\n {steps}]}}')

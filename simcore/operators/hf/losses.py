@@ -16,10 +16,10 @@ from simcore.operators.hf.chunked import FUSED
 from simcore.operators.hf.layers import is_of_hub
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
-from simcore.operators.shared.preference import preference_loss
+from simcore.operators.shared.preference import preference_loss, rewards_loss
 from simcore.operators.shared.top_k import TOP_K, top_k_loss
 from simcore.recording.kernel_shape import shape_of
-from simcore.recording.layer import PREFERENCE, LayerWorkload, RecordedLayer
+from simcore.recording.layer import PREFERENCE, REWARDS, LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Section, Tape, Tensor
 
 __all__ = ["EAGER", "PADDED", "cut_loss", "liger_loss", "loss_of"]
@@ -118,6 +118,8 @@ def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     cut = run.loss in ("cut", "liger", "chunked", FUSED)  # the head has made it already
     if run.loss == "log_probs":
         return _log_probs_loss(tape, block, run)
+    if run.loss == REWARDS:
+        return rewards_loss(tape, run)
     if run.loss in PREFERENCE:
         return preference_loss(tape, run, block.vocab, wide=block.upcast or is_autocast(run))
     if run.loss == "values":

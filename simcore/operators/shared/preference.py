@@ -34,7 +34,7 @@ from simcore.recording.layer import REFERENCED, LayerWorkload, RecordedLayer
 from simcore.recording.rows import MODEL_END, REFERENCE_BORDER
 from simcore.recording.tape import HIDDEN, Kernel, Section, Tape, Tensor
 
-__all__ = ["preference_loss"]
+__all__ = ["preference_loss", "rewards_loss"]
 
 _ROWS: Final = ("preference_rows", "preference_rows_alone", "preference_odds")
 """Losses whose log-probabilities read a copy of rows."""
@@ -65,6 +65,33 @@ def preference_loss(tape: Tape, run: LayerWorkload, vocab: int, *, wide: bool) -
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     return RecordedLayer(forward, backward, Section(()), tape.cut(), seed)
+
+
+def rewards_loss(tape: Tape, run: LayerWorkload) -> RecordedLayer:
+    """Recording of the loss of pairs of rewards, each the head's output at the last token of a sequence.
+
+    transformers 5.23 `modeling_layers.py` GenericForSequenceClassification, TRL 1.8.0 `trainer/reward_trainer.py`
+    compute_loss: what is kept and made is of one number a token or less.
+    """
+    values = hidden_state(tape, run, run.seq, 1, run.compute)
+    leaf, shape, dtype, size = values.node, values.shape, values.dtype, values.nbytes
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        return [aten.new(tape, shape, dtype, "grad_values", size)]
+
+    places = [aten.new(tape, (run.batch, run.seq), "int32", name, 8 * run.tokens) for name in ("is_token", "places")]
+    last = aten.new(tape, (run.batch,), "int64", "last_token", places[1].nbytes)
+    node = tape.node((values,), (last,), backward)
+    rewards = aten.new(tape, (run.batch, 1), dtype, "rewards", size)
+    rewards.node = node
+    del places, last, values
+    tape.mark(MODEL_END)
+    loss = _of_pairs(tape, rewards)
+    del rewards
+    forward = tape.cut()
+    seed, undone, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
+    return RecordedLayer(forward, undone, Section(()), tape.cut(), seed)
 
 
 def _chosen(tape: Tape, logits: Tensor) -> Tensor:

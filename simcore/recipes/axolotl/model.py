@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.recipes.axolotl.preference import read_rl
+from simcore.recipes.axolotl.preference import CLASSIFIER, read_rl
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.axolotl.unfrozen import read_unfrozen
 from simcore.recipes.draft import Draft
@@ -44,11 +44,9 @@ _ROWS: Final = (
                "transformers' layers, which are counted"),
     Off("llama4_linearized_experts", "experts that are separate linear layers"),
     Off("gemma4_hybrid_attn_impl", "attention of two kinds"),
-    Off("reward_model", "a reward model"),
     Off("process_reward_model", "a reward model"),
     Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "center_rewards_coefficient"),
          "settings of what is refused, or of the loss"),
-    Idle(("num_labels",), "of a head that classifies, which is refused"),
 )
 
 
@@ -116,7 +114,9 @@ def _read_kind(reader: Reader, draft: Draft) -> None:
     if named is not None:
         draft.idle(same, "the same key by its older name, model_type, goes before it")
     named = named or same
-    if named is not None and not named.value.endswith("ForCausalLM") and not reader.look("trust_remote_code"):
+    if named is not None and reader.look("reward_model") is True and named.value == CLASSIFIER:
+        draft.use(named, why="the head is one number for each sequence, as reward_model asks for")
+    elif named is not None and not named.value.endswith("ForCausalLM") and not reader.look("trust_remote_code"):
         draft.refuse(named, f"a model of class {named.value}")
     else:
         draft.idle(named, "which class of transformers reads the model: it has the same layers")

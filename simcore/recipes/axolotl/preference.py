@@ -14,14 +14,17 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, read_rows
 
-__all__ = ["read_rl", "write_preference"]
+__all__ = ["CLASSIFIER", "read_rl", "write_preference"]
 
+CLASSIFIER: Final = "AutoModelForSequenceClassification"
+"""Class of reward models (utils/schemas/validation.py set_reward_model_defaults)."""
 _ODDS: Final = "orpo"
 _PAIRS: Final = ("dpo", "ipo", _ODDS)
 _BEFORE: Final = "precompute_ref_log_probs"
 _OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*")
 _TRAINER: Final = "TRL 1.8.0 trainer/dpo_trainer.py"
 _ADAPTERS: Final = "peft_autocast_adapter_dtype"
+_REWARDS: Final = "core/builders/causal.py; TRL 1.8.0 trainer/reward_trainer.py compute_loss"
 _KERNELS: Final = "loaders/patch_manager.py _apply_trl_trainer_utils_patches, monkeypatch/trainer/utils.py"
 _ROWS: Final[tuple[Row, ...]] = (
     Off("dpo_use_weighting", "weights of WPO"),
@@ -41,6 +44,7 @@ _ROWS_OF_ODDS: Final[tuple[Row, ...]] = (
 def read_rl(reader: Reader, draft: Draft) -> None:
     """Refuses training by other means than preferences that are modelled, and settings of these that are not."""
     method = reader.text("rl")
+    _read_reward(reader, draft)
     if method is None:
         return
     if method.value not in _PAIRS:
@@ -65,6 +69,24 @@ def read_rl(reader: Reader, draft: Draft) -> None:
     _read_before(reader, draft)
 
 
+def _read_reward(reader: Reader, draft: Draft) -> None:
+    """A reward model, which is TRL's RewardTrainer's (core/builders/causal.py), of one label."""
+    switch, labels = reader.flag("reward_model"), reader.integer("num_labels")
+    if switch is None or not switch.value:
+        draft.idle(switch, "the default")
+        draft.idle(labels, "of a head that classifies, which is not asked for, or is refused")
+        return
+    if reader.look("rl") is not None or reader.look("sample_packing") or reader.look("model_type") not in (
+            None, CLASSIFIER):
+        draft.refuse(switch, "a reward model beside rl, packing, or another class of model")
+    else:
+        draft.use(switch)
+    if labels is not None and labels.value != 1:
+        draft.refuse(labels, f"a reward model of {labels.value} labels")
+    else:
+        draft.idle(labels, "one number for each sequence")
+
+
 def _read_before(reader: Reader, draft: Draft) -> None:
     """Refuses log-probabilities that are made before the first step beside a second model, which axolotl keeps."""
     before = reader.flag(_BEFORE) if reader.look("rl") != _ODDS else None
@@ -78,31 +100,32 @@ def _read_before(reader: Reader, draft: Draft) -> None:
 
 def write_preference(reader: Reader, draft: Draft) -> None:
     """Writes what TRL's trainer makes of a recipe that is read for training by next tokens, if it asks for pairs."""
-    if reader.look("rl") not in _PAIRS:
+    reward = reader.look("reward_model") is True and reader.look("rl") is None
+    if reader.look("rl") not in _PAIRS and not reward:
         return
     training, where = draft.values.get("training", {}), reader.document.path
     if "loss" in training:
         draft.fail(where, f"not yet: a loss of preferences beside a plugin's, {training['loss']}")
     if reader.look(_ADAPTERS) is False and reader.look("rl") != _ODDS:
         draft.fail(where, f"not yet: {_ADAPTERS}: false, which TRL's own adapters do not read")
-    loss, told = (("preference_odds", "logits of pairs") if reader.look("rl") == _ODDS else
-                  ("preference_rows_alone", "logits of pairs, no reference") if reader.look(_BEFORE) else
-                  ("preference_rows", "logits of pairs, and of the reference"))
-    draft.infer("training.loss", loss, f"rl: {told}", source=_KERNELS, where=where)
+    loss, told = (("rewards", "reward_model: one number for each sequence of a pair") if reward else
+                  ("preference_odds", "rl: logits of pairs") if reader.look("rl") == _ODDS else
+                  ("preference_rows_alone", "rl: logits of pairs, no reference") if reader.look(_BEFORE) else
+                  ("preference_rows", "rl: logits of pairs, and of the reference"))
+    draft.infer("training.loss", loss, told, source=_REWARDS if reward else _KERNELS, where=where)
     for key, what in (("micro_batch_size", "pairs of a microbatch"), ("global_batch_size", "pairs of a step")):
         if key in training:
             draft.infer(f"training.{key}", 2 * training[key], f"2 x {what}, chosen and rejected", where=where,
                         source=f"{_TRAINER} DataCollatorForPreference")
-    if training.get("method", "full") == "full":
+    if training.get("method", "full") == "full" and not reward:
         compute = training.get("precision", {}).get("compute")
         if draft.has_option("autocast") and reader.look("bf16") != "full" and (
                 compute == "bf16" or reader.look("fp16") is True):
             draft.infer("framework_options.autocast", True, "mixed precision: logits come out in fp32", where=where,  # noqa: FBT003 - a value
                         source="accelerate 1.15.0 utils/operations.py convert_outputs_to_fp32")
-        return
     if training.get("lora", {}).get("dropout"):
         draft.infer("training.lora.dropout", 0.0, "rl: dropout is off", where=where,
                     source="TRL 1.8.0 trainer/dpo_config.py disable_dropout")
-    if training["method"] == "qlora" and "dtype" in training.get("lora", {}) and reader.look("rl") != _ODDS:
+    if training.get("method") == "qlora" and "dtype" in training.get("lora", {}) and reader.look("rl") != _ODDS:
         draft.infer("training.lora.dtype", "bf16", "rl: adapters beside a packed base", where=where,
                     source=f"{_TRAINER}: param.data.to(torch.bfloat16)")

@@ -40,6 +40,25 @@ def test_in_full_logits_come_out_in_fp32_under_mixed_precision(tmp_path: Path) -
     assert [one["framework_options"].get("autocast") for one in found] == [True, None]
 
 
+REWARD = {"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1}
+
+
+def test_a_reward_model_counts_pairs_and_has_one_label(tmp_path: Path) -> None:
+    training = imported(tmp_path, changed(RECIPE, **REWARD, micro_batch_size=2, gradient_accumulation_steps=4)
+                        ).values["training"]
+    assert (training["loss"], training["micro_batch_size"], training["global_batch_size"]) == ("rewards", 4, 64)
+    wrong = []
+    for keys, told in (({"num_labels": 2}, "a reward model of 2 labels"), ({"sample_packing": True}, "packing"),
+                       ({"model_type": "AutoModelForTokenClassification"}, "another class of model"),
+                       ({"rl": "dpo"}, "a reward model beside rl")):
+        try:
+            imported(tmp_path, changed(RECIPE, **REWARD | keys)).expect_complete()
+            wrong.append((keys, "taken"))
+        except RankscopeError as error:
+            wrong += [(keys, str(error))] if told not in str(error) else []
+    assert not wrong
+
+
 def test_what_else_a_trainer_of_preferences_does_is_refused_by_its_key(tmp_path: Path) -> None:
     refusals: list[tuple[dict[str, Any], str]] = [
         ({"sample_packing": True}, "does not work with RLHF training"),
