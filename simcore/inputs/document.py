@@ -54,6 +54,8 @@ class Document:
 
     def line_of(self, key_path: KeyPath) -> int:
         """Line (from 1) of a key, or of the nearest enclosing key that is in the file; 1 if there is none."""
+        if not self.lines:  # of values that no file has
+            return 1
         line = self.lines.get(key_path)  # the usual case
         return line or next((self.lines[part] for part in _prefixes(key_path) if part in self.lines), 1)
 
