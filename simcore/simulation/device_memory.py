@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
 
 from simcore.frameworks.registry import hooks_of
 from simcore.memory.ledger import peak_and_end
 from simcore.memory.outside_allocator import OutsideMemory
 from simcore.memory.reserved import Reserved, reserved
-from simcore.pipeline.schedule import actions
+from simcore.pipeline.schedule import Action, actions
 from simcore.placement.plan import Plan
+from simcore.program.hooks import HooksFactory
 from simcore.program.lower import lower
+from simcore.program.record_layers import Workload
 from simcore.simulation.paging import paged_bytes, resident
 from simcore.simulation.simulation import Simulation
 
@@ -60,4 +63,10 @@ def hottest(simulation: Simulation, plan: Plan) -> int:
     workload = simulation.workload(plan)
     full = replace(workload, rows_per_token=int(workload.rows_per_token * load))
     order = actions(simulation.framework.schedule, plan.stage, simulation.num_written)
-    return peak_and_end(lower(plan, full, order, hooks_of(simulation.framework)))[0]
+    return _peak(plan, full, tuple(order), hooks_of(simulation.framework))
+
+
+@lru_cache(maxsize=1024)
+def _peak(plan: Plan, workload: Workload, order: tuple[Action, ...], hooks: HooksFactory) -> int:
+    """Peak of allocated bytes on the plan's rank: of the fullest experts, whose program is read for nothing else."""
+    return peak_and_end(lower(plan, workload, order, hooks))[0]
