@@ -2,9 +2,9 @@
 
     python tests/truth/probe_fsdp2_vision.py > tests/truth/fsdp2/vision-torch-2.13.0.json
 
-Models and images of `sees.py`, stored in fp32 over a fake group of 8 ranks, gathered in bf16; each layer of the tower
-and of the decoder is a unit, the rest the root's (`_no_split_modules`), resharded after forward but for the root.
-`peaks`: bytes above what is there before, of the second step; `comms`: its collectives with their bytes.
+Models and images of `sees.py`, stored in fp32 over a fake group of 8 ranks (or `world`), gathered in bf16; each layer
+of the tower and of the decoder is a unit, the rest the root's (`_no_split_modules`), resharded after forward but for
+the root. `peaks`: bytes above what is there before, of the second step; `comms`: its collectives with their bytes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E4
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
+WORLD = 8
 
 
 def sharded(case: dict[str, Any]) -> Any:
@@ -39,7 +40,7 @@ def sharded(case: dict[str, Any]) -> Any:
         parameter.requires_grad_(not name.startswith(tuple(case["frozen"])))
     if case["recompute"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    mesh = init_device_mesh("cpu", (8,))
+    mesh = init_device_mesh("cpu", (case.get("world", WORLD),))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     inner = model.model
     for unit in (*inner.visual.blocks, *inner.language_model.layers, model):
@@ -49,7 +50,7 @@ def sharded(case: dict[str, Any]) -> Any:
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
     """The second step, without its update."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.get("world", WORLD))
     model = sharded(case)
     given = FAMILIES[case["fields"]["model_type"]].inputs(case)
     labels = given["input_ids"].clone()
