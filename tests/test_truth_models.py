@@ -11,7 +11,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.models.graph import ModelGraph, build, known_presets, model_config
+from simcore.models.graph import Layer, ModelGraph, build, known_presets, model_config
 from simcore.models.registry import known_families
 from simcore.models.tensor import TensorSpec
 
@@ -23,7 +23,7 @@ TOWER = ("model.vision_tower", "model.multi_modal_projector", "model.visual")
 LAST = ("model.language_model", "model.audio_tower", "model.embed_vision", "model.embed_audio")
 """Modules that Gemma 4 registers behind its decoder's layers."""
 REPEATED = re.compile(
-    r"model\.(vision_tower\.(encoder|transformer)\.layers|visual\.blocks|audio_tower\.layers)\.(?![01]\.)")
+    r"model\.(vision_tower\.(encoder|transformer)\.layers?|visual\.blocks|audio_tower\.layers)\.(?![01]\.)")
 """Layers of a tower that are as the first."""
 REMOTE = ("bailing_moe", "nemotron-nas", "nemotron_h_omni", "nemotron_h_vl")
 """Transformers has no code for them, or lately other code: their own repositories have."""
@@ -38,11 +38,16 @@ def spelled(found: ModelGraph, *, buffers: bool) -> list[str]:
     """`path shape` of every tensor in running order; of buffers with the dtype."""
     # A tower is registered first, and what feeds the decoder last in it.
     parts = sorted(found.layers, key=lambda layer: (
-        LAST.index(layer.path) if layer.path in LAST else -1, not layer.path.startswith(TOWER),
-        "deepstack" in layer.path))
+        LAST.index(layer.path) if layer.path in LAST else -1,
+        not f"{layer.path}.{_first(found, layer)}".startswith(TOWER), "deepstack" in layer.path))
     specs = [(layer.path, t) for layer in parts for t in found.tensors[layer.kind] if t.is_buffer == buffers
              and not REPEATED.match(f"{layer.path}.{t.name}")]
     return [f"{path}.{t.name} {'x'.join(map(str, t.shape))}{_dtype(t)}" for path, t in specs if not t.tied]
+
+
+def _first(found: ModelGraph, layer: Layer) -> str:
+    """Name of a layer's first tensor, "" if it has none."""
+    return next((spec.name for spec in found.tensors[layer.kind]), "")
 
 
 def _dtype(spec: TensorSpec) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches, ScaledLayer, ScaledPatches, ShuffledEnd
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.pooled_blocks import (
     PooledLayer,
@@ -102,10 +103,11 @@ class Projector:
 class GridPatches(SizedPatches):
     """Patches in the order in which squares of them are merged; the product has no bias.
 
-    `merged`: patches of a square that becomes a token. They are then put in the order of windows.
+    `merged`: patches of a square that becomes a token. They are then put in the order of windows, if there are any.
     """
 
     merged: int
+    windows: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class GridLayer:
 
     All linears have biases; query, key and value are one. `parts`: patches of each part of an image that attends to
     itself, one of all of them without windows. `width`: elements of a patch; `ffn`: of the MLP. `first`: the first
-    layer, behind the patches.
+    layer, behind the patches. `plain`: LayerNorms, and an MLP of two linears around a quick GELU.
     """
 
     parts: tuple[int, ...]
@@ -122,6 +124,7 @@ class GridLayer:
     num_heads: int
     ffn: int
     first: bool = False
+    plain: bool = False
 
     @property
     def patches(self) -> int:
@@ -141,7 +144,7 @@ class Merger:
     The tokens are put in the place of the image's. `patches`, `width`: of an image and of a patch; `merged`: patches of
     a token; `hidden`: elements of a token. `below`: number of layers down to the embedding, whose output it takes in,
     one more than down to the patches. `pixels`: values of an image; `patch_rotary_dim`: elements of a head of the
-    tower. Last fields: see `Projector`.
+    tower. `plain`: behind a tower without windows, a LayerNorm. Other fields: see `Projector`.
     """
 
     patches: int
@@ -155,6 +158,7 @@ class Merger:
     rotary_dim: int = 0
     window: int = 0
     further_dim: int = 0
+    plain: bool = False
 
     @property
     def tokens(self) -> int:
@@ -246,18 +250,21 @@ AnySize = GridPatches | RowPatches | PlacedPatches | RadioPatches
 WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger | RowPatches | RowLayer
              | RowProjector)
 """Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
-TowerEnd = Projector | Merger | RowProjector | PlacedMerger | RadioProjector | PooledProjector
-TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, RowLayer, RadioLayer, PooledLayer)
+TowerEnd = (Projector | Merger | RowProjector | PlacedMerger | RadioProjector | PooledProjector | ClassEnd
+            | ShuffledEnd)
+TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, RowLayer, RadioLayer, PooledLayer, ClassLayer)
 """Classes of layers of a tower, many of which stand behind each other."""
 SoundPart = SoundEncoder | SoundProjector | PooledSound | PooledSoundEnd
 """Parts of a tower that reads sound, which stand before those of the one that reads images."""
 PARTS = (Patches, TowerLayer, TowerNorm, Projector, GridPatches, GridLayer, Merger, RowPatches, RowLayer, RowProjector,
          PlacedPatches, PlacedLayer, DeepMerger, PlacedMerger, RadioPatches, RadioLayer, RadioProjector, PooledPatches,
-         PooledLayer, PooledProjector, PooledStem, SoundEncoder, SoundProjector, PooledSound, PooledSoundEnd)
+         PooledLayer, PooledProjector, PooledStem, ClassPatches, ClassLayer, ClassEnd, ShuffledEnd, SoundEncoder,
+         SoundProjector, PooledSound, PooledSoundEnd)
 """Classes of all parts of a tower, its end with them."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer
-              | RadioProjector | PooledPatches | PooledLayer | PooledProjector | PooledStem | SoundPart)
+              | RadioProjector | PooledPatches | PooledLayer | PooledProjector | PooledStem | ClassPatches | ClassLayer
+              | ClassEnd | ScaledPatches | ScaledLayer | ShuffledEnd | SoundPart)
 
 
 def sizes_vary(block: object) -> bool:

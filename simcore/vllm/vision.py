@@ -35,7 +35,6 @@ from simcore.models.vision_blocks import (
     Merger,
     Patches,
     Projector,
-    TowerEnd,
     TowerLayer,
     TowerNorm,
     VisionPart,
@@ -180,7 +179,7 @@ def encoder(architecture: Architecture, tp: int, limits: tuple[int, int, int], r
     `limits`: most tokens and sequences of a pass, tokens of the longest sequence. `is_eager`: nothing is compiled.
     """
     blocks = [kind.block for _, kind in architecture.parts]
-    end = next((block for block in blocks if isinstance(block, TowerEnd)), None)
+    end = next((block for block in blocks if isinstance(block, Projector | Merger)), None)
     layer = next((block for block in blocks if isinstance(block, TowerLayer | GridLayer)), None)
     front = next((block for block in blocks if isinstance(block, Patches | GridPatches)), None)
     if any(isinstance(block, RadioPatches) for block in blocks):

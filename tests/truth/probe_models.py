@@ -25,10 +25,10 @@ PRESETS = HERE.parents[1] / "simcore" / "models" / "presets"
 STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
-SEVERAL = ("llava",)  # families with decoders and towers of several types
+SEVERAL = ("internvl", "llava")  # families with decoders and towers of several types
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 TOWER_LAYER = re.compile(
-    r"(?:vision_tower\.(?:encoder|transformer)\.layers|visual\.blocks|audio_tower\.layers)\.(\d+)\.")
+    r"(?:vision_tower\.(?:encoder|transformer)\.layers?|visual\.blocks|audio_tower\.layers)\.(\d+)\.")
 # Words of a name -> component; the first that fits.
 WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("deepstack", "projector"),
          ("visual", "vision_tower"), ("multi_modal_projector", "projector"),

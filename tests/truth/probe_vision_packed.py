@@ -22,7 +22,7 @@ import torch
 from oracle import logs, qlora
 from sees import FAMILIES
 
-SERVED = ("mistral3", "gemma3")
+SERVED = ("mistral3", "gemma3", "internvl")
 
 
 def built(case: dict[str, Any]) -> Any:

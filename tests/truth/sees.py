@@ -12,12 +12,16 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
@@ -104,6 +108,12 @@ def _qwen2_5_vl(case: dict[str, Any]) -> Any:
                                                                video_token_id=IMAGE_TOKEN + 1))
 
 
+def _qwen2_vl(case: dict[str, Any]) -> Any:
+    fields = {"attention": "sdpa", **case}
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(**_fields(fields), image_token_id=IMAGE_TOKEN,
+                                                         video_token_id=IMAGE_TOKEN + 1))
+
+
 def _qwen3_vl(case: dict[str, Any]) -> Any:
     fields = {"attention": "sdpa", **case}
     return Qwen3VLForConditionalGeneration(Qwen3VLConfig(**_fields(fields), image_token_id=IMAGE_TOKEN,
@@ -165,12 +175,49 @@ def _llava(case: dict[str, Any]) -> Any:
     return LlavaForConditionalGeneration(LlavaConfig(**fields, image_token_index=IMAGE_TOKEN))
 
 
+def _parts_of_llava(inner: Any) -> dict[str, Any]:
+    tower = inner.vision_tower
+    if "transformer" in tower._modules:
+        return _parts_of_mistral(inner)
+    return {"patches": tower.embeddings, **{f"layer {i}": layer for i, layer in enumerate(tower.encoder.layers)},
+            "norm": tower.post_layernorm, "projector": inner.multi_modal_projector}
+
+
+def _inputs_of_llava(case: dict[str, Any]) -> Given:
+    if "sides" in case:
+        return _inputs_of_mistral(case)
+    vision, count = case["fields"]["vision_config"], case["batch"] * case["images"]
+    side = vision["image_size"]
+    ids = _ids(case, (side // vision["patch_size"])**2)
+    return {"input_ids": ids, "pixel_values": torch.rand(count, 3, side, side)}
+
+
+def _internvl(case: dict[str, Any]) -> Any:
+    fields = {**_fields(case), "text_config": case["fields"]["text_config"]}
+    return InternVLForConditionalGeneration(InternVLConfig(**fields, image_token_id=IMAGE_TOKEN))
+
+
+def _parts_of_internvl(inner: Any) -> dict[str, Any]:
+    tower = inner.vision_tower
+    return {"patches": tower.embeddings, **{f"layer {i}": layer for i, layer in enumerate(tower.encoder.layer)},
+            "projector": inner.multi_modal_projector}
+
+
+def _inputs_of_internvl(case: dict[str, Any]) -> Given:
+    vision, count = case["fields"]["vision_config"], case["batch"] * case["images"]
+    side = vision["image_size"][0]
+    ids = _ids(case, (side // vision["patch_size"][0] // 2)**2)
+    return {"input_ids": ids, "pixel_values": torch.rand(count, 3, side, side)}
+
+
 FAMILIES = {
     "gemma3": Family(_gemma3, _parts_of_gemma3, _inputs_of_gemma3),
     "gemma4": Family(_gemma4, _parts_of_gemma4, _inputs_of_gemma4),
-    "llava": Family(_llava, _parts_of_mistral, _inputs_of_mistral),
+    "internvl": Family(_internvl, _parts_of_internvl, _inputs_of_internvl),
+    "llava": Family(_llava, _parts_of_llava, _inputs_of_llava),
     "mistral3": Family(_mistral3, _parts_of_mistral, _inputs_of_mistral),
     "qwen3_5": Family(_qwen3_5, _parts_of_qwen, _inputs_of_qwen),
     "qwen3_vl": Family(_qwen3_vl, _parts_of_qwen3, _inputs_of_qwen),
+    "qwen2_vl": Family(_qwen2_vl, _parts_of_qwen, _inputs_of_qwen),
     "qwen2_5_vl": Family(_qwen2_5_vl, _parts_of_qwen, _inputs_of_qwen),
 }

@@ -44,7 +44,7 @@ _SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _BNB: Final = "bitsandbytes 0.50.2"
 _TURING: Final = (7, 5)
 """The first with integer tensor cores."""
-_CONVOLUTIONS: Final = ("conv1d", "patch_embedding")
+_CONVOLUTIONS: Final = ("conv1d", "patch_embedding", "projection")
 _COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
 
 

@@ -59,6 +59,7 @@ from simcore.frameworks.ddp.unsloth import (
 )
 from simcore.frameworks.preference import check_preference
 from simcore.models.blocks import Attention
+from simcore.models.class_blocks import ScaledPatches
 from simcore.models.vision_blocks import Patches, RowPatches
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.afterwards import Afterwards
@@ -77,7 +78,7 @@ MIB: Final = 2**20
 _RESTING: Final = ("mistral3", "qwen3_5", "qwen3_5_moe")
 """Families whose vision tower may rest."""
 _WIDE: Final = "wide_embedding_states"
-_WIDE_FRONTS: Final = (Patches, RowPatches)
+_WIDE_FRONTS: Final = (Patches, RowPatches, ScaledPatches)
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "bucket_cap_mb": (None, int),
     "gradient_as_bucket_view": (None, True, False),

@@ -55,11 +55,16 @@ _MODULES: Final[dict[type, tuple[str, ...]]] = {
     RowProjector: (_ITSELF, "norm", _NONE, "patch_merger.merging_layer", "linear_1", _NONE, "linear_2"),
 }
 
+_PLAIN: Final = (_ITSELF, "norm1", _NONE, "attn.qkv", "attn.proj", "norm2", _NONE, "mlp.fc1", _NONE, "mlp.fc2")
+"""Modules of a layer of Qwen 2 VL."""
+
 
 def check_tower(job: Job) -> None:
     """Raises NotYet for a vision tower, or its end, that ZeRO-3's backward passes: only forward's calls are known."""
-    tower = [job.graph.tensors[layer.kind] for layer in job.graph.layers
-             if isinstance(job.graph.kinds[layer.kind].block, VisionPart)]
+    parts = [layer for layer in job.graph.layers if isinstance(job.graph.kinds[layer.kind].block, VisionPart)]
+    tower = [job.graph.tensors[layer.kind] for layer in parts]
+    if any(type(job.graph.kinds[layer.kind].block) not in _MODULES for layer in parts):
+        raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under zero3")
     if asks_patches(job):
         raise job.not_yet("training.recompute", "a vision tower under zero3 whose front transformers' checkpoints ask "
                           "for a gradient (served: those of Qwen 3 VL and Qwen 3.5, and others without recompute)")
@@ -76,7 +81,7 @@ def tower_calls(plan: Plan, layer: int) -> tuple[Call, ...]:
             own[path] = (*own.get(path, ()), (number, 0))
     everything = tuple(ref for refs in own.values() for ref in refs)
     calls = [Call(own.get(path, ()), everything if path == _ITSELF else own.get(path, ()))
-             for path in _MODULES[type(block)]]
+             for path in (_PLAIN if isinstance(block, GridLayer) and block.plain else _MODULES[type(block)])]
     if isinstance(block, TowerEnd):
         calls += [Call(is_model=True), Call()]
     return tuple(calls)

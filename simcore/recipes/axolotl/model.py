@@ -51,10 +51,14 @@ _ROWS: Final = (
 
 
 _UNSAID: Final = ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistralai/Mistral-Small-3.1-24B-Base-2503",
-                  "mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Magistral-Small-2509")
-"""Models with two weights whose config.json has no `tie_word_embeddings`, which transformers takes for true."""
-_AGAIN: Final = ("loaders/model.py _resize_token_embeddings calls tie_weights(); transformers 5.23 Mistral3Config: "
-                 "tie_word_embeddings is true if config.json does not say it, modeling_utils.py tie_weights")
+                  "mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistralai/Magistral-Small-2509",
+                  "OpenGVLab/InternVL3_5-8B-HF")
+"""Models with two weights whose config.json has no `tie_word_embeddings`, which transformers takes for true.
+
+As the converters write it that are in transformers (`models/mistral3`, `models/internvl`, convert_*_to_hf.py)."""
+_AGAIN: Final = ("loaders/model.py _resize_token_embeddings calls tie_weights(); transformers 5.23 Mistral3Config, "
+                 "InternVLConfig: tie_word_embeddings is true if config.json does not say it, modeling_utils.py "
+                 "tie_weights")
 
 
 def read_model(reader: Reader, draft: Draft) -> None:

@@ -18,7 +18,8 @@ _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 _OF_REPOSITORIES: Final = ("bailing_moe", "nemotron-nas")
 """Families whose code lies beside their weights, with names of its own: transformers 5.23.0 has none."""
 LINEARS_BEHIND_TOWERS: Final = {
-    **dict.fromkeys(("gemma3", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl"), (*_ATTENTION, *_MLP)),
+    **dict.fromkeys(("gemma3", "internvl", "llava", "mistral3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"),
+                    (*_ATTENTION, *_MLP)),
     "qwen3_vl_moe": _ATTENTION,  # experts are one parameter
 }
 """Names of linear layers of the language model alone, of families with a vision tower."""

@@ -73,7 +73,7 @@ def measured(name: str) -> dict[str, Events]:
     """Sections of a case; a CPU keeps a norm's statistics in 16 bits (`layer_norm` of mixed types), a GPU in 32."""
     case = CASES[name]["case"]
     vision = case["fields"]["vision_config"]
-    if case["fields"]["model_type"] in PLACED:
+    if case["fields"]["model_type"] in (*PLACED, "qwen2_vl"):
         return {section["at"]: _with_statistics(section, case) for section in CASES[name]["sections"]}
     if "sides" in case:
         return {section["at"]: section["events"] for section in CASES[name]["sections"]}
@@ -95,7 +95,8 @@ def _with_statistics(section: dict[str, Any], case: dict[str, Any]) -> Events:
 def expect_forward(name: str) -> None:
     """Every event of the tower, in order."""
     model, truth = Model(CASES[name]["case"]), measured(name)
-    expect = {"qwen2_5_vl": expect_grids, "mistral3": expect_rows, "gemma4": expect_filled,
+    expect = {"qwen2_5_vl": expect_grids, "qwen2_vl": expect_plain_grids, "mistral3": expect_rows,
+              "llava": expect_rows, "gemma4": expect_filled,
               **dict.fromkeys(PLACED, expect_placed)}.get(
         CASES[name]["case"]["fields"]["model_type"])
     if expect:
@@ -121,6 +122,18 @@ def expect_grids(model: Model, truth: dict[str, Events]) -> None:
         [size for size in truth["layer 0"] if abs(size) > SMALL])
     mine, theirs = model.events(last.forward), truth["layer 1"]
     assert grouped(mine) == grouped([size for size in theirs[:len(theirs) - 4] if abs(size) > SMALL])
+
+
+def expect_plain_grids(model: Model, truth: dict[str, Events]) -> None:
+    """The same without windows, with the statistics of norms in 32 bits."""
+    patches, first, last, _ = model.tapes[1:]
+    before, at = model.events(patches.forward), 2
+    assert sorted(before[:at])[-1] in truth["embedding"]  # the images in 16 bits
+    assert min(before[:at]) in truth["visual"]
+    assert grouped(before[at:]) == grouped([size for size in truth["patches"] if abs(size) > 40])
+    for number, tape in enumerate((first, last)):
+        assert grouped(model.events(tape.forward, tape.after)) == grouped(
+            [size for size in truth[f"layer {number}"] if abs(size) > 40]), number
 
 
 def expect_placed(model: Model, truth: dict[str, Events]) -> None:
@@ -180,7 +193,8 @@ def expect_projector(name: str) -> None:
         return
     grids = "sides" in case
     # The order of tokens is made before the merger is called; what Mistral's tower drops is in front of its projector.
-    sorts = 3 * ("qwen2" in case["fields"]["model_type"]) + 9 * (case["fields"]["model_type"] == "mistral3")
+    family = case["fields"]["model_type"]
+    sorts = 3 * ("qwen2_5" in family) + 9 * (family in ("mistral3", "llava"))
     mine, theirs = model.events(tape.forward)[sorts:], truth["projector"]
     up_to = [events.index(-merged, events.index(merged)) for events in (mine, theirs)]
     both = [[size for size in events[:end] if abs(size) > (SMALL if grids else 8)]

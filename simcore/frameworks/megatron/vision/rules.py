@@ -21,6 +21,8 @@ _WEIGHED: Final = "ministral3"
 _GEMMA: Final = "Bridge 067f987d models/gemma_vl/gemma3_vl_provider.py"
 _UNREADY: Final = "Megatron-LM d98e8a64 core/distributed/param_and_grad_buffer.py:825 finish_grad_sync"
 _WIDEST, _HOPPER = 128, 9
+_NOT_READ: Final = ("internvl", "llava", "qwen2_vl")
+"""Families of transformers' whose towers Bridge was not read for."""
 _NODES: Final = "overlap_moe_expert_parallel_comm"
 
 
@@ -36,6 +38,8 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
     if not job.scenario.framework_version.startswith("main"):
         raise job.not_yet("framework_version", "Hugging Face's tower inside Megatron's first stage, as Bridge 0.3.1 "
                           "builds it (served: Bridge's own, framework_version main 2026-08-22)")
+    if job.graph.architecture.family in _NOT_READ:
+        raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} in Megatron's first stage")
     rows = any(isinstance(_block(job, layer.index), RowPatches) for layer in job.graph.layers)
     if rows and not any(kind.family == _WEIGHED for kind in job.graph.kinds):
         raise job.not_yet("model", "Pixtral's tower before another decoder than Ministral 3's: Bridge reads "

@@ -10,9 +10,10 @@ whose outputs, query, key and value all live until the module returns. Rotation 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from simcore.models.vision_blocks import GridLayer, GridPatches
-from simcore.operators.hf.vision.part import Modules, asks, front, leaf, normed, tower_layer
+from simcore.operators.hf.vision.part import Modules, asks, front, layer_norm, leaf, normed, tower_layer
 from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
@@ -21,7 +22,7 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Node, Tape, Tensor
 
 __all__ = ["TABLES", "attention_of_parts", "grid_layer", "grid_patches", "in_order", "kept_by_tower",
-           "tables_of_patches", "until_backward", "until_return"]
+           "tables_of_patches", "two_linears", "until_backward", "until_return"]
 
 _FLASH, _ORDER = "flash_attention_2", "patches.window_index"
 _PIXELS, _WIDE, _ROOT = "pixel_values.to", "pixel_values.type", "pixel_values.cast"
@@ -33,15 +34,15 @@ _Spec = tuple[tuple[int, ...], str]
 def kept_by_tower(run: LayerWorkload, patches: int, dim: int, merged: int, pixels: int) -> dict[str, _Spec]:
     """(shape, dtype) by name of what lives from the patches to the end of the tower, beside hidden states.
 
-    `patches`, `pixels`: of all images; `dim`: elements of a head; `merged`: patches of a token.
+    `patches`, `pixels`: of all images; `dim`: elements of a head; `merged`: patches of a token, 0 without windows.
     """
     table: _Spec = ((1, patches, 1, dim), "fp32")
     copies: dict[str, _Spec] = {} if run.options.pixels == run.compute else {
         _PIXELS: ((pixels,), run.compute)}
     if copies and run.options.casts_images == "again":
         copies |= {_WIDE: ((pixels,), "fp32"), _ROOT: ((pixels,), run.compute)}
-    return {"patches.cos": table, "patches.sin": table, "patches.positions": ((patches, 2), "int64"),
-            _ORDER: ((patches // merged,), "int64"), **copies}
+    order: dict[str, _Spec] = {_ORDER: ((patches // merged,), "int64")} if merged else {}
+    return {"patches.cos": table, "patches.sin": table, "patches.positions": ((patches, 2), "int64"), **order, **copies}
 
 
 def until_backward(run: LayerWorkload, *, trains: bool) -> tuple[str, ...]:
@@ -60,18 +61,19 @@ def until_return(run: LayerWorkload) -> str:
 def grid_patches(tape: Tape, block: GridPatches, run: LayerWorkload) -> RecordedLayer:
     """`Qwen2_5_VisionPatchEmbed`, a convolution without overlap, which is one product, and what is made for layers."""
     rows = run.images * block.count
-    specs = kept_by_tower(run, rows, block.rotary_dim, block.merged, run.images * block.pixels)
+    specs = kept_by_tower(run, rows, block.rotary_dim, block.merged * block.windows, run.images * block.pixels)
     made = {name: aten.new(tape, *specs[name], name) for name in reversed(specs) if name not in TABLES}
     weight = run.params["proj.weight"]
     found = aten.new(tape, (rows, block.width), run.compute, "patch_embed",
                      2 * run.images * block.pixels + weight.nbytes, Kernel.GEMM, 2 * rows * weight.numel)
     trained = _convolved(tape, run, made.get(_PIXELS), 2 * rows * weight.numel)
     node = found.node = leaf(tape, found) if trained is None and asks(run) else trained
-    out = _in_windows(tape, found)
+    order = partial(_in_windows, tape) if block.windows else _same
+    out = order(found)
     del found
     positions = made["patches.positions"]
     tables = tables_of_patches(tape, rows, block.rotary_dim, positions)
-    made |= {name: _in_windows(tape, table) for name, table in zip(TABLES, tables, strict=True)}
+    made |= {name: order(table) for name, table in zip(TABLES, tables, strict=True)}
     del tables
     del positions
     return front(tape, out, made, node, [name for name in until_backward(run, trains=trained is not None)
@@ -86,6 +88,10 @@ def _convolved(tape: Tape, run: LayerWorkload, pixels: Tensor | None, flops: int
         return [aten.new(tape, weight.shape, weight.dtype, "grad_patch_embed", weight.nbytes, Kernel.GEMM, flops)]
 
     return tape.node((weight,), (pixels,), backward)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def _in_windows(tape: Tape, x: Tensor) -> Tensor:
@@ -129,18 +135,33 @@ def _joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
 
 
 def grid_layer(tape: Tape, block: GridLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
-    """`Qwen2_5_VLVisionBlock`; its caller holds the input until it has returned."""
+    """`Qwen2_5_VLVisionBlock` or `Qwen2VLVisionBlock`; its caller holds the input until it has returned."""
     table = (1, run.images * block.patches, 1, block.head_dim)
+
+    def norm(at: str, x: Tensor) -> Tensor:
+        return layer_norm(tape, run, modules, f"{at}.", x) if block.plain else normed(tape, run, at, x)
 
     def body(x: Tensor) -> Tensor:
         _tables = [aten.new(tape, table, run.compute, f"{name}.to") for name in TABLES if modules.is_wide]
-        made = attention_of_parts(tape, block.parts, block.num_heads, run, modules, normed(tape, run, "norm1", x))
+        made = attention_of_parts(tape, block.parts, block.num_heads, run, modules, norm("norm1", x))
         residual = aten.add(tape, x, made, "residual")
         del made
-        made = _mlp(tape, run, modules, normed(tape, run, "norm2", residual))
+        made = (two_linears if block.plain else _mlp)(tape, run, modules, norm("norm2", residual))
         return aten.add(tape, residual, made, "residual")
 
     return tower_layer(tape, run, modules, (1, run.images * block.patches, block.width), body, first=block.first)
+
+
+def two_linears(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor, at: str = "") -> Tensor:
+    """`VisionMlp` of Qwen 2 VL or `CLIPMLP`; `activations.py`, QuickGELUActivation: operator for operator.
+
+    `at`: beginning of the module's name, "" or with a dot at the end.
+    """
+    tape.scope = f"{at}mlp."
+    wide = modules.linear(tape, run, f"{at}mlp.fc1", x)
+    active = aten.mul(tape, wide, aten.sigmoid(tape, aten.mul_scalar(tape, wide)))
+    del wide
+    return modules.linear(tape, run, f"{at}mlp.fc2", active)
 
 
 def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:

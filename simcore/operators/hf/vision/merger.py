@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from simcore.models.vision_blocks import Merger
 from simcore.operators.hf.vision.grid import in_order, kept_by_tower, until_backward, until_return
-from simcore.operators.hf.vision.part import Modules, end, entered, merged, normed, regrouped
+from simcore.operators.hf.vision.part import Modules, end, entered, layer_norm, merged, normed, regrouped
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import hand_on
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -29,7 +29,8 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules,
     rows = run.images * block.patches
     patches: Tensor | None
     patches, below = entered(tape, run, (1, rows, block.width), "fp32" if modules.is_wide else run.compute)
-    specs = kept_by_tower(run, rows, block.patch_rotary_dim, block.merged, run.images * block.pixels)
+    merged_by = 0 if block.plain else block.merged
+    specs = kept_by_tower(run, rows, block.patch_rotary_dim, merged_by, run.images * block.pixels)
     of_tower = {name: tape.external(*spec, tape.slot(name, "activation"), 1 - block.below)
                 for name, spec in specs.items()
                 if not (below and name in until_backward(run, trains=run.params["ln_q.weight"].trainable))}
@@ -53,8 +54,17 @@ def merger(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules,
 
 
 def tokens_of(tape: Tape, block: Merger, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
-    """`Qwen2_5_VLPatchMerger` of patches `x`, then tokens in the order of the image: [tokens of all images, hidden]."""
+    """`Qwen2_5_VLPatchMerger` of patches `x`, then tokens in the order of the image: [tokens of all images, hidden].
+
+    Without windows they are in it, behind `PatchMerger` of Qwen 2 VL.
+    """
     count = run.images * block.tokens
+    if block.plain:
+        flat = layer_norm(tape, run, modules, "ln_q.", x).view(1, count, block.merged * block.width)
+        tape.scope = "mlp."
+        tokens = modules.linear(tape, run, "mlp.2", aten.gelu(tape, modules.linear(tape, run, "mlp.0", flat)))
+        tape.scope = ""
+        return tokens.view(count, block.hidden)
     values = aten.new(tape, (count,), "int64", "window_index.sorted", 8 * count, Kernel.PERMUTE)
     order = tape.empty((count,), "int64", "window_index.order")
     del values

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches, ScaledLayer, ScaledPatches, ShuffledEnd
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.pooled_blocks import (
     PooledLayer,
@@ -38,7 +39,9 @@ from simcore.models.vision_blocks import (
     TowerNorm,
     VisionPart,
 )
+from simcore.operators.hf.vision.clip import class_end, class_layer, class_patches
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches
+from simcore.operators.hf.vision.intern import scaled_layer, scaled_patches, shuffled_end
 from simcore.operators.hf.vision.merger import merger
 from simcore.operators.hf.vision.part import Modules, asks, attended, front, layer_norm, leaf, tower_layer
 from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches
@@ -79,6 +82,10 @@ def record_part(tape: Tape, block: VisionPart, run: LayerWorkload, modules: Modu
             return _of_filled_size(tape, block, run, modules, make_tables)
         case RadioPatches() | RadioLayer() | RadioProjector():
             return _of_radio(tape, block, run, modules)
+        case ScaledPatches() | ScaledLayer() | ShuffledEnd():
+            return _of_intern(tape, block, run, modules, make_tables)
+        case ClassPatches() | ClassLayer() | ClassEnd():
+            return _of_clip(tape, block, run, modules, make_tables)
         case SoundEncoder() | SoundProjector() | PooledSound() | PooledSoundEnd():  # no sound is given
             return RecordedLayer(tape.cut(), Section(()))
         case _:
@@ -105,6 +112,26 @@ def _of_radio(tape: Tape, block: RadioPatches | RadioLayer | RadioProjector, run
     if isinstance(block, RadioLayer):
         return radio_layer(tape, block, run, modules)
     return radio_projector(tape, block, run, modules)
+
+
+def _of_clip(tape: Tape, block: ClassPatches | ClassLayer | ClassEnd, run: LayerWorkload, modules: Modules,
+             make_tables: MakeTables) -> RecordedLayer:
+    """The same of CLIP, before LLaVA's projector."""
+    if isinstance(block, ClassPatches):
+        return class_patches(tape, block, run, modules)
+    if isinstance(block, ClassLayer):
+        return class_layer(tape, block, run, modules)
+    return class_end(tape, block, run, modules, lambda: make_tables(block, None))
+
+
+def _of_intern(tape: Tape, block: ScaledPatches | ScaledLayer | ShuffledEnd, run: LayerWorkload, modules: Modules,
+               make_tables: MakeTables) -> RecordedLayer:
+    """The same of InternVL."""
+    if isinstance(block, ScaledPatches):
+        return scaled_patches(tape, block, run, modules)
+    if isinstance(block, ScaledLayer):
+        return scaled_layer(tape, block, run, modules)
+    return shuffled_end(tape, block, run, modules, lambda: make_tables(block, None))
 
 
 def _of_filled_size(tape: Tape, block: PooledPatches | PooledLayer | PooledProjector | PooledStem,

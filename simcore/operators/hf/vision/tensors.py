@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches, ScaledLayer, ScaledPatches, ShuffledEnd
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.pooled_blocks import (
     PooledLayer,
@@ -31,6 +32,8 @@ from simcore.models.vision_blocks import (
     TowerNorm,
     VisionPart,
 )
+from simcore.operators.hf.vision.clip import clip_tensors
+from simcore.operators.hf.vision.intern import intern_tensors
 from simcore.operators.hf.vision.pooled_tensors import pooled_tensors
 from simcore.operators.hf.vision.radio_tensors import radio_tensors, sound_tensors
 
@@ -58,6 +61,10 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(sound_tensors(block))
         case PooledPatches() | PooledLayer() | PooledProjector() | PooledStem() | PooledSound() | PooledSoundEnd():
             return tuple(pooled_tensors(block))
+        case ScaledPatches() | ScaledLayer() | ShuffledEnd():
+            return tuple(intern_tensors(block))
+        case ClassPatches() | ClassLayer() | ClassEnd():
+            return tuple(clip_tensors(block))
         case _:
             return tuple(_of_any_size(block))
 
@@ -119,8 +126,16 @@ def _grid_patches(block: GridPatches) -> Iterator[TensorSpec]:
 
 
 def _grid_layer(block: GridLayer) -> Iterator[TensorSpec]:
-    """`Qwen2_5_VLVisionBlock`."""
+    """`Qwen2_5_VLVisionBlock` or `Qwen2VLVisionBlock`."""
     width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
+    if block.plain:
+        for norm in ("norm1.", "norm2."):
+            yield from _norm(norm, block.width)
+        yield from _linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
+        yield from _linear("attn.proj", width, width)
+        yield from _linear("mlp.fc1", ffn, width)
+        yield from _linear("mlp.fc2", width, ffn)
+        return
     for norm in ("norm1", "norm2"):
         yield TensorSpec(f"{norm}.weight", (block.width,), ("vision",), _TOWER, "norm")
     yield from _linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
@@ -131,9 +146,10 @@ def _grid_layer(block: GridLayer) -> Iterator[TensorSpec]:
 
 
 def _merger(block: Merger) -> Iterator[TensorSpec]:
-    """`Qwen2_5_VLPatchMerger`."""
+    """`Qwen2_5_VLPatchMerger` or Qwen 2 VL's `PatchMerger`."""
     square = (block.merged * block.width, "square")
-    yield TensorSpec("ln_q.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
+    for part in ("weight", "bias")[:1 + block.plain]:
+        yield TensorSpec(f"ln_q.{part}", (block.width,), ("vision",), _PROJECTOR, "norm")
     yield from _linear("mlp.0", square, square, _PROJECTOR)
     yield from _linear("mlp.2", (block.hidden, "hidden"), square, _PROJECTOR)
 

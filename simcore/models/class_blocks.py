@@ -1,0 +1,120 @@
+"""Parts of vision towers whose patches of an image stand behind a learned token: architecture only.
+
+All images have one size, and are one batch (transformers 5.23 `models/clip`; `models/internvl`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ClassEnd", "ClassLayer", "ClassPatches", "ScaledLayer", "ScaledPatches", "ShuffledEnd"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPatches:
+    """Cut of an image into patches behind a learned token, with learned positions, and a LayerNorm behind them.
+
+    A convolution without a bias whose stride is its size. `image`, `patch`: length of the side of an image and of a
+    patch, in pixels; `channels`: of a pixel; `width`: elements of a patch in the tower.
+    """
+
+    image: int
+    patch: int
+    channels: int
+    width: int
+
+    @property
+    def count(self) -> int:
+        """Number of patches of an image, with the token before them."""
+        return (self.image // self.patch) ** 2 + 1
+
+    @property
+    def pixels(self) -> int:
+        """Number of values of an image."""
+        return self.channels * self.image**2
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLayer:
+    """Layer of a tower: attention of each patch to all of its image, and an MLP around a quick GELU, with LayerNorms.
+
+    All linears and norms have biases. `patches`: of an image, with the token; `width`: elements of a patch; `ffn`: of
+    the MLP. `first`: the first layer, whose input the tower holds until it has returned.
+    """
+
+    patches: int
+    width: int
+    num_heads: int
+    ffn: int
+    first: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head of a patch."""
+        return self.width // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class ClassEnd:
+    """End of a tower: its last layer and a LayerNorm of the token, which nothing reads, and two linears.
+
+    The linears read what goes into the last layer, without the token; their outputs take the place of the image's
+    tokens. `layer`: the last one; `layers`: of the tower with it; `bias`: the linears have biases. `hidden`: elements
+    of a token; `below`: number of layers down to the embedding. Other fields: see `Projector` (`vision_blocks`).
+    """
+
+    layer: ClassLayer
+    layers: int
+    hidden: int
+    below: int
+    text: str
+    bias: bool
+    rotary_dim: int = 0
+    window: int = 0
+    further_dim: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image in the sequence."""
+        return self.layer.patches - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledPatches(ClassPatches):
+    """The same with a bias of the convolution, and without a norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledLayer(ClassLayer):
+    """Layer of a tower: outputs of attention and of a GELU MLP are scaled, element by element, before they are added.
+
+    Each is behind a LayerNorm. `bias`: query, key and value have biases, as all other linears have.
+    """
+
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffledEnd:
+    """End of a tower: squares of patches side by side, without the token, a LayerNorm, and two linears with biases.
+
+    Their outputs take the place of the image's tokens. `patches`, `width`: of an image, with the token, and of a patch;
+    `merged`: patches of a token; `layers`: of the tower; `hidden`: elements of a token; `below`: number of layers down
+    to the embedding. Other fields: see `Projector` (`vision_blocks`).
+    """
+
+    patches: int
+    width: int
+    merged: int
+    layers: int
+    hidden: int
+    below: int
+    text: str
+    rotary_dim: int = 0
+    window: int = 0
+    further_dim: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image in the sequence."""
+        return (self.patches - 1) // self.merged
