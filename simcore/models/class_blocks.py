@@ -74,6 +74,11 @@ class ClassEnd:
     further_dim: int = 0
 
     @property
+    def patches(self) -> int:
+        """Number of patches of an image, with the token."""
+        return self.layer.patches
+
+    @property
     def tokens(self) -> int:
         """Tokens of an image in the sequence."""
         return self.layer.patches - 1
@@ -100,7 +105,7 @@ class ShuffledEnd:
 
     Their outputs take the place of the image's tokens. `patches`, `width`: of an image, with the token, and of a patch;
     `merged`: patches of a token; `layers`: of the tower; `hidden`: elements of a token; `below`: number of layers down
-    to the embedding. Other fields: see `Projector` (`vision_blocks`).
+    to the embedding; `pixels`: values of an image. Other fields: see `Projector` (`vision_blocks`).
     """
 
     patches: int
@@ -110,6 +115,7 @@ class ShuffledEnd:
     hidden: int
     below: int
     text: str
+    pixels: int
     rotary_dim: int = 0
     window: int = 0
     further_dim: int = 0

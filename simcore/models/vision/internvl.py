@@ -30,8 +30,8 @@ def architecture(config: Config) -> Architecture:
         raise config.fail("vision_feature_layer", "expected -1, and a downsample_ratio of 0.5: others are not modelled "
                           "yet")
     patches, layers, stem = _patches(vision), vision.integer("num_hidden_layers", default=24), stem_of(made)
-    end = ShuffledEnd(patches.count, patches.width, 4, layers, made.hidden, layers + 2, made.family, stem.rotary_dim,
-                      stem.window)
+    end = ShuffledEnd(patches.count, patches.width, 4, layers, made.hidden, layers + 2, made.family, patches.pixels,
+                      stem.rotary_dim, stem.window)
     return with_tower(made, "internvl", _tower(vision, patches, end), [])
 
 

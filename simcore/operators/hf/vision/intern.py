@@ -100,7 +100,11 @@ def shuffled_end(tape: Tape, block: ShuffledEnd, run: LayerWorkload, modules: Mo
     patches, below = entered(tape, run, shape, stream)
     first = [] if run.input_requires_grad else [tape.external(shape, stream, HIDDEN, BEFORE - block.layers)]
     first.clear()
+    keeps = not modules.stream and run.options.pixels != run.compute
+    images = [tape.external((run.images * block.pixels,), run.compute, tape.slot(_COPY, "activation"), 1 - block.below)
+              for _ in range(keeps)]
     behind = [patches, _projected(tape, block, run, modules, patches)]
+    images.clear()
     del patches
     features = [aten.cast(tape, behind[1], stream_dtype(run))]
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
