@@ -54,7 +54,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
         graph = _with_copies(graph)
     graph = _with_frozen(graph, scenario, adapter)
     if scenario.training.method == "full" and scenario.training.loss in REFERENCED:
-        graph = with_reference(graph, "")
+        graph = with_reference(graph)
     job, defaults = _in_format(Job(scenario, graph, mesh, unmatched, adapter.casts_parameters), adapter)
     graph = job.graph
     _check_routing(job)

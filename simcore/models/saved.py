@@ -49,11 +49,8 @@ def _copied(kind: LayerKind, specs: tuple[TensorSpec, ...], names: Collection[st
 
 
 @lru_cache(maxsize=64)
-def with_reference(graph: ModelGraph, stored: str) -> ModelGraph:
-    """Copy of `graph` with the parameters of a reference model, the model before it was trained, beside its own.
-
-    `stored`: dtype of its parameters, "" for that of the model's.
-    """
+def with_reference(graph: ModelGraph) -> ModelGraph:
+    """Copy of `graph` with the parameters of a reference model, the model before it was trained, beside its own."""
     return graph.with_tensors(lambda kind, specs: (*specs, *(
-        replace(spec, name=f"{REFERENCE}{spec.name}", component="reference", trainable=False, stored=stored or
-                spec.stored) for spec in specs if spec.is_owned)))
+        replace(spec, name=f"{REFERENCE}{spec.name}", component="reference", trainable=False)
+        for spec in specs if spec.is_owned)))
