@@ -177,8 +177,9 @@ def test_packed_values_are_never_cast() -> None:
 
 
 # ---- units of PEFT's wrap policy --------------------------------------------------------------------------------
-PEFT: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
-    (ROOT / "tests/truth/fsdp1/peft-units-torch-2.13.0.json").read_text(encoding="utf-8"))}
+PEFT: dict[str, dict[str, Any]] = {
+    row["name"]: row for file in ("peft-units", "drawn-peft-units") for row in json.loads(
+        (ROOT / f"tests/truth/fsdp1/{file}-torch-2.13.0.json").read_text(encoding="utf-8"))}
 
 
 def wrapped(name: str) -> tuple[dict[str, int], dict[str, Any]]:

@@ -61,6 +61,7 @@ TARGETS = (
     Target("fsdp2/torch-2.13.0.json", "fsdp2"),
     Target("fsdp1/torch-2.13.0.json", "fsdp1"),
     Target("fsdp1/lora-torch-2.13.0.json", "fsdp1"),
+    Target("fsdp1/drawn-peft-units-torch-2.13.0.json", "fsdp1"),
     Target("deepspeed/estimates-0.19.6.json", "zero_estimates"),
     Target("placement/megatron-main-2026-08-22.json", "megatron", main_snapshot=True),
 )
