@@ -1,8 +1,8 @@
 """Vision towers of transformers models on eager PyTorch: their parameters, and what they allocate and compute.
 
 Input: a part of a tower (`models/vision_blocks.py`) and the workload of a microbatch, with its number of images.
-Output: tensors of the part, or its recording. The parts are those of transformers' SigLIP and Gemma 3; `clip` and
-`intern` are those of LLaVA and InternVL.
+Output: tensors of the part, or its recording. The parts are those of transformers' SigLIP and Gemma 3; in `class_token`
+those of LLaVA and InternVL.
 
 Start: `parts.record_part`. A tower whose parameters are frozen is run without a graph: it keeps nothing, and no
 gradient reaches it; a tower that is trained is refused by name.

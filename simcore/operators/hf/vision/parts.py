@@ -39,9 +39,15 @@ from simcore.models.vision_blocks import (
     TowerNorm,
     VisionPart,
 )
-from simcore.operators.hf.vision.clip import class_end, class_layer, class_patches
+from simcore.operators.hf.vision.class_token import (
+    class_end,
+    class_layer,
+    class_patches,
+    scaled_layer,
+    scaled_patches,
+    shuffled_end,
+)
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches
-from simcore.operators.hf.vision.intern import scaled_layer, scaled_patches, shuffled_end
 from simcore.operators.hf.vision.merger import merger
 from simcore.operators.hf.vision.part import Modules, asks, attended, front, layer_norm, leaf, tower_layer
 from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches

@@ -32,8 +32,7 @@ from simcore.models.vision_blocks import (
     TowerNorm,
     VisionPart,
 )
-from simcore.operators.hf.vision.clip import clip_tensors
-from simcore.operators.hf.vision.intern import intern_tensors
+from simcore.operators.hf.vision.class_token import clip_tensors, intern_tensors
 from simcore.operators.hf.vision.pooled_tensors import pooled_tensors
 from simcore.operators.hf.vision.radio_tensors import radio_tensors, sound_tensors
 
@@ -59,12 +58,12 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(radio_tensors(block))
         case SoundEncoder() | SoundProjector():
             return tuple(sound_tensors(block))
-        case PooledPatches() | PooledLayer() | PooledProjector() | PooledStem() | PooledSound() | PooledSoundEnd():
-            return tuple(pooled_tensors(block))
         case ScaledPatches() | ScaledLayer() | ShuffledEnd():
             return tuple(intern_tensors(block))
         case ClassPatches() | ClassLayer() | ClassEnd():
             return tuple(clip_tensors(block))
+        case PooledPatches() | PooledLayer() | PooledProjector() | PooledStem() | PooledSound() | PooledSoundEnd():
+            return tuple(pooled_tensors(block))
         case _:
             return tuple(_of_any_size(block))
 
