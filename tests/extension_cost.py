@@ -9,12 +9,14 @@ may enter others, in those after it whose subject names it, and by the files tha
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import median
 from typing import Final
 
@@ -81,6 +83,7 @@ def table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     return table_of(head, [[str(cell) for cell in row] for row in rows])
 
 
+@lru_cache(maxsize=1024)
 def _git(*words: str) -> str:
     command = ["git", "-C", str(ROOT), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -88,8 +91,9 @@ def _git(*words: str) -> str:
 
 def has(*commits: str) -> bool:
     """True where the history of this checkout has all of the commits."""
-    return all(subprocess.run(["git", "-C", str(ROOT), "merge-base", "--is-ancestor", commit, "HEAD"],  # noqa: S607
-                              capture_output=True, check=False).returncode == 0 for commit in commits)
+    asked = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor"]
+    return shutil.which("git") is not None and not any(
+        subprocess.run([*asked, commit, "HEAD"], capture_output=True, check=False).returncode for commit in commits)
 
 
 def _families(commit: str) -> set[str]:
@@ -124,11 +128,16 @@ def _cost(commits: Iterable[str]) -> Cost:
     return Cost(frozenset(kinds["A"]), frozenset(kinds["M"] - kinds["A"]))
 
 
-def _carrying(name: str, to: str, *, quoted: bool) -> list[str]:
-    """Files of the checkout that carry a name; `quoted`: as a text, which words of the language are not."""
-    found = subprocess.run(["git", "-C", str(ROOT), "grep", "-lwF", f'"{name}"' if quoted else name, to],  # noqa: S607
-                           capture_output=True, text=True, check=False).stdout.splitlines()
-    return [path for path in (line.split(":", 1)[1] for line in found) if path not in _MADE]
+@lru_cache(maxsize=4)
+def _carrying(names: tuple[str, ...], to: str) -> dict[str, list[str]]:
+    """Name -> the files that carry it; families and words with capitals count as texts, in quotes."""
+    asked = [word for name in names for word in ("-e", name)]
+    found = {name: dict[str, None]() for name in names}
+    for line in _git("grep", "-owF", *asked, to).splitlines():
+        _, path, name = line.split(":", 2)
+        if path not in _MADE:
+            found[name][path] = None
+    return {name: list(paths) for name, paths in found.items()}
 
 
 def _is_engine(path: str) -> bool:
@@ -145,9 +154,11 @@ def _engine(cost: Cost) -> tuple[int, int]:
 
 def _family_rows(to: str) -> list[tuple[str, int, Cost, int, list[str]]]:
     """(family, families entered with it, cost, number of commits, paths that carry its name)."""
+    entered = _entered(to)
+    carrying = _carrying(tuple(f'"{family}"' for families in entered.values() for family in families), to)
     return [(family, len(families) - 1, _cost(commits := [entry, *_naming(family, to)]), len(dict.fromkeys(commits)),
-             _carrying(family, to, quoted=True))
-            for entry, families in _entered(to).items() for family in families]
+             carrying[f'"{family}"'])
+            for entry, families in entered.items() for family in families]
 
 
 def _told_families(to: str) -> tuple[str, str]:
@@ -179,8 +190,10 @@ def _told_options(to: str) -> str:
     """The table of options, with medians."""
     before, after = (tomllib.loads(_git("show", f"{commit}:{_OPTIONS}")) for commit in (BASE, to))
     lines: list[Sequence[object]] = []
-    for name in sorted(after.keys() - before.keys()):
-        paths = _carrying(name, to, quoted=not name.islower())
+    written = {name: name if name.islower() else f'"{name}"' for name in sorted(after.keys() - before.keys())}
+    carrying = _carrying(tuple(written.values()), to)
+    for name, word in written.items():
+        paths = carrying[word]
         others = (sum(path.startswith(start) for path in paths) for start in ("simcore/recipes/", "tests/", "docs/"))
         lines.append((f"`{name}`", sum(map(_is_engine, paths)), *others))
     numbers = [[int(str(row[column])) for row in lines] for column in range(1, 5)]

@@ -18,7 +18,8 @@ from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 
-CASES: dict[str, Any] = json.loads((ROOT / "tests/truth/deepspeed/vision-0.19.6.json").read_text(encoding="utf-8"))
+CASES: dict[str, Any] = {name: row for file in ("vision", "drawn-vision") for name, row in json.loads(
+    (ROOT / f"tests/truth/deepspeed/{file}-0.19.6.json").read_text(encoding="utf-8")).items()}
 STAGES: dict[str, dict[str, Any]] = {
     "zero2": {"reduce_bucket_size": 300_000, "overlap_comm": False},
     "zero3": {"reduce_bucket_size": 300_000, "overlap_comm": False, "stage3_prefetch_bucket_size": 100_000,
@@ -36,7 +37,7 @@ def program(name: str, folder: Path) -> Program:
     options = {"attn_implementation": case.get("attention", "sdpa" if "sides" in case else "eager")}
     asked = Scenario.model_validate({
         "name": "sees", "model": {"config": str(path)}, "framework": case["zero"], "topology": "dgx-h100",
-        "mesh": {"dp_shard": 4}, "framework_options": STAGES[case["zero"]] | options, "training": training})
+        "mesh": {"dp_shard": case.get("world", 4)}, "framework_options": STAGES[case["zero"]] | options, "training": training})
     job, table = prepare(asked)
     workload = Workload(case["batch"], case["seq"], 0, images=case["batch"] * case["images"])
     return lower(place(job.graph, job.mesh, table, 0), workload, actions(table.schedule, 0, 1), hooks_of(table))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import probe_fsdp2_vision as probe
@@ -49,14 +50,14 @@ def drawn() -> list[dict[str, Any]]:
     return [one(rng, rng.choice(bases)) | {"name": f"v{number}"} for number in range(COUNT)]
 
 
-def main() -> None:
-    """Measures the cases, each in a process that is forked when all is imported."""
+def print_apart(cases: list[dict[str, Any]], measured: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Prints what is measured of the cases, each in a process that is forked when all is imported."""
     torch.set_num_threads(1)  # a fork has no other thread
-    found = run_apart({case.pop("name"): case for case in drawn()}, probe.measured)
+    found = run_apart({case.pop("name"): case for case in cases}, measured)
     rows = ({"case": {k: v for k, v in row.items() if k != "found"}, **row["found"]} for row in found.values())
     print("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in zip(
         found, rows, strict=True)) + "\n}")
 
 
 if __name__ == "__main__":
-    main()
+    print_apart(drawn(), probe.measured)

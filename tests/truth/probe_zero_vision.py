@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,20 @@ STAGES = {"zero2": {"reduce_bucket_size": 300_000, "overlap_comm": False},
 RANKS = 4
 
 
+prepare = lru_cache(maxsize=1)(plain.prepare)  # collectives are noted once, also by a process that is forked later
+
+
 def started(case: dict[str, Any]) -> Any:
     """The engine around a model without gradients of its tower."""
-    plain.prepare()
+    prepare()
     import deepspeed
     import torch
     import torch.distributed as dist
     from sees import FAMILIES
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    os.environ |= {"RANK": "0", "WORLD_SIZE": str(RANKS)}
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    ranks = case.get("world", RANKS)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(ranks)}
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
     model = FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16).train()
     for name, parameter in model.named_parameters():
