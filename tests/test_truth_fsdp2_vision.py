@@ -73,7 +73,7 @@ def _inputs(case: dict[str, Any]) -> int:
     """Bytes of patches in fp32, tokens and labels: there through both passes, and gone where the optimizer steps."""
     vision = case["fields"]["vision_config"]
     pixels = 3 * vision["temporal_patch_size"] * vision["patch_size"]**2
-    return 4 * _patches(case) * pixels + 2 * 8 * int(case["batch"] * case["seq"])
+    return int(4 * _patches(case) * pixels + 2 * 8 * case["batch"] * case["seq"])
 
 
 def _tables(case: dict[str, Any]) -> int:

@@ -37,7 +37,8 @@ def program(name: str, folder: Path) -> Program:
     options = {"attn_implementation": case.get("attention", "sdpa" if "sides" in case else "eager")}
     asked = Scenario.model_validate({
         "name": "sees", "model": {"config": str(path)}, "framework": case["zero"], "topology": "dgx-h100",
-        "mesh": {"dp_shard": case.get("world", 4)}, "framework_options": STAGES[case["zero"]] | options, "training": training})
+        "mesh": {"dp_shard": case.get("world", 4)}, "framework_options": STAGES[case["zero"]] | options,
+        "training": training})
     job, table = prepare(asked)
     workload = Workload(case["batch"], case["seq"], 0, images=case["batch"] * case["images"])
     return lower(place(job.graph, job.mesh, table, 0), workload, actions(table.schedule, 0, 1), hooks_of(table))
