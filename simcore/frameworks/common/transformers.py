@@ -96,6 +96,8 @@ def check_layers(job: Job, options: dict[str, Any]) -> None:
 
 _MASKED: Final = ("gemma3", "llava", "mistral3")
 """Families with masks of images in the decoder (`create_masks_for_vision_model`), or of patches in the tower."""
+_NARROW: Final = ("internvl",)
+"""Families whose tower's eager softmax stays in 16 bits (`models/internvl`, eager_attention_forward)."""
 
 
 def _check_tower(job: Job, options: dict[str, Any]) -> None:
@@ -104,8 +106,8 @@ def _check_tower(job: Job, options: dict[str, Any]) -> None:
     if family in _MASKED and attention not in ("eager", "flash_attention_2"):
         raise job.not_yet("framework_options.attn_implementation", f"masks of images of {family} in another attention "
                           "than eager and flash_attention_2")
-    if attention == "flex_attention":
-        raise job.not_yet("framework_options.attn_implementation", "flex_attention in a vision tower")
+    if attention == "flex_attention" or (attention == "eager" and family in _NARROW):
+        raise job.not_yet("framework_options.attn_implementation", f"{attention} in the vision tower of {family}")
     for name in (LIGER_OPTION, "compile"):
         if options.get(name):
             raise job.not_yet(f"framework_options.{name}", "kernels of that kind in a model with a vision tower")

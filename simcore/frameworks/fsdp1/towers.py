@@ -21,7 +21,7 @@ __all__ = ["FLATTEN", "around_tower", "check_tower", "is_end_of_tower"]
 
 FLATTEN: Final = "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten"
 _PATCHES: Final = "proj.weight"
-"""Name of the product of patches in Qwen 2.5 VL's tower."""
+"""Name of the product of patches in the towers of Qwen 2 VL and Qwen 2.5 VL."""
 _MEASURED: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("sharding_strategy", ("FULL_SHARD", "HYBRID_SHARD")), ("backward_prefetch", ("BACKWARD_PRE",)),
     ("forward_prefetch", (False,)), ("wrap", ("layers_root",)), (LIGER_OPTION, (False,)), ("compile", (False,)),
@@ -34,8 +34,11 @@ def check_tower(job: Draft, options: dict[str, Any]) -> None:
     if not job.graph.architecture.has_tower:
         return
     if not any(isinstance(kind.block, GridPatches) for kind in job.graph.kinds):
-        raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under fsdp1 (served: that of "
-                          "Qwen 2.5 VL)")
+        raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under fsdp1 (served: those of "
+                          "Qwen 2 VL and Qwen 2.5 VL)")
+    if job.scenario.training.method != "full":
+        raise job.not_yet("training.method", f"{job.scenario.training.method} beside a vision tower under fsdp1, whose "
+                          "flat parameters of frozen layers take no gradient")
     for name, usual in _MEASURED:
         if options.get(name) not in (None, *usual):
             raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} of a model with a "
