@@ -53,9 +53,10 @@ def ok(report: Report) -> Report:
     ({"framework": "megatron_fsdp", "frozen": None, "attention": None},
      "not yet: a vision tower under megatron_fsdp (served: automodel, ddp"),
     ({"framework": "fsdp1"}, "not yet: the vision tower of gemma3 under fsdp1 (served: those of Qwen"),
-    (QWEN | {"framework": "fsdp1", "method": "lora", "frozen": None, "lora": {"target_modules": ["q_proj"]}, "options": {
-        "use_orig_params": True}}, "not yet: lora beside a vision tower under fsdp1"),
-    ({"model": "internvl3.5-8b", "framework": "ddp", "mesh": {}, "frozen": None, "method": "lora"},
+    (QWEN | {"framework": "fsdp1", "method": "lora", "frozen": None, "lora": {"target_modules": ["q_proj"]},
+             "options": {"use_orig_params": True}}, "not yet: lora beside a vision tower under fsdp1"),
+    ({"model": "internvl3.5-8b", "framework": "ddp", "mesh": {}, "frozen": None, "method": "lora",
+      "lora": {"target_modules": r"model\.language_model\..*_proj"}},
      "not yet: eager in the vision tower of internvl"),
     (QWEN | {"framework": "fsdp1"}, "Must flatten tensors with uniform `requires_grad`"),
     (QWEN | {"framework": "fsdp1", "frozen": None, "options": {"forward_prefetch": True}},
