@@ -69,10 +69,14 @@ class Evidence(_Frozen):
     layout_class: str
     class_runs: int
 
-    def sentence(self) -> str:
-        """One line for a terminal or a page, with the sources; folders of recipes are in the fields alone."""
+    def sentence(self, *, has_phases: bool) -> str:
+        """One line for a terminal or a page, with the sources; folders of recipes are in the fields alone.
+
+        `has_phases`: the job has phases beside its training step, such as generation, of which no run was measured.
+        """
         num, name = self.class_runs, self.layout_class
-        of_class = f"{num or 'no'} measured run{'' if num == 1 else 's'} of its class ({name})"
+        of_step = ", of training steps alone" if has_phases and num else ""
+        of_class = f"{num or 'no'} measured run{'' if num == 1 else 's'} of its class ({name}{of_step})"
         if self.kind == "measured":
             return f"measured run of this very layout: {_listed([_run(run) for run in self.runs])}"
         if self.kind == "recipe":

@@ -27,12 +27,17 @@ def known(kind: EvidenceKind, runs: tuple[MeasuredRun, ...] = (), recipes: tuple
     (known("none"), "nobody is known to have run this layout; "
      "no measured runs of its class (gathered, moe, full)")])
 def test_one_sentence_with_its_sources(evidence: Evidence, words: str) -> None:
-    assert evidence.sentence() == words
+    assert evidence.sentence(has_phases=False) == words
     assert evidence.kind in COUNTED
 
 
+def test_runs_are_of_training_alone_where_a_job_has_other_phases() -> None:
+    assert known("class", num=7).sentence(has_phases=True).endswith(
+        "7 measured runs of its class (gathered, moe, full, of training steps alone)")
+
+
 def test_a_long_list_is_counted() -> None:
-    assert known("measured", runs=(RUN,) * 5).sentence().endswith(" and 3 more")
+    assert known("measured", runs=(RUN,) * 5).sentence(has_phases=False).endswith(" and 3 more")
 
 
 def test_json_in_and_out() -> None:

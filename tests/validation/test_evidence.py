@@ -75,13 +75,13 @@ def test_more_microbatches_are_the_same_layout_and_longer_sequences_are_not() ->
     assert of_row(ROW, loss="masked").kind == "class"
     run = of_row(ROW).runs[0]
     assert (run.id, run.topology, run.oom) == (ROW, "dgx-h100", False)
-    assert "benchmark_results.md" in of_row(ROW).sentence()
+    assert "benchmark_results.md" in of_row(ROW).sentence(has_phases=False)
 
 
 def test_a_run_that_ran_out_of_memory_says_so() -> None:
     evidence = of_row("mbskill-nemotron3nano-h100-16g-core_attn")
     assert evidence.runs[0].oom
-    assert "out of memory" in evidence.sentence()
+    assert "out of memory" in evidence.sentence(has_phases=False)
 
 
 # ---- recipes --------------------------------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ def _unsure(report: Report) -> str:
 def evidence(report: Report) -> Markup | None:
     """Returns what is known about such layouts, in a line; None where the report has no evidence."""
     known = report.evidence
-    return element("p", element("strong", "Evidence: "), known.sentence(), ".", class_="note") if known else None
+    return element("p", element("strong", "Evidence: "), known.sentence(has_phases=bool(report.phases)), ".",
+                   class_="note") if known else None
 
 
 def placement_figure(report: Report, identity: str) -> Markup | None:

@@ -104,7 +104,7 @@ def evidence_line(reports: Sequence[Report]) -> Text | None:
     if not found:
         return None
     if len(reports) == 1:
-        return Text(f"evidence: {plain(found[0].sentence())}")
+        return Text(f"evidence: {plain(found[0].sentence(has_phases=bool(reports[0].phases)))}")
     kinds = Counter(one.kind for one in found)
     return Text("evidence: " + "; ".join(f"{kinds[kind]:,} {words}" for kind, words in COUNTED.items() if kinds[kind]))
 

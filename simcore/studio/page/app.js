@@ -18,7 +18,7 @@ const APART_MS = 200; /* changes further apart than this are single clicks, not 
 const STEP_MS = 1000; /* changes further apart than this are undone one by one */
 const LATER = ["memory", "streams", "placement"]; /* pictures that come after the first */
 const FIT = { kind: "advice", title: "What would make it fit", none: "No single change or pair of changes that was tried makes it fit." };
-const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change that was tried makes it faster; the search below tries every layout." } };
+const HELPS = { oom: FIT, unsure: FIT, fits: { kind: "faster", title: "What would make it faster", none: "No single change of layout, micro batch, recomputation or memory options makes it faster by 1 % or more. Kernels of attention were not tried; the search below tries every layout that is modelled." } };
 const WITH = { "training.lengths": ["training.packed_length"] }; /* keys that mean nothing without another */
 const remedies = document.getElementById("remedies");
 const recipe_card = document.getElementById("recipe");
@@ -278,8 +278,8 @@ const replace = (...opened) => {
 const follow = (found) => {
   state.pins = Array.isArray(found.pins) ? found.pins.slice(0, 4).filter((pin) => pin && typeof pin === "object") : [];
   state.price = Number.isFinite(found.price) && found.price >= 0 ? found.price : null;
-  versus.show().catch(told);
   replace(found.job, found.files && typeof found.files === "object" ? found.files : {}, left_of_link(found));
+  versus.show().catch(told);
 };
 
 const explain = async (what) => {

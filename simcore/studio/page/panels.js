@@ -27,12 +27,15 @@ export const make = (tag, properties = {}, ...children) => {
   return made;
 };
 
-/* Words above the page. `is_fine`: they tell what was done, and nothing failed. */
+/* Words above the page, which stays where it is under the pointer. `is_fine`: they tell what was done, and nothing failed. */
 export const notice = (text, is_fine = false) => {
   const box = document.getElementById("notice");
+  const page = document.querySelector("main");
+  const before = page.getBoundingClientRect().top;
   box.textContent = text;
   box.hidden = !text;
   box.classList.toggle("fine", is_fine);
+  scrollBy({ top: page.getBoundingClientRect().top - before, behavior: "instant" });
 };
 
 /* Old answers stay in view while a new one is computed, paler; what they offer about the job before is out of reach. */

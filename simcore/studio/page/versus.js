@@ -2,13 +2,14 @@
 import { Problems, Superseded, ask } from "./door.js";
 import { gpus_of } from "./mesh.js";
 import { clear, fill, make, notice } from "./panels.js";
+import { gpus_words } from "./wording.js";
 
 const MOST = 4;
 const letter_of = (n) => String.fromCharCode(65 + n);
 const signed = (number, digits) => `${number < 0 ? "\u2212" : "+"}${Math.abs(number).toFixed(digits)}`;
 const gpus = ({ mesh }) => gpus_of(mesh || {});
 /* Words for a job, where several stand beside each other. */
-const name_of = (job) => `${typeof job.model === "string" ? job.model : "model"} ${(job.training || {}).method || ""}, ${job.framework || ""}, ${gpus(job)} GPUs`.replace(/[^\w .,:/-]/g, "_").slice(0, 90);
+const name_of = (job) => `${typeof job.model === "string" ? job.model : "model"} ${(job.training || {}).method || ""}, ${job.framework || ""}, ${gpus_words(gpus(job))}`.replace(/[^\w .,:/-]/g, "_").slice(0, 90);
 
 export class Versus {
   constructor(state, take, write, beside) {
@@ -43,7 +44,7 @@ export class Versus {
     if (box.hidden) return;
     const gib = (now.peak_bytes - then.peak_bytes) / 2 ** 30;
     const share = now.step_s && then.step_s ? `, step ${signed(100 * (now.step_s / then.step_s - 1), 0)} %` : "";
-    box.textContent = JSON.stringify(pins[last]) === JSON.stringify(job) ? `Kept as ${letter_of(last)} to compare with: change something.` : `Against the kept job ${letter_of(last)} (${pins[last].framework}, ${gpus(pins[last])} GPUs): ${signed(gib, 2)} GiB${share}`;
+    box.textContent = JSON.stringify(pins[last]) === JSON.stringify(job) ? `Kept as ${letter_of(last)} to compare with: change something.` : `Against the kept job ${letter_of(last)} (${pins[last].framework}, ${gpus_words(gpus(pins[last]))}): ${signed(gib, 2)} GiB${share}`;
   }
 
   /* Draws the pins beside the job in view, by one question. */

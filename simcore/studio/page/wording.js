@@ -125,7 +125,7 @@ export const fewest_words = (row, job) => {
   if (value === null) return [together ? `${gpus_words(together.gpus)}, with several options at once${shared_words(together)}` : none_words(nearest), [several, ...never_words(row, job), ...rest]];
   const [without, known] = device ? device_words(device, job) : [];
   const host = !device ? "" : device.value === value ? ", with or without states on the host" : `${other ? "; " : " with states on the host, "}${device.value === null ? "none" : without} without${device.together ? ` (${count(device.together.gpus)} with several options)` : ""}${other ? " states on the host" : ""}`;
-  const head = `${is_fewest ? "" : "at most "}${gpus_words(value)}${other ? ` with this batch, ${count(other.gpus)} with ${count(other.batch)}` : ""}${host}${together ? `; ${count(together.gpus)} with several options at once${shared_words(together)}` : ""}`;
+  const head = `${is_fewest ? "" : "at most "}${gpus_words(value)}${other ? ` with this batch, ${count(other.gpus)} with ${count(other.batch)}` : ""}${host}${together ? `; ${count(together.gpus)} with several options at once${shared_words(together)}` : ""}${is_fewest && value > 1 && unserved_words(unserved) ? ", of layouts that are modelled" : ""}`;
   return [head, [there_words(layout, job), ...(is_fewest ? [several, ...(value === 1 ? [] : [...fewer_words(row, job), batch_words(row, job)]), ...rest] : []), known ? `Without states on the host: ${known}` : ""]];
 };
 

@@ -41,7 +41,7 @@ def with_evidence(name: str, kind: EvidenceKind) -> Report:
 
 def test_what_is_known_of_a_layout_is_one_line_below_the_table() -> None:
     alone = with_evidence("a", "class")
-    assert f"\nevidence: {alone.evidence.sentence() if alone.evidence else ''}\n" in shown(
+    assert f"\nevidence: {alone.evidence.sentence(has_phases=False) if alone.evidence else ''}\n" in shown(
         *summary.summary([alone], 240))
     assert "evidence" not in shown(*summary.summary([report("a")], 240))
 
