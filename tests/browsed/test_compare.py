@@ -73,6 +73,22 @@ def test_quick_clicks_on_several_degrees_all_take_effect(page: Page) -> None:
     assert page.text("[data-axis=ep] .value") == "8"
 
 
+def test_undo_never_leaves_the_page(page: Page) -> None:
+    """A change and the one back are a step each within a second, with one address."""
+    page.open(address=f"{page.address}#{packed(JOB)}")
+    page.settled()
+    page.until("!document.querySelector('[data-axis=gpus] button:nth-of-type(2)').disabled")
+    for way in (2, 1):
+        page.run(f"document.querySelector('[data-axis=gpus] button:nth-of-type({way})').click()")
+    page.settled()
+    page.until("!document.getElementById('undo').hidden")
+    for _ in range(4):
+        page.run("document.getElementById('undo').click()")
+    page.run("new Promise(done => setTimeout(done, 500))")
+    assert page.run("location.href").startswith(page.address.partition("#")[0])
+    assert "8" in page.text("[data-axis=gpus] .value")
+
+
 def test_a_number_of_gpus_is_typed(page: Page) -> None:
     page.open()
     page.settled()

@@ -7,6 +7,19 @@ export class Address {
     this.written = "";
     this.writes = 0;
     this.writing = Promise.resolve();
+    this.is_going = false; /* on the way back, until the browser is there */
+    addEventListener("popstate", () => {
+      this.is_going = false;
+      show_undo();
+    });
+  }
+
+  /* One step back, never out of the page: a job that was changed and changed again has the address of the one before. */
+  async back() {
+    await this.writing;
+    if (this.is_going || !steps()) return;
+    this.is_going = true;
+    history.back();
   }
 
   /* Puts the state as it is now into the address, after those before it. `is_step`: as a step that the way back leads to. */

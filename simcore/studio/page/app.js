@@ -313,7 +313,7 @@ document.addEventListener("click", (event) => {
 });
 document.getElementById("open-mine").addEventListener("click", () => document.getElementById("file").click());
 document.getElementById("to-search").addEventListener("click", () => document.getElementById("search").scrollIntoView({ block: "start" }));
-document.getElementById("undo").addEventListener("click", () => history.back());
+document.getElementById("undo").addEventListener("click", () => address.back());
 addEventListener("hashchange", async () => {
   const found = await address.read();
   form.read();
