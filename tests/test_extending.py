@@ -19,6 +19,8 @@ GUIDES = ROOT / "docs" / "extending"
 EDITED = {"model-family": 2, "framework": 2, "gpu": 0, "implementation": 1, "optimizer": 1,
           "schedule": 1}
 """Guide -> files of the engine that it may edit; new files are not counted."""
+NO_GUIDES = ("README", "cost")
+"""An overview, and a page that a command makes."""
 MAX_LINES = 60
 FENCE = re.compile(r"^```(\w+) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -98,7 +100,7 @@ def test_the_list_of_an_axis_is_true() -> None:
                      if word.search(path.read_text(encoding="utf-8"))}
 
 
-@pytest.mark.parametrize("guide", sorted(path.stem for path in GUIDES.glob("*.md") if path.stem != "README"))
+@pytest.mark.parametrize("guide", sorted(path.stem for path in GUIDES.glob("*.md") if path.stem not in NO_GUIDES))
 def test_a_guide_is_short(guide: str) -> None:
     text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES

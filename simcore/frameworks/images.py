@@ -111,7 +111,9 @@ def _refuse(job: Job, adapter: FrameworkAdapter) -> None:
     if any(spec.module == "adapter" for layer in graph.layers for spec in graph.tensors[layer.kind]
            if isinstance(graph.kinds[layer.kind].block, VisionPart) and not isinstance(
                graph.kinds[layer.kind].block, PooledStem)):
-        raise job.not_yet("training.lora", "adapters in a vision tower (exclude_modules: ['*vision*'] leaves it out)")
+        leaves = r"a pattern such as model\.language_model\..*_proj" if adapter.takes_pattern else (
+            "exclude_modules: ['*vision*']")
+        raise job.not_yet("training.lora", f"adapters in a vision tower ({leaves} leaves it out)")
     trained = [layer.path for layer in graph.layers if isinstance(graph.kinds[layer.kind].block, VisionPart)
                and not isinstance(graph.kinds[layer.kind].block, _BEHIND)
                and any(spec.trainable for spec in graph.tensors[layer.kind])]

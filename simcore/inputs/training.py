@@ -258,8 +258,8 @@ class Training(Block):
     seq_len: Length = Field(description="Tokens of one sequence, before cp splits it")
     micro_batch_size: Sequences = Field(default=1, description="Sequences of one microbatch, per data-parallel rank")
     images: Annotated[int, Field(ge=0, le=BATCH)] | None = Field(
-        default=None, description="Images in each sequence, for a model with a vision tower; their tokens are part of "
-        "seq_len; 0: sequences are text, and the tower does not run"
+        default=None, description="Images (InternVL: tiles) in each sequence, for a model with a vision tower; "
+        "their tokens are part of seq_len; 0: sequences are text, and the tower does not run"
     )
     image_height: Side | None = Field(
         default=None, description="Pixels of an image from top to bottom, as the model's processor hands it on; for a "

@@ -302,12 +302,13 @@ def _cut(plan: Plan, transfer: Transfer) -> int:
 def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False, packed: bool = False) -> int:
     """Bytes of all parameters of the model as checkpoints store them, tied ones once.
 
-    `trained_only`: True counts only those with a gradient. `packed`: what is packed at rest is so in the files.
+    `trained_only`: True counts only those with a gradient. `packed`: what is packed at rest is so in the files. A
+    reference model of preferences is in no file.
     """
     kinds = Counter(layer.kind for layer in graph.layers)
     return sum(_whole_bytes(framework.policy(spec), spec, count, packed=packed)
                for kind, count in kinds.items() for spec in graph.tensors[kind]
-               if spec.is_owned and (spec.trainable or not trained_only))
+               if spec.is_owned and (spec.trainable or not trained_only) and spec.component != "reference")
 
 
 def _whole_bytes(policy: TensorPolicy, spec: TensorSpec, count: int, *, packed: bool) -> int:

@@ -20,7 +20,6 @@ from typing import Final
 
 from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.job import Draft
-from simcore.recording.layer import REFERENCED
 
 __all__ = ["automodel_files", "fsdp1_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files", "plain_files"]
 
@@ -112,7 +111,6 @@ def plain_files(job: Draft, zero: int = 0, *, gathers: bool = True) -> Files:
 def _saved_by_trainer(job: Draft, zero: int) -> Transfer:
     adapters, cut = job.scenario.training.method != "full", _cut(job)
     if zero == 0:
-        adapters = adapters or job.scenario.training.loss in REFERENCED  # a reference model is not saved
         files = _FILE_BYTES if job.graph.implementation == "hf" else _FILE_BYTES_4
         return Transfer(f"{_TRAINER}: a file at a time", whole_on="rank0", trained_only=adapters, packed=True,
                         file_bytes=files, cut=cut, in_flight=0)

@@ -157,8 +157,8 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
                               "is read (served: zero1, zero2, ddp, fsdp2)")
     job.one_of("training.loss", job.scenario.training.loss, LOSSES if stage < 3 else _LOSSES_OF_3)
     check_preference(job, options, second=False)
-    if stage == 3:
-        check_tower(job)
+    if stage > 1:
+        check_tower(job, stage)
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:

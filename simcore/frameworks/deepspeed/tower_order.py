@@ -59,12 +59,14 @@ _PLAIN: Final = (_ITSELF, "norm1", _NONE, "attn.qkv", "attn.proj", "norm2", _NON
 """Modules of a layer of Qwen 2 VL."""
 
 
-def check_tower(job: Job) -> None:
-    """Raises NotYet for a vision tower, or its end, that ZeRO-3's backward passes: only forward's calls are known."""
+def check_tower(job: Job, stage: int) -> None:
+    """Raises NotYet for a vision tower whose calls are not known, under ZeRO-3 for one that its backward passes too."""
     parts = [layer for layer in job.graph.layers if isinstance(job.graph.kinds[layer.kind].block, VisionPart)]
     tower = [job.graph.tensors[layer.kind] for layer in parts]
     if any(type(job.graph.kinds[layer.kind].block) not in _MODULES for layer in parts):
-        raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under zero3")
+        raise job.not_yet("model", f"the vision tower of {job.graph.architecture.family} under zero{stage}")
+    if stage < 3:
+        return
     if asks_patches(job):
         raise job.not_yet("training.recompute", "a vision tower under zero3 whose front transformers' checkpoints ask "
                           "for a gradient (served: those of Qwen 3 VL and Qwen 3.5, and others without recompute)")

@@ -28,16 +28,19 @@ def part_of(config: Config, name: str, *model_types: str) -> Config:
     return found
 
 
-def with_layers(config: Config, text: Config, *, tied: bool) -> Config:
+def with_layers(config: Config, text: Config, *, tied: bool, forwards: bool = False) -> Config:
     """The text's configuration with what the model's says of it: tied embeddings; other sizes if given.
 
-    `tied`: what holds if nothing is said. InputError for other fields of a decoder beside it, which transformers would
-    not read.
+    `tied`: what holds if nothing is said. `forwards`: what the text's says ties them too, whatever the model's says
+    (transformers 5.23 `models/qwen2_vl`, `qwen2_5_vl` and `llava`: __post_init__). InputError for other fields of a
+    decoder beside it, which transformers would not read.
     """
     for name in _OF_TEXT:
         if name in config.fields:
             raise config.fail(name, "a field of text_config: nothing reads it beside that")
-    fields = {**text.fields, "tie_word_embeddings": config.boolean("tie_word_embeddings", default=tied)}
+    ties = config.boolean("tie_word_embeddings", default=tied)
+    ties |= forwards and text.boolean("tie_word_embeddings", default=False)
+    fields = {**text.fields, "tie_word_embeddings": ties}
     for name in ("num_hidden_layers", "vocab_size", "mtp_num_layers"):
         if name in config.fields:
             fields[name] = config.integer(name, least=int(name != "mtp_num_layers"))

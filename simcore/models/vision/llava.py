@@ -31,7 +31,7 @@ def architecture(config: Config) -> Architecture:
 
 def _text(config: Config, family: str) -> Config:
     text = part_of(config, "text_config", family)
-    return with_layers(config, text, tied=text.boolean("tie_word_embeddings", default=False))
+    return with_layers(config, text, tied=False, forwards=True)
 
 
 def _with_clip(config: Config, vision: Config) -> Architecture:

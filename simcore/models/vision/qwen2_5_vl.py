@@ -48,7 +48,7 @@ def architecture(config: Config) -> Architecture:
 def _text(config: Config) -> Config:
     """The decoder's configuration: a `text_config`, or the model's own fields."""
     if "text_config" in config.fields:
-        found = with_layers(config, part_of(config, "text_config", _TEXT), tied=False)
+        found = with_layers(config, part_of(config, "text_config", _TEXT), tied=False, forwards=True)
     else:
         found = Config({**config.fields, "model_type": _TEXT}, config.where)
     found.refuse("use_sliding_window")

@@ -37,7 +37,8 @@ def _text(config: Config) -> Config:
     """The decoder's configuration: a `text_config`, or the model's own fields."""
     if "text_config" in config.fields:
         inside = part_of(config, "text_config", "qwen2_vl_text")
-        found = with_layers(config, Config({**inside.fields, "model_type": _TEXT}, inside.where), tied=False)
+        inside = Config({**inside.fields, "model_type": _TEXT}, inside.where)
+        found = with_layers(config, inside, tied=False, forwards=True)
     else:
         found = Config({**config.fields, "model_type": _TEXT}, config.where)
     found.refuse("use_sliding_window")

@@ -10,6 +10,7 @@ from typing import Final
 
 from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
+from simcore.models.class_blocks import ScaledPatches
 from simcore.models.towers import tower_of
 from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
@@ -23,6 +24,8 @@ _KBIT: Final = ("PEFT 0.21.2 utils/other.py prepare_model_for_kbit_training; 067
                 "_convert_embedding_modules_dtype casts norms and embeddings of tokens back")
 _LOADED: Final = ("067b021c utils/config/__init__.py normalize_config: is_multimodal by the model's type; "
                   "loaders/model.py _set_auto_model_loader: AutoModelForImageTextToText")
+_TILES: Final = ("tiles of images in each sequence: one picture is up to 12 and a thumbnail (transformers 5.23 "
+                 "models/internvl/processing_internvl.py: crop_to_patches)")
 _OPTION: Final = "prepare_model_for_kbit_training"
 _OF_STAGE_3: Final = "zero_hpz_partition_size"
 _STRATEGY: Final = "processing_strategies.py: an image is resized and padded before the model's processor takes it"
@@ -47,7 +50,8 @@ def read_images(reader: Reader, draft: Draft, shards: Shards) -> None:
         draft.refuse(processor, "a model with images or sound")
         return
     draft.use(processor, why="samples have images")
-    draft.ask("training.images", "--set training.images=N", "images in each sequence", processor)
+    tiles = any(isinstance(kind.block, ScaledPatches) for _, kind in parts)
+    draft.ask("training.images", "--set training.images=N", _TILES if tiles else "images in each sequence", processor)
     sized = reader.matching("image_size", "image_resize_algorithm")
     if any(isinstance(kind.block, AnySize) for _, kind in parts):
         draft.use(*sized, why=f"the size of images is asked ({_STRATEGY})")

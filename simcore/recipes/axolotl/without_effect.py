@@ -54,7 +54,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(("gradio_*", "generat*", "num_generation_samples", "merge_method", "bench_*", "metric_for_best_model",
           "greater_is_better", "dynamic_checkpoint.*", "num_dataset_shards_to_save"), "beside the training"),
     Idle(("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "simpo_*", "cpo_*", "ebft.*", "vllm.*", "max_prompt_len",
-          "precompute_ref_log_probs"), "of training by rl, which is not asked for, or is refused"),
+          "precompute_ref_log_probs"), "of training by rl: not asked for, refused, or read with its kind"),
     Idle(("lm_eval_*", "nemo_gym_*", "kd_*", "spectrum_*", "grokfast_*", "hatchery", "hatchery.*", "dense_mixer",
           "expert_backend", "nonexpert_quantization", "moe_grouped_backend", "moe_dequant_chunk_size", "moe_bnb_fast",
           "dsv4_*", "use_dsv4_kernels", "use_glm_dsa_kernels", "gemma4_fp8_*", "gemma4_nf4_*", "nvfp4_merge_*"),

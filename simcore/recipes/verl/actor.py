@@ -154,9 +154,16 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
 
 def _reads_fused(reader: Reader, draft: Draft) -> bool:
     """True if the head scores tokens itself, in chunks of logits, which is written then."""
-    flags = [flag for flag in (reader.flag(f"{block}.use_fused_kernels") for block in (MODEL, ACTOR)) if flag]
+    model, actor = (reader.flag(f"{block}.use_fused_kernels") for block in (MODEL, ACTOR))
+    flags = [flag for flag in (model, actor) if flag]
     backend = reader.text(f"{MODEL}.fused_kernel_options.impl_backend")
     asked = [flag for flag in flags if flag.value]
+    if actor is not None and actor.value != bool(model and model.value):  # left out, the actor's follows the model's
+        draft.refuse(asked[0], "a model and an actor of which one alone has fused kernels "
+                     "(workers/fsdp_workers.py:768)")
+        draft.idle([flag for flag in flags if flag not in asked], "off")
+        draft.idle(backend, "read with use_fused_kernels alone")
+        return False
     if not asked:
         draft.idle([*flags, *([backend] if backend else [])], "off, or read with use_fused_kernels alone")
         return False

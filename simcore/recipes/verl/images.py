@@ -20,10 +20,11 @@ _MODULE: Final = "model.visual"
 """Tower of Qwen's models (verl b178a3cd `workers/fsdp_workers.py`:127 get_vl_model_vision_tower)."""
 
 
-def read_images(reader: Reader, draft: Draft) -> None:
+def read_images(reader: Reader, draft: Draft, *, by_megatron: bool) -> None:
     """Asks for images of a sequence and their size, and writes whether the tower is frozen; nothing for other models.
 
     With a frozen tower FSDP keeps parameters by themselves (`workers/fsdp_workers.py`:474: use_orig_params).
+    `by_megatron`: no worker of it reads the key.
     """
     given = draft.values.get("model", draft.answers.settings.get("model", ""))
     parts = tower_of(str(given.get("config", "") if isinstance(given, dict) else given))
@@ -31,8 +32,9 @@ def read_images(reader: Reader, draft: Draft) -> None:
     if not parts:
         draft.idle(freezes, "there is no vision tower")
         return
-    if freezes is None or not freezes.value:
-        draft.idle(freezes, "the default: the tower is trained")
+    if freezes is None or not freezes.value or by_megatron:
+        draft.idle(freezes, "workers of Megatron do not read it" if by_megatron else "the default: the tower is "
+                   "trained")
     elif all(path.startswith(f"{_MODULE}.") for path, _ in parts):
         draft.infer("training.frozen", [_MODULE], "the vision tower", freezes, source=f"{RELEASE} {WORKERS}")
         draft.infer("framework_options.use_orig_params", True, "parameters with and without gradients in one unit",  # noqa: FBT003

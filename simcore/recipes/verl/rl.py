@@ -72,7 +72,7 @@ def read_or_refuse(reader: Reader, draft: Draft, trainer: str) -> bool:
     read_machine(draft, None)
     actor = _engine(reader).partition(" and ")[0]
     gpus = _WORKERS[actor](reader, draft)
-    read_images(reader, draft)
+    read_images(reader, draft, by_megatron=actor == "Megatron")
     read_rollout(reader, draft)
     read_batches(reader, draft, gpus)
     read_critic(reader, draft, gpus, by_megatron=actor == "Megatron")

@@ -188,6 +188,7 @@ def test_a_model_that_only_the_shell_knows_is_asked(tmp_path: Path) -> None:
     ("actor_rollout_ref.model.use_fused_kernels=True actor_rollout_ref.model.fused_kernel_options.impl_backend=triton",
      "a head that scores tokens by Triton"),
     ("actor_rollout_ref.model.use_fused_kernels=True actor_rollout_ref.actor.entropy_coeff=0.1", "an entropy in the"),
+    ("actor_rollout_ref.model.use_fused_kernels=False actor_rollout_ref.actor.use_fused_kernels=True", "one alone has"),
     ("actor_rollout_ref.model.use_fused_kernels=True actor_rollout_ref.model.use_remove_padding=False", "padded rows"),
     ("actor_rollout_ref.actor.ppo_epochs=2", "passes over a step's sequences: 2"),
     ("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8", "with more sequences than the policy's 4"),
