@@ -140,5 +140,6 @@ export const limit_words = (found) => {
   const tried = found.beyond === null || !found.beyond_peak ? "" : `${value_words(found, found.beyond)}${batch}, ${found.quantity === "gpus" ? "the most that were tried" : "the least that was tried"}: ${BEYOND[found.beyond_verdict]} ${found.beyond_peak}; `;
   if (found.value === null) return `${found.words}: none surely fits. ${sentence(found.problem || `${tried}${mostly(found.why)}`)}${found.words === "fewest GPUs" ? ". The answer above has other layouts too." : ""}`;
   const beyond = found.beyond_peak ? `${BEYOND[found.beyond_verdict]} ${found.beyond_peak}: ${mostly(found.why)}` : why_not(found.why);
-  return `${found.words}: ${count(found.value)} (${found.peak}).${found.beyond === null ? "" : ` ${count(found.beyond)}${batch} ${beyond}`}`;
+  const steps = found.quantity === "sequence" ? " Tried in steps of 256 tokens, or more where ranks cut sequences." : "";
+  return `${found.words}: ${count(found.value)} (${found.peak}).${steps}${found.beyond === null ? "" : ` ${count(found.beyond)}${batch} ${beyond}`}`;
 };
