@@ -119,7 +119,7 @@ const shown = (answer, number) => {
 const unread = () => {
   const box = document.getElementById("unread");
   const words = form.unread_words();
-  box.textContent = words && `The answer has the last valid values: ${words}.`;
+  box.textContent = words && `The answer has the last values that could be read: ${words}.`;
   box.hidden = !words;
   document.body.classList.toggle("unread", Boolean(words));
 };

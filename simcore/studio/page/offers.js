@@ -66,6 +66,7 @@ export const say_changes = (buttons, job, label) => {
     /* options that are left out with their framework are told below */
     const said = [["GPUs", gpus_of(own), gpus_of(mesh)], ...rows].filter((row) => !stays(row) && !(row[3] === "framework_options" && is_empty(row[2])))
       .map(([name, before, after]) => `${name} ${before === undefined || before === null ? "" : `${words_of(before)} `}\u2192 ${words_of(after)}`).join(", ");
+    if (said) button.ariaLabel = `apply ${said}`; /* several buttons have the same text */
     const place = button.nextElementSibling;
     const kept = rows.filter(stays).map(([, , , key]) => `${key}=`);
     place.querySelectorAll("code").forEach((one) => { if (kept.some((key) => one.textContent.startsWith(key))) one.remove(); });
