@@ -169,6 +169,7 @@ def test_9_a_thousand_layouts(page: Page) -> None:
         page.choose("#search-gpus", "8")
         searched(page)
         page.until("/ranked/.test(document.getElementById('progress').innerText)", LONG_S)
+        assert "Refused most often:" in page.text("#frontier")
 
 
 def test_10_a_gate_for_ci(page: Page) -> None:

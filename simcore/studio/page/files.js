@@ -187,6 +187,7 @@ export class Files {
       ...(asks ? [this.asks(found.questions, files, answers)] : answered ? [answered] : []),
       ...keys_of(found.missed.map(left_of), (n) => `${counted(n, "key of the recipe is", "keys of the recipe are")} not in the answer`, true),
       ...keys_of(found.unsaid.map(left_of), (n) => `${counted(n, "default", "defaults")} of the tool, which the recipe does not say`, false),
+      ...keys_of(found.left.filter((one) => one.kind === "no effect" && one.key).map(left_of), (n) => `${counted(n, "key of the recipe changes", "keys of the recipe change")} nothing here`, false),
       ...keys_of(Object.entries(found.origins), (n) => `${counted(n, "key", "keys")}, and where each comes from`, false),
       make("p", { className: "buttons" }, away));
     if (is_job) {

@@ -6,6 +6,10 @@ import { FREE as FEWEST, NOT_TRIED, TRIED, nearest_words } from "./wording.js";
 
 const FREE = { mesh: "degrees", "training.micro_batch_size": "micro batch", "training.recompute": "recompute", options: "memory options" };
 
+/* What the framework refused most often, and how often. */
+const why_refused = (refused) => (refused.length ? [make("p", { className: "note", textContent: "Refused most often:" }),
+  make("ul", {}, ...refused.map((one) => make("li", { textContent: `${one.count.toLocaleString("en")} times: ${one.message}` })))] : []);
+
 export class Search {
   constructor(root, catalogue, question, take) {
     this.question = question; /* the job and its files */
@@ -14,6 +18,7 @@ export class Search {
     this.frontier = document.getElementById("frontier");
     this.price = { own: null };
     this.running = null;
+    this.refused = [];
     const gpus = make("input", { type: "text", id: "search-gpus", inputMode: "numeric", placeholder: "such as 16, 32" });
     const keys = Object.entries(FREE).map(([key, label]) => make("label", { className: "check" },
       make("input", { type: "checkbox", name: "free", value: key, checked: key !== "options" }), ` ${label}`));
@@ -70,6 +75,7 @@ export class Search {
     this.is_stopped = false;
     this.sized = [];
     this.layouts = [];
+    this.refused = [];
     this.counted = counted;
     if (counted.length) this.count();
     try {
@@ -107,7 +113,7 @@ export class Search {
     if (own) own.addEventListener("click", () => this.take(nearest.keys));
     this.frontier.append(make("p", { id: "none", textContent: `${head}${tried ? `: ${tried}` : ""}.` }),
       ...(nearest ? [make("p", {}, make("b", { textContent: "Nearest to fitting: " }), `${nearest.keys.framework || this.question().values.framework}, ${nearest_words(nearest, this.question().values)} `, own)] : []),
-      ...(refused.length ? [make("p", { className: "note", textContent: "Refused most often:" }), make("ul", {}, ...refused.map((one) => make("li", { textContent: `${one.count.toLocaleString("en")} times: ${one.message}` })))] : []));
+      ...why_refused(refused));
   }
 
   show(line) {
@@ -132,7 +138,9 @@ export class Search {
     else if (line.over) {
       const { counts } = line;
       this.over = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked${[[counts.alike, "equal one of these"], [counts.slower, "fit but are slower for certain"], [counts.excluded, "are excluded"]].filter(([n]) => n).map(([n, words]) => `, ${n.toLocaleString("en")} ${words}`).join("")}.`;
-      if (!line.layouts.length) {
+      this.refused = line.refused;
+      if (line.layouts.length) this.draw();
+      else {
         this.frontier.replaceChildren();
         this.none("No layout fits", line.refused);
       }
@@ -163,7 +171,7 @@ export class Search {
     const rows = [...new Set([...best, ...edge, ...layouts.slice(0, 8)])].slice(0, 40);
     const others = best.length > 1 ? " First the best layout of each framework; of one that is not listed no layout is among the best." : "";
     this.frontier.replaceChildren(picture(layouts, this.how()), make("p", { className: "note", textContent: `${edge.length} layout${edge.length === 1 ? "" : "s"} on the frontier of memory and tokens/s (bold); a row or point is taken over by a click.${others}` }),
-      frontier_table(rows, this.how()));
+      frontier_table(rows, this.how()), ...why_refused(this.refused));
   }
 
   /* Fewest GPUs of each framework, as they are found. */
