@@ -89,10 +89,10 @@ def test_a_tower_passes_without_gradients_and_leaves_nothing() -> None:
 def test_deepspeeds_engine_passes_its_model_twice_where_parameters_are_whole() -> None:
     """ZeRO-3 would gather each unit again, in another order than its trace has."""
     wrong = []
-    for framework in ("zero0", "zero1", "zero2", "zero3"):
+    for framework, serves in {"zero0": True, "zero1": True, "zero2": True, "zero3": False}.items():
         report = simulate(small.scenario(framework, model="llama-tiny", **DPO))
         plain = simulate(small.scenario(framework, model="llama-tiny", **LORA, micro_batch_size=2))
-        if (report.status == "ok") != (framework != "zero3") or (report.status == "ok" and (
+        if (report.status == "ok") != serves or (report.status == "ok" and (
                 report.ranks[0].end_bytes != plain.ranks[0].end_bytes)):
             wrong.append((framework, report.status, report.problems))
     full = simulate(small.scenario("zero2", model="llama-tiny", loss="preference_rows", micro_batch_size=2))

@@ -52,7 +52,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
 
-if not hasattr(modeling_qwen3_vl, "Qwen3VLCausalLMOutputWithPast"):  # transformers 5.18, which 0.7.0 pins, has it
+if "Qwen3VLCausalLMOutputWithPast" not in vars(modeling_qwen3_vl):  # transformers 5.18, which 0.7.0 pins, has it
     @dataclass
     class Output(CausalLMOutputWithPast):
         """An output that names the places that images take."""

@@ -9,9 +9,7 @@ the root. `peaks`: bytes above what is there before, of the second step; `comms`
 
 from __future__ import annotations
 
-import gc
 import json
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import torch
 import torch.distributed as dist
 from oracle import logs
 from oracle.steps import delta
-from oracle.steps.tracker import Tracker
+from oracle.whole_step import second_step
 
 delta.put_in_place()  # the decoder of Qwen 3.5, of which nothing is told
 
@@ -52,27 +50,7 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
     """The second step, without its update."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.get("world", WORLD))
     model = sharded(case)
-    given = FAMILIES[case["fields"]["model_type"]].inputs(case)
-    labels = given["input_ids"].clone()
-    tracker = Tracker()
-    with tracker:
-        for known in (*model.parameters(), *model.buffers(), *given.values(), labels):
-            tracker.number_of(known)
-        for _ in range(2):
-            model.zero_grad(set_to_none=True)
-            gc.collect()
-            start, first = len(tracker.events), len(tracker.comms)
-            loss = model(**given, labels=labels, use_cache=False).loss
-            middle, second = len(tracker.events), len(tracker.comms)
-            loss.backward()
-            del loss
-            gc.collect()
-    changes = [change for _, change in tracker.events]
-    before = sum(changes[start:middle])
-    comms = [[one["kind"], one["bytes"]] for one in tracker.comms]
-    return {"peaks": {"forward": max(accumulate(changes[start:middle], initial=0)),
-                      "backward": before + max(accumulate(changes[middle:], initial=0))},
-            "forward": comms[first:second], "backward": comms[second:], "sections": []}
+    return second_step(model, FAMILIES[case["fields"]["model_type"]].inputs(case))
 
 
 def cases() -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from oracle import logs
+from oracle.cast_back import cast_back
 from oracle.steps import delta
 from oracle.steps.tracker import Tracker
 
@@ -29,7 +30,6 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Bits
 
 HERE = Path(__file__).resolve().parent
 TARGETS = ["q_proj", "o_proj", "down_proj", "linear_fc1"]
-EMBEDDINGS = ("embed_tokens", "lm_head")
 
 
 def made(model: Any, ids: torch.Tensor) -> Counter[int]:
@@ -66,9 +66,7 @@ def packed(model: Any) -> tuple[dict[str, int], list[str]]:
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=torch.bfloat16))
     read = prepare_model_for_kbit_training(read, use_gradient_checkpointing=False)
-    for name, module in read.named_modules():
-        if "norm" in name or (any(one in name for one in EMBEDDINGS) and hasattr(module, "weight")):
-            module.to(torch.bfloat16)
+    cast_back(read)
     inside = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
     sizes = {name: parameter.untyped_storage().nbytes() for name, parameter in read.named_parameters()
              if name.startswith(inside)}

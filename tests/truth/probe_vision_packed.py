@@ -20,6 +20,7 @@ import probe_int8
 import probe_vision_adapted as adapted
 import torch
 from oracle import logs, qlora
+from oracle.cast_back import cast_back
 from sees import FAMILIES
 
 SERVED = ("mistral3", "gemma3", "internvl")
@@ -31,9 +32,7 @@ def built(case: dict[str, Any]) -> Any:
     plain = FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
     base = probe_int8.packed(plain) if case.get("bits") == 8 else qlora.packed(plain, double_quant=True)
     model = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
-    for name, module in model.named_modules():
-        if "norm" in name or (name.endswith(("embed_tokens", "lm_head")) and hasattr(module, "weight")):
-            module.to(torch.bfloat16)
+    cast_back(model)
     made = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, target_modules=adapted.PATTERN))
     if case.get("recompute"):
         model.gradient_checkpointing_enable({"use_reentrant": False})

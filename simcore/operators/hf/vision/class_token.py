@@ -207,7 +207,7 @@ def _end_tensors(block: ClassEnd) -> Iterator[TensorSpec]:
 
 
 def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER, *,
-                   bias: bool = True) -> Iterator[TensorSpec]:
+            bias: bool = True) -> Iterator[TensorSpec]:
     """Weight and bias of a linear `name`; `out`, `into`: (size, name) of the dimensions."""
     yield TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
     if bias:
