@@ -9,6 +9,7 @@ from typing import Any
 import small
 from checkout import ROOT
 from every import expect_of_every
+from sees_images import scenario_of
 from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
@@ -25,17 +26,8 @@ NUMBERS = 200
 
 
 def asked(name: str, folder: Path) -> Scenario:
-    case, path = CASES[name]["case"], folder / f"{name}.json"
-    path.write_text(json.dumps(case["fields"]), encoding="utf-8")
-    height, width = case["sides"]
-    return Scenario.model_validate({
-        "name": "sees", "model": {"config": str(path)}, "framework": "fsdp1", "topology": "dgx-h100",
-        "mesh": {"dp_shard": 8}, "framework_options": {"attn_implementation": "sdpa", "use_orig_params": bool(
-            case["frozen"])},
-        "training": {"seq_len": case["seq"], "micro_batch_size": case["batch"], "images": case["images"],
-                     "image_height": height, "image_width": width, "frozen": case["frozen"],
-                     "recompute": "full" if case["recompute"] else "none",
-                     "precision": {"params": "fp32", "grad_reduce": "fp32"}}})
+    case = CASES[name]["case"]
+    return scenario_of(name, case, folder, "fsdp1", {"use_orig_params": bool(case["frozen"])})
 
 
 def measured(name: str, half: str) -> list[tuple[str, int]]:
