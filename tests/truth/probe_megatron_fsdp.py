@@ -2,9 +2,11 @@
 
     python tests/truth/probe_megatron_fsdp.py > tests/truth/megatron_fsdp/core-0.16.1.json
 
-`buckets`: the small models of `probe_gpt.py` on one rank of 8; `steps`: the second step of a small model whose five
-layers are units, over a fake process group of 8 (`oracle/fsdp_flat.py`). With main (d98e8a64) on `PYTHONPATH`, and its
-modules that need Triton replaced, steps alone, and those of options that the release does not have.
+`buckets`: the small models of `probe_gpt.py` on one rank of 8, also with Megatron-Bridge's adapters (`lora`: their
+rank); `steps`: the second step of a small model whose five layers are units, over a fake process group of 8
+(`oracle/fsdp_flat.py`). With main (d98e8a64) on `PYTHONPATH`, and its modules that need Triton replaced, steps alone,
+and those of options that the release does not have, and of adapters, which it refuses. `--drawn`: cases that a seed
+draws (`draw_megatron_fsdp.py`), buckets or steps as above.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import fields
 from typing import Any
 
 import probe_gpt
-from oracle import fsdp_flat, te_stub
+from oracle import fsdp_flat, megatron, te_stub
 
 from megatron.core import parallel_state as ps  # isort: skip
 from megatron.core.transformer.transformer_layer import TransformerLayer  # isort: skip
@@ -30,6 +32,12 @@ LAYOUTS: list[dict[str, Any]] = [
     {"family": "qwen3_moe", "tp": 1, "ep": 1, "rank": 1, "bucket_size": 300_000},
     {"family": "deepseek_v2", "tp": 1, "ep": 2, "rank": 0, "bucket_size": 40_000_000},
     {"family": "deepseek_v3", "tp": 2, "ep": 2, "rank": 2, "bucket_size": 40_000_000},
+    {"family": "qwen2", "tp": 1, "ep": 1, "rank": 3, "bucket_size": 40_000_000, "lora": 8,
+     "targets": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]},
+    {"family": "qwen3_moe", "tp": 2, "ep": 2, "rank": 2, "bucket_size": 300_000, "lora": 6,
+     "targets": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]},
+    {"family": "deepseek_v2", "tp": 1, "ep": 4, "rank": 6, "bucket_size": None, "lora": 16,
+     "targets": ["linear_kv_up_proj", "linear_fc2"]},
 ]
 STEPS: list[dict[str, Any]] = [
     {"layers": 5, "microbatches": 2, "unit_size": None},
@@ -50,6 +58,15 @@ OF_MAIN: list[dict[str, Any]] = [
     {"layers": 5, "microbatches": 1, "unit_size": 2 * 2560, "copies": 4, "recompute": True},
     {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "copies": 2, "sent": "bfloat16"},
 ]
+OF_ADAPTERS: list[dict[str, Any]] = [
+    {"layers": 5, "microbatches": 2, "unit_size": None, "plain": []},
+    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "plain": [0, 1]},
+    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "plain": [3], "gathers_first": False},
+    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "plain": [], "recompute": True},
+    {"layers": 5, "microbatches": 2, "unit_size": None, "plain": [1], "double_buffer": True},
+    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "plain": [0], "copies": 2},
+    {"layers": 5, "microbatches": 1, "unit_size": 1, "plain": [0, 2, 4]},
+]
 IS_MAIN = "fsdp_all_gather_in_start_param_sync" in {field.name for field in fields(fsdp_flat.DdpConfig)}
 
 
@@ -60,7 +77,10 @@ def asked_buckets(case: dict[str, Any]) -> Any:
     ps.initialize_model_parallel(
         tensor_model_parallel_size=case["tp"], expert_model_parallel_size=case["ep"], expert_tensor_parallel_size=1,
         create_gloo_process_groups=False)
-    model = probe_gpt.built(case["family"], case["tp"], case["ep"]).bfloat16()  # as core's Float16Module does
+    model = probe_gpt.built(case["family"], case["tp"], case["ep"])
+    if "lora" in case:
+        megatron.apply_lora(model, {"lora": case["lora"], "target_modules": case["targets"]})
+    model = model.bfloat16()  # as core's Float16Module does
     groups = {False: ps.get_data_parallel_group(with_context_parallel=True), True: ps.get_expert_data_parallel_group()}
     return fsdp_flat.buckets(model, [TransformerLayer], case["bucket_size"],
                              {expert: group.size() for expert, group in groups.items()},
@@ -76,7 +96,7 @@ def asked_step(case: dict[str, Any]) -> Any:
         first |= {"outer_dp_sharding_strategy": "optim", "copies": case["copies"], "sent": case.get("sent", "")}
     made = fsdp_flat.Noted(8, case["layers"], recompute=case.get("recompute", False), **first,
                            suggested_communication_unit_size=case["unit_size"],
-                           fsdp_double_buffer=case.get("double_buffer", False))
+                           fsdp_double_buffer=case.get("double_buffer", False), plain=case.get("plain"))
     if "sent" in case:
         made.listen_to_casts()
     found = made.step(case["microbatches"])
@@ -91,7 +111,7 @@ def main() -> None:
         case = json.loads(sys.argv[1])
         print(json.dumps((asked_step if "layers" in case else asked_buckets)(case)))
         return
-    cases = (*STEPS, *OF_MAIN) if IS_MAIN else (*LAYOUTS, *STEPS)
+    cases = (*STEPS, *OF_MAIN, *OF_ADAPTERS) if IS_MAIN else (*LAYOUTS, *STEPS)
     made = [{**case, "found": _in_a_process(case)} for case in cases]
     lines = {key: [json.dumps(row) for row in made if ("layers" in row) == (key == "steps")]
              for key in ("buckets", "steps")}

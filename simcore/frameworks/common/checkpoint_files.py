@@ -178,7 +178,8 @@ def megatron_fsdp_files(job: Draft) -> Files:
     """
     where = "fsdp_dtensor: Bridge 0.3.1 training/checkpointing.py"
     load = {"sharded": Transfer(f"{where}:2304 FileSystemReader; {_DCP}:861 read_data: a tensor at a time")}
-    save = {"sharded": Transfer(f"{where}:637 FileSystemWriter; {_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor")}
+    save = {"sharded": Transfer(f"{where}:637 FileSystemWriter; {_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor; "
+                                ":619 adapters alone", trained_only=job.scenario.training.method != "full")}
     return _chosen(job, load, save, ("sharded", "sharded"))
 
 

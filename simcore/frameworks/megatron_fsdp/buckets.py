@@ -2,7 +2,8 @@
 
 A bucket has the tensors of one unit (or of no unit), of one dtype, experts' or not, trained or not; buckets are
 numbered in the order in which their first tensor is registered (core 0.16.1 `param_and_grad_buffer.py`,
-`_get_parameter_groups`). A bucket of no unit is closed at `MegatronFsdpStrategy.bucket_numel` elements.
+`_get_parameter_groups`). A bucket of no unit is closed at `MegatronFsdpStrategy.bucket_numel` elements. Frozen buckets
+have no gradients and no masters (`only_create_grad_buffer_and_main_weight_buffer_for_param_requires_grad`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from functools import lru_cache
 from simcore.frameworks.megatron_fsdp.chunks import Chunked, lay_in_chunks
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.placement.mesh import Mesh
-from simcore.placement.plan import AtRestBytes, Placed, Plan
+from simcore.placement.plan import AtRestBytes, Placed, PlacedKind, Plan
 from simcore.units import dtype_bytes
 
 __all__ = ["POOL", "Bucket", "bucket_padding", "bucket_padding_bytes", "exact_in_buckets", "outer_parts",
            "rank_buckets", "registered_pool", "shared_units", "together"]
 
+ADAPTER = ".adapter."
+"""Between the path of a linear and the names of its adapter's tensors."""
 POOL = 2
 """Number of buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
 
@@ -74,14 +77,28 @@ def rank_buckets(plan: Plan) -> tuple[Bucket, ...]:
     strategy = plan.framework.strategy_as(MegatronFsdpStrategy)
     unit_of = {layer: number for number, unit in enumerate(plan.framework.units) for layer, _ in unit.members}
     groups: dict[_Key, list[_Entry]] = {}
+    orders = [_registered(kind) for kind in plan.kinds]
     for layer in plan.layers:
-        for number, placed in enumerate(plan.of_layer(layer)):
+        kind = plan.of_layer(layer)
+        for number in orders[plan.graph.layers[layer].kind]:
+            placed = kind[number]
             if placed.spec.is_owned and not placed.spec.is_buffer:
                 key = (unit_of.get(layer, -1), strategy.axes[placed.policy.name == "expert"],
                        placed.policy.at_rest.dtype, placed.trainable)
                 groups.setdefault(key, []).extend([(layer, number, placed.used_shape)] * placed.used_copies)
     return tuple(_bucket(plan, key, piece) for key, entries in groups.items()
                  for piece in _closed(entries, strategy.bucket_numel if key[0] < 0 else 0))
+
+
+def _registered(kind: PlacedKind) -> list[int]:
+    """Numbers of a layer's tensors in the order of `named_parameters`: adapters are behind the linear that they wrap.
+
+    Bridge main `peft/adapter_wrapper.py` registers `to_wrap`, then `adapter`.
+    """
+    last = {placed.spec.path: number for number, placed in enumerate(kind) if placed.spec.module != "adapter"}
+    behind = {number: last[placed.spec.name.partition(ADAPTER)[0]] for number, placed in enumerate(kind)
+              if placed.spec.module == "adapter"}
+    return sorted(range(len(kind)), key=lambda number: (behind.get(number, number), number in behind))
 
 
 def _closed(entries: Sequence[_Entry], limit: int) -> Iterator[list[_Entry]]:

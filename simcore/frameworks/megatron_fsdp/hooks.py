@@ -27,6 +27,12 @@ microbatch is over is preceded by one that fills the shard from its parts (micro
 Main reduces in a format of its own (`megatron_fsdp_grad_comm_dtype`; `training.precision.grad_reduce`): whole gradients
 are in it, and between copies a copy of the reduced shard, which is kept until its bucket is freed (hsdp_comm_gbuf).
 
+With adapters (main; core 0.16.1 refuses frozen parameters) the first adapted unit, and those before it, have no
+gradient at their input. The post-backward hook, which hangs there, is not set (`_register_post_backward_hook`: no input
+requires a gradient): such a unit is not freed after its backward and stays PRE_BACKWARD for good, so that in forward it
+prefetches nothing and is freed by the next gather alone. Those before it have no backward at all. Where all layers are
+recomputed Bridge makes the first input require a gradient (`peft/recompute.py`), and every unit is as without adapters.
+
 Weights in fp8 may have columns besides their rows, in separate buckets that backward gathers instead.
 
 `simcore/frameworks/megatron_fsdp/all_gather.py` has the gathers, `simcore/frameworks/megatron_fsdp/reduce_scatter.py`
@@ -68,6 +74,8 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         self.uses = _uses(plan, buckets)
         self.units = {layer for unit in plan.framework.units for layer, _ in unit.members}
         self.replayed = self.units - set(plan.framework.kept_whole) if plan.framework.checkpoint == "full" else set()
+        self.unhooked = self.units - _with_gradient_below(plan)
+        self.idle = {layer for layer in self.unhooked if not _trains(plan, layer)}
         self.is_last = self.is_fresh = False
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
@@ -118,9 +126,9 @@ class MegatronFsdpHooks(UnrepeatedHooks):
 
         Layers are numbered over the whole model, embedding 0.
         """
-        ahead = 0 if self.strategy.keeps_outside and layer not in self.units else +1
+        is_ahead = layer not in self.unhooked and (layer in self.units or not self.strategy.keeps_outside)
         for wanted in self.uses[layer]:
-            self.gathers.gather(wanted, ahead)
+            self.gathers.gather(wanted, +1 if is_ahead else 0)
             self.gathers.wait(wanted)
 
     def forward_end(self, layer: int) -> None:
@@ -128,7 +136,9 @@ class MegatronFsdpHooks(UnrepeatedHooks):
 
         Layers are numbered over the whole model, embedding 0.
         """
-        if layer in self.units:
+        if layer in self.unhooked:
+            self.gathers.let_go(self.uses[layer][0])
+        elif layer in self.units:
             self.gathers.release(self.uses[layer][0])
 
     def backward_begin(self, layer: int) -> None:
@@ -139,7 +149,7 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         if self.is_fresh:
             self.gathers.let_go([b for at in self.units for b in self.uses[at][0]])
             self.is_fresh = False
-        if layer in self.units:
+        if layer in self.units and layer not in self.idle:
             wanted = self.uses[layer][0]
             replays = layer in self.replayed
             self.gathers.gather(wanted, 0 if replays else -1, columns=not replays)
@@ -157,7 +167,7 @@ class MegatronFsdpHooks(UnrepeatedHooks):
             self.out.free(layer, slot, num_bytes)
         self._open(layer)
         self.reductions.finish(layer, is_last=self.is_last)
-        if layer in self.units:
+        if layer in self.units and layer not in self.unhooked:
             self.gathers.release(self.uses[layer][0])
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
@@ -166,7 +176,7 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         `layer`: its number in the whole model, embedding 0. After a recomputation its parameters are gathered for
         backward first. `mark`, `grads` and `replay` are not used: experts are in the buckets of their layer's unit.
         """
-        if layer in self.replayed:
+        if layer in self.replayed and layer not in self.idle:
             self.gathers.gather(self.uses[layer][0], -1, columns=True)
         self._open(layer)
 
@@ -212,6 +222,17 @@ class MegatronFsdpHooks(UnrepeatedHooks):
 def bucket_elements(plan: Plan) -> int:
     """Returns the trained elements of all of this rank's shards: the mean over ranks simulated as one, no padding."""
     return sum(count * sum(p.local for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
+
+
+def _trains(plan: Plan, layer: int) -> bool:
+    return plan.kinds[plan.graph.layers[layer].kind].is_trained
+
+
+def _with_gradient_below(plan: Plan) -> set[int]:
+    """Layers whose input carries a gradient."""
+    first = next((layer for layer in range(len(plan.graph.layers)) if _trains(plan, layer)), len(plan.graph.layers))
+    first = 0 if plan.framework.options.embeddings_require_grad else first
+    return {layer for layer in plan.layers if layer > first}
 
 
 def _uses(plan: Plan, buckets: Sequence[Bucket]) -> dict[int, list[list[int]]]:

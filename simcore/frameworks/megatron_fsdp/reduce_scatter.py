@@ -65,7 +65,8 @@ class ReduceScatterQueue:
 
         They live across steps.
         """
-        for b in (b for b, bucket in enumerate(self.buckets) if self.pooled and bucket.unit == min(self.pooled)):
+        for b in (b for b, bucket in enumerate(self.buckets)
+                  if self.pooled and bucket.unit == min(self.pooled) and bucket.trainable):
             self.out.alloc(self.layers[b], self.whole, min(POOL, len(self.pooled)) * self.sizes[b])
 
     def _own(self, b: int) -> int:

@@ -4,7 +4,7 @@ Rules: core 0.16.1, and main of 2026-08-22 (d98e8a64): `distributed/fsdp/mcore_f
 `distributed/fsdp/src/megatron_fsdp/`. Everything but the hand-over is `megatron`'s: layers, checks, checkpoints,
 losses. A unit is a `TransformerLayer`; Mamba layers are no units in 0.16.1, so they stay gathered with the embedding,
 the last norm and the head. Parameters rest as bf16 shards of buckets, with fp32 shards of masters
-(`preserve_fp32_weights`), moments and main gradients.
+(`preserve_fp32_weights`), moments and main gradients. Of a base under adapters (main) the shards of parameters alone.
 
 [Note: fp8 weights in buckets]
 With fp8_param_gather weights are in separate buckets, a byte an element (param_and_grad_buffer.py,
@@ -32,6 +32,7 @@ from simcore.frameworks.megatron.stages import OVERLAP
 from simcore.frameworks.megatron.table import table_of
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
+from simcore.inputs.training import Recompute
 from simcore.models.blocks import Mamba2
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -120,9 +121,29 @@ def table(job: Draft) -> Framework:
         files=megatron_fsdp_files(job),
         afterwards=bridge_afterwards(job),
         options=replace(MegatronOptions.of(base.options), gradient_buckets=True,
-                        main_grad_bytes=dtype_bytes(dtypes.sent)),
+                        main_grad_bytes=dtype_bytes(dtypes.sent),
+                        embeddings_require_grad=_asks_for_gradient(job)),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )
+
+
+def _asks_for_gradient(job: Job) -> bool:
+    """True where Bridge makes the first layer's input require a gradient, for a frozen base under full recomputation.
+
+    Bridge main `peft/recompute.py`, maybe_enable_recompute_inputs_grad.
+    """
+    return job.scenario.training.method != "full" and _replays(job)
+
+
+def _replays(job: Job) -> bool:
+    """True with recompute_granularity full."""
+    recompute = job.scenario.training.recompute
+    return recompute == "full" or isinstance(recompute, Recompute)
+
+
+def _is_hybrid(job: Job) -> bool:
+    return job.graph.architecture.family == "nemotron_h" or any(
+        isinstance(branch.block, Mamba2) for kind in job.graph.kinds for branch in kind.branches)
 
 
 _OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
@@ -171,9 +192,26 @@ def _check(job: Draft, options: dict[str, object]) -> None:
     if job.mesh.pp > 1:
         raise job.not_yet("mesh.pp", "megatron_fsdp with pipeline stages")
     if job.scenario.training.method != "full":
-        raise job.not_yet("training.method", f"{job.scenario.training.method} under megatron_fsdp")
+        _check_adapters(job)
     if together(job) > 1:
         raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
+
+
+def _check_adapters(job: Draft) -> None:
+    """IllegalLayout for core 0.16.1, and for a hybrid whose layers are replayed; NotYet for a base in 8 bits."""
+    if not _is_main(job):
+        raise job.illegal("training.method", "cannot register a hook on a tensor that doesn't require gradient: "
+                          "Megatron-FSDP asks it of every parameter, and those beside adapters are frozen",
+                          f"{SOURCE}/megatron_fsdp.py:1009, torch 2.13 _tensor.py:748; use framework_version: main "
+                          "2026-08-22")
+    if _replays(job) and _is_hybrid(job):
+        raise job.illegal("training.recompute", "element 0 of tensors does not require grad: a hybrid's layers run in "
+                          "a checkpoint whose input, a frozen embedding's output, requires no gradient",
+                          "Megatron-LM main core/models/hybrid/hybrid_block.py:360; Bridge main peft/recompute.py:75 "
+                          "mends TransformerBlock alone")
+    if job.narrow:
+        raise job.not_yet("training.method", f"{job.scenario.training.method} over weights in 8 bits, under "
+                          "megatron_fsdp")
 
 
 def _check_outer(job: Draft, options: dict[str, object]) -> None:
@@ -311,7 +349,7 @@ def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
     if spec.is_buffer:
         layout = TensorLayout(unsharded, spec.stored or dtypes.params)
         return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
-    expert = spec.component == "routed_experts" or spec.copies > 1
+    expert = spec.component in ("routed_experts", "expert_adapters") or spec.copies > 1
     axis = choice.axes[expert]
     cut: Placements = (*unsharded, (axis, Flat("bucket")))
     stored, used = spec.stored or dtypes.params, spec.stored or choice.compute

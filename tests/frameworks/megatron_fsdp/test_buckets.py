@@ -36,8 +36,11 @@ def plan_of(case: dict[str, Any]) -> Plan:
                                                               else {})
     size = case["bucket_size"]
     options = {"overlap_grad_reduce": False} if size is None else {"bucket_size": size}
+    adapters: dict[str, Any] = {} if "lora" not in case else {
+        "version": "main 2026-08-22", "method": "lora",
+        "lora": {"rank": case["lora"], "target_modules": case["targets"]}}
     return small.plan_of("megatron_fsdp", mesh, rank=case["rank"], model={"config": preset, "overrides": changed},
-                         options=options)
+                         options=options, **adapters)
 
 
 def told(bucket: Bucket) -> tuple[int, bool, int, int, int]:
@@ -48,7 +51,8 @@ def asked(bucket: dict[str, Any]) -> tuple[int, bool, int, int, int]:
     return bucket["unit"], bucket["expert"], bucket["chunk"], bucket["numel"], bucket["shard"]
 
 
-@pytest.mark.parametrize("case", TRUTH["buckets"], ids=lambda case: f"{case['family']}-tp{case['tp']}-ep{case['ep']}")
+@pytest.mark.parametrize("case", TRUTH["buckets"], ids=lambda case: "-".join(
+    f"{key}{case.get(key, 0)}" for key in ("family", "tp", "ep", "lora")))
 def test_buckets_are_the_real_ones(case: dict[str, Any]) -> None:
     """Their order and sizes, and the shapes in them."""
     plan = plan_of(case)

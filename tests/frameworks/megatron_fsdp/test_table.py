@@ -30,7 +30,7 @@ def test_options_that_are_not_modelled_are_named(option: str, value: object) -> 
 
 
 @pytest.mark.parametrize(("told", "given"), [
-    ("pipeline stages", {"mesh": {"pp": 5, "dp_shard": 2}}), ("lora", {"method": "lora"}),
+    ("pipeline stages", {"mesh": {"pp": 5, "dp_shard": 2}}),
     ("replayed together", {"model": "llama-tiny", "recompute": {"mode": "uniform", "num_layers": 2}})])
 def test_layouts_that_are_not_modelled_are_named(told: str, given: dict[str, Any]) -> None:
     assert told in refused(**given)

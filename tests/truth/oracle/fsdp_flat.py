@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-HIDDEN = 16
+HIDDEN, RANK = 16, 4
 
 
 class Stream:
@@ -95,31 +95,53 @@ def linear(rows: int, columns: int) -> nn.Linear:
     return nn.Linear(columns, rows, dtype=torch.bfloat16)
 
 
+class Adapted(nn.Module):
+    """A frozen linear and its adapter, named as Bridge's LoRALinear names them."""
+
+    def __init__(self, to_wrap: nn.Linear) -> None:
+        super().__init__()
+        self.to_wrap = to_wrap.requires_grad_(False)
+        self.adapter = nn.Sequential(*(nn.Linear(columns, rows, bias=False, dtype=torch.bfloat16) for columns, rows in (
+            (to_wrap.in_features, RANK), (RANK, to_wrap.out_features))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.to_wrap(x) + self.adapter(x)
+
+
 class Layer(nn.Module):
     """A unit."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, adapted: bool) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.bfloat16)
+        self.norm = nn.LayerNorm(HIDDEN, dtype=torch.bfloat16).requires_grad_(not adapted)
         self.up, self.down = linear(4 * HIDDEN, HIDDEN), linear(HIDDEN, 4 * HIDDEN)
+        if adapted:
+            self.up, self.down = Adapted(self.up), Adapted(self.down)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(self.up(self.norm(x)))
 
 
 class Model(nn.Module):
-    """Embedding, units, norm and head: what is in no unit is one bucket, the first."""
+    """Embedding, units, norm and head: what is in no unit is one bucket, the first.
 
-    def __init__(self, layers: int, *, recompute: bool) -> None:
+    `plain`: the layers without adapters, if the others have some; all else is frozen then.
+    """
+
+    def __init__(self, layers: int, *, recompute: bool, plain: list[int] | None = None) -> None:
         super().__init__()
-        self.recompute = recompute
+        self.recompute, self.adapted = recompute, plain is not None
         self.embedding = nn.Embedding(64, HIDDEN, dtype=torch.bfloat16)
-        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(adapted=plain is not None and layer not in plain) for layer in range(layers))
         self.norm = nn.LayerNorm(HIDDEN, dtype=torch.bfloat16)
         self.head = linear(64, HIDDEN)
+        for part in (self.embedding, self.norm, self.head, *(self.layers[layer] for layer in plain or ())):
+            part.requires_grad_(not self.adapted)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
+        if self.recompute and self.adapted:  # Bridge's peft/recompute.py
+            x = x.detach().requires_grad_(True)
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=True) if self.recompute else layer(x)
         return self.head(self.norm(x)).float().logsumexp(-1).sum()
@@ -130,6 +152,11 @@ def held(allocator: Any) -> set[int]:
     own = getattr(allocator, "backup_allocator", allocator).buckets
     return {*getattr(allocator, "using_buffer", ()), *(b for b, bucket in own.items()
                                                        if bucket.data.untyped_storage().size())}
+
+
+def _elements(buffer: Any) -> int:
+    """Of what a rank keeps; frozen parameters have no such buffer."""
+    return int(buffer.data.numel()) if buffer else 0
 
 
 def _in_copies(world: int, copies: int) -> FSDPDistributedIndex:
@@ -143,10 +170,10 @@ class Noted:
     """Megatron-FSDP around a small model, and what its two pipelines do."""
 
     def __init__(self, world: int, layers: int, *, recompute: bool, copies: int = 1, sent: str = "",
-                 **config: Any) -> None:
+                 plain: list[int] | None = None, **config: Any) -> None:
         self.events: list[str] = []
         self.widths: dict[str, int] = {}
-        self.model = Model(layers, recompute=recompute)
+        self.model = Model(layers, recompute=recompute, plain=plain)
         index = _in_copies(world, copies) if copies > 1 else FSDPDistributedIndex(
             device_mesh=init_device_mesh("cpu", (world, 1), mesh_dim_names=("dp_cp", "tp")), dp_shard_dim="dp_cp",
             tp_dim="tp")
@@ -180,6 +207,8 @@ class Noted:
         """Copies of reduced shards in the format that is sent."""
         for number, group in enumerate(self.fsdp.param_and_grad_buffer.parameter_groups):
             lent = group.hsdp_comm_gbuf
+            if lent is None:
+                continue
             allocate, free = lent.allocate_bucket_storage, lent.free_bucket_storage
 
             def noted_allocate(*args: Any, number: int = number, allocate: Any = allocate, **kwargs: Any) -> Any:
@@ -197,8 +226,8 @@ class Noted:
         """Elements that a rank keeps of each bucket, and of the whole one."""
         return [{"numel": group.model_weight_buffer.bucket_index.size,
                  "params": (group.hfsdp_helper_wbuf or group.model_weight_buffer).data.numel(),
-                 "grads": (group.hfsdp_helper_gbuf or group.main_grad_buffer).data.numel(),
-                 "masters": group.main_weight_buffer.data.numel()}
+                 "grads": _elements(group.hfsdp_helper_gbuf or group.main_grad_buffer),
+                 "masters": _elements(group.main_weight_buffer)}
                 for group in self.fsdp.param_and_grad_buffer.parameter_groups]
 
     def _listen(self) -> None:
@@ -226,7 +255,8 @@ class Noted:
 
     def _listen_to_gradients(self) -> None:
         groups = self.fsdp.param_and_grad_buffer.parameter_groups
-        shared = {id(made): made for made in (group.main_grad_buffer.temporary_bucket_allocator for group in groups)}
+        shared = {id(made): made for made in (
+            group.main_grad_buffer.temporary_bucket_allocator for group in groups if group.requires_grad)}
         for allocator in shared.values():
             allocate, free = allocator.allocate, allocator.free
 
