@@ -10,12 +10,13 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simcore.frameworks.common.afterwards import TITAN_LOOP
+from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws, Recompute
-from simcore.models.blocks import Attention
+from simcore.models.blocks import Attention, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.torchtitan.options import TorchtitanOptions
@@ -51,7 +52,9 @@ DEFAULTS = Defaults(
     reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"),
     axes=("tp", "cp", "pp", "virtual_stages", "split_backward"),
     reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
-NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "deepseek_v2": "DeepSeek V3"}
+NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "deepseek_v2": "DeepSeek V3",
+         "deepseek_v3": "DeepSeek V3"}
+EXPERTS = "torchtitan 0.2.2 models/llama4/infra/parallelize.py apply_fsdp"
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
 
@@ -60,8 +63,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
     """Raises IllegalLayout for a job that torchtitan refuses, NotYet for one that is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     family = job.graph.architecture.family
-    if family not in ("llama", "qwen3", "deepseek_v2"):
-        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: llama, qwen3, deepseek_v2)")
+    if family not in NAMES:
+        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: {', '.join(NAMES)})")
     _check_tensor_parallel(job, family, options)
     if job.has_experts:
         _check_experts(job)
@@ -76,8 +79,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
                           "--compile.enable", "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp")
     if options.get("async_tp") and training.recompute == "none":
         raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
-    if options.get("compile") and family == "deepseek_v2":
-        raise job.not_yet("framework_options.compile", "what compiled blocks of torchtitan's DeepSeek V3 keep")
+    if options.get("compile") and (job.has_experts or family.startswith("deepseek")):
+        raise job.not_yet("framework_options.compile", f"what compiled blocks of torchtitan's {NAMES[family]} keep")
     if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
     if job.graph.has_tied_head:
@@ -112,8 +115,17 @@ def _check_halves(job: Job, options: dict[str, Any]) -> None:
 
 
 def _check_experts(job: Job) -> None:
-    if job.mesh.ep > 1:
-        raise job.not_yet("mesh.ep", "torchtitan's expert parallelism (tokens dispatched by all-to-all)")
+    mesh = job.mesh
+    if mesh.etp > 1 and mesh.ep > 1 and mesh.etp != mesh.tp:
+        raise job.illegal("mesh.etp", f"Currently we only support ETP=TP or ETP=1, not {mesh.etp} beside tp {mesh.tp}",
+                          "torchtitan 0.2.2 distributed/parallel_dims.py _validate")
+    replica = mesh.dp_shard * mesh.cp * mesh.tp
+    if replica % (mesh.ep * mesh.etp):
+        raise job.illegal("mesh.ep", f"{replica} ranks of a replica must be a multiple of ep {mesh.ep} x etp "
+                          f"{mesh.etp}", "torchtitan 0.2.2 distributed/parallel_dims.py build_mesh: efsdp = fsdp * tp "
+                          "// (etp * ep)")
+    if mesh.ep > 1 and mesh.pp > 1:
+        raise job.not_yet("mesh.pp", "pipeline stages beside torchtitan's expert parallelism")
     if job.compute != "bf16":
         raise job.not_yet("training.precision.compute", f"experts in {job.compute}: torchtitan computes them in bf16")
     if isinstance(job.scenario.training.routing, Draws):
@@ -130,6 +142,35 @@ def _check_cuts(job: Job) -> None:
             if isinstance(branch.block, Attention) and branch.block.num_kv_heads % tp:
                 raise job.illegal("mesh.tp", f"{branch.block.num_kv_heads} key and value heads must be divisible by "
                                   f"tp {tp}", f"torchtitan 0.2.2 models/*/model/model.py: {_EVEN}")
+
+
+def assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
+    """Returns the assumption about hot ranks as (key, value, kind, source), none without expert parallelism."""
+    return hot_ranks_assumption(job)
+
+
+def experts_dim(job: Job) -> int:
+    """Returns the dimension of expert parallel tensors that the ranks of `experts_axes` cut: 1 if there are too many.
+
+    IllegalLayout where they cannot cut it evenly. [Note: torchtitan's expert parallelism] in
+    `operators/torchtitan/moe.py`.
+    """
+    block = next((branch.block for kind in job.graph.kinds for branch in kind.branches
+                  if isinstance(branch.block, Moe)), None)
+    share = job.mesh.axis(experts_axes(job)[0]).size
+    if block is None or job.mesh.ep == 1 or share * job.mesh.ep <= block.num_experts:
+        return 0
+    for size in (block.expert_ffn, block.hidden):
+        if size % share:
+            raise job.illegal("mesh.ep", f"FSDP does not support uneven sharding on dim 1: {size} entries on {share} "
+                              f"ranks; {EXPERTS}: efsdp x ep > num_experts",
+                              "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py _init_sharded_param")
+    return 1
+
+
+def experts_axes(job: Job) -> tuple[str, str]:
+    """Returns the mesh axes over which experts of one rank are cut once more, and copied."""
+    return ("expert_dp_shard", "expert_dp_replicate") if job.mesh.dp_replicate > 1 else ("expert_dp", "")
 
 
 def in_fp8(job: Job) -> ModelGraph:
@@ -233,11 +274,25 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
     if job.mesh.tp == 1:
         job.refuse_idle(options, "async_tp", "without tensor parallelism")
+    _note_replays(job)
     repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
                              whole_batch=_splits_sequences(job), compiled_blocks=bool(compiled),
                              compiled_loss=compiled is True, async_tp=_asynchronous(job, options),
                              fp8_rows=options.get("fp8_recipe") == "rowwise")
+
+
+def _note_replays(job: Draft) -> None:
+    """[Note: experts gathered in a replay] The last layer's are, by operator, and were gathered ahead in forward.
+
+    torch 2.13 `utils/checkpoint.py` raises then ("encountered during backward but not found in storage", pytorch/
+    torchtitan issue 3427); torch before it, with which 0.2.2 was released, does not.
+    """
+    recompute, mesh = job.scenario.training.recompute, job.mesh
+    by_operator = isinstance(recompute, Recompute) and recompute.mode == "per_op"
+    if mesh.ep > 1 and by_operator and mesh.axis(experts_axes(job)[0]).size > 1:
+        job.note("experts gathered in replays", "as before torch 2.13", "an assumption: torch 2.13 raises where FSDP2 "
+                 "gathers experts in the replay by operator (pytorch/torchtitan issue 3427)")
 
 
 def _asynchronous(job: Draft, options: dict[str, Any]) -> bool:
@@ -278,5 +333,7 @@ def tp_layout(spec: TensorSpec) -> Placements:
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
                          checkpoint=checkpoint, kept_whole=kept_whole, stages=weighed_stages,
-                         tp_layout=tp_layout, in_fp8=in_fp8, gathered_weights=gathered_weights, evaluation=TITAN_LOOP,
+                         tp_layout=tp_layout, in_fp8=in_fp8, gathered_weights=gathered_weights, experts_dim=experts_dim,
+                         experts_axes=experts_axes, gathers_experts_ahead=True, hot_ranks=True, assumptions=assumptions,
+                         evaluation=TITAN_LOOP,
                          files=("sharded", "sharded"))  # 0.2.2 train.py:148 meta device, components/checkpoint.py DCP
