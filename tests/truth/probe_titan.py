@@ -76,7 +76,10 @@ def sections(case: dict[str, Any]) -> dict[str, Any]:
     peak = Replay(tracker).segment(starts[-1], ends[-1])
     step = [comm for comm in tracker.comms if starts[-1] <= comm["at"] <= ends[-1]]
     traffic = Counter(f"{sent(comm) or comm['kind'] + ' ' + str(comm['bytes'])} {comm['group']}" for comm in step)
-    return {"shapes": shapes, "peak": peak["peak"], "breakdown": peak["breakdown"], "traffic": traffic, "sections": [
+    after = [place for place, label in tracker.markers if label == "balance:begin"]
+    balance = [f"{sent(comm)} {comm['group']}" for comm in tracker.comms if after and comm["at"] >= after[0]]
+    return {"shapes": shapes, **({"balance": balance} if balance else {}), "peak": peak["peak"],
+            "breakdown": peak["breakdown"], "traffic": traffic, "sections": [
         {"at": at, "events": events, "born": {k: v for k, v in born.items() if v}}
         for at, (events, born) in found.items()]}
 

@@ -45,6 +45,10 @@ def _no_logits(job: Job, stored: str) -> str:
     return ""
 
 
+def _nowhere(job: Job) -> str:
+    return ""
+
+
 def _first(job: Job) -> int:
     return 0
 
@@ -70,6 +74,7 @@ class Trainer:
     "" if it writes others. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the logits that it keeps of a
     job whose parameters are stored in a dtype, "" if it keeps none. `logged`: what its loop gathers after each step.
     `hot_ranks`: the model routes tokens itself, [Note: hot ranks] in `hot_ranks.py`.
+    `counts_over`: mesh axis over which it sums tokens of experts up before a step, "" if it does not.
     `experts_dim`: the dimension of an expert parallel tensor that data parallel ranks cut; `experts_axes`: mesh axes
     over which the experts' unit is cut and copied. `gathers_experts_ahead`: units, those of experts too, are gathered
     ahead in the order that [Note: torchtitan's prefetch] says, where experts are parallel.
@@ -93,6 +98,7 @@ class Trainer:
     kept_logits: Callable[[Job, str], str] = _no_logits
     logged: Logged = NOTHING_LOGGED
     hot_ranks: bool = False
+    counts_over: Callable[[Job], str] = _nowhere
     experts_dim: Callable[[Job], int] = _first
     experts_axes: Callable[[Job], tuple[str, str]] = _all_data_ranks
     gathers_experts_ahead: bool = False

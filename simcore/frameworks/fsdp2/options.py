@@ -5,6 +5,7 @@ Rules: torch 2.13 `torch/distributed/fsdp/_fully_shard/`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from simcore.frameworks.common.torch import Defaults
@@ -35,14 +36,15 @@ def strategy(job: Draft, options: dict[str, Any], given: Defaults) -> Fsdp2Strat
     ahead = job.mesh.ep > 1 and TRAINERS[job.graph.implementation].gathers_experts_ahead
     if ahead:
         job.refuse_idle(options, "prefetch", "beside expert parallelism, whose units are gathered ahead one by one")
+    made = Fsdp2Strategy(prefetch, prefetch, gathers_experts_ahead=ahead,
+                         counts_over=TRAINERS[job.graph.implementation].counts_over(job))
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
-        return Fsdp2Strategy(prefetch, prefetch, "end", reshard_after_backward=False, gathers_experts_ahead=ahead)
+        return replace(made, sync="end", reshard_after_backward=False)
     sync = options.get("sync_gradients", given.sync)
     if "sync_gradients" not in options and job.scenario.num_microbatches > 1:
         job.note("framework_options.sync_gradients", sync, _SYNC[sync])
-    return Fsdp2Strategy(prefetch, prefetch, sync, finish=options.get("set_is_last_backward", "every"),
-                         gathers_experts_ahead=ahead)
+    return replace(made, sync=sync, finish=options.get("set_is_last_backward", "every"))
 
 
 def _reshard_policy(job: Job, reshard: object, shards: int) -> bool | int:

@@ -5,6 +5,7 @@ Sources: `models/llama3/infra/parallelize.py`, `distributed/activation_checkpoin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -34,7 +35,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "sync_gradients": ("every",),  # train.py never turns FSDP2's reduction off
     "early_stop": (True, False),
     "disable_loss_parallel": (True, False),
-    "compile": (True, False, "model"),
+    "compile": (True, False, "model", "loss"),
     "fp8_all_gather": (True, False),
     "fp8_recipe": ("tensorwise", "rowwise"),
     "repeat_kv": (True, False),
@@ -74,12 +75,12 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
-    if options.get("async_tp") and not options.get("compile"):
+    if options.get("async_tp") and not _compiles_blocks(options):
         raise job.illegal("framework_options.async_tp", "Async TP requires 'model' in --compile.components and "
                           "--compile.enable", "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp")
     if options.get("async_tp") and training.recompute == "none":
         raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
-    if options.get("compile") and (job.has_experts or family.startswith("deepseek")):
+    if _compiles_blocks(options) and (job.has_experts or family.startswith("deepseek")):
         raise job.not_yet("framework_options.compile", f"what compiled blocks of torchtitan's {NAMES[family]} keep")
     if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
@@ -95,11 +96,16 @@ def check(job: Job, options: dict[str, Any]) -> None:
         _check_halves(job, options)
 
 
+def _compiles_blocks(options: Mapping[str, Any]) -> bool:
+    """Returns True if torch.compile runs on the blocks, not only on the loss."""
+    return options.get("compile") in (True, "model")
+
+
 def _check_tensor_parallel(job: Job, family: str, options: dict[str, Any]) -> None:
     """Qwen3's plan keeps heads as DTensors up to the output projection; it was measured in eager layers without cp."""
     if job.mesh.tp == 1 or family == "llama":
         return
-    beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if options.get("compile") else ""
+    beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if _compiles_blocks(options) else ""
     if family != "qwen3" or beside:
         raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]}" + f" beside {beside}" *
                           bool(beside))
@@ -107,7 +113,7 @@ def _check_tensor_parallel(job: Job, family: str, options: dict[str, Any]) -> No
 
 def _check_halves(job: Job, options: dict[str, Any]) -> None:
     at = "training.pipeline.schedule"
-    if options.get("compile"):
+    if _compiles_blocks(options):
         raise job.illegal(at, "a zero-bubble schedule is not supported with stage modules that have used torch.compile",
                           "torch 2.13 distributed/pipelining/schedules.py _check_torch_compile_compatibility")
     if job.has_experts or job.mesh.tp * job.mesh.cp > 1:
@@ -168,6 +174,14 @@ def experts_dim(job: Job) -> int:
     return 1
 
 
+def counts_over(job: Job) -> str:
+    """Returns the mesh axis over which tokens of experts are counted: DeepSeek V3's routers are balanced, Qwen3's not.
+
+    torchtitan 0.2.2 `models/*/__init__.py`: build_optimizers_with_moe_load_balancing, build_optimizers.
+    """
+    return "dp_cp" if job.has_experts and job.graph.architecture.family.startswith("deepseek") else ""
+
+
 def experts_axes(job: Job) -> tuple[str, str]:
     """Returns the mesh axes over which experts of one rank are cut once more, and copied."""
     return ("expert_dp_shard", "expert_dp_replicate") if job.mesh.dp_replicate > 1 else ("expert_dp", "")
@@ -179,7 +193,7 @@ def in_fp8(job: Job) -> ModelGraph:
     The output layer keeps its dtype. NotYet unless blocks are compiled and checkpointed.
     """
     options = job.options(OPTIONS)
-    if not options.get("compile"):
+    if not _compiles_blocks(options):
         raise job.not_yet("training.precision.compute", "compute in fp8 in blocks that are not compiled")
     if job.scenario.training.recompute == "none":
         raise job.not_yet("training.precision.compute", "compute in fp8 in compiled blocks without checkpointing")
@@ -233,7 +247,7 @@ def _layers_a_checkpoint(job: Job) -> int:
     if recompute.modules:
         raise job.illegal("training.recompute.modules", "layers are recomputed whole in mode every",
                           "torchtitan 0.2.2 distributed/activation_checkpoint.py _apply_layer_sac")
-    if job.scenario.framework_options.get("compile") or job.scenario.training.pipeline.virtual_stages > 1:
+    if _compiles_blocks(job.scenario.framework_options) or job.scenario.training.pipeline.virtual_stages > 1:
         raise job.not_yet("training.recompute", "one layer in some under torchtitan with compiled blocks or several "
                           "chunks of a rank")
     return recompute.num_layers
@@ -277,8 +291,8 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
     _note_replays(job)
     repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
-                             whole_batch=_splits_sequences(job), compiled_blocks=bool(compiled),
-                             compiled_loss=compiled is True, async_tp=_asynchronous(job, options),
+                             whole_batch=_splits_sequences(job), compiled_blocks=_compiles_blocks(options),
+                             compiled_loss=compiled in (True, "loss"), async_tp=_asynchronous(job, options),
                              fp8_rows=options.get("fp8_recipe") == "rowwise")
 
 
@@ -334,6 +348,7 @@ def tp_layout(spec: TensorSpec) -> Placements:
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
                          checkpoint=checkpoint, kept_whole=kept_whole, stages=weighed_stages,
                          tp_layout=tp_layout, in_fp8=in_fp8, gathered_weights=gathered_weights, experts_dim=experts_dim,
-                         experts_axes=experts_axes, gathers_experts_ahead=True, hot_ranks=True, assumptions=assumptions,
+                         experts_axes=experts_axes, gathers_experts_ahead=True, hot_ranks=True, counts_over=counts_over,
+                         assumptions=assumptions,
                          evaluation=TITAN_LOOP,
                          files=("sharded", "sharded"))  # 0.2.2 train.py:148 meta device, components/checkpoint.py DCP

@@ -94,6 +94,7 @@ def test_compiled_blocks_keep_less_and_a_compiled_loss_writes_no_copy_in_fp32() 
         return peak.by_phase["loss"]
 
     assert after_loss(compile=True) < after_loss(compile="model") < after_loss()
+    assert after_loss(compile=True) < after_loss(compile="loss") < after_loss()
 
 
 def test_what_is_compiled_names_its_assumption() -> None:

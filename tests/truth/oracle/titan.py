@@ -69,7 +69,8 @@ KERNELS.impl("_fused_rms_norm", fused_rms_norm, "CPU")
 KERNELS.m.impl("_fused_rms_norm", "Meta", fused_rms_norm, False)
 
 from torchtitan.components.loss import cross_entropy_loss  # noqa: E402
-from torchtitan.config.job_config import ActivationCheckpoint  # noqa: E402
+from torchtitan.components.optimizer import build_optimizers_with_moe_load_balancing  # noqa: E402
+from torchtitan.config.job_config import ActivationCheckpoint, Optimizer  # noqa: E402
 from torchtitan.distributed import ParallelDims, parallel_dims  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import apply_ac  # noqa: E402
 from torchtitan.distributed.context_parallel import (  # noqa: E402
@@ -361,4 +362,16 @@ def logged(case: Case) -> tuple[Tracker, dict[str, tuple[int, ...]]]:
         gc.collect()
         for b in model.buffers():
             tr.tag(b, "buffer")
-        return tr, two_steps(model, tr, lambda: micro_step(model, case, tr))
+        shapes = two_steps(model, tr, lambda: micro_step(model, case, tr))
+        if is_deepseek(case) and case.get("ep", 1) > 1:
+            balance(model, case, tr)
+        return tr, shapes
+
+
+def balance(model: nn.Module, case: Case, tr: Tracker) -> None:
+    """What torchtitan's optimizer does before a step to balance its routers."""
+    tr.phase = "opt"
+    made = build_optimizers_with_moe_load_balancing([model], Optimizer(), dims_of(case))
+    tr.mark("balance:begin")
+    for hook in made._optimizer_step_pre_hooks.values():
+        hook(made, (), {})
