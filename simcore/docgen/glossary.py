@@ -48,7 +48,8 @@ AXES: Final = {
     "dp_shard_cp": "ranks over which FSDP2 shards: data parallel and the sequence",
     "dp_cp": "ranks over which Megatron reduces gradients of dense parameters",
     "expert_dp": "ranks of a stage that hold the same experts (Automodel: `ep_shard`)",
-    "expert_dp_replicate": "copies of that, with several optimizer instances",
+    "expert_dp_shard": "those within a replica of the model (torchtitan: `efsdp`)",
+    "expert_dp_replicate": "copies of that, with several optimizer instances, or of replicas of the model",
     "world": "all ranks",
 }
 """Descriptions of the axes that no scenario sets; those of the others are the scenario schema's."""

@@ -72,8 +72,8 @@ class Mesh:
     def axis(self, name: str) -> Axis:
         """Returns an axis by its name: a field of the mesh, "expert_dp", a view of several axes, or "name/n".
 
-        Views: dp, dp_shard_cp, dp_cp, expert_dp_replicate, world. "dp_shard_cp/4" is groups of 4 neighbours on
-        dp_shard_cp.
+        Views: dp, dp_shard_cp, dp_cp, expert_dp_shard, expert_dp_replicate, world. "dp_shard_cp/4" is groups of 4
+        neighbours on dp_shard_cp.
         """
         return _axis(self, name)
 
@@ -93,6 +93,7 @@ class Mesh:
             "etp": (self.etp, 1),
             "ep": (self.ep, self.etp),
             "expert_dp": (self.expert_dp, self.ep * self.etp),
+            "expert_dp_shard": (max(1, self.expert_dp // self.dp_replicate), self.ep * self.etp),
             "expert_dp_replicate": (self.dp_replicate,
                                     self.ep * self.etp * max(1, self.expert_dp // self.dp_replicate)),
             "pp": (self.pp, self.stage_size),

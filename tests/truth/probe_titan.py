@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oracle import logs
-from probe_tape import FSDP2_OWNS, section_at
+from probe_tape import FSDP2_OWNS, hooks_of_experts, section_at
 
 HERE = Path(__file__).resolve().parent
 ON_HOST = "aten.lift_fresh.default"
@@ -29,6 +29,13 @@ def sent(comm: dict[str, Any]) -> str:
     return f"{kind} {size}" if kind else ""
 
 
+def fsdp_works_on_experts(label: str, before: bool) -> bool:
+    """Between the ends of a hook of the experts' unit: what is born there is FSDP2's, whatever it is called."""
+    if ".experts" not in label:
+        return before
+    return label.split(":")[1] in ("pre_forward_begin", "pre_backward_begin", "post_backward_begin")
+
+
 def sections(case: dict[str, Any]) -> dict[str, Any]:
     """Signed bytes of every section, bytes born by category, and the shapes at rest."""
     from oracle import titan
@@ -40,19 +47,25 @@ def sections(case: dict[str, Any]) -> dict[str, Any]:
     marks = [(place, label) for place, label in tracker.markers if starts[-1] <= place]
     comms = [(comm["at"], sent(comm)) for comm in tracker.comms]
     found: dict[str, tuple[list[int | str], Counter[str]]] = {}
-    made_by_fsdp: set[int] = set()
-    now, reducing = "stem", False
+    made_by_fsdp, apart = set[int](), set[int]()
+    now, reducing, gathering = "stem", False, False
     for number in range(starts[-1], ends[-1]):
         while marks and marks[0][0] <= number:
             label = marks.pop(0)[1]
             now = section_at(label.replace(":layers.", ":model.layers."), now)
             reducing = "post_backward_begin" in label or (reducing and "post_backward_end" not in label)
+            found.setdefault(now, ([], Counter()))[0].extend(hooks_of_experts(label))
+            gathering = fsdp_works_on_experts(label, gathering)
         events, born = found.setdefault(now, ([], Counter()))
         events.extend(text for place, text in comms if place == number and text)
         storage, change = tracker.events[number]
         category = tracker.info[storage]["cat"]
         if reducing and category == "backward_temp" and change > 0:
             made_by_fsdp.add(storage)
+        if gathering and change > 0:
+            apart.add(storage)
+        if storage in apart:
+            continue
         if storage in made_by_fsdp:  # gradients that DTensor redistributes before they are reduced
             category = "unsharded_grad"
         if (category in FSDP2_OWNS or (category == "unsharded_grad" and change < 0)
@@ -63,7 +76,10 @@ def sections(case: dict[str, Any]) -> dict[str, Any]:
     peak = Replay(tracker).segment(starts[-1], ends[-1])
     step = [comm for comm in tracker.comms if starts[-1] <= comm["at"] <= ends[-1]]
     traffic = Counter(f"{sent(comm) or comm['kind'] + ' ' + str(comm['bytes'])} {comm['group']}" for comm in step)
-    return {"shapes": shapes, "peak": peak["peak"], "breakdown": peak["breakdown"], "traffic": traffic, "sections": [
+    after = [place for place, label in tracker.markers if label == "balance:begin"]
+    balance = [f"{sent(comm)} {comm['group']}" for comm in tracker.comms if after and comm["at"] >= after[0]]
+    return {"shapes": shapes, **({"balance": balance} if balance else {}), "peak": peak["peak"],
+            "breakdown": peak["breakdown"], "traffic": traffic, "sections": [
         {"at": at, "events": events, "born": {k: v for k, v in born.items() if v}}
         for at, (events, born) in found.items()]}
 

@@ -35,7 +35,7 @@ def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
     `options`: the framework options that the scenario sets, by name. The attention kernel is the scenario's, or the one
     that torch chooses; IllegalLayout for one that cannot run.
     """
-    compiled = bool(options.get("compile"))
+    compiled = options.get("compile") not in (None, False, "loss")
     as_eager = options.get("compile") is True and job.graph.implementation != "torchtitan"
     return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0,
                            pipelined=job.mesh.tp if options.get("async_tp") else 0)

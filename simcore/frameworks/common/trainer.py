@@ -45,6 +45,18 @@ def _no_logits(job: Job, stored: str) -> str:
     return ""
 
 
+def _nowhere(job: Job) -> str:
+    return ""
+
+
+def _first(job: Job) -> int:
+    return 0
+
+
+def _all_data_ranks(job: Job) -> tuple[str, str]:
+    return "expert_dp", ""
+
+
 def _none_whole(job: Draft, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
     return ()
 
@@ -61,6 +73,11 @@ class Trainer:
     `serves_muon`: its optimizer may be torch's Muon. `hub_files`: the source by which it writes files of Hugging Face,
     "" if it writes others. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the logits that it keeps of a
     job whose parameters are stored in a dtype, "" if it keeps none. `logged`: what its loop gathers after each step.
+    `hot_ranks`: the model routes tokens itself, [Note: hot ranks] in `hot_ranks.py`.
+    `counts_over`: mesh axis over which it sums tokens of experts up before a step, "" if it does not.
+    `experts_dim`: the dimension of an expert parallel tensor that data parallel ranks cut; `experts_axes`: mesh axes
+    over which the experts' unit is cut and copied. `gathers_experts_ahead`: units, those of experts too, are gathered
+    ahead in the order that [Note: torchtitan's prefetch] says, where experts are parallel.
     `kept_whole`: numbers of the layers that it does not recompute beside others, with layer numbers of the stages.
     """
 
@@ -80,6 +97,11 @@ class Trainer:
     evaluation: EvaluationLoop = OWN_LOOP
     kept_logits: Callable[[Job, str], str] = _no_logits
     logged: Logged = NOTHING_LOGGED
+    hot_ranks: bool = False
+    counts_over: Callable[[Job], str] = _nowhere
+    experts_dim: Callable[[Job], int] = _first
+    experts_axes: Callable[[Job], tuple[str, str]] = _all_data_ranks
+    gathers_experts_ahead: bool = False
     kept_whole: Callable[[Draft, tuple[tuple[int, ...], ...]], tuple[int, ...]] = _none_whole
 
 

@@ -6,13 +6,35 @@ torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `comm_ctx.post_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from simcore.placement.framework import Unit
 
-__all__ = ["ForwardOrder"]
+__all__ = ["ForwardOrder", "named_ahead"]
 
 _NONE, _NEVER = -1, -2
 """In the place of a unit: none ran before; the unit itself has no forward without a backward."""
+
+
+def named_ahead(units: Sequence[Unit], roots: Sequence[int]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Returns, for each unit by its index, the units that it gathers ahead in forward, and in backward.
+
+    [Note: torchtitan's prefetch] torchtitan 0.2.2 `models/llama4/infra/parallelize.py`, apply_fsdp: with expert
+    parallelism every unit names the one beside it, and of a layer its experts too; but the embedding names the first
+    layer alone, and norm with head the last one, whose experts are gathered when they are needed. `roots`: number of
+    the root that each unit belongs to.
+    """
+    forward: dict[int, list[int]] = {}
+    backward: dict[int, list[int]] = {}
+    experts = {unit.first: u for u, unit in enumerate(units) if unit.inner}
+    outer = sorted((u for u, unit in enumerate(units) if not unit.is_root and not unit.inner),
+                   key=lambda u: (roots[u], units[u].first))
+    for one, other in pairwise(outer):
+        if roots[one] == roots[other]:
+            for at, ahead, named in ((one, other, forward), (other, one, backward)):
+                inside = experts.get(units[ahead].first) if units[at].explicit else None
+                named[at] = [ahead] if inside is None else [ahead, inside]
+    return forward, backward
 
 
 class ForwardOrder:

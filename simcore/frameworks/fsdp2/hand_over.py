@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from simcore.frameworks.fsdp2.all_gather import Gathers, GathersState
-from simcore.frameworks.fsdp2.forward_order import ForwardOrder
+from simcore.frameworks.fsdp2.forward_order import ForwardOrder, named_ahead
 from simcore.frameworks.fsdp2.reduce_scatter import Reductions, ReductionsState
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.unit_bytes import UnitBytes
@@ -65,6 +65,7 @@ class UnshardHooks:
                 chain = self.chains.setdefault(self.order.roots[u], [])
                 self.links[u] = len(chain)
                 chain.append(u)
+        self.named = named_ahead(units, self.order.roots) if strategy.gathers_experts_ahead else None
         self.done = [False] * len(units)
         self.outermost_first = sorted(range(len(units)), key=lambda u: (not units[u].is_root, units[u].first,
                                                                         units[u].inner))
@@ -202,7 +203,12 @@ class UnshardHooks:
         self.done[:] = done
 
     def _explicit(self, u: int, direction: int) -> list[int]:
-        """Targets of explicit prefetch: the next layers' own units (not the root's, not the experts')."""
+        """Targets of explicit prefetch: the next layers' own units (not the root's, not the experts').
+
+        Where units are named: [Note: torchtitan's prefetch].
+        """
+        if self.named is not None:
+            return [] if self.replay else self.named[direction < 0].get(u, [])
         depth = self.strategy.prefetch if direction > 0 else self.strategy.prefetch_backward
         if not depth or self.replay or not self.units[u].explicit:
             return []

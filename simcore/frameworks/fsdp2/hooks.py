@@ -15,7 +15,8 @@ from simcore.program.builder import Builder
 from simcore.program.hooks import HookState, SizedHooks
 from simcore.program.outline import Phase, Tables
 from simcore.program.record_layers import differentiates_tower
-from simcore.recording.tape import Param
+from simcore.recording.rows import Module
+from simcore.recording.tape import Kernel, Param, Stream
 
 __all__ = ["FSDP2_HOOKS", "Fsdp2Hooks"]
 
@@ -166,6 +167,8 @@ class Fsdp2Hooks:
         """Simulates the optimizer's step of this rank, then the release of all gradients."""
         begin, end, step_end = self.opt_marks
         self.out.mark(begin)
+        if self.strategy.counts_over and self.sizes.counts:
+            self._count_tokens(self.strategy.counts_over)
         self.hooks.reductions.wait_for_host()
         updated(self.plan, self.out)
         update(self.sizes.optimizer, self.plan.layers[0], self.tables, self.out)
@@ -174,6 +177,19 @@ class Fsdp2Hooks:
         for (layer, slot), num_bytes in self.free_grads.items():
             self.out.free(layer, slot, num_bytes)
         self.out.mark(step_end)
+
+    def _count_tokens(self, axis: str) -> None:
+        """Sums up the tokens of each expert, in one tensor of all layers, and corrects the routers' biases by them.
+
+        torchtitan 0.2.2 `components/optimizer.py`, _update_expert_bias, a hook before the step.
+        """
+        layer, size, slot = self.plan.layers[0], self.sizes.counts, self.tables.slot("tokens_by_layer", "optim_temp")
+        self.out.alloc(layer, slot, size)
+        if self.plan.mesh.axis(axis).size > 1:
+            self.out.collective(layer, self.tables.comm("all_reduce", axis, "fp32"), size, Stream.COMPUTE,
+                                int(Module.NONE))
+        self.out.compute(Kernel.ELEMENTWISE, 0, 2 * size, 10)
+        self.out.free(layer, slot, size)
 
     def state(self) -> HookState[_Read]:
         """State of all units, and the gradients that rest until zero_grad."""

@@ -5,9 +5,10 @@ Rules: torch 2.13 `torch/distributed/fsdp/_fully_shard/`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
+from simcore.frameworks.common.torch import Defaults
 from simcore.frameworks.fsdp2.checks import OUTSIDE, RULE, TAIL, is_separate
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.trainers import TRAINERS
@@ -32,14 +33,18 @@ def strategy(job: Draft, options: dict[str, Any], given: Defaults) -> Fsdp2Strat
     perform_reduce_grad does, unit by unit.
     """
     prefetch = options.get("prefetch") or 0
+    ahead = job.mesh.ep > 1 and TRAINERS[job.graph.implementation].gathers_experts_ahead
+    if ahead:
+        job.refuse_idle(options, "prefetch", "beside expert parallelism, whose units are gathered ahead one by one")
+    made = Fsdp2Strategy(prefetch, prefetch, gathers_experts_ahead=ahead,
+                         counts_over=TRAINERS[job.graph.implementation].counts_over(job))
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
-        return Fsdp2Strategy(prefetch, prefetch, "end", reshard_after_backward=False)
+        return replace(made, sync="end", reshard_after_backward=False)
     sync = options.get("sync_gradients", given.sync)
     if "sync_gradients" not in options and job.scenario.num_microbatches > 1:
         job.note("framework_options.sync_gradients", sync, _SYNC[sync])
-    return Fsdp2Strategy(prefetch, prefetch, sync,
-                       finish=options.get("set_is_last_backward", "every"))
+    return replace(made, sync=sync, finish=options.get("set_is_last_backward", "every"))
 
 
 def _reshard_policy(job: Job, reshard: object, shards: int) -> bool | int:
@@ -53,7 +58,8 @@ def _reshard_policy(job: Job, reshard: object, shards: int) -> bool | int:
     return True if reshard == shards else reshard
 
 
-def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeights | None, *, fully: bool) -> Wrapping:
+def wrapping(job: Draft, options: dict[str, Any], reduce: str, packed: PackedWeights | None, *,
+             fully: bool) -> Wrapping:
     """Returns which parts of the model are units, how each reshards, and their dtypes, as one `Wrapping`.
 
     `options`: the framework options that the scenario sets, by name; `packed`: the format of packed weights, or None.
@@ -64,6 +70,8 @@ def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeigh
     mesh, asked = job.mesh, options.get("reshard_after_forward")
     given: Defaults = TRAINERS[job.graph.implementation].defaults
     shards, last = mesh.axis("dp_shard_cp").size, options.get("set_last_reshard")
+    axes = TRAINERS[job.graph.implementation].experts_axes(job)
+    share = mesh.axis(axes[0]).size
     in_stages = mesh.pp > 1
     children = (not in_stages or given.reshard_in_stages[0].startswith("true")) if asked is None else asked
     return Wrapping(
@@ -72,8 +80,8 @@ def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeigh
         layers=_reshard_policy(job, children, shards),
         last=_reshard_policy(job, children if last is None else last, shards),
         head=given.last_follows and asked is True,
-        experts=_reshard_policy(job, children, mesh.expert_dp) if fully else True,
-        last_experts=_reshard_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
+        experts=_reshard_policy(job, children, share) if fully else True,
+        last_experts=_reshard_policy(job, children if last is None else last, share) if fully else True,
         separate=is_separate(job, options),
         norm_in_root=options.get("wrap") == TAIL and job.scenario.training.method != "full",
         loss_inside=given.loss_inside and job.scenario.training.loss != OUTSIDE,
@@ -81,7 +89,8 @@ def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeigh
         experts_apart=mesh.ep > 1,
         packed_apart=packed is not None and packed.storage == "uint8" and not packed.is_tensor,
         replicates=mesh.dp_replicate > 1,
-        checkpointed=fully and all_or_no_checkpoint(job) != "none",
+        checkpointed=fully and TRAINERS[job.graph.implementation].checkpoint(job) != "none",
+        experts_axes=axes,
         compute=job.compute,
         reduce=reduce,
         joins_copies=bool(options.get("packed_experts")))

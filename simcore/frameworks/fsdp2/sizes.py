@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from simcore.frameworks.common.optimizer_memory import OptimizerSizes, optimizer_sizes
 from simcore.frameworks.fsdp2.unit_bytes import UnitBytes, Weigher
+from simcore.models.blocks import Moe
 from simcore.placement.plan import Plan
 
 __all__ = ["Fsdp2Sizes", "fsdp2_sizes"]
@@ -18,12 +19,14 @@ class Fsdp2Sizes:
     """Sizes of the buffers of each unit that the rank has, and of its optimizer's step (`program.hooks.Sizes`).
 
     `kinds`: sizes of units that differ; `units`: for each unit its index there. `is_on_host`: a CPU updates some.
+    `counts`: bytes of the tokens of each expert, an fp32 number each, of all layers on the rank.
     """
 
     kinds: tuple[UnitBytes, ...]
     units: tuple[int, ...]
     optimizer: OptimizerSizes
     is_on_host: bool
+    counts: int
 
     @property
     def weights(self) -> list[UnitBytes]:
@@ -35,7 +38,7 @@ class Fsdp2Sizes:
         """All sizes, as `renumbered` takes them."""
         update = self.optimizer
         return (*(size for kind in self.kinds for size in kind.numbers), update.held, update.flops, update.moved,
-                update.newton_schulz)
+                update.newton_schulz, self.counts)
 
     @property
     def form(self) -> Hashable:
@@ -46,7 +49,8 @@ class Fsdp2Sizes:
         """Copy with other sizes."""
         left = iter(numbers)
         kinds = tuple(kind.renumbered(left) for kind in self.kinds)
-        return Fsdp2Sizes(kinds, self.units, OptimizerSizes(*left), self.is_on_host)
+        *update, counts = left
+        return Fsdp2Sizes(kinds, self.units, OptimizerSizes(*update), self.is_on_host, counts)
 
 
 @lru_cache(maxsize=64)
@@ -58,4 +62,11 @@ def fsdp2_sizes(plan: Plan) -> Fsdp2Sizes:
     kinds = tuple({id(weight): weight for weight in weights}.values())
     away = any(placed.trainable and not placed.rests_here for kind, _ in plan.kind_counts
                for placed in plan.kinds[kind])
-    return Fsdp2Sizes(kinds, units, optimizer_sizes(plan), away)
+    return Fsdp2Sizes(kinds, units, optimizer_sizes(plan), away, 4 * sum(_experts(plan)))
+
+
+def _experts(plan: Plan) -> list[int]:
+    """Number of experts of each layer of the rank that has any."""
+    blocks = (branch.block for layer in plan.layers
+              for branch in plan.graph.kinds[plan.graph.layers[layer].kind].branches)
+    return [block.num_experts for block in blocks if isinstance(block, Moe)]

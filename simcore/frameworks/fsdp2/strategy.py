@@ -19,6 +19,8 @@ class Fsdp2Strategy(ParallelStrategy):
     the "end", when its backward pass is over. `reshard_after_backward`: parameters are freed after each microbatch's
     backward, not only after the last. `finish`: the end of reductions is waited for, and their buffers freed, after
     "every" microbatch's backward or the "last". `unshards_passes`: all units are gathered before a policy's passes.
+    `gathers_experts_ahead`: [Note: torchtitan's prefetch] in `forward_order.py`. `counts_over`: mesh axis over which
+    tokens of each expert are summed up before the optimizer's step, to correct the biases of routers; "" for none.
     """
 
     prefetch: int = 0
@@ -27,6 +29,8 @@ class Fsdp2Strategy(ParallelStrategy):
     reshard_after_backward: bool = True
     finish: str = "every"
     unshards_passes: bool = False
+    gathers_experts_ahead: bool = False
+    counts_over: str = ""
 
     @property
     def is_flat(self) -> bool:
@@ -64,7 +68,7 @@ class Fsdp2Strategy(ParallelStrategy):
     @property
     def prefetch_depth(self) -> int:
         """Number of units that the deeper of the two explicit prefetches gathers ahead."""
-        return max(self.prefetch, self.prefetch_backward)
+        return max(self.prefetch, self.prefetch_backward, 2 * self.gathers_experts_ahead)
 
     @property
     def rl_worker(self) -> Literal["dtensor", "megatron", "flat", ""]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import fsdp2_files
+from simcore.frameworks.common.hot_ranks import fullest_load
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.pipeline import pipeline_schedule
@@ -78,7 +79,7 @@ def table(job: Draft) -> Framework:
         returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs", given.returns_outputs)),
         options=_cast_stream(job, trainer.layer_options(job, options)),
         communicators=_communicators(job, made, fully=fully),
-        files=fsdp2_files(job, trainer.files),
+        files=fsdp2_files(job, trainer.files), fullest_load=fullest_load(job) if trainer.hot_ranks else 1.0,
         afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
                                        writes=trainer.hub_files),
         libraries=replace(torch_libraries(job, options), logged=trainer.logged),
@@ -147,6 +148,8 @@ def _communicators(job: Job, made: tuple[Unit, ...], *, fully: bool) -> tuple[st
     """Axes of more than one rank, those of smaller groups too (torch 2.13 `_get_post_forward_mesh_info`)."""
     mesh = job.mesh
     sizes = {"tp": mesh.tp, "dp_shard_cp": mesh.dp_shard * mesh.cp, "dp_replicate": mesh.dp_replicate, "ep": mesh.ep,
-             "cp": mesh.cp, "pp": mesh.pp, "expert_dp": mesh.expert_dp if fully else 1}
+             "cp": mesh.cp, "pp": mesh.pp}
+    if fully:
+        sizes |= {axis: mesh.axis(axis).size for axis in TRAINERS[job.graph.implementation].experts_axes(job) if axis}
     smaller = (unit.kept_axis for unit in made if unit.kept_axis != unit.shard_axis)
     return tuple(dict.fromkeys((*(name for name, size in sizes.items() if size > 1), *smaller)))

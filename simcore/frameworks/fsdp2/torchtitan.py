@@ -5,17 +5,19 @@ Sources: `models/llama3/infra/parallelize.py`, `distributed/activation_checkpoin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
 from simcore.frameworks.common.afterwards import TITAN_LOOP
+from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws, Recompute
-from simcore.models.blocks import Attention
+from simcore.models.blocks import Attention, LatentAttention, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.torchtitan.options import TorchtitanOptions
@@ -33,7 +35,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "sync_gradients": ("every",),  # train.py never turns FSDP2's reduction off
     "early_stop": (True, False),
     "disable_loss_parallel": (True, False),
-    "compile": (True, False, "model"),
+    "compile": (True, False, "model", "loss"),
     "fp8_all_gather": (True, False),
     "fp8_recipe": ("tensorwise", "rowwise"),
     "repeat_kv": (True, False),
@@ -49,9 +51,12 @@ DEFAULTS = Defaults(
     loss=("torchtitan", "torchtitan 0.2.2 components/loss.py"),
     wrap="separate_embedding_head", sync="every", root_resharded=False, last_follows=True, loss_inside=False,
     reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"),
-    axes=("tp", "cp", "pp", "virtual_stages", "split_backward"),
+    axes=("tp", "etp", "cp", "pp", "virtual_stages", "split_backward"),
     reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
-NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "deepseek_v2": "DeepSeek V3"}
+NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "deepseek_v2": "DeepSeek V3",
+         "deepseek_v3": "DeepSeek V3"}
+EXPERTS = "torchtitan 0.2.2 models/llama4/infra/parallelize.py apply_fsdp"
+RANKS = ("q_rank", "kv_rank")
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
 
@@ -60,8 +65,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
     """Raises IllegalLayout for a job that torchtitan refuses, NotYet for one that is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     family = job.graph.architecture.family
-    if family not in ("llama", "qwen3", "deepseek_v2"):
-        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: llama, qwen3, deepseek_v2)")
+    if family not in NAMES:
+        raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: {', '.join(NAMES)})")
     _check_tensor_parallel(job, family, options)
     if job.has_experts:
         _check_experts(job)
@@ -71,13 +76,13 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
-    if options.get("async_tp") and not options.get("compile"):
+    if options.get("async_tp") and not _compiles_blocks(options):
         raise job.illegal("framework_options.async_tp", "Async TP requires 'model' in --compile.components and "
                           "--compile.enable", "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp")
     if options.get("async_tp") and training.recompute == "none":
         raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
-    if options.get("compile") and family == "deepseek_v2":
-        raise job.not_yet("framework_options.compile", "what compiled blocks of torchtitan's DeepSeek V3 keep")
+    if _compiles_blocks(options) and (job.has_experts or family.startswith("deepseek")):
+        raise job.not_yet("framework_options.compile", f"what compiled blocks of torchtitan's {NAMES[family]} keep")
     if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
     if job.graph.has_tied_head:
@@ -92,19 +97,23 @@ def check(job: Job, options: dict[str, Any]) -> None:
         _check_halves(job, options)
 
 
+def _compiles_blocks(options: Mapping[str, Any]) -> bool:
+    """Returns True if torch.compile runs on the blocks, not only on the loss."""
+    return options.get("compile") in (True, "model")
+
+
 def _check_tensor_parallel(job: Job, family: str, options: dict[str, Any]) -> None:
     """Qwen3's plan keeps heads as DTensors up to the output projection; it was measured in eager layers without cp."""
     if job.mesh.tp == 1 or family == "llama":
         return
-    beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if options.get("compile") else ""
-    if family != "qwen3" or beside:
-        raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]}" + f" beside {beside}" *
-                          bool(beside))
+    beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if _compiles_blocks(options) else ""
+    if beside:
+        raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]} beside {beside}")
 
 
 def _check_halves(job: Job, options: dict[str, Any]) -> None:
     at = "training.pipeline.schedule"
-    if options.get("compile"):
+    if _compiles_blocks(options):
         raise job.illegal(at, "a zero-bubble schedule is not supported with stage modules that have used torch.compile",
                           "torch 2.13 distributed/pipelining/schedules.py _check_torch_compile_compatibility")
     if job.has_experts or job.mesh.tp * job.mesh.cp > 1:
@@ -112,12 +121,35 @@ def _check_halves(job: Job, options: dict[str, Any]) -> None:
 
 
 def _check_experts(job: Job) -> None:
-    if job.mesh.ep > 1:
-        raise job.not_yet("mesh.ep", "torchtitan's expert parallelism (tokens dispatched by all-to-all)")
+    mesh = job.mesh
+    if mesh.etp > 1 and mesh.ep == 1:
+        raise job.illegal("mesh.etp", f"etp {mesh.etp} changes nothing without expert parallelism: tp cuts experts",
+                          "torchtitan 0.2.2 models/llama4/infra/parallelize.py apply_moe_ep_tp")
+    if mesh.etp > 1 and mesh.etp != mesh.tp:
+        raise job.illegal("mesh.etp", f"Currently we only support ETP=TP or ETP=1, not {mesh.etp} beside tp {mesh.tp}",
+                          "torchtitan 0.2.2 distributed/parallel_dims.py _validate")
+    _check_widths(job)
+    replica = mesh.dp_shard * mesh.cp * mesh.tp
+    if replica % (mesh.ep * mesh.etp):
+        raise job.illegal("mesh.ep", f"{replica} ranks of a replica must be a multiple of ep {mesh.ep} x etp "
+                          f"{mesh.etp}", "torchtitan 0.2.2 distributed/parallel_dims.py build_mesh: efsdp = fsdp * tp "
+                          "// (etp * ep)")
+    if mesh.ep > 1 and mesh.pp > 1:
+        raise job.not_yet("mesh.pp", "pipeline stages beside torchtitan's expert parallelism")
     if job.compute != "bf16":
         raise job.not_yet("training.precision.compute", f"experts in {job.compute}: torchtitan computes them in bf16")
     if isinstance(job.scenario.training.routing, Draws):
         raise job.not_yet("training.routing", "routing drawn at random in torchtitan's experts")
+
+
+def _check_widths(job: Job) -> None:
+    """Raises IllegalLayout for experts whose rows, in bf16, torch's grouped products do not take."""
+    parts = job.mesh.tp if job.mesh.ep == 1 else job.mesh.etp
+    for block in (branch.block for kind in job.graph.kinds for branch in kind.branches):
+        if isinstance(block, Moe) and (block.expert_ffn % parts or block.expert_ffn // parts % 8 or block.hidden % 8):
+            raise job.illegal("mesh.etp" if job.mesh.ep > 1 else "mesh.tp", f"Expected mat_a stride along 0 dim to be "
+                              f"multiple of 16 bytes: rows of {block.hidden} or {block.expert_ffn} / {parts} entries",
+                              "torch 2.13 _meta_registrations.py _meta_grouped_mm_common")
 
 
 def _check_cuts(job: Job) -> None:
@@ -127,9 +159,49 @@ def _check_cuts(job: Job) -> None:
         raise job.not_yet("mesh.tp", f"{vocab} entries of the vocabulary on {tp} ranks, unevenly")
     for kind in job.graph.kinds:
         for branch in kind.branches:
+            if isinstance(branch.block, LatentAttention) and branch.block.num_heads % tp:
+                raise job.illegal("mesh.tp", f"{branch.block.num_heads} heads must be divisible by tp {tp}",
+                                  f"torchtitan 0.2.2 models/deepseek_v3/model/model.py: {_EVEN}")
             if isinstance(branch.block, Attention) and branch.block.num_kv_heads % tp:
                 raise job.illegal("mesh.tp", f"{branch.block.num_kv_heads} key and value heads must be divisible by "
                                   f"tp {tp}", f"torchtitan 0.2.2 models/*/model/model.py: {_EVEN}")
+
+
+def assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
+    """Returns the assumption about hot ranks as (key, value, kind, source), none without expert parallelism."""
+    return hot_ranks_assumption(job)
+
+
+def experts_dim(job: Job) -> int:
+    """Returns the dimension of expert parallel tensors that the ranks of `experts_axes` cut: 1 if there are too many.
+
+    IllegalLayout where they cannot cut it evenly. [Note: torchtitan's expert parallelism] in
+    `operators/torchtitan/moe.py`.
+    """
+    block = next((branch.block for kind in job.graph.kinds for branch in kind.branches
+                  if isinstance(branch.block, Moe)), None)
+    share = job.mesh.axis(experts_axes(job)[0]).size
+    if block is None or job.mesh.ep == 1 or share * job.mesh.ep <= block.num_experts:
+        return 0
+    for size in (block.expert_ffn // job.mesh.etp, block.hidden):
+        if size % share:
+            raise job.illegal("mesh.ep", f"FSDP does not support uneven sharding on dim 1: {size} entries on {share} "
+                              f"ranks; {EXPERTS}: efsdp x ep > num_experts",
+                              "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py _init_sharded_param")
+    return 1
+
+
+def counts_over(job: Job) -> str:
+    """Returns the mesh axis over which tokens of experts are counted: DeepSeek V3's routers are balanced, Qwen3's not.
+
+    torchtitan 0.2.2 `models/*/__init__.py`: build_optimizers_with_moe_load_balancing, build_optimizers.
+    """
+    return "dp_cp" if job.has_experts and job.graph.architecture.family.startswith("deepseek") else ""
+
+
+def experts_axes(job: Job) -> tuple[str, str]:
+    """Returns the mesh axes over which experts of one rank are cut once more, and copied."""
+    return ("expert_dp_shard", "expert_dp_replicate") if job.mesh.dp_replicate > 1 else ("expert_dp", "")
 
 
 def in_fp8(job: Job) -> ModelGraph:
@@ -138,7 +210,7 @@ def in_fp8(job: Job) -> ModelGraph:
     The output layer keeps its dtype. NotYet unless blocks are compiled and checkpointed.
     """
     options = job.options(OPTIONS)
-    if not options.get("compile"):
+    if not _compiles_blocks(options):
         raise job.not_yet("training.precision.compute", "compute in fp8 in blocks that are not compiled")
     if job.scenario.training.recompute == "none":
         raise job.not_yet("training.precision.compute", "compute in fp8 in compiled blocks without checkpointing")
@@ -192,7 +264,7 @@ def _layers_a_checkpoint(job: Job) -> int:
     if recompute.modules:
         raise job.illegal("training.recompute.modules", "layers are recomputed whole in mode every",
                           "torchtitan 0.2.2 distributed/activation_checkpoint.py _apply_layer_sac")
-    if job.scenario.framework_options.get("compile") or job.scenario.training.pipeline.virtual_stages > 1:
+    if _compiles_blocks(job.scenario.framework_options) or job.scenario.training.pipeline.virtual_stages > 1:
         raise job.not_yet("training.recompute", "one layer in some under torchtitan with compiled blocks or several "
                           "chunks of a rank")
     return recompute.num_layers
@@ -233,11 +305,25 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
     if job.mesh.tp == 1:
         job.refuse_idle(options, "async_tp", "without tensor parallelism")
+    _note_replays(job)
     repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
-                             whole_batch=_splits_sequences(job), compiled_blocks=bool(compiled),
-                             compiled_loss=compiled is True, async_tp=_asynchronous(job, options),
+                             whole_batch=_splits_sequences(job), compiled_blocks=_compiles_blocks(options),
+                             compiled_loss=compiled in (True, "loss"), async_tp=_asynchronous(job, options),
                              fp8_rows=options.get("fp8_recipe") == "rowwise")
+
+
+def _note_replays(job: Draft) -> None:
+    """[Note: experts gathered in a replay] The last layer's are, by operator, and were gathered ahead in forward.
+
+    torch 2.13 `utils/checkpoint.py` raises then ("encountered during backward but not found in storage", pytorch/
+    torchtitan issue 3427); torch before it, with which 0.2.2 was released, does not.
+    """
+    recompute, mesh = job.scenario.training.recompute, job.mesh
+    by_operator = isinstance(recompute, Recompute) and recompute.mode == "per_op"
+    if mesh.ep > 1 and by_operator and mesh.axis(experts_axes(job)[0]).size > 1:
+        job.note("experts gathered in replays", "as before torch 2.13", "an assumption: torch 2.13 raises where FSDP2 "
+                 "gathers experts in the replay by operator (pytorch/torchtitan issue 3427)")
 
 
 def _asynchronous(job: Draft, options: dict[str, Any]) -> bool:
@@ -266,10 +352,13 @@ def tp_layout(spec: TensorSpec) -> Placements:
     """Returns how tensor parallelism cuts a tensor, as (mesh axis, placement) pairs; empty if it is whole.
 
     Weights are [out, in]: column-parallel linears, head and embedding are cut on rows (dimension 0), row-parallel ones
-    on columns (1), norms are whole.
+    on columns (1), norms, routers and projections down to a rank are whole. Experts, [experts, out, in], are cut by
+    their width.
     """
-    if len(spec.shape) == 1:
+    if len(spec.shape) == 1 or spec.component == "router" or spec.dims[0] in RANKS:
         return ()
+    if spec.component == "routed_experts":
+        return (("tp", Shard(spec.dims.index("expert_ffn"), even=True)),)
     if spec.dims[0] in COLUMNS:
         return (("tp", Shard(0, even=True)),)
     assert spec.dims[1] in ROWS, spec.name
@@ -278,5 +367,8 @@ def tp_layout(spec: TensorSpec) -> Placements:
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
                          checkpoint=checkpoint, kept_whole=kept_whole, stages=weighed_stages,
-                         tp_layout=tp_layout, in_fp8=in_fp8, gathered_weights=gathered_weights, evaluation=TITAN_LOOP,
+                         tp_layout=tp_layout, in_fp8=in_fp8, gathered_weights=gathered_weights, experts_dim=experts_dim,
+                         experts_axes=experts_axes, gathers_experts_ahead=True, hot_ranks=True, counts_over=counts_over,
+                         assumptions=assumptions,
+                         evaluation=TITAN_LOOP,
                          files=("sharded", "sharded"))  # 0.2.2 train.py:148 meta device, components/checkpoint.py DCP

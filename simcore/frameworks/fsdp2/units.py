@@ -25,7 +25,8 @@ class Wrapping:
     the root has no parameters. `loss_inside`: the root's hooks run around the loss too. `experts_unit`: experts are
     separate units; `experts_apart`: they belong to no other unit; `packed_apart`: weights in 4 bits belong to no unit.
     `replicates`: HSDP. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer
-    are one tensor (KempnerForge, packed). `norm_in_root`: the last norm is the root's where the head is a unit.
+    are one tensor (KempnerForge, packed). `experts_axes`: mesh axes over which the experts' unit is cut and copied.
+    `norm_in_root`: the last norm is the root's where the head is a unit.
     `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
     """
 
@@ -46,6 +47,7 @@ class Wrapping:
     joins_copies: bool = False
     last_experts: bool | int = True
     norm_in_root: bool = False
+    experts_axes: tuple[str, str] = ("expert_dp", "")
 
 
 @lru_cache(maxsize=256)
@@ -115,7 +117,7 @@ def _experts_unit(graph: ModelGraph, wrapping: Wrapping, layer: int, *, reshard:
     inside = "._checkpoint_wrapped_module" if wrapping.checkpointed else ""
     name = f"{graph.layers[layer].path}{inside}.{_moe_name(graph, layer)}.experts"
     numbers = _numbers(graph, layer, _is_routed)
-    return Unit(name, ((layer, numbers),) if numbers else (), layer, layer, "expert_dp",
+    return Unit(name, ((layer, numbers),) if numbers else (), layer, layer, *wrapping.experts_axes,
                 reshard_after_forward=reshard, inner=True, param_dtype=wrapping.compute,
                 reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)
 

@@ -58,31 +58,11 @@ def _route(tape: Tape, run: LayerWorkload, block: Moe, router: Router, x: Tensor
     logits = aten.linear(tape, x, run.params["mlp.router.gate.weight"], "gate")
     probabilities = aten.softmax(tape, logits)
     weights, indices = aten.topk(tape, probabilities, block.top_k)
-    weights = _div(tape, weights, aten.sum_last(tape, weights, keepdim=True))
+    weights = aten.div(tape, weights, aten.sum_last(tape, weights, keepdim=True))
     _chosen = _one_hot(tape, indices, block.num_experts)
     router.balance = [_mean_of_columns(tape, probabilities)]
     router.z = [_mean_square(tape, _logsumexp(tape, logits))]
     return weights, indices
-
-
-def _div(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    """`a / b` of [r, k] and [r, 1]: the divisor's gradient comes first, of the quotient divided once more."""
-    shape, dtype, moved = a.shape, a.dtype, 2 * a.nbytes
-
-    def of_divisor(tape: Tape) -> Tensor:
-        _once = aten.new(tape, shape, dtype, "grad_div", moved)
-        _twice = aten.new(tape, shape, dtype, "grad_div", moved)
-        _opposite = aten.new(tape, shape, dtype, "grad_div", moved)
-        return aten.new(tape, shape, dtype, "grad_div", moved)
-
-    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_b = of_divisor(tape)
-        return [aten.new(tape, shape, dtype, "grad_div", moved), to_b]
-
-    node = tape.node((a, b), (a, b), backward, reduce_to=(shape, b.shape))
-    out = aten.new(tape, shape, dtype, "div", moved)
-    out.node = node
-    return out
 
 
 def _one_hot(tape: Tape, indices: Tensor, count: int) -> Tensor:

@@ -8,9 +8,21 @@ from typing import Any, Final
 
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.split_backward import SplitBackward
-from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Op, Section, Tape, Tensor
+from simcore.recording.tape import (
+    GRAD_HIDDEN,
+    HIDDEN,
+    INNER_BACKWARD_BEGIN,
+    INNER_BACKWARD_END,
+    INNER_FORWARD_BEGIN,
+    INNER_FORWARD_END,
+    Node,
+    Op,
+    Section,
+    Tape,
+    Tensor,
+)
 
-__all__ = ["AFTER", "BEFORE", "GRAD_EMBEDDED", "TIED_HEAD", "drop_held_logits", "hand_back", "hand_on",
+__all__ = ["AFTER", "BEFORE", "GRAD_EMBEDDED", "TIED_HEAD", "as_inner_unit", "drop_held_logits", "hand_back", "hand_on",
            "hidden_state", "hold_logits", "leave_waiting", "meet_waiting", "nothing", "run_backward",
            "run_backward_of_loss", "run_halves", "simple_part", "stream_dtype"]
 
@@ -167,6 +179,25 @@ def hand_back(tape: Tape, inputs: Node, slot: int = GRAD_HIDDEN) -> None:
         grad = tape.empty(shape, dtype, "grad_in_place")
     tape.rename(grad.storage, slot)
     grad.disown()
+
+
+def as_inner_unit(tape: Tape, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """Output of `run(x)`, a module inside the layer that FSDP2 gathers apart: its hooks run around it.
+
+    They are marked in both passes: `INNER_FORWARD_BEGIN` and its like. FSDP2 casts nothing here.
+    """
+    tape.mark(INNER_FORWARD_BEGIN)
+    given = Tensor(x.storage, x.shape, x.dtype, tape.node((x,), (), lambda tape, grads, saved: _marked(
+        tape, grads, INNER_BACKWARD_END)))
+    out = run(given)
+    out.node = tape.node((out,), (), lambda tape, grads, saved: _marked(tape, grads, INNER_BACKWARD_BEGIN))
+    tape.mark(INNER_FORWARD_END)
+    return out
+
+
+def _marked(tape: Tape, grads: list[Tensor | None], mark: int) -> list[Tensor | None]:
+    tape.mark(mark)
+    return list(grads)
 
 
 def nothing(_tape: Tape) -> None:

@@ -20,7 +20,14 @@ from typing import Final
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LatentAttention, LayerKind, Loss, Mixer, Moe
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
-from simcore.operators.shared.dtensor import gather_last, gather_sequence, own_rows, scatter_sequence, sum_norms
+from simcore.operators.shared.dtensor import (
+    gather_last,
+    gather_sequence,
+    own_rows,
+    scatter_sequence,
+    sum_norms,
+    sum_partial,
+)
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import (
     hand_on,
@@ -35,17 +42,18 @@ from simcore.operators.torchtitan import compiled_loss
 from simcore.operators.torchtitan.attention import attention, linear, rotary_buffer, rotary_table
 from simcore.operators.torchtitan.latent import latent_attention
 from simcore.operators.torchtitan.loss import cross_entropy, parallel_cross_entropy, shifted_indices
-from simcore.operators.torchtitan.moe import moe
+from simcore.operators.torchtitan.moe import Places, moe
 from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.operators.torchtitan.tensors import tensors
 from simcore.recording.checkpoint import Keeps
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import Tape, Tensor
+from simcore.recording.tape import Section, Tape, Tensor
 
 __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
-                           "a router by softmax, not normalised", "gated experts with a shared one"})
+                           "a router by softmax, not normalised", "a router by softmax",
+                           "gated experts chosen by sigmoid", "gated experts with a shared one"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 
@@ -62,7 +70,6 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "torchtitan")
-    assert run.etp == 1, "torchtitan's experts split by width are not modelled"
     tape = Tape(slots, comms, no_grad=run.no_grad)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, run)
@@ -85,12 +92,13 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     x: Tensor | None = hidden_state(tape, run, run.seq // run.tp, kind.hidden)
     assert x is not None
     leaf = x.node
-    table = rotary_table(tape, run, kind)
-    body = partial(_body, tape, kind, run, table, x)
+    table, places = rotary_table(tape, run, kind), _places(tape, kind, run)
+    rest = places.rest() if places else Section(())
+    body = partial(_body, tape, kind, run, table, x, places)
     if _options(run).compiled_blocks:
         body = partial(torchtitan_compiled.block, tape, kind, run, x, table)
     x = table = None
-    keeps = _every_second_product() if run.checkpoint == "per_op" else None
+    keeps = _kept(kind) if run.checkpoint == "per_op" else None
     if run.checkpoint == "none" or _options(run).compiled_blocks:
         out = body()
     else:
@@ -101,16 +109,40 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     after = tape.cut()
     if run.split:
         return run_halves(tape, run, out, leaf, RecordedLayer(forward, after, after))
-    return RecordedLayer(forward, run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run)), after,
-                     grads=tape.release_grads())
+    backward = run_backward(tape, out, leaf, lambda tape: sum_partial(tape, run, _partial(kind, run)))
+    if places:
+        places.leave()
+    return RecordedLayer(forward, backward, after, grads=tape.release_grads(), rest=rest)
 
 
-def _every_second_product() -> Keeps:
-    products = count(1)
-    return lambda operator: operator != "gate" and (operator != "mm" or next(products) % 2 == 1)
+def _partial(kind: LayerKind, run: LayerWorkload) -> list[str]:
+    """Parameters of whose gradients each tensor parallel rank makes a part: norms, outside latent attention.
+
+    There it is the projection of the key that all heads share.
+    """
+    if isinstance(kind.branches[0].block, LatentAttention):
+        return ["attention_norm.weight", "ffn_norm.weight", "attention.wkv_a.weight"]
+    return [name for name, param in run.params.items() if len(param.shape) == 1]
 
 
-def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, table: Tensor | None, x: Tensor) -> Tensor:
+def _places(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Places | None:
+    block = kind.branches[1].block
+    return Places(tape, run, block) if isinstance(block, Moe) and run.ep > 1 else None
+
+
+def _kept(kind: LayerKind) -> Keeps:
+    """Every second product; DeepSeek V3's list of operators has the all-to-all too, Qwen3's has not.
+
+    `models/*/infra/parallelize.py`, _op_sac_save_list.
+    """
+    products, left = count(1), {"gate"}
+    if isinstance(kind.branches[0].block, Attention):
+        left.add("all_to_all")
+    return lambda operator: operator not in left and (operator != "mm" or next(products) % 2 == 1)
+
+
+def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, table: Tensor | None, x: Tensor,
+          places: Places | None) -> Tensor:
     """`TransformerBlock.forward`."""
     mixer, block = (branch.block for branch in kind.branches)
     normed: Tensor | None = aten.rms_norm(tape, x, run.params["attention_norm.weight"], "attention_norm")
@@ -121,7 +153,7 @@ def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, table: Tensor | None,
     hidden = aten.add(tape, x, mixed, "residual")
     mixed = None
     normed = aten.rms_norm(tape, hidden, run.params["ffn_norm.weight"], "ffn_norm")
-    mixed = moe(tape, run, block, normed) if isinstance(block, Moe) else _feed_forward(tape, run, normed)
+    mixed = moe(tape, run, block, normed, places) if isinstance(block, Moe) else _feed_forward(tape, run, normed)
     del normed
     return aten.add(tape, hidden, mixed, "residual")
 

@@ -1,78 +1,185 @@
-"""Experts of torchtitan 0.2.2 (`models/moe/moe.py`, `models/moe/utils.py`) on one rank: grouped products in bf16.
+"""Experts of torchtitan 0.2.2 (`models/moe/moe.py`, `models/moe/utils.py`): grouped products in bf16.
 
 Rows are sorted by expert and copied once more, every expert's filled up to a multiple of 8; results are put back in the
-order of tokens, weighted in fp32 and added up (`score_before_experts=False`, `route_norm=False`, as DeepSeek V3 16B has
-it). All experts are here, so how tokens are routed changes no size but what filling up leaves empty.
+order of tokens, weighted in fp32 and added up (`score_before_experts=False`, as Qwen3 and DeepSeek V3 have it). With
+all experts here, how tokens are routed changes no size but what filling up leaves empty.
+
+[Note: torchtitan's expert parallelism] `distributed/expert_parallel.py` ExpertParallel: rows go to their experts' ranks
+and back by NCCL's all-to-all inside the hooks of the experts, which FSDP2's own hooks surround. The numbers of rows go
+first, and the host waits for their sums. The module keeps the rows' places (`permuted_indices`) until it runs again.
 """
 
 from __future__ import annotations
 
 from simcore.models.blocks import Moe
 from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import gather_sequence, same_everywhere, scatter_sequence
+from simcore.operators.shared.layer_borders import as_inner_unit
+from simcore.operators.torchtitan.router import reorder, route
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Op, Section, Tape, Tensor
+from simcore.units import dtype_bytes
 
-__all__ = ["moe"]
+__all__ = ["Places", "moe"]
 
 ALIGNMENT = 8
 """Rows (`models/moe/utils.py`, TOKEN_GROUP_ALIGN_SIZE_M)."""
 Grads = list[Tensor | None]
 
 
-def moe(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
-    """Output of the experts (`MoE.forward`) for `x` [b, s, hidden], in x's shape."""
+class Places:
+    """Places of rows, int32, that the experts of one layer hold of the last time that they ran (`permuted_indices`).
+
+    [Note: torchtitan's expert parallelism]
+    """
+
+    def __init__(self, tape: Tape, run: LayerWorkload, block: Moe) -> None:
+        self.shape = (_padded(_received(run, block), block.num_experts // run.ep),)
+        self.slot = tape.slot("permuted_indices", "activation")
+        self.held = tape.external(self.shape, "int32", self.slot, 0)
+
+    def rest(self) -> Section:
+        """Section of what the last step left, which belongs before the first row of a step."""
+        return Section(((Op.ALLOC, 0, self.slot, self.held.nbytes, 0, 0),))
+
+    def make(self, tape: Tape) -> Tensor:
+        """New places, which take the place of the last ones when all is permuted."""
+        return tape.empty(self.shape, "int32", "permuted_indices", "activation")
+
+    def leave(self) -> None:
+        """Ends the recording: what is held stays for the next time."""
+        self.held.disown()
+
+
+def moe(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: Places | None) -> Tensor:
+    """Output of the experts for `x` [b, s / tp, hidden], in x's shape.
+
+    `places`: what the experts hold, None if all are on this rank.
+    """
+    whole = _whole_sequence(tape, run, x)
+    return scatter_sequence(tape, run, _forward(tape, run, block, whole, places), "moe_out")
+
+
+def _forward(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: Places | None) -> Tensor:
+    """`MoE.forward`."""
     shape, rows = x.shape, run.tokens * block.top_k
     x = x.view(run.tokens, block.hidden)
-    weights, indices, _counted = _route(tape, run, block, x)
-    _sorted_weights, order, _counted = _reorder(tape, block, weights, indices)
-    routed = aten.index(tape, x, aten.select(tape, order, (rows,), "int64", "tokens"), "dispatched")
-    made = _experts(tape, run, block, routed)
+    weights, indices, _counted = route(tape, run, block, x)
+    _sorted_weights, order, _counted = reorder(tape, block, weights, indices, parts=_parts(run))
+    routed = aten.index(tape, x, aten.select(tape, order, order.shape, "int64", "tokens"), "dispatched")
+    made = _dispatched(tape, run, block, routed, places) if places else _experts(tape, run, block, routed)
     out = _shared_expert(tape, run, x) if block.shared_ffn else None
-    unsorted = _put(tape, aten.new(tape, made.shape, made.dtype, "unsorted"), order, made)
+    unsorted = _put(tape, aten.new(tape, (rows, block.hidden), made.dtype, "unsorted"), order, made)
     combined = _combined(tape, run, weights, unsorted.view(run.tokens, block.top_k, block.hidden))
     return (combined if out is None else aten.add(tape, out, combined)).view(*shape)
 
 
-def _route(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`TokenChoiceTopKRouter.forward`: weights, numbers of experts, tokens of each expert.
+def _parts(run: LayerWorkload) -> int:
+    """Tensor parallel ranks among which tokens are dealt: all, where each has experts of its own.
 
-    Per-operator checkpoints neither keep nor count the gate (per_op_sac_force_recompute_mm_shapes_by_fqns).
+    `distributed/expert_parallel.py` ReordererSequenceParallel.
     """
-    scores = aten.linear(tape, x, run.params["moe.router.gate.weight"], "router_gate", operator="gate")
-    scores = aten.softmax(tape, aten.cast(tape, scores, "fp32"))
-    choice = aten.add_scalar(tape, scores)
-    _highest, indices = aten.topk(tape, choice, block.top_k)
-    weights = aten.gather(tape, scores, indices)
-    weights = aten.mul_scalar(tape, weights)
-    return weights, indices, _counts(tape, block)
+    return run.tp if run.ep > 1 and run.etp == 1 else 1
 
 
-def _counts(tape: Tape, block: Moe) -> Tensor:
-    return tape.empty((block.num_experts,), "int64", "tokens_per_expert")
+def _whole_sequence(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    """All-gathers `x` [b, s / tp, h] over tp. Its gradient is taken as equal on all ranks: each keeps its part.
 
-
-def _reorder(tape: Tape, block: Moe, weights: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`TokenReorderer.forward`."""
-    rows = weights.numel
-    counts = _counts(tape, block)
-    order = aten.sort(tape, indices.view(rows))
-    return aten.index(tape, weights.view(rows), order, "sorted_weights"), order, counts
+    `models/llama4/infra/parallelize.py` apply_moe_ep_tp: PrepareModuleInputOutput of the module, use_local_input.
+    """
+    if run.tp == 1:
+        return x
+    shape, dtype = x.shape, x.dtype
+    out = gather_sequence(tape, run, x.detach(), "moe_in")
+    out.node = tape.node((x,), (), lambda tape, grads, saved: [
+        aten.new(tape, shape, dtype, "grad_moe_in", kernel=Kernel.COPY)])
+    return out
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------
 def _experts(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
     """`indices_padding_wrapper` around `_run_experts_grouped_mm`."""
     rows, hidden = x.shape
-    padded = -(-(rows + block.num_experts * ALIGNMENT) // ALIGNMENT) * ALIGNMENT
-    permuted = aten.new(tape, (padded,), "int32", "permuted")
+    x = same_everywhere(tape, x, "experts_in") if run.tp > 1 else x
+    permuted = aten.new(tape, (_padded(rows, block.num_experts),), "int32", "permuted")
     _sizes = tape.empty((block.num_experts,), "int32", "expert_rows")
-    x = _with_a_row_more(tape, x)
-    x = aten.index(tape, x, permuted, "padded")
-    out = _grouped(tape, run, block, x)
-    out = _put(tape, tape.empty((rows + 1, hidden), x.dtype, "unpermuted"), permuted, out)
-    return _without_last(tape, out)
+    x = _permuted(tape, x, permuted)
+    return _unpermuted(tape, _grouped(tape, run, block.num_experts, x), permuted, (rows + 1, hidden))
 
 
+def _padded(rows: int, experts: int) -> int:
+    """The most rows that experts have, each with a multiple of ALIGNMENT."""
+    return -(-(rows + experts * ALIGNMENT) // ALIGNMENT) * ALIGNMENT
+
+
+def _permuted(tape: Tape, x: Tensor, places: Tensor) -> Tensor:
+    return aten.index(tape, _with_a_row_more(tape, x), places, "padded")
+
+
+def _unpermuted(tape: Tape, x: Tensor, places: Tensor, shape: tuple[int, int]) -> Tensor:
+    return _without_last(tape, _put(tape, tape.empty(shape, x.dtype, "unpermuted"), places, x))
+
+
+# ---- experts of other ranks -----------------------------------------------------------------------------------------
+def _dispatched(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: Places) -> Tensor:
+    """The experts as a unit of FSDP2, with what their own hooks do inside its hooks.
+
+    What the module is given (rows, and their number for each expert) lives until all hooks have run.
+    """
+    given: list[Tensor] = []
+
+    def run_experts(x: Tensor) -> Tensor:
+        local = block.num_experts // run.ep
+        rows, received = x.shape[0], _received(run, block)
+        x = same_everywhere(tape, x, "experts_in") if run.etp > 1 else x
+        counts = _counts_of_ranks(tape, run, block)
+        x = _exchanged(tape, run, x, received)
+        permuted = places.make(tape)
+        given.append(tape.empty((local,), "int32", "expert_rows"))
+        x = _permuted(tape, x, permuted)
+        given.append(x)
+        places.held = permuted
+        del counts
+        out = _grouped(tape, run, local, x)
+        whole = _unpermuted(tape, out, permuted, (received + 1, block.hidden))
+        return _exchanged(tape, run, whole, rows)
+
+    return as_inner_unit(tape, x, run_experts)
+
+
+def _received(run: LayerWorkload, block: Moe) -> int:
+    """Rows that the experts of this rank get."""
+    rows = run.tokens * run.rows_per_token >> 16 if run.rows_per_token else run.tokens * block.top_k
+    return rows // _parts(run)
+
+
+def _counts_of_ranks(tape: Tape, run: LayerWorkload, block: Moe) -> Tensor:
+    """Rows of each expert, exchanged; their sums for each rank, which go to the host."""
+    def send() -> tuple[Tensor]:
+        tape.collective("all_to_all", run.ep_axis, 8 * block.num_experts, "int64")
+        return (tape.empty((block.num_experts,), "int64", "tokens_per_expert_group"),)
+
+    (counts,) = tape.outputs("all_to_all", send)
+    for name in ("input_splits", "output_splits"):
+        aten.select(tape, counts, (run.ep,), "int64", name)
+    return counts
+
+
+def _exchanged(tape: Tape, run: LayerWorkload, x: Tensor, rows: int) -> Tensor:
+    """`all_to_all_single_autograd`: `x` [r, hidden] becomes the `rows` rows that this rank gets."""
+    shape, dtype, axis = x.shape, x.dtype, run.ep_axis
+
+    def send(rows: int, name: str) -> Tensor:
+        tape.collective("all_to_all", axis, rows * shape[1] * dtype_bytes(dtype), dtype)
+        return tape.empty((rows, shape[1]), dtype, name)
+
+    node = tape.node((x,), (), lambda tape, grads, saved: [send(shape[0], "grad_all_to_all")])
+    (out,) = tape.outputs("all_to_all", lambda: (send(rows, "all_to_all"),))
+    out.node = node
+    return out
+
+
+# ---- parts of both --------------------------------------------------------------------------------------------------
 def _with_a_row_more(tape: Tape, x: Tensor) -> Tensor:
     """`vstack((x, zeros))`; gradients of x are a view."""
     rows, hidden = x.shape
@@ -95,8 +202,8 @@ def _without_last(tape: Tape, x: Tensor) -> Tensor:
     return Tensor(x.storage, (shape[0] - 1, shape[1]), dtype, node)
 
 
-def _grouped(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
-    offsets = tape.empty((block.num_experts,), "int32", "offsets")
+def _grouped(tape: Tape, run: LayerWorkload, experts: int, x: Tensor) -> Tensor:
+    offsets = tape.empty((experts,), "int32", "offsets")
     w1, w2, w3 = (run.params[f"moe.experts.{name}"] for name in ("w1", "w2", "w3"))
     h = aten.silu(tape, aten.grouped_mm(tape, x, w1, offsets, "experts.w1"))
     h = aten.mul(tape, h, aten.grouped_mm(tape, x, w3, offsets, "experts.w3"))
@@ -115,10 +222,14 @@ def _put(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> Tensor:
 def _shared_expert(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """`FeedForward.forward` of all tokens."""
     w1, w2, w3 = (run.params[f"moe.shared_experts.{name}.weight"] for name in ("w1", "w2", "w3"))
-    gate = aten.silu(tape, aten.linear(tape, x, w1, "shared_experts.w1"))
-    product = aten.mul(tape, gate, aten.linear(tape, x, w3, "shared_experts.w3"))
+    gate = aten.silu(tape, aten.linear(tape, _for_columns(tape, run, x), w1, "shared_experts.w1"))
+    product = aten.mul(tape, gate, aten.linear(tape, _for_columns(tape, run, x), w3, "shared_experts.w3"))
     del gate
     return aten.linear(tape, product, w2, "shared_experts.w2")
+
+
+def _for_columns(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    return same_everywhere(tape, x, "shared_experts_in") if run.tp > 1 else x
 
 
 def _combined(tape: Tape, run: LayerWorkload, weights: Tensor, x: Tensor) -> Tensor:

@@ -176,9 +176,9 @@ def read_compile(reader: Reader, draft: Draft) -> None:
         draft.idle([one for one in (enabled, components, backend) if one], "nothing is compiled")
         return
     parts = {*(components.value if components else ("model", "loss"))}
-    if parts in ({"model"}, {"model", "loss"}):
-        draft.infer("framework_options.compile", "model" if parts == {"model"} else True, "what torch.compile runs on",
-                    enabled, components)
+    word: Any = True if parts == {"model", "loss"} else next(iter(parts), "nothing")
+    if parts and parts <= {"model", "loss"}:
+        draft.infer("framework_options.compile", word, "what torch.compile runs on", enabled, components)
     else:
         draft.use(enabled)
         draft.refuse(components, f"torch.compile on {', '.join(sorted(parts)) or 'nothing'} alone")

@@ -160,9 +160,9 @@ def _write_checkpoints(outline: Outline) -> None:
 
 def _write_compile(outline: Outline) -> None:
     parts = outline.given(f"{_OPTIONS}compile")
-    if parts in (True, "model"):
+    if parts:
         outline.put("compile.enable", True, f"{_OPTIONS}compile")  # noqa: FBT003 - a value
-        outline.put("compile.components", ["model"] if parts == "model" else ["model", "loss"], f"{_OPTIONS}compile")
+        outline.put("compile.components", ["model", "loss"] if parts is True else [parts], f"{_OPTIONS}compile")
 
 
 def _write_files(outline: Outline) -> None:

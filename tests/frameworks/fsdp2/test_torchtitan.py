@@ -10,6 +10,7 @@ import small
 from frameworks.fsdp2.test_table import gathered_bytes
 from simcore.results.report import Report
 from simcore.simulate import simulate
+from simcore.simulation.simulation import legal_simulation
 
 
 def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **training: Any) -> Report:
@@ -30,7 +31,19 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
      "together with `recipe_name` is not supported"),
     ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected None or True"),
     ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
-    ({"dp_shard": 2}, {"model": "qwen3-30b-a3b"}, "not yet: qwen3_moe in the layers of torchtitan"),
+    ({"dp_shard": 2}, {"model": "mixtral-8x7b"}, "not yet: mixtral in the layers of torchtitan"),
+    ({"dp_shard": 2}, {"model": "qwen3-30b-a3b", "options": {"compile": True}}, "blocks of torchtitan's Qwen3-MoE"),
+    ({"dp_shard": 2, "tp": 2, "cp": 2}, {"model": "qwen3-30b-a3b"}, "parallelism of torchtitan's Qwen3-MoE beside con"),
+    ({"dp_shard": 2, "tp": 2, "etp": 2}, {"model": "qwen3-30b-a3b"}, "etp 2 changes nothing without expert parallel"),
+    ({"dp_shard": 2, "tp": 4, "ep": 2, "etp": 2}, {"model": "qwen3-30b-a3b"}, "only support ETP=TP or ETP=1"),
+    ({"dp_shard": 2, "tp": 4}, {"model": {"config": "qwen3-30b-a3b", "overrides": {"moe_intermediate_size": 720}}},
+     "stride along 0 dim to be multiple of 16 bytes"),
+    ({"dp_shard": 2, "tp": 4}, {"model": {"config": "deepseek-v2-lite", "overrides": {
+        "num_attention_heads": 10, "num_key_value_heads": 10}}}, "10 heads must be divisible by tp 4"),
+    ({"dp_replicate": 2, "dp_shard": 2, "ep": 4}, {"model": "qwen3-30b-a3b"}, "2 ranks of a replica must be a mult"),
+    ({"dp_shard": 320, "ep": 64}, {"model": "qwen3-30b-a3b"}, "uneven sharding on dim 1: 768 entries on 5 ranks"),
+    ({"dp_shard": 4, "ep": 2}, {"model": "qwen3-30b-a3b", "options": {"prefetch": 1}}, "prefetch: changes nothing"),
+    ({"dp_shard": 2, "ep": 2, "pp": 2}, {"model": "deepseek-v2-lite"}, "not yet: pipeline stages beside torchtitan's"),
     ({"dp_shard": 2, "tp": 2, "cp": 2}, {"model": "qwen3-8b"},
      "not yet: tensor parallelism of torchtitan's Qwen3 beside context parallelism"),
     ({"dp_shard": 2, "tp": 2}, {"model": "qwen3-8b", "options": {"compile": True}},
@@ -41,9 +54,6 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2}, {"options": {"async_tp": True, "compile": True}, "recompute": "full"},
      "async_tp: changes nothing without tensor parallel"),
     ({"dp_shard": 2}, {"model": "nemotron-3-tiny"}, "not yet: nemotron_h in the layers of torchtitan"),
-    ({"dp_shard": 2}, {"model": "deepseek-v3"}, "not yet: deepseek_v3 in the layers of torchtitan"),
-    ({"dp_shard": 2, "tp": 2}, {"model": "deepseek-v2-lite"}, "not yet: tensor parallelism of torchtitan's DeepSeek"),
-    ({"dp_shard": 2, "ep": 2}, {"model": "deepseek-v2-lite"}, "not yet: torchtitan's expert parallelism"),
     ({"dp_shard": 2}, {"model": "deepseek-v2-lite", "precision": {"compute": "fp32"}}, "experts in fp32: torchtitan"),
     ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp2"),
     ({"dp_shard": 2}, {"method": "lora", "lora": {"target_modules": ["wq"]}}, "not yet: lora with torchtitan's layers"),
@@ -89,6 +99,7 @@ def test_compiled_blocks_keep_less_and_a_compiled_loss_writes_no_copy_in_fp32() 
         return peak.by_phase["loss"]
 
     assert after_loss(compile=True) < after_loss(compile="model") < after_loss()
+    assert after_loss(compile=True) < after_loss(compile="loss") < after_loss()
 
 
 def test_what_is_compiled_names_its_assumption() -> None:
@@ -154,3 +165,20 @@ def test_each_stage_counts_its_own_layers() -> None:
     blocks = [[layer for layer in stage if 0 < layer < 9] for stage in table.stages]
     assert table.kept_whole == tuple(layer for stage in blocks for layer in (*stage[:2], *stage[3:5]))
     assert sum(map(len, blocks)) - len(table.kept_whole) == 2
+
+
+def test_experts_gathered_in_a_replay_by_operator_are_an_assumption() -> None:
+    said = [{a.what for a in _titan({"dp_shard": 4, "ep": ep}, model="qwen3-30b-a3b", recompute=recompute).assumptions}
+            for ep, recompute in ((2, {"mode": "per_op"}), (2, "full"), (4, {"mode": "per_op"}))]
+    assert ["experts gathered in replays" in one for one in said] == [True, False, False]
+
+
+def test_the_fullest_experts_have_more_than_the_mean_unless_routing_is_stated() -> None:
+    loads = []
+    for given in ({}, {"routing": "balanced"}):
+        asked = small.scenario("fsdp2", {"dp_shard": 4, "ep": 4}, model="qwen3-30b-a3b", implementation="torchtitan",
+                               **given)
+        simulation = legal_simulation(asked)
+        loads.append((simulation.framework.fullest_load > 1, "hot ranks" in {a[0] for a in
+                                                                            simulation.framework.assumptions}))
+    assert loads == [(True, True), (False, False)]

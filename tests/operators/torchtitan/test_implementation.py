@@ -18,13 +18,19 @@ from simcore.recording.tape import Op, Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+EXPERTS: dict[str, Any] = json.loads(TRUTH.with_name("torchtitan-experts-0.2.2-torch-2.13.0.json").read_text(
+    encoding="utf-8"))
 MODES = {"op": "per_op"}
+WHOLE = ("moe.router", "attention.wkv_a", "attention.wq_a")
+"""Parameters that tensor parallelism leaves whole, besides norms."""
 
 
 def preset(case: dict[str, Any]) -> str:
     """The configuration that a case's shape is laid over."""
     if "kv_lora_rank" in case["model"]:
-        return "deepseek-v2-lite"
+        return "deepseek-v3" if case["model"].get("n_group", 1) > 1 else "deepseek-v2-lite"
+    if "num_experts" in case["model"]:
+        return "qwen3-30b-a3b"
     return "qwen3-8b" if "head_dim" in case["model"] else "llama-tiny"
 
 
@@ -43,7 +49,15 @@ class Model:
         tp, made = self.case.get("tp", 1), {}
         for spec in graph.tensors[number]:
             cut = 1 if spec.name.endswith(("wo.weight", "w2.weight")) else 0
-            parts = [tp if at == cut and len(spec.shape) > 1 else 1 for at in range(len(spec.shape))]
+            if ".experts.w" in spec.name:
+                ep = self.case.get("ep", 1)
+                narrow = self.case.get("etp", 1) if ep > 1 else tp
+                parts = [ep, *(narrow if dim == "expert_ffn" else 1 for dim in spec.dims[1:])]
+                shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=True))
+                made[spec.name] = Param(spec.name, shape, "bf16", trainable=True)
+                continue
+            parts = [tp if at == cut and len(spec.shape) > 1 and not spec.name.startswith(
+                WHOLE) else 1 for at in range(len(spec.shape))]
             shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=True))
             made[spec.name] = Param(spec.name, shape, self.case.get("compute", "bf16"), trainable=True)
         return made
@@ -57,7 +71,8 @@ class Model:
         run = LayerWorkload(case.get("batch", 1), case["seq"] // cp, case.get("compute", "bf16"),
                             self.params(graph, number),
                   "torchtitan", MODES.get(mode, mode), case.get("tp", 1), case.get("tp", 1) > 1, first=first,
-                  input_requires_grad=below, options=options, cp=cp)
+                  input_requires_grad=below, options=options, cp=cp, ep=case.get("ep", 1),
+                  etp=case.get("etp", 1))
         return torchtitan.record(kind, run, self.slots, self.comms)
 
     def events(self, *sections: Section) -> Events:
@@ -69,6 +84,8 @@ class Model:
                 found.append((amount, names[slot][1]))
             elif op == Op.COLLECTIVE:
                 found.append(f"{kinds[slot]} {amount}")
+            elif op == Op.MARK and slot > 1:
+                found.append(f"hook {slot}")
         return found
 
     def cast_first(self, layer: RecordedLayer) -> tuple[Events, Events]:
@@ -110,3 +127,13 @@ def test_running_maxima_and_net_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_born_by_category(name: str) -> None:
     same_births(recorded(name), CASES[name])
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_on_one_rank_and_on_several(name: str) -> None:
+    case = EXPERTS[name]
+    recorded = [(at, events) for at, events in Model(case["case"]).sections() if events]
+    measured = [(section["at"], section["events"]) for section in case["sections"] if section["events"]]
+    same_events(recorded, measured)
+    same_summits(recorded, measured)
+    same_births(recorded, case)

@@ -196,6 +196,13 @@ def test_a_published_run_is_its_scenario(name: str) -> None:
     assert scenario(found) == parse_scenario(Document("mine.toml", truth | {"name": "mine"} | WITHOUT_FILES))
 
 
+@pytest.mark.parametrize(("components", "option"), [('["loss"]', "loss"), ('["model"]', "model"),
+                                                    ('["model", "loss"]', True)])
+def test_what_is_compiled(components: str, option: object) -> None:
+    read = scenario(imported(PUBLISHED % (EAGER | {"compile": "true", "components": components})))
+    assert read.framework_options["compile"] == option
+
+
 def test_a_published_run_on_stages_is_its_scenario() -> None:
     truth = published("torchtitan-llama31-405b-512g-interleaved")
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()

@@ -91,6 +91,11 @@ def test_fp8_is_a_converter() -> None:
     assert values["compile"] == {"enable": True, "components": ["model"]}
 
 
+def test_the_loss_alone_is_compiled() -> None:
+    values = tomllib.loads(written(framework_options={"compile": "loss"}).text)
+    assert values["compile"] == {"enable": True, "components": ["loss"]}
+
+
 def test_scales_are_a_recipe_of_the_converter() -> None:
     values = tomllib.loads(written(training__precision={"compute": "fp8"}, framework_options={
         "fp8_recipe": "rowwise", "compile": "model"}).text)

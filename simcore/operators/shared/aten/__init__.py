@@ -28,6 +28,7 @@ from simcore.operators.shared.aten.elementwise import (
     add_scalar,
     cast,
     clamp,
+    div,
     div_,
     dropout,
     exp,
@@ -81,7 +82,7 @@ from simcore.operators.shared.aten.normalization import layer_norm, rms_norm
 from simcore.operators.shared.aten.reduction import log_softmax, mean, softmax, sum_last, sum_of
 
 __all__ = ["Grads", "Operand", "Saved", "WIDEST", "add", "add_", "add_scalar", "all_to_all", "baddbmm", "bmm", "cast",
-           "cat", "chunk", "clamp", "contiguous", "cross_entropy", "div_", "dropout", "embedding", "exp",
+           "cat", "chunk", "clamp", "contiguous", "cross_entropy", "div", "div_", "dropout", "embedding", "exp",
            "expand_heads", "flash_attention", "flash_attention_with_sinks", "gather", "gelu", "grouped_mm", "index",
            "index_add", "layer_norm", "linear", "log_softmax", "masked_attention", "masked_fill", "mean", "mul", "mul_",
            "mul_rows", "mul_scalar", "needs_grad", "neg", "new", "permuted", "product", "relu", "repeat_heads",

@@ -9,7 +9,7 @@ from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_g
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div_", "dropout", "exp", "gelu", "masked_fill", "mul",
+__all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div", "div_", "dropout", "exp", "gelu", "masked_fill", "mul",
            "mul_", "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "softplus", "square",
            "sub", "tanh"]
 
@@ -236,6 +236,30 @@ def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
     save: list[Operand] = [b] * a_needs + [a] * b_needs
     node = tape.node((a, b), save, backward, reduce_to=(a_shape, b_shape), cast_to=types)
     out = new(tape, shape, dtype, name, moved)
+    out.node = node
+    return out
+
+
+def div(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """Records `a / b` of [r, k] and [r, 1], of one type; returns a new tensor like `a`. Autograd saves both.
+
+    The divisor's gradient comes first, of the quotient divided once more (torch 2.13 `FunctionsManual.cpp`,
+    div_tensor_other_backward: `-grad * ((self / other) / other)`).
+    """
+    shape, dtype, moved = a.shape, a.dtype, 2 * a.nbytes
+
+    def of_divisor(tape: Tape) -> Tensor:
+        _once = new(tape, shape, dtype, "grad_div", moved)
+        _twice = new(tape, shape, dtype, "grad_div", moved)
+        _opposite = new(tape, shape, dtype, "grad_div", moved)
+        return new(tape, shape, dtype, "grad_div", moved)
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b = of_divisor(tape)
+        return [new(tape, shape, dtype, "grad_div", moved), to_b]
+
+    node = tape.node((a, b), (a, b), backward, reduce_to=(shape, b.shape))
+    out = new(tape, shape, dtype, "div", moved)
     out.node = node
     return out
 
