@@ -111,10 +111,6 @@ def test_the_peak_is_made_of_what_was_measured(name: str, config: Path) -> None:
     if name in HIGHER:
         assert half["peak"] < peak.allocated_bytes <= half["peak"] * (1 + HIGHER[name])
         return
-    if "policy" in STEPS[name]["case"]:  # before the loss the final norm's output in fp32 is counted too
-        apart = sum(half["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
-        assert peak.by_phase["backward"] == half["peak"] - apart
-        return
     measured["activation"] += _statistics(name)
     assert {k: v for k, v in peak.by_category.items() if k not in LEFT_OUT} == {
         k: v for k, v in measured.items() if k not in LEFT_OUT}
@@ -168,12 +164,8 @@ def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
         return
     apart = sum(row["backward"]["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
     apart += row["forward"]["breakdown"]["input"] - _without_mask(name, row["forward"]["breakdown"])["input"]
-    if not row["case"]["images"] and "lora" in row["case"]:  # the output of a head without adapters goes later
-        assert 0 <= peak.by_phase["forward"] - row["forward"]["peak"] < 0.005 * row["forward"]["peak"]
-        return
     # Inside of the model with experts, where it knows whether there are images or videos.
     held = 2 * ("ep" in row["case"] and row["forward"]["where"] != "fwd:post_forward_end:root")
-    held -= 4 * 512 * 256 * ("policy" in row["case"])  # the final norm's output in fp32, until the loss is there
     held += _held(row["case"])
     assert row["forward"]["peak"] - peak.by_phase["forward"] == apart + held - _statistics(name)
 
