@@ -65,10 +65,10 @@ def main(drawn: Callable[[int, int], list[Case]], probe: str, stored: Path, seed
     measure(probe, cases, on_row)
 
 
-def print_apart(cases: dict[str, Case], measured: Callable[[Case], Case]) -> None:
+def print_apart(cases: dict[str, Case], measured: Callable[[Case], Case], stored: Path | None = None) -> None:
     """Prints what is measured of the cases, each in a process that is forked when all is imported.
 
-    Where a library raises, its last word is the answer.
+    Where a library raises, its last word is the answer. `stored`: the file that it is written into instead.
     """
     import torch
     from json_lines import by_name
@@ -86,4 +86,8 @@ def print_apart(cases: dict[str, Case], measured: Callable[[Case], Case]) -> Non
         found = run_apart(cases, answered)
     rows = {name: {"case": {k: v for k, v in row.items() if k != "found"}, **row["found"]}
             for name, row in found.items()}
-    print(f"{{\n{by_name(rows)}\n}}")
+    text = f"{{\n{by_name(rows)}\n}}"
+    if stored is None:
+        print(text)
+    else:
+        stored.write_text(text + "\n", encoding="utf-8")
