@@ -18,15 +18,27 @@ from simcore.results.report import RankReport
 from simcore.simulate import simulate
 
 TAPE = ROOT / "tests/truth/tape"
-STEPS: dict[str, Any] = json.loads((TAPE / "automodel-vision-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
-RUN = [name for name, row in STEPS.items() if "placed" not in row["case"]]
+WRITTEN, DRAWN = (json.loads((TAPE / f"automodel-{name}-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+                  for name in ("vision", "drawn-vision"))
+"""Cases of `probe_automodel_vision.py`, and those that `draw_automodel_vision.py` draws."""
+STEPS: dict[str, Any] = WRITTEN | DRAWN
+NOT_YET = ("a8", "a14", "a19", "a25", "a26", "a27", "a31", "a32", "a34", "a37", "a38", "a42", "a43")
+"""Drawn cases that are not described: towers that are trained or stand before checkpoints, but of some families."""
+ILLEGAL = ("a18", "a22")
+"""Drawn cases of which nothing is trained, which torch's optimizer refuses."""
+WRAPPED = [name for name in STEPS if name not in (*NOT_YET, *ILLEGAL)]
+RUN = [name for name in WRAPPED if "placed" not in STEPS[name]["case"]]
 """Cases that ran a step; of others the wrapped units alone are known, as experts run on a GPU alone."""
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (TAPE / "cases-vision.json").read_text(encoding="utf-8"))}
-HIGHER = {"qwen3.5, checkpointed": 0.06, "gemma4, inputs of layers, adapted, SDPA in fp32": 0.0001}
+HIGHER = {"qwen3.5, checkpointed": 0.06, "a4": 0.021, "a6": 0.113, "a10": 0.042, "a23": 0.047,
+          "a11": 0.0015, "a20": 0.0004, "a24": 0.0004, "gemma4, inputs of layers, adapted, SDPA in fp32": 0.0001}
 """Cases whose peak is at most so much higher than measured, of 1: the unit of fp32 parameters inside a layer is
 gathered with it, so that the layer before is gathered ahead of a replay, not behind it. CUDA's kernel of SDPA makes
-sums of rows in backward, which a CPU's does not."""
+sums of rows in backward, which a CPU's does not. a11 and a24: of layers of which none or one has a window, a mask of
+its kind is counted as long as the other; a20: tables that no layer keeps, as none has attention."""
+UNREAD = {"a20": 2 * 16 * 384}
+"""Bytes of rotary tables in 16 bits that go when the decoder returns, as no layer keeps them."""
 PREDICTING = 0.015
 """Part by which a peak with a module of multi-token prediction may differ: its loss is computed in the module's place,
 before the last gathered unit is let go, and ids and the output of a frozen head are left out."""
@@ -46,6 +58,7 @@ def asked(name: str, config: Path) -> Scenario:
     model = MODELS[case.get("model", "gemma3-vision")]
     vision = model["fields"]["vision_config"] | {k: case[k] for k in ("image_size",) if k in case}
     fields = case.get("fields") or model["fields"] | {"vision_config": vision}
+    copies = case.get("replicas", 1)
     if "mtp" in case:
         fields |= {"mtp_num_layers": case["mtp"]}
         fields["text_config"] = fields["text_config"] | {"layer_types": [
@@ -53,8 +66,9 @@ def asked(name: str, config: Path) -> Scenario:
     path.write_text(json.dumps(fields), encoding="utf-8")
     frozen = [*model["frozen"] * bool(case["images"] and case["freeze"]["freeze_vision_tower"]),
               *["model.language_model"] * case["freeze"]["freeze_language_model"]]
-    training: dict[str, Any] = {"seq_len": case.get("seq", 512), "images": case["images"], "frozen": frozen,
-                                "optimizer": {"implementation": "fused"}}
+    training: dict[str, Any] = {
+        "seq_len": case.get("seq", 512), "micro_batch_size": case.get("batch", 1), "images": case["images"],
+        "frozen": frozen, "optimizer": {"implementation": "fused"}}
     if "sides" in model and case["images"]:
         training |= dict(zip(("image_height", "image_width"), case.get("sides", model["sides"]), strict=True))
     options: dict[str, Any] = {"attn_implementation": case.get("attention") or model.get(
@@ -75,7 +89,8 @@ def asked(name: str, config: Path) -> Scenario:
         training["loss"] = "masked_fp32"
     return Scenario.model_validate({
         "name": "sees", **policy, "model": {"config": str(path)}, "framework": "automodel", "topology": "dgx-h100",
-        "mesh": {"dp_shard": 8, "ep": case.get("ep", 1)}, "framework_options": options, "training": training})
+        "mesh": {"dp_shard": case.get("world", 8) // copies, "dp_replicate": copies, "ep": case.get("ep", 1)},
+        "framework_options": options, "training": training})
 
 
 @cache
@@ -85,7 +100,20 @@ def ran(name: str, config: Path) -> RankReport:
     return report.ranks[0]
 
 
-@pytest.mark.parametrize("name", STEPS)
+def test_drawn_models_that_are_not_run() -> None:
+    """At least 40 are drawn; some are refused by both, or not described."""
+    assert len(DRAWN) >= 40
+    assert [name for name, row in DRAWN.items() if "error" in row] == ["a14", *ILLEGAL]
+
+
+@pytest.mark.parametrize("name", NOT_YET + ILLEGAL)
+def test_what_is_not_run_is_refused(name: str, config: Path) -> None:
+    report = simulate(asked(name, config))
+    assert report.status == ("illegal" if name in ILLEGAL else "error")
+    assert (str(STEPS[name].get("error")).split(": ")[-1] if name in ILLEGAL else "not yet") in str(report.problems[0])
+
+
+@pytest.mark.parametrize("name", WRAPPED)
 def test_units_are_those_that_automodel_wraps(name: str, config: Path) -> None:
     """A frozen tower and the projector are the root's, element by element."""
     job, table = prepare(asked(name, config))
@@ -111,10 +139,6 @@ def test_the_peak_is_made_of_what_was_measured(name: str, config: Path) -> None:
     if name in HIGHER:
         assert half["peak"] < peak.allocated_bytes <= half["peak"] * (1 + HIGHER[name])
         return
-    if "policy" in STEPS[name]["case"]:  # before the loss the final norm's output in fp32 is counted too
-        apart = sum(half["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
-        assert peak.by_phase["backward"] == half["peak"] - apart
-        return
     measured["activation"] += _statistics(name)
     assert {k: v for k, v in peak.by_category.items() if k not in LEFT_OUT} == {
         k: v for k, v in measured.items() if k not in LEFT_OUT}
@@ -124,16 +148,24 @@ def is_gemma4(case: dict[str, Any]) -> bool:
     return str(case.get("model")).startswith("gemma4")
 
 
+def tokens_of(case: dict[str, Any]) -> int:
+    return int(case.get("batch", 1) * case.get("seq", 512))
+
+
+def images_of(case: dict[str, Any]) -> int:
+    return int(case.get("batch", 1) * case["images"])
+
+
 def _without_mask(name: str, sizes: dict[str, int]) -> dict[str, int]:
     """Inputs without the mask of tokens, which only Qwen 3.5's cases are given: no mask is counted of any batch.
 
     Nor are places of patches and the types of tokens, which Gemma 4's are given.
     """
     case = STEPS[name]["case"]
-    kind, seq = case.get("model"), case.get("seq", 512)
+    kind, seq = case.get("model"), tokens_of(case)
     left_out = 8 * seq * (kind == "qwen3.5" or not case["images"] or "ep" in case)
     left_out += 4 * (len(case["packed"]) + 1) if "packed" in case else 0  # the ends of sequences
-    left_out += (4 * seq + 16 * 144 * case["images"]) * is_gemma4(case)
+    left_out += (4 * seq + 16 * 144 * images_of(case)) * is_gemma4(case)
     return {**sizes, "input": sizes["input"] - left_out}
 
 
@@ -143,16 +175,21 @@ def _statistics(name: str) -> int:
     if case.get("model") != "qwen3.5" or case["freeze"]["freeze_vision_tower"]:
         return 0
     model = MODELS["qwen3.5"]
-    vision = model["fields"]["vision_config"]
+    vision = case.get("fields", model["fields"])["vision_config"]
     height, width = (side // vision["patch_size"] for side in case.get("sides", model["sides"]))
     norms: int = 2 * vision["depth"] + 1
-    return 2 * 2 * norms * int(height * width)
+    return 2 * 2 * norms * images_of(case) * int(height * width)
+
+
+def _places(row: dict[str, Any]) -> int:
+    """Bytes of what a Qwen 3.5 holds of its ids while its layers run."""
+    case, where = row["case"], row["forward"]["where"]
+    return 8 * tokens_of(case) * (case.get("model") == "qwen3.5" and "layers" in where)
 
 
 def _held(case: dict[str, Any]) -> int:
     """Gemma 4 holds a count of image tokens, and the ids that it looks up, also where no gradient needs them."""
-    seq: int = case.get("seq", 512)
-    return (8 + 8 * seq * ("lora" in case)) * is_gemma4(case)
+    return (8 + 8 * tokens_of(case) * ("lora" in case)) * is_gemma4(case)
 
 
 MASKED_SDPA = "gemma4, adapted, SDPA in fp32"
@@ -168,14 +205,11 @@ def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
         return
     apart = sum(row["backward"]["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
     apart += row["forward"]["breakdown"]["input"] - _without_mask(name, row["forward"]["breakdown"])["input"]
-    if not row["case"]["images"] and "lora" in row["case"]:  # the output of a head without adapters goes later
-        assert 0 <= peak.by_phase["forward"] - row["forward"]["peak"] < 0.005 * row["forward"]["peak"]
-        return
     # Inside of the model with experts, where it knows whether there are images or videos.
     held = 2 * ("ep" in row["case"] and row["forward"]["where"] != "fwd:post_forward_end:root")
-    held -= 4 * 512 * 256 * ("policy" in row["case"])  # the final norm's output in fp32, until the loss is there
-    held += _held(row["case"])
-    assert row["forward"]["peak"] - peak.by_phase["forward"] == apart + held - _statistics(name)
+    held += _held(row["case"]) + _places(row) - UNREAD.get(name, 0)
+    found = row["forward"]["peak"] - peak.by_phase["forward"] - (apart + held - _statistics(name))
+    assert abs(found) <= 8 * (name == "a12")  # the count of image tokens is gone in its last layer
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,3 +63,31 @@ def main(drawn: Callable[[int, int], list[Case]], probe: str, stored: Path, seed
         write_rows(stored, [rows[k] for k in order if k in rows])
 
     measure(probe, cases, on_row)
+
+
+def print_apart(cases: dict[str, Case], measured: Callable[[Case], Case], stored: Path | None = None) -> None:
+    """Prints what is measured of the cases, each in a process that is forked when all is imported.
+
+    Where a library raises, its last word is the answer. `stored`: the file that it is written into instead.
+    """
+    import torch
+    from json_lines import by_name
+    from oracle.apart import run_apart
+
+    def answered(case: Case) -> Case:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                return {key: value for key, value in measured(case).items() if key != "case"}
+        except Exception as told:  # noqa: BLE001 - whatever a library raises is its answer
+            return {"error": f"{type(told).__name__}: {told}".splitlines()[0]}
+
+    torch.set_num_threads(1)  # a fork has no other thread
+    with contextlib.redirect_stdout(sys.stderr):
+        found = run_apart(cases, answered)
+    rows = {name: {"case": {k: v for k, v in row.items() if k != "found"}, **row["found"]}
+            for name, row in found.items()}
+    text = f"{{\n{by_name(rows)}\n}}"
+    if stored is None:
+        print(text)
+    else:
+        stored.write_text(text + "\n", encoding="utf-8")

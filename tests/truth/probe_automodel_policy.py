@@ -25,6 +25,7 @@ from nemo_automodel.components.distributed.parallelizer import (
     _attention_is_head_sharded,
     _get_parallel_plan,
     _update_attention_head_counts_for_tp,
+    validate_tp_mesh,
 )
 from oracle.steps.tracker import Tracker
 from torch.distributed.device_mesh import init_device_mesh
@@ -43,6 +44,7 @@ def wrapped(case: dict[str, Any]) -> Any:
     """The model, cut over tp, which gives a tied head a parameter of its own, and wrapped."""
     model = dense.model_of({**case, "hf": True}).float().train()
     mesh = init_device_mesh("cpu", (case["world"] // case["tp"], case["tp"]), mesh_dim_names=("dp", "tp"))
+    validate_tp_mesh(model, mesh["tp"])
     plan = _get_parallel_plan(model, tp_size=case["tp"])
     parallelize_module(model, mesh["tp"], plan)
     if _attention_is_head_sharded(plan):
@@ -73,12 +75,16 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             "traffic": traffic}
 
 
+def start(world: int) -> None:
+    """Makes this process the first of so many ranks."""
+    os.environ.update(WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0")
+    dist.init_process_group(backend="fake", rank=0, world_size=world, store=FakeStore())
+
+
 def main() -> str:
     made = {}
     for name in sys.argv[1:] or CASES:
-        world = CASES[name]["world"]
-        os.environ.update(WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0")
-        dist.init_process_group(backend="fake", rank=0, world_size=world, store=FakeStore())
+        start(CASES[name]["world"])
         made[name] = measure(CASES[name])
         dist.destroy_process_group()
     return dense.lines(made)

@@ -46,6 +46,7 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.phi3 import modeling_phi3
+from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 1024}
@@ -182,9 +183,10 @@ def stand_in() -> None:
     LlamaRotaryEmbedding.forward = tables
     mamba.put_in_place()
     for module in (qwen3, modeling_falcon_h1, modeling_gemma, modeling_gemma2, modeling_gemma3, modeling_granite,
-                   modeling_llama, modeling_mistral, modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen3):
+                   modeling_llama, modeling_mistral, modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen2,
+                   modeling_qwen3):
         for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
-            if hasattr(module, name):
+            if name in vars(module):
                 setattr(module, name, masked(getattr(module, name)))
 
 

@@ -276,7 +276,7 @@ AT = torch.Tensor.__getitem__
 
 def stand_in_for_filled(case: dict[str, Any]) -> None:
     """What Gemma 4 reads of a mask's values: how many averages are an image's, and tokens of the sequence."""
-    vision, images = case["fields"]["vision_config"], case["images"]
+    vision, images = case["fields"]["vision_config"], case["batch"] * case["images"]
     rows, columns = (side // vision["patch_size"] // vision["pooling_kernel_size"] for side in case["sides"])
     tokens = rows * columns
 
@@ -424,10 +424,11 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
         enable_gemma4_sdpa_fp32()
         stand_in_for_filled(case)
     elif case["fields"]["model_type"] == "mistral3" and case["images"]:
-        given["image_sizes"] = Sizes([tuple(case["sides"])] * case["images"])
+        given["image_sizes"] = Sizes([tuple(case["sides"])] * (case["batch"] * case["images"]))
     elif "sides" in case and case["images"]:
         stand_in_for_grids(case)
-        given |= {"image_grid_thw": Numbers([grid(case)] * case["images"]), "mm_token_type_ids": torch.empty(0)}
+        grids = Numbers([grid(case)] * (case["batch"] * case["images"]))
+        given |= {"image_grid_thw": grids, "mm_token_type_ids": torch.empty(0)}
     if case["fields"]["model_type"] in ("qwen3_5", "qwen3_vl_moe"):
         given["attention_mask"] = torch.ones_like(given["input_ids"])
         tr.tag(given["attention_mask"], "input")
@@ -468,8 +469,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     wide = FSDP2Config(mp_policy=WIDE) if case.get("policy") else FSDP2Config()
     if case.get("policy"):
         model = model.float()
-    mesh = MeshContext.build(wide, ParallelismSizes(ep_size=case.get("ep", 1)), world_size=8, **experts,
-                             activation_checkpointing=bool(case.get("checkpoint")))
+    mesh = MeshContext.build(wide, ParallelismSizes(ep_size=case.get("ep", 1), dp_replicate_size=case.get(
+        "replicas")), world_size=case.get("world", 8), **experts, activation_checkpointing=bool(case.get("checkpoint")))
     model = parallelize_model(model, mesh)
     wrapped = units(model)
     if case.get("policy"):
@@ -480,9 +481,14 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     return {"case": named, "units": wrapped, **halves, "traffic": traffic}
 
 
+def start(world: int) -> None:
+    """Makes this process the first of so many ranks."""
+    os.environ.update(WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0")
+    dist.init_process_group(backend="fake", rank=0, world_size=world, store=FakeStore())
+
+
 def main() -> str:
-    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
-    dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
+    start(8)
     return dense.lines({name: measure(CASES[name]) for name in sys.argv[1:] or list(CASES)})
 
 
@@ -494,7 +500,7 @@ def grid(case: dict[str, Any]) -> int:
 
 def stand_in_for_grids(case: dict[str, Any]) -> None:
     """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
-    vision, images, count = case["fields"]["vision_config"], case["images"], grid(case)
+    vision, images, count = case["fields"]["vision_config"], case["batch"] * case["images"], grid(case)
     if case["fields"]["model_type"].startswith(("qwen3_vl", "qwen3_5")):
         stand_in_for_places(images, count)
         return

@@ -38,24 +38,40 @@ TEXT: dict[str, Any] = {"num_layers": 4, "hidden_size": 256, "ffn_hidden_size": 
                         "num_query_groups": 4, "kv_channels": 32, "vocab_size": 1024}
 
 
-def measured(tp: int, stage: int, *, frozen: bool) -> list[str]:
-    """Names and shapes of the parameters of a rank: without pipeline stages (`stage` -1), or of one of two."""
-    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
+def started(tp: int, pp: int = 1, stage: int = 0, world: int = 8) -> None:
+    """Makes this process a rank of a pipeline stage, with parallel groups and without a device."""
+    rank = stage * (world // pp)
+    os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK="0")
     torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment]
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     te_stub.use_dummy_rng()
     ps.initialize_model_parallel(tensor_model_parallel_size=tp, create_gloo_process_groups=False,
-                                 pipeline_model_parallel_size=1 + (stage >= 0))
-    provider = Qwen3VLModelProvider(
-        normalization="RMSNorm", gated_linear_unit=True, activation_func=silu, add_bias_linear=False, bf16=True,
-        params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16, perform_initialization=False, hidden_dropout=0.0,
-        gradient_accumulation_fusion=False, tensor_model_parallel_size=tp, sequence_parallel=tp > 1,
-        pipeline_model_parallel_size=1 + (stage >= 0), share_embeddings_and_output_weights=False,
-        freeze_language_model=frozen, freeze_vision_model=frozen, vision_config=Qwen3VLVisionConfig(**VISION), **TEXT)
+                                 pipeline_model_parallel_size=pp)
+
+
+def provided(provider: Any, *, first: bool, last: bool) -> Any:
+    """The model on the meta device; `first`, `last`: of a pipeline."""
     provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
     provider.finalize()
     with torch.device("meta"):
-        model = provider.provide(pre_process=stage < 1, post_process=stage != 0)
+        return provider.provide(pre_process=first, post_process=last)
+
+
+def provider_of(tp: int, pp: int, vision: dict[str, Any], text: dict[str, Any], **given: Any) -> Any:
+    return Qwen3VLModelProvider(**{
+        "normalization": "RMSNorm", "gated_linear_unit": True, "activation_func": silu, "add_bias_linear": False,
+        "bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16,
+        "perform_initialization": False, "hidden_dropout": 0.0, "gradient_accumulation_fusion": False,
+        "tensor_model_parallel_size": tp, "sequence_parallel": tp > 1, "pipeline_model_parallel_size": pp,
+        "share_embeddings_and_output_weights": False, "vision_config": Qwen3VLVisionConfig(**vision), **text, **given})
+
+
+def measured(tp: int, stage: int, *, frozen: bool) -> list[str]:
+    """Names and shapes of the parameters of a rank: without pipeline stages (`stage` -1), or of one of two."""
+    pp = 1 + (stage >= 0)
+    started(tp, pp)
+    provider = provider_of(tp, pp, VISION, TEXT, freeze_language_model=frozen, freeze_vision_model=frozen)
+    model = provided(provider, first=stage < 1, last=stage != 0)
     return [f"{name} {'x'.join(map(str, p.shape))}" for name, p in model.named_parameters()
             if not (frozen and p.requires_grad)]
 

@@ -10,7 +10,6 @@ Of `ministral` and `gemma`: `whole`, `parallel`: parameters; `averaged`: names w
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,13 +22,10 @@ from oracle.steps.tracker import Tracker
 te_stub.install()
 
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 from megatron.bridge.models.gemma_vl.gemma3_vl_provider import Gemma3VLModelProvider  # noqa: E402
 from megatron.bridge.models.gemma_vl.modeling_gemma3_vl import Gemma3VLModel  # noqa: E402
 from megatron.bridge.models.ministral3.ministral3_provider import Ministral3ModelProvider  # noqa: E402
-from megatron.core import parallel_state as ps  # noqa: E402
-from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
-from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+from probe_bridge_vision import provided, started  # noqa: E402
 from transformers import AutoConfig, SiglipVisionConfig  # noqa: E402
 
 STORED = Path(__file__).parent / "models" / "bridge-whole-towers-main-2026-08-22.json"
@@ -53,22 +49,23 @@ GEMMA: dict[str, Any] = {
     "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 96, "image_size": 112, "patch_size": 14,
                       "intermediate_size": 264, "num_attention_heads": 4, "num_hidden_layers": 2,
                       "vision_use_head": False}}
+MODELS = {"ministral": MINISTRAL, "gemma": GEMMA}
 
 
-def provider_of(name: str, tp: int) -> Any:
+def provider_of(name: str, tp: int, model: dict[str, Any], pp: int = 1) -> Any:
     """Bridge's provider, as its converter fills it (ministral3_bridge.py:86, gemma3_vl_bridge.py:55)."""
-    text = {"ministral": MINISTRAL, "gemma": GEMMA}[name]["text_config"]
+    text = model["text_config"]
     sizes = {"hidden_size": text["hidden_size"], "ffn_hidden_size": text["intermediate_size"],
              "num_layers": text["num_hidden_layers"], "num_attention_heads": text["num_attention_heads"],
              "num_query_groups": text["num_key_value_heads"], "kv_channels": text["head_dim"], "seq_length": 128,
              "vocab_size": text["vocab_size"], "bf16": True, "params_dtype": torch.bfloat16,
              "perform_initialization": False, "gradient_accumulation_fusion": False, "tensor_model_parallel_size": tp,
-             "sequence_parallel": tp > 1}
+             "sequence_parallel": tp > 1, "pipeline_model_parallel_size": pp, "pipeline_dtype": torch.bfloat16}
     if name == "ministral":
-        fields = {key: value for key, value in MINISTRAL.items() if key != "model_type"}
+        fields = {key: value for key, value in model.items() if key != "model_type"}
         return Ministral3ModelProvider(**sizes, share_embeddings_and_output_weights=False,
                                        hf_config=AutoConfig.for_model("mistral3", **fields))
-    vision = {key: value for key, value in GEMMA["vision_config"].items() if key != "model_type"}
+    vision = {key: value for key, value in model["vision_config"].items() if key != "model_type"}
     made = Gemma3VLModelProvider(**sizes, window_size=text["sliding_window"],
                                  vision_config=SiglipVisionConfig(**vision))
     made.vision_projector_config.input_size = vision["hidden_size"]
@@ -91,17 +88,8 @@ def biases(batch: int, seq: int) -> list[int]:
 
 def measured(name: str, tp: int) -> dict[str, list[str]]:
     """Names and shapes of the parameters of a rank, and names of those that are averaged."""
-    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
-    torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment]
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    te_stub.use_dummy_rng()
-    ps.initialize_model_parallel(tensor_model_parallel_size=tp, create_gloo_process_groups=False)
-    provider = provider_of(name, tp)
-    provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
-    provider.finalize()
-    with torch.device("meta"):
-        model = provider.provide(pre_process=True, post_process=True)
-    named = list(model.named_parameters())
+    started(tp)
+    named = list(provided(provider_of(name, tp, MODELS[name]), first=True, last=True).named_parameters())
     return {"parameters": [f"{name} {'x'.join(map(str, p.shape))}" for name, p in named],
             "averaged": [name for name, p in named if getattr(p, "average_gradients_across_tp_domain", False)]}
 
@@ -121,7 +109,7 @@ def main() -> None:
         print(json.dumps(measured(sys.argv[1], int(sys.argv[2]))))
         return
     rows: dict[str, Any] = {name: {"fields": fields, "whole": asked(name, 1), "parallel": asked(name, 2)}
-                            for name, fields in (("ministral", MINISTRAL), ("gemma", GEMMA))}
+                            for name, fields in MODELS.items()}
     rows["biases"] = {"batch": 2, "seq": 64, "events": biases(2, 64)}
     STORED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -48,9 +48,9 @@ def functions(verl: str, path: str, *names: str) -> dict[str, Any]:
     return space
 
 
-def _model(family: str) -> Any:
+def _model(family: str, sizes: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForTokenClassification
-    config = AutoConfig.for_model(family, **MODELS[family])
+    config = AutoConfig.for_model(family, **sizes)
     config.num_labels, config.classifier_dropout = 1, 0.0
     return AutoModelForTokenClassification.from_config(config, dtype=torch.float32, attn_implementation="eager").train()
 
@@ -60,7 +60,9 @@ def _module_class(module: Any, name: str) -> Any:
     return next((type(part) for part in module.modules() if type(part).__name__ == name), None)
 
 
-def units(verl: str, family: str, ranks: int) -> dict[str, Any]:
+def units(verl: str, family: str, ranks: int, *, sizes: dict[str, Any] | None = None, copies: int = 1, tokens: int = 32,
+          checkpoint: bool = False) -> dict[str, Any]:
+    """Flat parameters and the second step of a critic over `ranks`; `copies`: groups of them that share nothing."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
@@ -69,14 +71,17 @@ def units(verl: str, family: str, ranks: int) -> dict[str, Any]:
     space |= {"transformer_auto_wrap_policy": transformer_auto_wrap_policy, "get_module_class_from_name": _module_class}
     os.environ.setdefault("LOCAL_RANK", "0")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    model = _model(family)
+    model = _model(family, sizes or MODELS[family])
+    if checkpoint:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    mesh = init_device_mesh("cpu", (copies, ranks // copies), mesh_dim_names=("ddp", "fsdp"))
     wrapped = FullyShardedDataParallel(
-        model, device_id=torch.device("cpu"), device_mesh=init_device_mesh("cpu", (ranks,), mesh_dim_names=("fsdp",)),
+        model, device_id=torch.device("cpu"), device_mesh=mesh if copies > 1 else mesh["fsdp"],
         auto_wrap_policy=space["get_fsdp_wrap_policy"](model, {"min_num_params": 0}), sync_module_states=False,
-        sharding_strategy=ShardingStrategy.FULL_SHARD,
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD if copies > 1 else ShardingStrategy.FULL_SHARD,
         mixed_precision=MixedPrecision(torch.bfloat16, torch.float32, torch.float32))
-    tokens = torch.randint(0, SIZES["vocab_size"], (1, 32))
-    steps = [_step(wrapped, tokens) for _ in range(2)]
+    ids = torch.randint(0, model.config.vocab_size, (1, tokens))
+    steps = [_step(wrapped, ids) for _ in range(2)]
     handles = wrapped._all_handles
     found = [[h.flat_param._unpadded_unsharded_size.numel(), h.flat_param._local_shard.numel()] for h in handles]
     dist.destroy_process_group()
@@ -86,8 +91,9 @@ def units(verl: str, family: str, ranks: int) -> dict[str, Any]:
 def _step(wrapped: Any, tokens: Any) -> list[Any]:
     noted: list[Any] = []
     names = {"all_gather": "all_gather", "all_gather_into_tensor": "all_gather", "all_gather_single": "all_gather",
-             "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_single": "reduce_scatter"}
-    kept = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
+             "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
+             "all_reduce": "all_reduce"}
+    kept = {name: getattr(dist, name) for name in names if name in vars(dist)}
 
     def noting(name: str, call: Any, *given: Any, **named: Any) -> Any:
         tensors = [x if isinstance(x, list) else [x] for x in (*given, *named.values())

@@ -64,6 +64,8 @@ from simcore.units import dtype_bytes
 __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 _EMPTY = Section(())
+_INSIDE: Final = (*LINEAR_LOSSES, "causal")
+"""Losses of the hidden state, or that the model computes while it still holds it."""
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
@@ -120,7 +122,10 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
 
 
 def _part(env: Env, kind: LayerKind) -> RecordedLayer:
-    """A layer, the final norm or the head: its caller drops the input when it has returned."""
+    """A layer, the final norm or the head: its caller drops the input when it has returned.
+
+    The head's caller is the model, which returns before a recipe computes the loss of the logits.
+    """
     tape, run = env.tape, env.run
     hidden: Tensor | None = _input(env, (run.batch, run.seq, kind.hidden),
                                    "fp32" if env.options.wide_inputs else run.compute)
@@ -128,19 +133,19 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     leaf = hidden.node
     out = _run(env, kind, hidden)
     out = add_in_place(tape, out, run.images * kind.fed) if kind.fed else out
+    # A dense Qwen 3.5's output has the final hidden state, and a loop that keeps the logits keeps it.
+    held = [hidden] if isinstance(kind.block, Head) and kind.family == QWEN3_5[0] and env.options.keeps_logits else []
+    if isinstance(kind.block, Head):
+        hidden = None if run.loss not in _INSIDE else hidden
+        out = aten.cast(tape, out, "fp32") if env.options.wide_inputs else out  # by the hook of FSDP2's root
     tape.rename(out.storage, HIDDEN)
     out.disown()
     forward = tape.cut()
     masks, tables = _added_masks(env, kind), stem_tables(env, kind)
-    # A dense Qwen 3.5's output has the final hidden state, and a loop that keeps the logits keeps it.
-    held = [hidden] if isinstance(kind.block, Head) and kind.family == QWEN3_5[0] and env.options.keeps_logits else []
     hidden = None
     masks.clear()
     tables.drop_late()
     dropped = tape.cut()
-    # Other models still hold the stem's output as `inputs_embeds`, as does one around these, which reuse the variable.
-    own = kind.family == "nemotron_h" and not run.images
-    late = run.first and (SPARSE[kind.family].holds_stem if kind.family in SPARSE else not own)
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
@@ -152,10 +157,19 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     elif isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
         leave_waiting(tape)
     _hand_back(tape, leaf)
-    sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
+    sections = (_EMPTY, dropped) if run.first and _holds_stem(kind, run) else (dropped, _EMPTY)
     made = RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
     held.clear()
     return replace(made, release=tape.cut())
+
+
+def _holds_stem(kind: LayerKind, run: LayerWorkload) -> bool:
+    """True if the model holds the stem's output as `inputs_embeds` until it returns, as does one around Nemotron-H.
+
+    Nemotron-H itself reuses the variable.
+    """
+    own = kind.family == "nemotron_h" and not run.images
+    return SPARSE[kind.family].holds_stem if kind.family in SPARSE else not own
 
 
 def _added_masks(env: Env, kind: LayerKind) -> list[Tensor]:
@@ -197,8 +211,7 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         if (changes_logits(kind) or kind.block.bias) and env.run.loss in LINEAR_LOSSES:
             raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled, capped or biased logits"))
         logits = finished_logits(env.tape, kind, head(env, hidden, kind.block))
-        wide = env.options.wide_inputs or env.options.wide_logits
-        return aten.cast(env.tape, logits, "fp32") if wide else logits
+        return aten.cast(env.tape, logits, "fp32") if env.options.wide_logits else logits
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)
     if env.run.ep > 1 and env.options.keeps_router:

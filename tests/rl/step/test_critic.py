@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
+from every import expect_of_every
 from rl.step.test_phases import GIB, POLICY_OF, owned, turn
 from rl.verl.test_step import STATE, asked
 from simcore.frameworks.fsdp1.flat_parameters import flat_units
@@ -26,47 +27,62 @@ from small import plan_of, program_of
 from vllm.test_engine import H100
 
 TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/verl/critic-torch-2.13.0.json").read_text(encoding="utf-8"))
+DRAWN: dict[str, Any] = json.loads((ROOT / "tests/truth/verl/drawn-critic-torch-2.13.0.json")
+                                   .read_text(encoding="utf-8"))
+"""Critics drawn by `draw_critic.py`."""
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-0.5b", "gemma2": "gemma-2-9b"}
 BLOCK = {"micro_batch_size": 2, "values_batch_size": 2}
 VALUES = Critic(Policy({"sharded_param": 2 * GIB}, {"opt_state": 4 * GIB}, {}, {}, {}, {"activation": GIB},
                        {"activation": 7 * GIB}, 300, 900), offloads_params=False, offloads_states=False)
 
 
-def given(family: str) -> dict[str, Any]:
-    overrides = {key: value for key, value in TRUTH["sizes"][family].items()
+def given(family: str, sizes: dict[str, Any] | None = None, *, checkpoint: bool = False) -> dict[str, Any]:
+    overrides = {key: value for key, value in (sizes or TRUTH["sizes"][family]).items()
                  if key != "head_dim" or family != "qwen2"}
     return {"model": {"config": PRESETS[family], "overrides": overrides}, "implementation": "hf", "loss": "values",
-            "precision": {"params": "fp32", "grad_reduce": "fp32"}}
+            "recompute": "full" if checkpoint else "none", "precision": {"params": "fp32", "grad_reduce": "fp32"},
+            "options": {"attn_implementation": "eager"} if family == "gemma2" else {}}
+
+
+def expect_units_and_collectives(row: dict[str, Any]) -> None:
+    case = row["case"]
+    copies = case.get("copies", 1)
+    mesh = {"dp_shard": case["ranks"] // copies, "dp_replicate": copies}
+    rest = given(case["family"], case.get("sizes"), checkpoint=case.get("checkpoint", False))
+    assert [[unit.numel, unit.shard] for unit in flat_units(plan_of("fsdp1", mesh, **rest))] == row["units"]
+    if case["ranks"] > 1:
+        program = program_of("fsdp1", mesh, **rest)
+        comms = {number: kind for (kind, _, _), number in program.tables.comms.items()}
+        ours = [[comms[slot], amount] for op, _, slot, amount, _, _ in program.columns.tolist() if op == Op.COLLECTIVE]
+        assert ours == row["step"]
 
 
 def test_a_value_heads_units_and_collectives_are_those_that_torch_makes_of_verls_policy() -> None:
     """verl's own get_fsdp_wrap_policy over AutoModelForTokenClassification: the head and its bias lie in the root."""
-    for row in TRUTH["models"]:
-        mesh, rest = {"dp_shard": row["ranks"]}, given(row["family"])
-        units = [[unit.numel, unit.shard] for unit in flat_units(plan_of("fsdp1", mesh, **rest))]
-        assert units == row["units"], row["family"]
-        if row["ranks"] == 1 or row["family"] == "gemma2":  # whose capped scores SDPA does not know
-            continue
-        program = program_of("fsdp1", mesh, **rest)
-        comms = {number: kind for (kind, _, _), number in program.tables.comms.items()}
-        ours = [[comms[slot], amount] for op, _, slot, amount, _, _ in program.columns.tolist() if op == Op.COLLECTIVE]
-        assert ours == row["step"], row["family"]
+    rows = {f"{row['family']} over {row['ranks']}": row | {"case": row} for row in TRUTH["models"]} | DRAWN
+    assert len(DRAWN) >= 40
+    assert {row["case"].get("copies", 1) for row in DRAWN.values()} == {1, 2}
+    expect_of_every(rows.items(), expect_units_and_collectives)
 
 
 def test_the_loss_of_values_keeps_what_torch_keeps_of_verls() -> None:
     """Beside the indices of rows; a CPU casts the mask to fp32 too, 4 bytes a token."""
-    for row in TRUTH["loss"]:
-        tokens = row["tokens"]
-        program = program_of("fsdp1", {"dp_shard": 1}, seq_len=tokens, **given("llama"))
-        names = {number: owner for (owner, _), number in program.tables.slots.items()}
-        sizes = [(names[slot], amount) for (op, _, slot, amount, _, _), phase in zip(
-            program.columns.tolist(), program.phase.tolist(), strict=True)
-            if phase == Phase.LOSS and op in (Op.ALLOC, Op.FREE)]
-        made = [(name, size) for name, size in sizes if name not in ("rows", "hidden_states", "flat_param")]
-        kept = sum(size for _, size in made)
-        highest = max(sum(size for _, size in made[:count]) for count in range(len(made) + 1))
-        assert kept == pytest.approx(row["kept"], abs=64)
-        assert highest + 4 * tokens == pytest.approx(row["forward"], abs=64)
+    rows = {row["tokens"]: row for row in [*TRUTH["loss"], *(row["loss"] for row in DRAWN.values())]}
+    expect_of_every(((str(tokens), row) for tokens, row in rows.items()), expect_loss)
+
+
+def expect_loss(row: dict[str, int]) -> None:
+    tokens = row["tokens"]
+    program = program_of("fsdp1", {"dp_shard": 1}, seq_len=tokens, **given("llama"))
+    names = {number: owner for (owner, _), number in program.tables.slots.items()}
+    sizes = [(names[slot], amount) for (op, _, slot, amount, _, _), phase in zip(
+        program.columns.tolist(), program.phase.tolist(), strict=True)
+        if phase == Phase.LOSS and op in (Op.ALLOC, Op.FREE)]
+    made = [(name, size) for name, size in sizes if name not in ("rows", "hidden_states", "flat_param")]
+    kept = sum(size for _, size in made)
+    highest = max(sum(size for _, size in made[:count]) for count in range(len(made) + 1))
+    assert kept == pytest.approx(row["kept"], abs=64)
+    assert highest + 4 * tokens == pytest.approx(row["forward"], abs=64)
 
 
 @pytest.mark.parametrize(("loss", "told"), [
