@@ -129,7 +129,7 @@ def test_an_error_below_the_noise_is_none() -> None:
 
 
 def test_a_line_of_several_sources_has_the_noise_of_those_that_have_one_and_their_share() -> None:
-    """Which excuses nothing where most sources have none: the median of all is judged, an unknown noise for none."""
+    """Noise excuses nothing where most sources have none: the median of all is judged, an unknown noise for none."""
     laps = [lap(0.1, "x", fitted=0.09, noise=noise) for noise in (0.2, 0.1, None, None, None)]
     of_median, ratio = judge_times(laps)
     for line in (of_median, ratio):
