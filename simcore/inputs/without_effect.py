@@ -31,7 +31,7 @@ WITHOUT_EFFECT: Final[tuple[Idle, ...]] = (
          "are", workload="serve"),
     Idle("topology.power_limit", "an engine alone is not timed, and power changes no byte", workload="serve"),
     Idle("training.routing", "auto means balanced but for KempnerForge, whose untrained router was measured, and for "
-         "the upper end of bands under expert parallelism"),
+         "the upper end of bands, which the verdict counts, under expert parallelism"),
 )
 """Rules; the first that matches gives the reason."""
 

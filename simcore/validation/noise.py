@@ -5,7 +5,7 @@
 them (a source says so by rows of its own). A simulation gives one number for all of them, so it is at best right about
 their median: the noise is the distance of a run from the median of its configuration, the floor of a source its median.
 A smaller error of a simulation says nothing. Releases also change the software, so the distance of equal runs is an
-upper bound of what is chance.
+upper bound of what is chance. Most sources ran each configuration once: their noise is not known, which is not none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Noise", "Run", "noise_by_source"]
+__all__ = ["Noise", "Run", "mixed", "noise_by_source"]
 
 
 class Run(NamedTuple):
@@ -45,9 +45,9 @@ class Noise(BaseModel):
     num_equal: int
 
     @property
-    def floor(self) -> float:
-        """Error below which nothing is said: the larger of both, 0 without repeated or equal runs."""
-        return max(self.repeated or 0.0, self.equal or 0.0)
+    def floor(self) -> float | None:
+        """Error below which nothing is said: the larger of both, None without repeated or equal runs."""
+        return max((noise for noise in (self.repeated, self.equal) if noise is not None), default=None)
 
 
 def noise_by_source(runs: Iterable[Run]) -> Mapping[str, Noise]:
@@ -56,6 +56,15 @@ def noise_by_source(runs: Iterable[Run]) -> Mapping[str, Noise]:
     for run in runs:
         by_source[run.source].append(run)
     return {source: _noise(source, by_source[source]) for source in sorted(by_source)}
+
+
+def mixed(noises: Sequence[float | None]) -> tuple[float | None, float]:
+    """Noise of observations of several sources, each given that of its source or None where it is not known.
+
+    Returns the mean over those that have one, so that sources weigh as they have observations, and their share.
+    """
+    known = [noise for noise in noises if noise is not None]
+    return (statistics.mean(known) if known else None), len(known) / len(noises) if noises else 0.0
 
 
 def _noise(source: str, runs: Sequence[Run]) -> Noise:

@@ -235,7 +235,7 @@ def _precision(scenario: Mapping[str, Any]) -> str:
     return "mxfp8" if (compute, recipe) == ("fp8", "mxfp8") else "nvfp4" if compute == "fp4" else compute
 
 
-def _lap(timed: Timed, noise: float) -> Lap:
+def _lap(timed: Timed, noise: float | None) -> Lap:
     return Lap(abs(timed.left_out_error), timed.kind, timed.precision, hybrid=timed.model.startswith("nemotron"),
                golden=timed.group.startswith(GOLDEN), stable=timed.stable, fitted=abs(timed.error), noise=noise,
                mlperf=timed.group.startswith(MLPERF))
@@ -260,7 +260,7 @@ def _summary(place: _Place, timed: Sequence[tuple[_Observation, Timed | None]], 
         num_modelled=len(modelled), num_oom=sum(laid.verdict == "oom" for laid in modelled), median=median(sizes),
         percentile_90=percentile(sizes, 90), bias=median(errors), left_out=median(unseen_sizes),
         left_out_90=percentile(unseen_sizes, 90), left_out_bias=median(unseen),
-        noise=noise if noise.floor else None, group_left_out=left_out("group", place.group),
+        noise=noise if noise.floor is not None else None, group_left_out=left_out("group", place.group),
         topology_left_out=left_out("gpu", place.topology), worst=worst.rows[0] if worst else "",
         worst_error=worst.error if worst else None)
 

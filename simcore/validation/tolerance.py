@@ -2,8 +2,12 @@
 
 [Note: step times are judged by rows left out]
 Constants of time are fitted to measured rows. A step time is therefore judged by the error of a fit that had not seen
-its group (`left_out.py`); the error of the whole fit stands beside it, and may be smaller only by a limited factor. A
-median is also kept if it is at most the noise of what was measured (`noise.py`).
+its group (`left_out.py`); the error of the whole fit stands beside it, and may be smaller only by a limited factor.
+
+[Note: noise of a line]
+Beside each line stands the noise of what was measured (`noise.py`): the mean over the observations whose source ran a
+configuration several times, and the share of these. A median of step times is also kept if it is at most the median
+noise, where a source without such runs counts as none: what is not known excuses nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
+
+from simcore.validation.noise import mixed
 
 __all__ = ["ALLOCATED", "STABLE", "Judged", "Lap", "Pair", "Told", "Tolerance", "judge_allocated", "judge_reserved",
            "judge_times", "judge_verdicts", "median", "percentile"]
@@ -64,13 +70,17 @@ OVER_FITTED: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One measured number of bytes, the simulated one, and the simulated interval from `low` to `high`."""
+    """One measured number of bytes, the simulated one, and the simulated interval from `low` to `high`.
+
+    `noise`: of the source's readings of this quantity, as a share; None where it is not known.
+    """
 
     framework: str
     measured: int
     simulated: int
     low: int
     high: int
+    noise: float | None = None
 
     @property
     def error(self) -> float:
@@ -83,8 +93,8 @@ class Lap:
     """One step time's error without its sign, as a share. `kind`: "tuned" for speed, or "untuned".
 
     `error`: by a fit that had not seen the run's group; `fitted`: by the whole fit. `noise`: of the source's runs, as a
-    share. `hybrid`: of a Nemotron; `mlperf`: of a round of MLPerf; `golden`: from continuous integration; `stable`: the
-    times of different releases of the software are at most `STABLE` apart.
+    share, None where it is not known. `hybrid`: of a Nemotron; `mlperf`: of a round of MLPerf; `golden`: from
+    continuous integration; `stable`: the times of different releases of the software are at most `STABLE` apart.
     """
 
     error: float
@@ -94,7 +104,7 @@ class Lap:
     golden: bool
     stable: bool
     fitted: float
-    noise: float = 0.0
+    noise: float | None = None
     mlperf: bool = False
 
     @property
@@ -109,8 +119,8 @@ class Judged(BaseModel):
     """One tolerance, judged: its subject, number of observations, `allowed` and actual (`found`) value, both shares.
 
     `allowed` is the largest median error, ratio of two or share of wrong verdicts, or the smallest share of good
-    observations. Of step times, `fitted`: the same value by the whole fit, and `noise`: the median noise of what was
-    measured, None where it is not known.
+    observations. Of step times, `fitted`: the same value by the whole fit. `noise`: of what was measured, None where it
+    is not known of any source and of verdicts; `noise_share`: share of the observations of which it is known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -122,6 +132,7 @@ class Judged(BaseModel):
     is_kept: bool
     fitted: float | None = None
     noise: float | None = None
+    noise_share: float | None = None
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -143,12 +154,12 @@ def judge_allocated(quantity: str, pairs: Sequence[Pair]) -> Iterator[Judged]:
     for tolerance in dict.fromkeys(ALLOCATED.values()):
         framework_pairs = [pair for pair in pairs if ALLOCATED.get(pair.framework) == tolerance]
         if framework_pairs:
-            about = f"{tolerance.name}, {quantity}"
-            yield _at_most(f"{about}: median error", tolerance.median, [pair.error for pair in framework_pairs])
+            about, noises = f"{tolerance.name}, {quantity}", [pair.noise for pair in framework_pairs]
+            yield _at_most(f"{about}: median error", tolerance.median, [pair.error for pair in framework_pairs], noises)
             near = [pair for pair in framework_pairs if pair.error <= tolerance.within
                     or abs(pair.simulated - pair.measured) <= tolerance.slack_bytes]
             limit = f"within {tolerance.within:.0%} or {tolerance.slack_bytes // MIB} MiB"
-            yield _at_least(f"{about}: {limit}", tolerance.share, len(near), len(framework_pairs))
+            yield _at_least(f"{about}: {limit}", tolerance.share, len(near), noises)
 
 
 def judge_reserved(pairs: Sequence[Pair]) -> Iterator[Judged]:
@@ -158,9 +169,10 @@ def judge_reserved(pairs: Sequence[Pair]) -> Iterator[Judged]:
     """
     if pairs:
         inside = [pair for pair in pairs if pair.low <= pair.measured <= pair.high]
-        yield _at_least("reserved_peak: within our interval", RESERVED_SHARE, len(inside), len(pairs))
+        noises = [pair.noise for pair in pairs]
+        yield _at_least("reserved_peak: within our interval", RESERVED_SHARE, len(inside), noises)
         middles = [abs((pair.low + pair.high) / 2 - pair.measured) / pair.measured for pair in pairs]
-        yield _at_most("reserved_peak: median error of the middle", RESERVED_MEDIAN, middles)
+        yield _at_most("reserved_peak: median error of the middle", RESERVED_MEDIAN, middles, noises)
 
 
 class Told(NamedTuple):
@@ -201,26 +213,31 @@ def judge_times(laps: Sequence[Lap]) -> Iterator[Judged]:
     if tuned:
         near, fitted = (sum(error <= TUNED_WITHIN for error in errors) for errors in (
             [lap.error for lap in tuned], [lap.fitted for lap in tuned]))
-        share = _at_least(f"step time, tuned and stable: within {TUNED_WITHIN:.0%}", TUNED_SHARE, near, len(tuned))
+        share = _at_least(f"step time, tuned and stable: within {TUNED_WITHIN:.0%}", TUNED_SHARE, near,
+                          [lap.noise for lap in tuned])
         yield share.model_copy(update={"fitted": fitted / len(tuned)})
 
 
 def _medians(what: str, allowed: float, laps: Sequence[Lap]) -> Iterator[Judged]:
     """The median error of laps on runs left out, and its ratio to that of the whole fit, both judged."""
-    left_out, fitted, noise = (statistics.median(values) for values in (
-        [lap.error for lap in laps], [lap.fitted for lap in laps], [lap.noise for lap in laps]))
-    yield Judged(what=f"{what}: median error", num=len(laps), allowed=allowed, found=left_out,
-                 is_kept=left_out <= max(allowed, noise), fitted=fitted, noise=noise or None)
+    left_out, fitted, excused = (statistics.median(values) for values in (
+        [lap.error for lap in laps], [lap.fitted for lap in laps], [lap.noise or 0.0 for lap in laps]))
+    noise, share = mixed([lap.noise for lap in laps])
+    yield Judged(what=f"{what}: median error", num=len(laps), allowed=allowed, found=left_out, noise=noise,
+                 noise_share=share, is_kept=left_out <= max(allowed, excused), fitted=fitted)
     ratio = left_out / fitted if fitted else 1.0
-    yield Judged(what=f"{what}: left out over fitted", num=len(laps), allowed=OVER_FITTED, found=ratio,
-                 is_kept=ratio <= OVER_FITTED or left_out <= noise)
+    yield Judged(what=f"{what}: left out over fitted", num=len(laps), allowed=OVER_FITTED, found=ratio, noise=noise,
+                 noise_share=share, is_kept=ratio <= OVER_FITTED or left_out <= excused)
 
 
-def _at_most(what: str, allowed: float, errors: Sequence[float]) -> Judged:
-    actual = statistics.median(errors)
-    return Judged(what=what, num=len(errors), allowed=allowed, found=actual, is_kept=actual <= allowed)
+def _at_most(what: str, allowed: float, errors: Sequence[float], noises: Sequence[float | None]) -> Judged:
+    actual, (noise, share) = statistics.median(errors), mixed(noises)
+    return Judged(what=what, num=len(errors), allowed=allowed, found=actual, is_kept=actual <= allowed, noise=noise,
+                  noise_share=share)
 
 
-def _at_least(what: str, allowed: float, good: int, num: int) -> Judged:
-    return Judged(what=what, num=num, allowed=allowed, found=good / num, is_kept=good / num >= allowed)
-
+def _at_least(what: str, allowed: float, good: int, noises: Sequence[float | None]) -> Judged:
+    """The share of `good` observations; `noises`: one each."""
+    num, (noise, share) = len(noises), mixed(noises)
+    return Judged(what=what, num=num, allowed=allowed, found=good / num, is_kept=good / num >= allowed, noise=noise,
+                  noise_share=share)

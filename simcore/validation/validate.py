@@ -168,10 +168,10 @@ def validate(measured: Sequence[Measured], reports: Mapping[str, Report]) -> Val
     observations = _observations(measured, reports)
     compared = [comparison for observation in observations for _, comparison in observation.readings() if comparison]
     verdicts = tuple(_verdicts(observations, word) for word in _WORDS)
-    gaps, time = tuple(_gaps(observations)), timing(measured, reports)
+    gaps, time, noise = tuple(_gaps(observations)), timing(measured, reports), _noise(measured)
     return Validation(
-        summaries=tuple(_summaries(observations, _noise(measured))), verdicts=verdicts,
-        judged=tuple(_judged(compared, verdicts)),
+        summaries=tuple(_summaries(observations, noise)), verdicts=verdicts,
+        judged=tuple(_judged(compared, verdicts, noise)),
         worst=tuple(sorted(compared, key=lambda c: -abs(c.error))[:_MOST_WORST]), gaps=gaps, compared=tuple(compared),
         time=time, not_compared=tuple(not_compared(gaps, time.gaps, _aside(measured))),
         as_published=tuple(_as_published(measured, reports)))
@@ -351,12 +351,13 @@ def _reasons(observation: _Observation) -> list[str]:
     return [f"{start}{problem.message}" for problem in report.problems]
 
 
-def _judged(compared: Sequence[Compared], verdicts: Sequence[Verdicts]) -> Iterator[Judged]:
+def _judged(compared: Sequence[Compared], verdicts: Sequence[Verdicts], noise: Mapping[str, float]
+            ) -> Iterator[Judged]:
     read: dict[str, list[Pair]] = defaultdict(list)
     for comparison in compared:
         read[comparison.quantity].append(
             Pair(comparison.framework, comparison.measured_bytes, comparison.simulated_bytes, comparison.low_bytes,
-                 comparison.high_bytes))
+                 comparison.high_bytes, noise.get(f"{comparison.group} {comparison.quantity}")))
     for quantity, pairs in read.items():
         if quantity.startswith("allocated"):
             yield from judge_allocated(quantity, pairs)

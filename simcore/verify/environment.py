@@ -3,7 +3,8 @@
 One environment serves all frameworks. Its folder has the Python version and a digest of the pins in its name, so that
 other pins are another environment; files `pins/NAME.txt` are installed when the first scenario needs them. They are
 complete, and are installed without dependencies: some frameworks ask for versions of transformers that exclude each
-other. By uv if it is there, else by venv and pip, with the user's own configuration of indexes.
+other. By uv if it is there; where it is not, or fails, by pip, which has a configuration of indexes of its own. Torch
+is the build without CUDA, or is not installed: the common index's cannot be imported without CUDA's libraries.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 """PyTorch's own index of builds without CUDA, which are a tenth as large (pytorch.org, Get Started)."""
 _INSTALLING: Final = 3600
 """Seconds for the packages of one file."""
+_EXPECT_CPU: Final = f"""
+import importlib.util, pathlib, runpy, sys
+built = runpy.run_path(str(pathlib.Path(importlib.util.find_spec("torch").origin).with_name("version.py")))
+if built.get("cuda") or built.get("hip"):
+    sys.exit(f"error: {{built['__version__']}} is not the build of torch without CUDA, which {CPU_INDEX} has")
+"""
+"""Torch is not imported: what it imports itself is installed later."""
 
 
 def cache_folder() -> Path:
@@ -56,7 +64,7 @@ def environment(pins: Sequence[str], say: Callable[[str], None]) -> Path:
     with locked(folder.with_name(f"{folder.name}.lock"), folder):
         if not exists(python):
             say(f"making an environment in {folder}")
-            _expect([_maker(folder)], folder)
+            _expect([[_maker(folder)]], folder)
         for name in pins:
             if not exists(_stamp(folder, name)):
                 say(f"installing the packages of {name}, once")
@@ -75,33 +83,43 @@ def _maker(folder: Path) -> list[str]:
             [sys.executable, "-m", "venv", str(folder)])
 
 
-def _installers(python: Path, name: str) -> list[list[str]]:
-    """Commands that install a file of pins, the first that can: of torch the build without CUDA, from PyTorch's index.
+def _installers(python: Path, name: str) -> list[list[list[str]]]:
+    """Ways to install a file of pins, each of commands that must all succeed: of torch, the build without CUDA.
 
-    Where that is out of reach, the user's own indexes may have it: pip asks them too, uv is asked once more.
+    PyTorch's own index has it; where that is out of reach the user's indexes may: uv is asked once more, then pip.
     """
-    given, uv = ["--no-deps", "-r", str(PINS / f"{name}.txt")], shutil.which("uv")
+    is_torch, uv = name == "torch", shutil.which("uv")
+    given = ["--no-deps", "-r", str(PINS / f"{name}.txt")]
+    shown = [[str(python), "-I", "-c", _EXPECT_CPU]] if is_torch else []
+    again = ["--force-reinstall"] if is_torch and uv else []  # over what uv installed
+    index = ["--retries", "1", "--extra-index-url", CPU_INDEX] if is_torch and sys.platform == "linux" else []
+    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *again, *index, *given]
+    ways = [[[str(python), "-m", "ensurepip"], pip, *shown]]  # an environment of uv's has no pip
     if uv:
         plain = [uv, "pip", "install", "-q", "--python", str(python), *given]
-        return [[*plain, "--torch-backend", "cpu"], plain] if name == "torch" else [plain]
-    index = ["--retries", "1", "--extra-index-url", CPU_INDEX] if name == "torch" and sys.platform == "linux" else []
-    return [[str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *index, *given]]
+        backends = [["--torch-backend", "cpu"], []] if is_torch else [[]]
+        ways = [[[*plain, *backend], *shown] for backend in backends] + ways
+    return ways
 
 
-def _expect(commands: Sequence[Sequence[str]], folder: Path) -> None:
-    """Runs commands until one succeeds; InputError with the last one's last words if none does."""
+def _expect(ways: Sequence[Sequence[Sequence[str]]], folder: Path) -> None:
+    """Tries ways until all commands of one succeed; InputError with the last one's last words if none does."""
     failed = ""
-    for command in commands:
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8",  # noqa: S603
-                                  errors="replace", timeout=_INSTALLING, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            failed = str(error)
-            continue
-        if not done.returncode:
+    for commands in ways:
+        failed = next((said for said in map(_failure, commands) if said), "")
+        if not failed:
             return
-        failed = _reason(done.stderr or done.stdout)
     raise InputError(Problem(str(folder), f"the environment cannot be made; name one with --python: {failed}"))
+
+
+def _failure(command: Sequence[str]) -> str:
+    """Why a command failed; "" if it did not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8",  # noqa: S603
+                              errors="replace", timeout=_INSTALLING, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return _reason(done.stderr or done.stdout) if done.returncode else ""
 
 
 def _reason(text: str) -> str:

@@ -19,4 +19,4 @@ def test_runs_of_one_configuration_are_compared_with_their_median() -> None:
 def test_sources_and_configurations_are_apart() -> None:
     noise = noise_by_source([Run("s", "a", None, 1), Run("t", "a", None, 2), Run("t", "b", None, 3)])
     assert [(one.source, one.repeated, one.equal, one.floor) for one in noise.values()] == [
-        ("s", None, None, 0.0), ("t", None, None, 0.0)]
+        ("s", None, None, None), ("t", None, None, None)]

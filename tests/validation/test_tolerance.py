@@ -90,8 +90,8 @@ def test_no_run_that_ran_out_of_memory_may_be_told_to_fit() -> None:
 
 
 # ---- step times -----------------------------------------------------------------------------------------------------
-def lap(error: float, kind: str = "untuned", precision: str = "bf16", fitted: float | None = None, noise: float = 0.0,
-        **told: bool) -> Lap:
+def lap(error: float, kind: str = "untuned", precision: str = "bf16", fitted: float | None = None,
+        noise: float | None = None, **told: bool) -> Lap:
     """A step with an error when left out; that of the whole fit is as large unless `fitted` says otherwise."""
     return Lap(error, kind, precision, **{"hybrid": False, "golden": False, "stable": True, **told},
                fitted=error if fitted is None else fitted, noise=noise)
@@ -126,6 +126,24 @@ def test_an_error_below_the_noise_is_none() -> None:
     assert (of_median.noise, of_median.is_kept, ratio.is_kept) == (0.1, True, True)
     of_median, ratio = judge_times([lap(0.11, "x", fitted=0.02, noise=0.1)] * 3)
     assert (of_median.is_kept, ratio.is_kept) == (False, False)
+
+
+def test_a_line_of_several_sources_has_the_noise_of_those_that_have_one_and_their_share() -> None:
+    """Noise excuses nothing where most sources have none: the median of all is judged, an unknown noise for none."""
+    laps = [lap(0.1, "x", fitted=0.09, noise=noise) for noise in (0.2, 0.1, None, None, None)]
+    of_median, ratio = judge_times(laps)
+    for line in (of_median, ratio):
+        assert (line.noise, line.noise_share) == pytest.approx((0.15, 0.4))
+    assert not of_median.is_kept
+    (alone, _) = judge_times(laps[3:])
+    assert (alone.noise, alone.noise_share) == (None, 0)
+
+
+def test_lines_of_memory_have_the_noise_of_their_sources() -> None:
+    pairs = [replace(pair(100, 100), noise=noise) for noise in (0.01, 0.03, None, None)]
+    for line in (*judge_allocated("allocated_peak", pairs), *judge_reserved(pairs)):
+        assert (line.noise, line.noise_share) == (pytest.approx(0.02), 0.5)
+    assert {line.noise_share for line in judge_verdicts(Told(0, 1, 8), Told(89, 8, 3))} == {None}
 
 
 def test_golden_runs_do_not_drown_the_others() -> None:

@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fake.chmod(0o755)
     monkeypatch.setattr(made, "_maker", lambda at: [sys.executable, "-c", (
         f"import pathlib; at = pathlib.Path({str(at)!r}) / 'bin'; at.mkdir(parents=True); (at / 'python').touch()")])
-    monkeypatch.setattr(made, "_installers", lambda python, name: [[str(fake), name]])
+    monkeypatch.setattr(made, "_installers", lambda python, name: [[[str(fake), name]]])
     return tmp_path
 
 
@@ -52,11 +52,29 @@ def test_torch_is_the_build_without_cuda_and_nothing_brings_its_own_versions(
     """By uv or by pip; where PyTorch's own index is out of reach uv is asked once more, pip asks all at once."""
     monkeypatch.setattr("shutil.which", lambda name: uv)
     torch, others = (made._installers(tmp_path / "python", name) for name in ("torch", "adapters"))
-    assert ("--torch-backend" in torch[0]) == (uv is not None)
-    assert (made.CPU_INDEX in torch[0]) == (uv is None and sys.platform == "linux")
-    assert len(torch) == (1 if uv is None else 2)
-    assert all("--no-deps" in command for command in (*torch, *others))
-    assert made.CPU_INDEX not in others[0]
+    assert ("--torch-backend" in torch[0][0]) == (uv is not None)
+    assert (made.CPU_INDEX in torch[-1][1]) == (sys.platform == "linux")
+    assert [len(torch), len(others)] == ([1, 1] if uv is None else [3, 2])
+    installs = [command for way in (*torch, *others) for command in way if "install" in command]
+    assert len(installs) == len(torch) + len(others)
+    assert all("--no-deps" in command for command in installs)
+    assert made.CPU_INDEX not in others[-1][1]
+
+
+def test_a_torch_with_cuda_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be imported where CUDA's libraries are not: the next way is tried; if none is left, it is said."""
+    (folder / "torch").mkdir()
+    (folder / "torch/__init__.py").write_text("raise ImportError('libcudnn.so.9')", encoding="utf-8")
+    version = folder / "torch/version.py"
+    version.write_text("__version__ = '2.13.0'\ncuda = '13.0'\nhip = None\n", encoding="utf-8")
+    shown = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}){made._EXPECT_CPU}"]
+    another = [sys.executable, "-c", f"open({str(version)!r}, 'a').write('cuda = None')"]
+    monkeypatch.setattr(made, "_installers", lambda python, name: [[shown]])
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"error: 2\.13\.0 is not the build of torch without CUDA, which http"):
+            made.environment(("torch",), lambda _: None)
+    monkeypatch.setattr(made, "_installers", lambda python, name: [[shown], [another, shown]])
+    assert made.environment(("torch",), lambda _: None).name == "python"
 
 
 def test_a_cache_folder_is_absolute_or_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

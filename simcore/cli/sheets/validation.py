@@ -66,10 +66,10 @@ def _together(groups: Sequence[GroupLeftOut], noise: dict[str, Noise]) -> WordTa
     table = plain_table("left out together", *words[:2], "configurations", "left out", "fitted", "worst", "noise",
                         words[2], left=words)
     for group in groups:
-        floor = noise[group.source].floor if group.source in noise else 0.0
+        floor = noise[group.source].floor if group.source in noise else None
         alone = f"{len(group.alone)}: {', '.join(group.alone)}" if group.alone else "0"
         table.add_row(group.source, group.family, group.machine, str(group.configurations),
-                      *map(_percent, (group.left_out, group.fitted, group.worst, floor or None)), alone)
+                      *map(_percent, (group.left_out, group.fitted, group.worst, floor)), alone)
     return table
 
 
@@ -130,13 +130,14 @@ def _as_published(lines: Sequence[AsPublished]) -> WordTable:
 
 
 def _tolerances(judged: Sequence[Judged]) -> WordTable:
-    """Table of tolerances; those of step times have the value of the whole fit, and the noise."""
+    """Table of tolerances with the noise of what was measured; those of step times have the value of the whole fit."""
     timed = any(row.fitted is not None for row in judged)
-    table = plain_table("tolerance", "observations", "allowed", *(("left out", "fitted", "noise") if timed else
-                                                                 ("found",)), "")
+    table = plain_table("tolerance", "observations", "allowed", *(("left out", "fitted") if timed else ("found",)),
+                        "noise", "known of", "")
     for row in judged:
-        values = (row.found, row.fitted, row.noise) if timed else (row.found,)
-        table.add_row(row.what, str(row.num), *map(_percent, (row.allowed, *values)),
+        values = (row.found, row.fitted) if timed else (row.found,)
+        table.add_row(row.what, str(row.num), *map(_percent, (row.allowed, *values, row.noise)),
+                      "" if row.noise_share is None else f"{row.noise_share:.0%}",
                       "kept" if row.is_kept else "NOT KEPT")
     return table
 

@@ -46,7 +46,7 @@ def hot_ranks_assumption(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     if surely == 1:
         return ()
     value = (f"the fullest of {job.mesh.ep} ranks has likely {fullest_load(job, LIKELY):.2f}, in nine of ten jobs at "
-             f"most {surely:.2f} times the mean: in the upper end of its band")
+             f"most {surely:.2f} times the mean: the verdict counts it (upper end of the band), peaks and times do not")
     return (("hot ranks", value, "calibrated", _SOURCE),)
 
 

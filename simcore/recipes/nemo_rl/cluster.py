@@ -1,4 +1,4 @@
-"""GPUs of a recipe: those that train, and those that only generate."""
+"""GPUs of a recipe: those that train, those that only generate, and those that only teach."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from simcore.recipes.reader import Reader
 __all__ = ["read_cluster"]
 
 _SETUP: Final = "algorithms/grpo.py setup"
+_DISTILLATION: Final = "on_policy_distillation"
+_TEACHERS: Final = f"{_DISTILLATION}.non_colocated_teachers"
 
 
 def read_cluster(reader: Reader, draft: Draft, engine_gpus: int) -> Answer | None:
@@ -34,11 +36,30 @@ def read_cluster(reader: Reader, draft: Draft, engine_gpus: int) -> Answer | Non
         draft.use(each, nodes, why="the number of GPUs follows from it")
         if nodes is not None and nodes.value > 1:
             _narrow(draft, each.value, each.where)
-    if engine_gpus >= total.value:
-        draft.fail(total.where, f"{total.value} GPUs, of which {engine_gpus} generate: none is left to train "
+    teaching = _teaching_nodes(reader) * (each.value if each else 0)
+    if engine_gpus + teaching >= total.value:
+        teach = f" and {teaching} teach" if teaching else ""
+        draft.fail(total.where, f"{total.value} GPUs, of which {engine_gpus} generate{teach}: none is left to train "
                                 f"({_SETUP})")
         return None
-    return Answer(total.value - engine_gpus, total.where)
+    return Answer(total.value - engine_gpus - teaching, total.where)
+
+
+def _teaching_nodes(reader: Reader) -> int:
+    """Number of nodes with teachers of GRPO alone, one group a model; `step` refuses such distillation.
+
+    NeMo RL 7ea279ab models/policy/teacher_worker_group.py create_teacher_configs_from_opd_config.
+    """
+    if not all(reader.look(f"{at}.enabled") is True for at in (_DISTILLATION, _TEACHERS)):
+        return 0
+    by_name = f"{_DISTILLATION}.teacher_model_by_agent_name"
+    names = reader.names(by_name)
+    if reader.look(f"{_DISTILLATION}.deduplicate_shared_teacher_checkpoints") is not False:
+        names = tuple({str(reader.look(f"{by_name}.{name}")): name for name in reversed(names)}.values())
+    told = ((reader.look(f"{_TEACHERS}.{at}.num_nodes") for at in (f"teacher_overrides.{name}", "default_teacher_cfg"))
+            for name in names)
+    return sum(next((nodes for nodes in each if isinstance(nodes, int)), 1) for each in told)
+
 
 
 def _narrow(draft: Draft, each: int, where: str) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 import small
 from simcore.frameworks.common.hot_ranks import LIKELY, fullest_load
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
 from simcore.results.report import Report
 from simcore.simulate import simulate
 
@@ -53,7 +55,18 @@ def test_a_hot_rank_raises_the_upper_end_of_a_band_alone() -> None:
     assert theirs
     assert mine.band_bytes[1] > theirs.band_bytes[1]
     assert mine.model_copy(update={"band_bytes": (mine.band_bytes[0], theirs.band_bytes[1])}) == theirs
-    assert [one.what for one in given.assumptions if one not in even.assumptions] == ["hot ranks"]
+    (assumed,) = (one for one in given.assumptions if one not in even.assumptions)
+    assert (assumed.what, "the verdict counts it" in assumed.value) == ("hot ranks", True)
+
+
+def test_a_job_fits_only_if_its_fullest_rank_does() -> None:
+    """A limit between both ends of the band: of balanced experts it fits, of a router left alone none knows."""
+    given, even = (_report("megatron", routing) for routing in ("auto", "balanced"))
+    ends = [report.ranks[0].peak.band_bytes[1] for report in (given, even) if report.ranks[0].peak]
+    limits = {"usable_memory": f"{sum(ends) // 2} B"}
+    told = [simulate(parse_scenario(parse_document(json.dumps(report.scenario | {"limits": limits}), "limited.json")))
+            for report in (given, even)]
+    assert [report.verdict for report in told] == ["unsure", "fits"]
 
 
 def test_the_end_is_at_least_what_the_fullest_rank_needs() -> None:

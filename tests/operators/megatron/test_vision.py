@@ -25,6 +25,7 @@ from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import HIDDEN, Op
+from simcore.simulate import simulate
 
 TRUTH: dict[str, Any] = json.loads((Path(__file__).parents[2] / "truth/models/bridge-vision-main-2026-08-22.json")
                                    .read_text(encoding="utf-8"))
@@ -233,3 +234,15 @@ def test_every_part_of_the_tower_is_on_the_first_stage(config: str) -> None:
         plan = plan_of(config, {"pp": 2}, rank=rank)
         kinds = [plan.graph.kinds[plan.graph.layers[layer].kind] for layer in plan.layers]
         assert any(isinstance(kind.block, VisionPart) for kind in kinds) is there
+
+
+def test_fused_rotation_is_taken_back_by_one_provider_and_refused_by_another_model(config: str, whole: str) -> None:
+    """Bridge 067f987d models/gpt_provider.py:230, which makes Qwen 2.5 VL's language model; Qwen3-VL has its own."""
+    fused, apart = (simulate(asked(whole, {}, image_height=112, options={"apply_rope_fusion": on}))
+                    for on in (True, False))
+    assert apart.status == "ok"
+    assert [one.what for one in fused.assumptions if one not in apart.assumptions] == ["apply_rope_fusion"]
+    assert (fused.ranks, fused.time) == (apart.ranks, apart.time)
+    refused = simulate(asked(config, {}, options={"apply_rope_fusion": True}))
+    assert refused.status == "illegal"
+    assert "not supported for Qwen3-VL" in refused.problems[0].message

@@ -69,3 +69,30 @@ def test_what_the_release_refuses_of_a_controller_is_refused(tmp_path: Path, tex
     with pytest.raises(kind) as refused:
         imported(tmp_path, text).expect_complete()
     assert told in str(refused.value)
+
+
+def test_nodes_of_teachers_do_not_train_and_their_distillation_is_refused(tmp_path: Path) -> None:
+    """Four nodes of 8: half a node generates, one teaches (two agents share a model), and 20 GPUs train with tp 5."""
+    base = BASE.replace("num_nodes: 1}\n", "num_nodes: 4}\n").replace("tensor_parallel_size: 1, c",
+                                                                    "tensor_parallel_size: 5, c")
+    block = "on_policy_distillation"
+
+    def told(shared: str, nodes: int) -> list[str]:
+        teachers = (f"{{enabled: true, default_teacher_cfg: {{num_nodes: {nodes}}}, "
+                    "teacher_overrides: {b: {num_nodes: 2}}}")
+        found = imported(tmp_path, "grpo: {seed: 1}\n"
+                         f"{block}: {{enabled: true, teacher_model_by_agent_name: {{a: x, b: x}}, "
+                         f"deduplicate_shared_teacher_checkpoints: {shared}, non_colocated_teachers: {teachers}}}",
+                         base)
+        with pytest.raises((InputError, NotYet)) as refused:
+            found.expect_complete()
+        return [problem.message for problem in refused.value.problems
+                if "teach" in problem.message or "multiple" in problem.message]
+
+    teachers = f"{block}.non_colocated_teachers"
+    assert set(told("true", 1)) == {f"not yet: {key}: distillation of teachers in GRPO" for key in (
+        f"{block}.enabled", f"{block}.teacher_model_by_agent_name.a", f"{block}.teacher_model_by_agent_name.b",
+        f"{block}.deduplicate_shared_teacher_checkpoints", f"{teachers}.enabled",
+        f"{teachers}.default_teacher_cfg.num_nodes", f"{teachers}.teacher_overrides.b.num_nodes")}
+    assert any(message.startswith("4 GPUs are no multiple of") for message in told("false", 1))
+    assert any("32 GPUs, of which 4 generate and 32 teach" in message for message in told("true", 4))

@@ -23,6 +23,8 @@ _UNREADY: Final = "Megatron-LM d98e8a64 core/distributed/param_and_grad_buffer.p
 _WIDEST, _HOPPER = 128, 9
 _NOT_READ: Final = ("internvl", "llava", "qwen2_vl")
 """Families of transformers' whose towers Bridge was not read for."""
+_OF_ITSELF: Final = "qwen2_5_vl"
+"""Family whose language model GPTModelProvider makes; Qwen3-VL's own model checks the flag instead."""
 _NODES: Final = "overlap_moe_expert_parallel_comm"
 
 
@@ -47,7 +49,7 @@ def check_tower(job: Job, options: dict[str, object], stages: tuple[tuple[int, .
     squares = any(isinstance(_block(job, layer.index), Projector) for layer in job.graph.layers)
     if squares:
         _check_biases(job, options)
-    if options.get("apply_rope_fusion") and not (rows or squares or _reads_by_radio(job)):
+    if options.get("apply_rope_fusion") and not (rows or squares or _reads_by_radio(job) or _takes_fusion_back(job)):
         raise job.illegal("framework_options.apply_rope_fusion", "apply_rope_fusion is not supported for Qwen3-VL and "
                           "Qwen3.5 models", f"{_MODEL}/rope.py:475")
     _check_stages(job, options, stages)
@@ -139,6 +141,11 @@ def _reads_by_radio(job: Job) -> bool:
     return any(isinstance(kind.block, RadioPatches) for kind in job.graph.kinds)
 
 
+def _takes_fusion_back(job: Job) -> bool:
+    """True if the provider switches apply_rope_fusion off by itself, where positions are by time, row and column."""
+    return job.graph.architecture.family == _OF_ITSELF
+
+
 def _block(job: Job, layer: int) -> object:
     return job.graph.kinds[job.graph.layers[layer].kind].block
 
@@ -150,6 +157,10 @@ def assumptions_of_tower(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     if _reads_by_radio(job):
         return (("vision tower", "the embedding's output lives beside the tower's tensors: upstream embeds behind the "
                  "tower", "assumed", _OMNI),)
-    return (("vision tower", "cuDNN's convolution of patches needs no workspace", "assumed", f"{_MODEL}/utils.py:32"),
+    back = (("apply_rope_fusion", "off: it is only compatible with rope, positions here are mrope", "derived",
+             "Bridge 067f987d models/gpt_provider.py:230, utils/fusions.py:84"),)
+    asked = _takes_fusion_back(job) and job.scenario.framework_options.get("apply_rope_fusion")
+    return (*(back if asked else ()),
+            ("vision tower", "cuDNN's convolution of patches needs no workspace", "assumed", f"{_MODEL}/utils.py:32"),
             ("vision tower", "the embedding's output and its gradient live beside the tower's tensors: upstream embeds "
              "behind the tower", "assumed", f"{_MODEL}/model.py:770"))
