@@ -128,6 +128,12 @@ def test_an_error_below_the_noise_is_none() -> None:
     assert (of_median.is_kept, ratio.is_kept) == (False, False)
 
 
+def test_steps_that_generate_are_not_judged() -> None:
+    laps = [lap(0.01, "tuned")] * 3
+    assert list(judge_times([*laps, *[lap(0.9, "rl")] * 9])) == list(judge_times(laps))
+    assert list(judge_times([lap(0.9, "rl")])) == []
+
+
 def test_golden_runs_do_not_drown_the_others() -> None:
     judged = judge_times([lap(0.1, golden=True)] * 9 + [lap(0.2)] * 3)
     found = {judgement.what: (judgement.num, judgement.is_kept) for judgement in judged}
