@@ -108,8 +108,8 @@ def test_later_rows_become_their_stored_rows_and_no_fit_sees_them() -> None:
     for row in later():
         assert row["config_group"].startswith(module("measured_runs").LATER), row["id"]
         made = runs.row(row)
-        assert made == stored()[row["id"]], row["id"]
-        assert made["kept_out"] is True, row["id"]
+        assert (made or runs.aside(row, runs._lacking(row))) == stored()[row["id"]], row["id"]
+        assert made is None or made["kept_out"] is True, row["id"]
 
 
 @pytest.mark.parametrize("name", samples())

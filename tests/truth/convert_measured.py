@@ -17,6 +17,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import measured_arctic
 import measured_automodel
 import measured_bridge
 import measured_cards
@@ -24,6 +25,9 @@ import measured_golden
 import measured_megatron
 import measured_mlperf
 import measured_nemo_rl
+import measured_peft
+import measured_primus
+import measured_reports
 import measured_torch
 import measured_tuners
 from measured_runs import converted
@@ -49,6 +53,11 @@ RULES = {
     "ms-swift": (measured_tuners.swift, measured_tuners.SWIFT),
     "axolotl": (measured_tuners.axolotl, measured_tuners.AXOLOTL),
     "issues": (measured_tuners.issue, measured_tuners.ISSUES),
+    "arctic-training": (measured_arctic.arctic, measured_arctic.VOCABULARY),
+    "peft": (measured_peft.peft, measured_peft.VOCABULARY),
+    "primus": (measured_primus.primus, measured_primus.VOCABULARY),
+    "llamafactory": (measured_reports.factory, measured_reports.FACTORY),
+    "verl": (measured_reports.verl, measured_reports.VERL),
     "nemo-rl-perf": (measured_nemo_rl.nemo_rl, measured_nemo_rl.VOCABULARY),
 }
 """By group: the rule, and the vocabulary of its rows."""

@@ -84,11 +84,11 @@ COMMON = {**{name: Prose() for name in ("id", "group", "config_group", "source",
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 TUNED = ("mbridge-perf-summary", "simumax-b200", "torchtitan", "torchtitan-log", "kempnerforge", "automodel-perf",
-         "fms-fsdp", "llm-foundry", "korthikanti")
+         "fms-fsdp", "llm-foundry", "korthikanti", "primus")
 """Groups that are tables of performance. Of Bridge's verification cards those of benchmark recipes are tuned too."""
 UNTUNED = ("mbridge-card", "mbridge-skill", "mbridge-est", "automodel-blog", "automodel-docs", "torchtune", "ms-swift",
-           "axolotl", "unsloth", "issues")
-OF_RL = ("nemo-rl-perf",)
+           "axolotl", "unsloth", "issues", "arctic-training", "peft", "llamafactory")
+OF_RL = ("nemo-rl-perf", "verl")
 """Groups whose steps generate too."""
 
 
