@@ -1,6 +1,7 @@
 """Converters of measured runs fail at a word or a key that they do not know, whatever the row.
 
-Samples of both collections are stored (`truth/source_rows.jsonl`): at least one row for each rule.
+Samples of both collections are stored (`truth/source_rows.jsonl`): at least one row for each rule. Of the rows that
+came after the fit of times (`truth/later_rows.jsonl`) the first of each group is one.
 """
 
 from __future__ import annotations
@@ -31,9 +32,17 @@ def module(name: str) -> Any:
 
 @cache
 def samples() -> dict[str, dict[str, Any]]:
-    """Rows of the two collections by id."""
+    """Rows of the two collections, and one of each group of later ones, by id."""
     lines = (TRUTH / "source_rows.jsonl").read_text(encoding="utf-8").splitlines()
-    return {row["id"]: row for row in map(json.loads, lines)}
+    first = {row["group"]: row for row in reversed(later())}
+    return {row["id"]: row for row in (*map(json.loads, lines), *first.values())}
+
+
+@cache
+def later() -> tuple[dict[str, Any], ...]:
+    """Rows that came after the fit of times."""
+    lines = (TRUTH / "later_rows.jsonl").read_text(encoding="utf-8").splitlines()
+    return tuple(map(json.loads, lines))
 
 
 @cache
@@ -92,6 +101,15 @@ def test_every_rule_has_a_sample() -> None:
 @pytest.mark.parametrize("name", samples())
 def test_a_sample_becomes_its_stored_row(name: str) -> None:
     assert convert(samples()[name]) == stored()[name]
+
+
+def test_later_rows_become_their_stored_rows_and_no_fit_sees_them() -> None:
+    runs = module("convert_measured")
+    for row in later():
+        assert row["config_group"].startswith(module("measured_runs").LATER), row["id"]
+        made = runs.row(row)
+        assert (made or runs.aside(row, runs._lacking(row))) == stored()[row["id"]], row["id"]
+        assert made is None or made["kept_out"] is True, row["id"]
 
 
 @pytest.mark.parametrize("name", samples())
@@ -289,3 +307,18 @@ def test_a_correction_since_the_fit_leaves_the_time_as_it_was_fitted() -> None:
     assert (memory["id"], memory["verdict"], "step_s" in memory) == ("a:memory", "fits", False)
     assert runs.corrected({**run, "config": None}, dict(made)) == [made]
     assert runs._merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
+
+
+def test_a_recipe_of_nemo_rl_is_the_one_that_is_printed() -> None:
+    """The mean length fills packs and engines; a line with another degree or batch than the recipe's is no scenario."""
+    row = next(row for row in later() if row["id"] == "nemorl-0.6-h100-bf16-grpo-DeepSeek_V3-256g-on")
+    made = convert(row)["scenario"]
+    assert (made["training"]["seq_len"], made["training"]["micro_batch_size"]) == (701, 2)  # packs of 1,536 tokens
+    assert (made["rl"]["logprob_batch_size"], made["generation"]["max_model_len"]) == (2, 701)
+    whole = convert({**row, "seq_len": 1536})["scenario"]
+    assert (whole["training"]["micro_batch_size"], whole["generation"]["max_model_len"]) == (1, 1536)
+    for key, word in (("ep", 32), ("tp", 2), ("global_batch", 256), ("gpus", 512), ("task", "SWE")):
+        told = convert({**row, key: word})["not_modelled"]
+        assert str(word) in told or "agents" in told or "64n8g" in told, told
+    told = convert(changed(row, ("config", "generated"), 1024))["not_modelled"]
+    assert "sequences of a step 1024 printed, 512 in the recipe" in told

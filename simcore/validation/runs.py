@@ -30,8 +30,11 @@ MAX_BYTES: Final = 2**24
 QUANTITIES: Final = ("allocated_peak", "allocated_peak_first", "allocated_end", "reserved_peak", "device_peak")
 Quantity = Literal["allocated_peak", "allocated_peak_first", "allocated_end", "reserved_peak", "device_peak"]
 Rank = Annotated[int, Field(ge=0)] | Literal["last", "max"]
-Kind = Literal["tuned", "untuned"]
-"""Kind of a run: tuned for speed (a recipe or table of performance), or an example or a test."""
+Kind = Literal["tuned", "untuned", "rl"]
+"""Kind of a run: tuned for speed (a recipe or table of performance), an example or a test, or a step that generates.
+
+The time of the last is shown and not judged: that of decoding is a bound from below (`simcore/vllm/decode.py`).
+"""
 
 
 class Reading(Block):
@@ -52,8 +55,8 @@ class Row(Block):
     `as_published`: of a run without one, because its reading shows that something else ran than its configuration says,
     the scenario of the configuration. `group`: runs of one origin; `source`: where it was published. `readings`: of
     memory; `verdict`: whether it ran out of memory. `step_s`: seconds of a step, or of the part that `timed` names.
-    `release`: of the software, if known; another release may be faster. `kept_out`: no constant of time may be fitted
-    to it. Only a run without a scenario may lack all three.
+    `release`: of the software, if known; another release may be faster. `kept_out`: no constant may be fitted to
+    it. Only a run without a scenario may lack all three.
     """
 
     id: Name

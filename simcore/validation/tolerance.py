@@ -90,7 +90,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """One step time's error without its sign, as a share. `kind`: "tuned" for speed, or "untuned".
+    """One step time's error without its sign, as a share. `kind`: "tuned" for speed, "untuned", or "rl".
 
     `error`: by a fit that had not seen the run's group; `fitted`: by the whole fit. `noise`: of the source's runs, as a
     share, None where it is not known. `hybrid`: of a Nemotron; `mlperf`: of a round of MLPerf; `golden`: from
@@ -200,8 +200,9 @@ def judge_times(laps: Sequence[Lap]) -> Iterator[Judged]:
     """Judges errors of step time on runs left out: median of each family, share of small errors of tuned, stable runs.
 
     Each median is judged with golden runs (of continuous integration) and, if there are any, without them; beside each
-    the ratio to the median of the whole fit. A family without times gives nothing.
+    the ratio to the median of the whole fit. A family without times gives nothing, nor do steps that generate (`rl`).
     """
+    laps = [lap for lap in laps if lap.kind != "rl"]
     for family, allowed in STEP_MEDIANS.items():
         family_laps = [lap for lap in laps if lap.families[family]]
         others = [lap for lap in family_laps if not lap.golden]

@@ -24,6 +24,8 @@ from simcore.validation.runs import Measured
 from simcore.validation.validate import Compared
 
 NEAREST_FIRST = ("allocated_peak", "reserved_peak", "device_peak")
+AFTERWARDS = ("arctic-training", "llamafactory")
+"""Groups that are kept out of every fit as a whole: they are in no band."""
 HELD = 0.75
 """Share of today's residuals that a stored band must hold: made to hold 80%, while the engine moves a little."""
 
@@ -35,7 +37,8 @@ def residuals() -> dict[str, list[float]]:
     found: dict[str, list[float]] = defaultdict(list)
     nearest: dict[tuple[str, object], Compared] = {}
     for one in sorted(compared_memory().compared, key=_nearness, reverse=True):
-        nearest[one.rows[0], one.rank] = one
+        if one.group not in AFTERWARDS:
+            nearest[one.rows[0], one.rank] = one
     for (row, _), one in sorted(nearest.items(), key=str):
         found[_class_of(scenario_of[row])].append(one.measured_bytes / one.simulated_bytes)
     return dict(found)

@@ -17,12 +17,17 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import measured_arctic
 import measured_automodel
 import measured_bridge
 import measured_cards
 import measured_golden
 import measured_megatron
 import measured_mlperf
+import measured_nemo_rl
+import measured_peft
+import measured_primus
+import measured_reports
 import measured_torch
 import measured_tuners
 from measured_runs import converted
@@ -48,6 +53,12 @@ RULES = {
     "ms-swift": (measured_tuners.swift, measured_tuners.SWIFT),
     "axolotl": (measured_tuners.axolotl, measured_tuners.AXOLOTL),
     "issues": (measured_tuners.issue, measured_tuners.ISSUES),
+    "arctic-training": (measured_arctic.arctic, measured_arctic.VOCABULARY),
+    "peft": (measured_peft.peft, measured_peft.VOCABULARY),
+    "primus": (measured_primus.primus, measured_primus.VOCABULARY),
+    "llamafactory": (measured_reports.factory, measured_reports.FACTORY),
+    "verl": (measured_reports.verl, measured_reports.VERL),
+    "nemo-rl-perf": (measured_nemo_rl.nemo_rl, measured_nemo_rl.VOCABULARY),
 }
 """By group: the rule, and the vocabulary of its rows."""
 SINCE_FIT = (
@@ -83,9 +94,10 @@ def rows(measured, goldens, results):
 
 
 def added(measured):
-    """Runs of `source_rows.jsonl` that came after the collection: those that name their layout and are not in it."""
+    """Runs that came after the collection: those of `source_rows.jsonl` that name their layout, and all later rows."""
     known = {run["id"] for run in measured}
-    lines = HERE.with_name("source_rows.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = [line for name in ("source_rows", "later_rows")
+             for line in HERE.with_name(f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
     later = (run for run in map(json.loads, lines) if "group" in run and "config_group" in run)
     return [run for run in later if run["id"] not in known]
 

@@ -78,7 +78,7 @@ BACKENDS = ("TE + fsdp2_prefetch", "TE + DeepEP + TorchSDPA", "TE + DeepEP + tor
 PERF = COMMON | {
     "model": Words(PERF_MODELS), "gpu_type": Words({"H100 80GB SXM (DGX)": "dgx-h100", "GB200 192GB": "gb200-nvl72"}),
     "framework": Always("NeMo AutoModel FSDP2 + HybridEP", *(f"NeMo AutoModel (FSDP2), {one}" for one in BACKENDS)),
-    "task": Always("pretrain", "lora"), "sharding": Always("fsdp2"),
+    "task": Always("pretrain", "lora"), "sharding": Always("fsdp2"), "vpp": Always(None, 1, 4, 8),
     "precision": Words({"bf16 params/compute": {"params": "bf16"}, "bf16": {"params": "bf16"},
                         "mxfp8": NOT_WRITTEN}),
     "recompute": Words({"full per-block AC": {"recompute": "full"}, "none": {},

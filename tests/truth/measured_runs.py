@@ -40,7 +40,14 @@ def restated(run, rule):
         made["not_modelled"] = str(reason)
     if readings or verdict == "oom":
         made |= {"readings": readings, "verdict": verdict}
-    return made if step is None else made | {"step_s": step} | _timed(run) | kept_out(run.get("config_group"))
+    if step is not None:
+        made |= {"step_s": step} | _timed(run)
+    is_kept_out = step is not None or (run.get("config_group") or "").startswith(LATER)
+    return made | (kept_out(run.get("config_group")) if is_kept_out else {})
+
+
+LATER = "later/"
+"""How names of layouts begin that came after the fit of 29 November 2026: all of them are kept out of every fit."""
 
 
 def kept_out(layout):
@@ -48,8 +55,11 @@ def kept_out(layout):
 
     A layout is model, GPU, degrees (tp, pp, virtual stages, cp, ep), micro batch and precision, so that no equal run of
     another site, round or size is on the other side. A run without such a name (None) is of before the rule: it is not.
+    One whose name begins with `LATER` is, whatever its hash.
     """
-    return {"kept_out": True} if layout and int(hashlib.sha256(layout.encode()).hexdigest(), 16) % 3 == 0 else {}
+    if layout and (layout.startswith(LATER) or int(hashlib.sha256(layout.encode()).hexdigest(), 16) % 3 == 0):
+        return {"kept_out": True}
+    return {}
 
 
 # ---- words that all groups have -------------------------------------------------------------------------------------
@@ -74,10 +84,12 @@ COMMON = {**{name: Prose() for name in ("id", "group", "config_group", "source",
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 TUNED = ("mbridge-perf-summary", "simumax-b200", "torchtitan", "torchtitan-log", "kempnerforge", "automodel-perf",
-         "fms-fsdp", "llm-foundry", "korthikanti")
+         "fms-fsdp", "llm-foundry", "korthikanti", "primus")
 """Groups that are tables of performance. Of Bridge's verification cards those of benchmark recipes are tuned too."""
 UNTUNED = ("mbridge-card", "mbridge-skill", "mbridge-est", "automodel-blog", "automodel-docs", "torchtune", "ms-swift",
-           "axolotl", "unsloth", "issues")
+           "axolotl", "unsloth", "issues", "arctic-training", "peft", "llamafactory")
+OF_RL = ("nemo-rl-perf", "verl")
+"""Groups whose steps generate too."""
 
 
 def _from_tokens(run):
@@ -89,11 +101,13 @@ def _from_tokens(run):
 def _timed(run):
     """What the time is of, whether somebody made the run fast, and the release of the software."""
     group = run["group"]
-    if group not in TUNED + UNTUNED:
-        raise Unheard(f"row {run['id']}: group: unknown word {group!r}; known: {', '.join(TUNED + UNTUNED)}")
+    known = (*TUNED, *UNTUNED, *OF_RL)
+    if group not in known:
+        raise Unheard(f"row {run['id']}: group: unknown word {group!r}; known: {', '.join(known)}")
     card = group == "mbridge-card" and run.told("task") == "pretrain" and "performance" in run["id"]
     part = {"timed": "forward_backward"} if "(fwd+loss+bwd timed)" in run.told("task") else {}
-    made = part | {"kind": "tuned" if group in TUNED or (card and run["config"].get("recipe")) else "untuned"}
+    tuned = "tuned" if group in TUNED or (card and run["config"].get("recipe")) else "untuned"
+    made = part | {"kind": "rl" if group in OF_RL else tuned}
     release = _release(run)
     return made | ({"release": release} if release else {})
 

@@ -51,7 +51,7 @@ def problem_of(folder: Path, wrong: dict[str, Any] | str, *overrides: str) -> st
     ({"readings": [{"of": "allocated", "rank": 0, "bytes": 5}]}, "readings.0.of: expected 'allocated_peak'"),
     ({"step": 3}, "row bad: unknown key 'step'; did you mean 'step_s'?"),
     ({"step_s": 0}, "row bad: step_s: expected more than 0.0, got 0"),
-    ({"kind": "fast"}, "row bad: kind: expected 'tuned', 'untuned', got 'fast'"),
+    ({"kind": "fast"}, "row bad: kind: expected 'tuned', 'untuned', 'rl', got 'fast'"),
     ({"source": None, "group": None}, "group: expected text, the key is missing; source: expected text"),
     ({"scenario": {**SCENARIO, "colour": 1}}, "row bad: unknown key 'colour'"),
     ({"scenario": {**SCENARIO, "sweep": {"mesh.ep": [1]}}}, "row bad: no sweep is expected here"),
@@ -134,7 +134,7 @@ def test_all_rows_that_come_along_are_whole() -> None:
     assert problems == []
     assert {reading.of for one in found for reading in one.row.readings} == set(QUANTITIES)
     assert {one.row.verdict for one in found if one.row.read_memory} == {"fits", "oom"}
-    assert {one.row.kind for one in found if one.row.step_s} == {"tuned", "untuned"}
+    assert {one.row.kind for one in found if one.row.step_s} == {"tuned", "untuned", "rl"}
 
 
 def test_a_file_holds_one_group_under_its_name() -> None:

@@ -146,6 +146,12 @@ def test_lines_of_memory_have_the_noise_of_their_sources() -> None:
     assert {line.noise_share for line in judge_verdicts(Told(0, 1, 8), Told(89, 8, 3))} == {None}
 
 
+def test_steps_that_generate_are_not_judged() -> None:
+    laps = [lap(0.01, "tuned")] * 3
+    assert list(judge_times([*laps, *[lap(0.9, "rl")] * 9])) == list(judge_times(laps))
+    assert list(judge_times([lap(0.9, "rl")])) == []
+
+
 def test_golden_runs_do_not_drown_the_others() -> None:
     judged = judge_times([lap(0.1, golden=True)] * 9 + [lap(0.2)] * 3)
     found = {judgement.what: (judgement.num, judgement.is_kept) for judgement in judged}

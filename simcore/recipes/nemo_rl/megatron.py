@@ -142,7 +142,7 @@ def _read_formats(reader: Reader, draft: Draft) -> None:
     on = reader.flag(f"{_FP8}.enabled")
     if on is None or not on.value:
         draft.idle(on, "products in 16 bits")
-        draft.idle(reader.matching(f"{_FP8}.*"), "settings of fp8 alone")
+        draft.idle(reader.matching(_FP8, f"{_FP8}.*"), "settings of fp8 alone")
         return
     draft.put("training.precision.compute", on, "fp8")
     draft.put(f"{_OPTION}fp8_format", reader.text(f"{_FP8}.fp8"))

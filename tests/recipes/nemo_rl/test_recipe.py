@@ -829,3 +829,12 @@ def test_states_that_leave_for_log_probabilities_with_engines_apart(tmp_path: Pa
     assert "optimizer_offload" not in imported(tmp_path, GRPO, never).values["rl"]
     shared = imported(tmp_path, GRPO, "policy: {offload_optimizer_for_logprob: true}\n")
     assert "optimizer_offload" not in shared.values["rl"]
+
+
+def test_a_block_of_fp8_that_is_nothing_is_none(tmp_path: Path) -> None:
+    """`config["megatron_cfg"].get("fp8_cfg", None)`: so recipes of v0.5.0 have it."""
+    on = "policy: {dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true, fp8_cfg: %s}}\n"
+    found = {told: scenario(imported(tmp_path, GRPO, on % told)).normalised() for told in (
+        "null", "{enabled: false}", "{enabled: true, fp8: e4m3, fp8_recipe: blockwise, fp8_param: false}")}
+    nothing, off, fp8 = found.values()
+    assert nothing == off != fp8
