@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from command import Ran, Run
 from simcore.cli import app as cli
 from simcore.frameworks.common import transformers
 
 pytest.register_assert_rewrite("eventlog", "claims")
+# A busy machine fails no test: how long an example takes is measured in tests/bench.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 gc.set_threshold(100_000, 20, 50)  # as the command does; tests, too, seldom make circles
 os.environ.pop("COLUMNS", None)  # a terminal may tell its width; tables are tested as a pipe gets them
 
