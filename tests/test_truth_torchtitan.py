@@ -43,7 +43,8 @@ def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": "torchtitan", "model": {"config": preset(case), "overrides": case["model"]}, "framework": "fsdp2",
         "implementation": "torchtitan", "topology": "dgx-h100", "mesh": {
-            "dp_replicate": replicas, "dp_shard": shards, "cp": cp, "tp": tp, "ep": case.get("ep", 1)},
+            "dp_replicate": replicas, "dp_shard": shards, "cp": cp, "tp": tp, "ep": case.get("ep", 1),
+            "etp": case.get("etp", 1)},
         "training": {
             "seq_len": case["seq"], "micro_batch_size": batch, "global_batch_size": batch * shards * replicas,
             "recompute": {"mode": "per_op"} if mode == "op" else mode if isinstance(mode, str) else {
@@ -56,11 +57,11 @@ def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
 
 def sizes_of(case: dict[str, Any]) -> dict[str, int]:
     """Ranks of each axis."""
-    tp, cp, ep, replicas = (case.get(name, 1) for name in ("tp", "cp", "ep", "dp_replicate"))
+    tp, cp, ep, etp, replicas = (case.get(name, 1) for name in ("tp", "cp", "ep", "etp", "dp_replicate"))
     inside = case["world"] // replicas
-    return {"tp": tp, "cp": cp, "dp_shard_cp": inside // tp, "ep": ep, "expert_dp": case["world"] // ep,
+    return {"tp": tp, "cp": cp, "dp_shard_cp": inside // tp, "ep": ep, "expert_dp": case["world"] // ep // etp,
             "dp_cp": case["world"] // tp,
-            "expert_dp_shard": inside // ep, "expert_dp_replicate": replicas, "dp_replicate": replicas}
+            "expert_dp_shard": inside // ep // etp, "expert_dp_replicate": replicas, "dp_replicate": replicas}
 
 
 @cache

@@ -29,7 +29,8 @@ __all__ = ["packed_weights", "rules_of"]
 class _Choice:
     """Settings that tensor policies depend on, apart from the tensor itself. `kept`: the optimizer's states.
 
-    `experts_cut`: mesh axis of the ranks that cut experts of one rank once more, and the dimension.
+    `by_width`: experts are cut by their width too (etp). `experts_cut`: mesh axis of the ranks that cut experts of one
+    rank once more, and the dimension.
     `on_host`: sharded tensors rest there; `pin_memory` is the policy's default, states are not pinned.
     `in_backward`: [Note: optimizer in backward] in `simcore/placement/optimizer_step.py`.
     """
@@ -41,6 +42,7 @@ class _Choice:
     kept: States
     splits_experts: bool
     experts_cut: tuple[str, int]
+    by_width: bool
     fully: bool
     on_host: bool
     in_backward: bool
@@ -76,7 +78,8 @@ def rules_of(job: Draft, stored: str, packed: PackedWeights | None, *, fully: bo
     """
     adapter, trainer = job.scenario.training.lora.dtype, TRAINERS[job.graph.implementation]
     choice = _Choice(stored, job.compute, trainer.gathered_weights(job), stored if adapter == "auto" else adapter,
-                     states_of(job), job.mesh.ep > 1, (trainer.experts_axes(job)[0], trainer.experts_dim(job)), fully,
+                     states_of(job), job.mesh.ep > 1, (trainer.experts_axes(job)[0], trainer.experts_dim(job)),
+                     job.mesh.etp > 1, fully,
                      job.scenario.training.offload.part("params")[1] > 0, in_backward, packed)
     whole = trainer.defaults.whole_in_stages if job.mesh.pp > 1 else ()
     return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation, whole)
@@ -97,6 +100,10 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
     if choice.splits_experts:
         split: Placements = (("ep", Shard(0, even=True)),)
         axis, dim = choice.experts_cut
+        for wide in (1, 2) if choice.by_width else ():
+            both: Placements = (*split, ("etp", Shard(wide, even=True)))
+            rules.append(Rule(_is_wide_at(wide), _policy("experts, sharded, etp", (*both, (axis, Shard(dim))), stored,
+                                                         choice, used=both)))
         experts = (_policy("experts, sharded", (*split, (axis, Shard(dim))), stored, choice, used=split)
                    if choice.fully else _plain_experts(split, choice))
         rules.append(Rule(lambda t: t.component == "routed_experts", experts))
@@ -120,6 +127,11 @@ def _narrow(code: str, cut: Placements) -> Matches:
     """A linear of a block that torchao converts, cut so; torchtitan's filter leaves the output alone."""
     return lambda spec: (spec.module == "linear" and spec.component != "lm_head"
                          and (not cut or TRAINERS[code].tp_layout(spec) == cut))
+
+
+def _is_wide_at(dim: int) -> Matches:
+    """Experts, [experts, out, in], whose width is dimension `dim`."""
+    return lambda spec: spec.component == "routed_experts" and spec.dims[dim] == "expert_ffn"
 
 
 def _is_hidden_matrix(spec: TensorSpec) -> bool:

@@ -17,7 +17,7 @@ from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws, Recompute
-from simcore.models.blocks import Attention, Moe
+from simcore.models.blocks import Attention, LatentAttention, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.torchtitan.options import TorchtitanOptions
@@ -51,11 +51,12 @@ DEFAULTS = Defaults(
     loss=("torchtitan", "torchtitan 0.2.2 components/loss.py"),
     wrap="separate_embedding_head", sync="every", root_resharded=False, last_follows=True, loss_inside=False,
     reshard=("true, false for norm and output", f"{PLAN} apply_fsdp: default"),
-    axes=("tp", "cp", "pp", "virtual_stages", "split_backward"),
+    axes=("tp", "etp", "cp", "pp", "virtual_stages", "split_backward"),
     reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
 NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "deepseek_v2": "DeepSeek V3",
          "deepseek_v3": "DeepSeek V3"}
 EXPERTS = "torchtitan 0.2.2 models/llama4/infra/parallelize.py apply_fsdp"
+RANKS = ("q_rank", "kv_rank")
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
 
@@ -106,9 +107,8 @@ def _check_tensor_parallel(job: Job, family: str, options: dict[str, Any]) -> No
     if job.mesh.tp == 1 or family == "llama":
         return
     beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if _compiles_blocks(options) else ""
-    if family != "qwen3" or beside:
-        raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]}" + f" beside {beside}" *
-                          bool(beside))
+    if beside:
+        raise job.not_yet("mesh.tp", f"tensor parallelism of torchtitan's {NAMES[family]} beside {beside}")
 
 
 def _check_halves(job: Job, options: dict[str, Any]) -> None:
@@ -122,9 +122,13 @@ def _check_halves(job: Job, options: dict[str, Any]) -> None:
 
 def _check_experts(job: Job) -> None:
     mesh = job.mesh
-    if mesh.etp > 1 and mesh.ep > 1 and mesh.etp != mesh.tp:
+    if mesh.etp > 1 and mesh.ep == 1:
+        raise job.illegal("mesh.etp", f"etp {mesh.etp} changes nothing without expert parallelism: tp cuts experts",
+                          "torchtitan 0.2.2 models/llama4/infra/parallelize.py apply_moe_ep_tp")
+    if mesh.etp > 1 and mesh.etp != mesh.tp:
         raise job.illegal("mesh.etp", f"Currently we only support ETP=TP or ETP=1, not {mesh.etp} beside tp {mesh.tp}",
                           "torchtitan 0.2.2 distributed/parallel_dims.py _validate")
+    _check_widths(job)
     replica = mesh.dp_shard * mesh.cp * mesh.tp
     if replica % (mesh.ep * mesh.etp):
         raise job.illegal("mesh.ep", f"{replica} ranks of a replica must be a multiple of ep {mesh.ep} x etp "
@@ -138,6 +142,16 @@ def _check_experts(job: Job) -> None:
         raise job.not_yet("training.routing", "routing drawn at random in torchtitan's experts")
 
 
+def _check_widths(job: Job) -> None:
+    """Raises IllegalLayout for experts whose rows, in bf16, torch's grouped products do not take."""
+    parts = job.mesh.tp if job.mesh.ep == 1 else job.mesh.etp
+    for block in (branch.block for kind in job.graph.kinds for branch in kind.branches):
+        if isinstance(block, Moe) and (block.expert_ffn % parts or block.expert_ffn // parts % 8 or block.hidden % 8):
+            raise job.illegal("mesh.etp" if job.mesh.ep > 1 else "mesh.tp", f"Expected mat_a stride along 0 dim to be "
+                              f"multiple of 16 bytes: rows of {block.hidden} or {block.expert_ffn} / {parts} entries",
+                              "torch 2.13 _meta_registrations.py _meta_grouped_mm_common")
+
+
 def _check_cuts(job: Job) -> None:
     tp = job.mesh.tp
     vocab = job.graph.architecture.vocab
@@ -145,6 +159,9 @@ def _check_cuts(job: Job) -> None:
         raise job.not_yet("mesh.tp", f"{vocab} entries of the vocabulary on {tp} ranks, unevenly")
     for kind in job.graph.kinds:
         for branch in kind.branches:
+            if isinstance(branch.block, LatentAttention) and branch.block.num_heads % tp:
+                raise job.illegal("mesh.tp", f"{branch.block.num_heads} heads must be divisible by tp {tp}",
+                                  f"torchtitan 0.2.2 models/deepseek_v3/model/model.py: {_EVEN}")
             if isinstance(branch.block, Attention) and branch.block.num_kv_heads % tp:
                 raise job.illegal("mesh.tp", f"{branch.block.num_kv_heads} key and value heads must be divisible by "
                                   f"tp {tp}", f"torchtitan 0.2.2 models/*/model/model.py: {_EVEN}")
@@ -166,7 +183,7 @@ def experts_dim(job: Job) -> int:
     share = job.mesh.axis(experts_axes(job)[0]).size
     if block is None or job.mesh.ep == 1 or share * job.mesh.ep <= block.num_experts:
         return 0
-    for size in (block.expert_ffn, block.hidden):
+    for size in (block.expert_ffn // job.mesh.etp, block.hidden):
         if size % share:
             raise job.illegal("mesh.ep", f"FSDP does not support uneven sharding on dim 1: {size} entries on {share} "
                               f"ranks; {EXPERTS}: efsdp x ep > num_experts",
@@ -335,10 +352,13 @@ def tp_layout(spec: TensorSpec) -> Placements:
     """Returns how tensor parallelism cuts a tensor, as (mesh axis, placement) pairs; empty if it is whole.
 
     Weights are [out, in]: column-parallel linears, head and embedding are cut on rows (dimension 0), row-parallel ones
-    on columns (1), norms are whole.
+    on columns (1), norms, routers and projections down to a rank are whole. Experts, [experts, out, in], are cut by
+    their width.
     """
-    if len(spec.shape) == 1:
+    if len(spec.shape) == 1 or spec.component == "router" or spec.dims[0] in RANKS:
         return ()
+    if spec.component == "routed_experts":
+        return (("tp", Shard(spec.dims.index("expert_ffn"), even=True)),)
     if spec.dims[0] in COLUMNS:
         return (("tp", Shard(0, even=True)),)
     assert spec.dims[1] in ROWS, spec.name

@@ -6,7 +6,7 @@ comes in rank order and is concatenated into another tensor, unless there is one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
@@ -14,7 +14,7 @@ from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["cut_columns", "cut_sequence", "gather_columns", "gather_last", "gather_sequence", "gathered_columns",
            "own_rows", "own_sequence", "same_everywhere", "scatter_columns", "scatter_sequence", "sum_everywhere",
-           "sum_norms", "summed", "whole_columns", "whole_gradient"]
+           "sum_norms", "sum_partial", "summed", "whole_columns", "whole_gradient"]
 
 Grads = list[Tensor | None]
 
@@ -188,14 +188,23 @@ def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
     return tape.empty(x.shape, x.dtype, name)
 
 
+def sum_partial(tape: Tape, run: LayerWorkload, names: Collection[str]) -> None:
+    """Records all-reduces over tp of the gradients of parameters with these names, of which each rank made a part.
+
+    FSDP2's post-backward sums them before it reduces gradients, in the order of the layer's parameters. Nothing is
+    recorded if tp is 1.
+    """
+    if run.tp > 1:
+        _replace(tape, lambda grad: summed(tape, grad, "grad_part"), list(run.params), names)
+
+
 def sum_norms(tape: Tape, run: LayerWorkload) -> None:
     """Records all-reduces over tp of the gradients of 1-D parameters (norms).
 
     Their norms saw only a part of each sequence, those of heads only a part of the heads; FSDP2's post-backward sums
     them before it reduces gradients, in the order of the layer's parameters. Nothing is recorded if tp is 1.
     """
-    if run.tp > 1:
-        _replace(tape, lambda grad: summed(tape, grad, "grad_norm"), list(run.params), only_norms=True)
+    sum_partial(tape, run, [name for name, param in run.params.items() if len(param.shape) == 1])
 
 
 def own_rows(tape: Tape, run: LayerWorkload) -> None:
@@ -206,13 +215,13 @@ def own_rows(tape: Tape, run: LayerWorkload) -> None:
     if run.tp > 1:
         shape = next((param.shape for param, _ in tape.grads), ())
         _replace(tape, lambda grad: aten.new(tape, shape, grad.dtype, "grad_rows", kernel=Kernel.COPY),
-                 list(run.params))
+                 list(run.params), run.params)
 
 
-def _replace(tape: Tape, make: Callable[[Tensor], Tensor], order: Sequence[str], *, only_norms: bool = False) -> None:
-    """Puts what `make` returns in the place of each gradient, by the parameters' `order` (names)."""
+def _replace(tape: Tape, make: Callable[[Tensor], Tensor], order: Sequence[str], names: Collection[str]) -> None:
+    """Puts what `make` returns in the place of each gradient of `names`, by the parameters' `order` (names)."""
     for place, (param, grad) in sorted(enumerate(tape.grads), key=lambda made: order.index(made[1][0].name)):
-        if only_norms and len(param.shape) > 1:
+        if param.name not in names:
             continue
         made = make(grad)
         tape.rename(made.storage, tape.slot(f"{param.name}.grad", param.grad_category))

@@ -20,7 +20,14 @@ from typing import Final
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LatentAttention, LayerKind, Loss, Mixer, Moe
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
-from simcore.operators.shared.dtensor import gather_last, gather_sequence, own_rows, scatter_sequence, sum_norms
+from simcore.operators.shared.dtensor import (
+    gather_last,
+    gather_sequence,
+    own_rows,
+    scatter_sequence,
+    sum_norms,
+    sum_partial,
+)
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import (
     hand_on,
@@ -63,7 +70,6 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "torchtitan")
-    assert run.etp == 1, "torchtitan's experts split by width are not modelled"
     tape = Tape(slots, comms, no_grad=run.no_grad)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, run)
@@ -103,10 +109,20 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     after = tape.cut()
     if run.split:
         return run_halves(tape, run, out, leaf, RecordedLayer(forward, after, after))
-    backward = run_backward(tape, out, leaf, lambda tape: sum_norms(tape, run))
+    backward = run_backward(tape, out, leaf, lambda tape: sum_partial(tape, run, _partial(kind, run)))
     if places:
         places.leave()
     return RecordedLayer(forward, backward, after, grads=tape.release_grads(), rest=rest)
+
+
+def _partial(kind: LayerKind, run: LayerWorkload) -> list[str]:
+    """Parameters of whose gradients each tensor parallel rank makes a part: norms, outside latent attention.
+
+    There it is the projection of the key that all heads share.
+    """
+    if isinstance(kind.branches[0].block, LatentAttention):
+        return ["attention_norm.weight", "ffn_norm.weight", "attention.wkv_a.weight"]
+    return [name for name, param in run.params.items() if len(param.shape) == 1]
 
 
 def _places(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Places | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from simcore.models.blocks import Moe
 from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import gather_sequence, same_everywhere, scatter_sequence
 from simcore.operators.shared.layer_borders import as_inner_unit
 from simcore.operators.torchtitan.router import reorder, route
 from simcore.recording.layer import LayerWorkload
@@ -51,26 +52,55 @@ class Places:
 
 
 def moe(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: Places | None) -> Tensor:
-    """Output of the experts (`MoE.forward`) for `x` [b, s, hidden], in x's shape.
+    """Output of the experts for `x` [b, s / tp, hidden], in x's shape.
 
     `places`: what the experts hold, None if all are on this rank.
     """
+    whole = _whole_sequence(tape, run, x)
+    return scatter_sequence(tape, run, _forward(tape, run, block, whole, places), "moe_out")
+
+
+def _forward(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: Places | None) -> Tensor:
+    """`MoE.forward`."""
     shape, rows = x.shape, run.tokens * block.top_k
     x = x.view(run.tokens, block.hidden)
     weights, indices, _counted = route(tape, run, block, x)
-    _sorted_weights, order, _counted = reorder(tape, block, weights, indices)
-    routed = aten.index(tape, x, aten.select(tape, order, (rows,), "int64", "tokens"), "dispatched")
+    _sorted_weights, order, _counted = reorder(tape, block, weights, indices, parts=_parts(run))
+    routed = aten.index(tape, x, aten.select(tape, order, order.shape, "int64", "tokens"), "dispatched")
     made = _dispatched(tape, run, block, routed, places) if places else _experts(tape, run, block, routed)
     out = _shared_expert(tape, run, x) if block.shared_ffn else None
-    unsorted = _put(tape, aten.new(tape, made.shape, made.dtype, "unsorted"), order, made)
+    unsorted = _put(tape, aten.new(tape, (rows, block.hidden), made.dtype, "unsorted"), order, made)
     combined = _combined(tape, run, weights, unsorted.view(run.tokens, block.top_k, block.hidden))
     return (combined if out is None else aten.add(tape, out, combined)).view(*shape)
+
+
+def _parts(run: LayerWorkload) -> int:
+    """Tensor parallel ranks among which tokens are dealt: all, where each has experts of its own.
+
+    `distributed/expert_parallel.py` ReordererSequenceParallel.
+    """
+    return run.tp if run.ep > 1 and run.etp == 1 else 1
+
+
+def _whole_sequence(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    """All-gathers `x` [b, s / tp, h] over tp. Its gradient is taken as equal on all ranks: each keeps its part.
+
+    `models/llama4/infra/parallelize.py` apply_moe_ep_tp: PrepareModuleInputOutput of the module, use_local_input.
+    """
+    if run.tp == 1:
+        return x
+    shape, dtype = x.shape, x.dtype
+    out = gather_sequence(tape, run, x.detach(), "moe_in")
+    out.node = tape.node((x,), (), lambda tape, grads, saved: [
+        aten.new(tape, shape, dtype, "grad_moe_in", kernel=Kernel.COPY)])
+    return out
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------
 def _experts(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
     """`indices_padding_wrapper` around `_run_experts_grouped_mm`."""
     rows, hidden = x.shape
+    x = same_everywhere(tape, x, "experts_in") if run.tp > 1 else x
     permuted = aten.new(tape, (_padded(rows, block.num_experts),), "int32", "permuted")
     _sizes = tape.empty((block.num_experts,), "int32", "expert_rows")
     x = _permuted(tape, x, permuted)
@@ -101,6 +131,7 @@ def _dispatched(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: P
     def run_experts(x: Tensor) -> Tensor:
         local = block.num_experts // run.ep
         rows, received = x.shape[0], _received(run, block)
+        x = same_everywhere(tape, x, "experts_in") if run.etp > 1 else x
         counts = _counts_of_ranks(tape, run, block)
         x = _exchanged(tape, run, x, received)
         permuted = places.make(tape)
@@ -118,7 +149,8 @@ def _dispatched(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: P
 
 def _received(run: LayerWorkload, block: Moe) -> int:
     """Rows that the experts of this rank get."""
-    return run.tokens * run.rows_per_token >> 16 if run.rows_per_token else run.tokens * block.top_k
+    rows = run.tokens * run.rows_per_token >> 16 if run.rows_per_token else run.tokens * block.top_k
+    return rows // _parts(run)
 
 
 def _counts_of_ranks(tape: Tape, run: LayerWorkload, block: Moe) -> Tensor:
@@ -190,10 +222,14 @@ def _put(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> Tensor:
 def _shared_expert(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """`FeedForward.forward` of all tokens."""
     w1, w2, w3 = (run.params[f"moe.shared_experts.{name}.weight"] for name in ("w1", "w2", "w3"))
-    gate = aten.silu(tape, aten.linear(tape, x, w1, "shared_experts.w1"))
-    product = aten.mul(tape, gate, aten.linear(tape, x, w3, "shared_experts.w3"))
+    gate = aten.silu(tape, aten.linear(tape, _for_columns(tape, run, x), w1, "shared_experts.w1"))
+    product = aten.mul(tape, gate, aten.linear(tape, _for_columns(tape, run, x), w3, "shared_experts.w3"))
     del gate
     return aten.linear(tape, product, w2, "shared_experts.w2")
+
+
+def _for_columns(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
+    return same_everywhere(tape, x, "shared_experts_in") if run.tp > 1 else x
 
 
 def _combined(tape: Tape, run: LayerWorkload, weights: Tensor, x: Tensor) -> Tensor:

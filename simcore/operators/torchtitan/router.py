@@ -49,12 +49,16 @@ def _counts(tape: Tape, block: Moe) -> Tensor:
     return tape.empty((block.num_experts,), "int64", "tokens_per_expert")
 
 
-def reorder(tape: Tape, block: Moe, weights: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def reorder(tape: Tape, block: Moe, weights: Tensor, indices: Tensor, *, parts: int) -> tuple[Tensor, Tensor, Tensor]:
     """(sorted weights, order, both [rows], tokens of each expert [e]) of rows that go to experts.
 
-    `TokenReorderer.forward`.
+    `TokenReorderer.forward`. `parts`: ranks among which tokens are dealt (ReordererSequenceParallel), 1 for none.
     """
-    rows = weights.numel
+    rows = weights.numel // parts
     counts = _counts(tape, block)
-    order = aten.sort(tape, indices.view(rows))
-    return aten.index(tape, weights.view(rows), order, "sorted_weights"), order, counts
+    mine, chosen = (Tensor(x.storage, (rows,), x.dtype, x.node) for x in (weights, indices))
+    order = aten.sort(tape, chosen)
+    picked = aten.index(tape, mine, order, "sorted_weights")
+    if parts > 1:
+        order = aten.select(tape, order, (rows,), "int64", "order_of_all")
+    return picked, order, counts

@@ -21,6 +21,8 @@ CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 EXPERTS: dict[str, Any] = json.loads(TRUTH.with_name("torchtitan-experts-0.2.2-torch-2.13.0.json").read_text(
     encoding="utf-8"))
 MODES = {"op": "per_op"}
+WHOLE = ("moe.router", "attention.wkv_a", "attention.wq_a")
+"""Parameters that tensor parallelism leaves whole, besides norms."""
 
 
 def preset(case: dict[str, Any]) -> str:
@@ -48,10 +50,14 @@ class Model:
         for spec in graph.tensors[number]:
             cut = 1 if spec.name.endswith(("wo.weight", "w2.weight")) else 0
             if ".experts.w" in spec.name:
-                made[spec.name] = Param(spec.name, (spec.shape[0] // self.case.get("ep", 1), *spec.shape[1:]), "bf16",
-                                        trainable=True)
+                ep = self.case.get("ep", 1)
+                narrow = self.case.get("etp", 1) if ep > 1 else tp
+                parts = [ep, *(narrow if dim == "expert_ffn" else 1 for dim in spec.dims[1:])]
+                shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=True))
+                made[spec.name] = Param(spec.name, shape, "bf16", trainable=True)
                 continue
-            parts = [tp if at == cut and len(spec.shape) > 1 else 1 for at in range(len(spec.shape))]
+            parts = [tp if at == cut and len(spec.shape) > 1 and not spec.name.startswith(
+                WHOLE) else 1 for at in range(len(spec.shape))]
             shape = tuple(size // part for size, part in zip(spec.shape, parts, strict=True))
             made[spec.name] = Param(spec.name, shape, self.case.get("compute", "bf16"), trainable=True)
         return made
@@ -65,7 +71,8 @@ class Model:
         run = LayerWorkload(case.get("batch", 1), case["seq"] // cp, case.get("compute", "bf16"),
                             self.params(graph, number),
                   "torchtitan", MODES.get(mode, mode), case.get("tp", 1), case.get("tp", 1) > 1, first=first,
-                  input_requires_grad=below, options=options, cp=cp, ep=case.get("ep", 1))
+                  input_requires_grad=below, options=options, cp=cp, ep=case.get("ep", 1),
+                  etp=case.get("etp", 1))
         return torchtitan.record(kind, run, self.slots, self.comms)
 
     def events(self, *sections: Section) -> Events:

@@ -90,6 +90,7 @@ from torchtitan.models.qwen3.infra import parallelize as qwen3_plan  # noqa: E40
 from torchtitan.models.qwen3.model.args import Qwen3ModelArgs  # noqa: E402
 from torchtitan.models.qwen3.model.model import Qwen3Model  # noqa: E402
 
+PART = DeviceMesh.__getitem__
 DISPATCH, TO = ExpertParallel._token_dispatch, torch.Tensor.to
 ROWS = [0]
 TRACKERS: list[Tracker] = []
@@ -109,6 +110,16 @@ class OnHost(list[int]):
 
     def tolist(self) -> list[int]:
         return list(self)
+
+
+def on_the_host(self: DeviceMesh, names: Any) -> DeviceMesh:
+    """Numbers of ranks are the host's."""
+    for tracker in TRACKERS:
+        tracker.muted += 1
+    made = PART(self, names)
+    for tracker in TRACKERS:
+        tracker.muted -= 1
+    return made
 
 
 def to_host(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -132,6 +143,7 @@ def replayed(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = Non
 _CachedTorchDispatchMode.__torch_dispatch__ = replayed
 parallel_dims.device_type = "cpu"
 ExpertParallel._token_dispatch = dispatched  # type: ignore[method-assign]
+DeviceMesh.__getitem__ = on_the_host  # type: ignore[method-assign]
 torch.Tensor.to = to_host  # type: ignore[method-assign,assignment]
 
 
@@ -259,7 +271,7 @@ DTensor._op_dispatcher._custom_op_handlers.update({CPU_FLASH: by_heads, CPU_FLAS
 
 def meshes(case: Case) -> tuple[DeviceMesh, DeviceMesh | None]:
     tp = case.get("tp", 1)
-    if case.get("ep", 1) > 1:
+    if on_ranks(case):
         found = dims_of(case)
         return found.get_mesh(["dp_replicate", "fsdp"] if found.dp_replicate_enabled else "fsdp"), (
             found.get_optional_mesh("tp"))
@@ -293,6 +305,12 @@ def dims_of(case: Case) -> ParallelDims:
     return dims(case["world"], *(case.get(name, 1) for name in ("dp_replicate", "cp", "tp", "ep", "etp")))
 
 
+def on_ranks(case: Case) -> bool:
+    """Experts are on several ranks, or their matrices are."""
+    experts = "num_experts" in case["model"] or is_deepseek(case)
+    return case.get("ep", 1) > 1 or (experts and case.get("tp", 1) > 1)
+
+
 def put_on_ranks(model: nn.Module, case: Case) -> dict[str, Any]:
     """`apply_moe_ep_tp`, and what `apply_fsdp` is told of experts that are on an axis of their own."""
     found = dims_of(case)
@@ -309,7 +327,10 @@ def wrap(model: nn.Module, case: Case, stage_mesh: DeviceMesh | None = None) -> 
     dp_mesh, tp_mesh = meshes(case) if stage_mesh is None else (stage_mesh, None)
     split_loss = not case.get("disable_loss_parallel", False)
     plan = experts_plan if is_qwen3(case) or is_deepseek(case) else parallelize
-    if tp_mesh is not None and is_qwen3(case):
+    if tp_mesh is not None and is_deepseek(case):
+        deepseek_plan.apply_non_moe_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False,
+                                       cp_enabled=False)
+    elif tp_mesh is not None and is_qwen3(case):
         qwen3_plan.apply_non_moe_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False,
                                     enable_async_tp=False, cp_enabled=False)
     elif tp_mesh is not None:
@@ -317,7 +338,7 @@ def wrap(model: nn.Module, case: Case, stage_mesh: DeviceMesh | None = None) -> 
     if case.get("cp", 1) > 1:
         apply_cp_to_attention_module([block.attention.inner_attention for block in model.layers.values()],
                                      context_mesh(case["world"], case["cp"], case.get("tp", 1)), "sdpa")
-    routed = put_on_ranks(model, case) if case.get("ep", 1) > 1 else {}
+    routed = put_on_ranks(model, case) if on_ranks(case) else {}
     checkpointed(model, case)
     compute = getattr(torch, {"bf16": "bfloat16", "fp32": "float32"}[case.get("compute", "bf16")])
     plan.apply_fsdp(model, dp_mesh, param_dtype=compute, reduce_dtype=torch.float32, pp_enabled=stage_mesh is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_grad, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
@@ -10,16 +11,18 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 __all__ = ["layer_norm", "rms_norm"]
 
 
-def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor:
+def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm", *,
+             arriving: Callable[[Tape, Tensor], Tensor] | None = None) -> Tensor:
     """`F.rms_norm` as one kernel (`_fused_rms_norm`): returns a new tensor with the shape and type of `x`.
 
     Autograd saves x, the weight and the fp32 inverse RMS of each row. torch 2.13 runs it in one piece on CUDA; the CPU
-    build decomposes it.
+    build decomposes it. `arriving`: makes of the gradient of the output what backward reads, beside which it lives.
     """
     shape, dtype, w_shape, w_dtype, moved = x.shape, x.dtype, weight.shape, weight.dtype, x.nbytes
     x_needs, w_needs = needs_grad(x), needs_grad(weight)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        _read = arriving(tape, grads[0]) if arriving and grads[0] else None
         to_x = (new(tape, shape, dtype, f"grad_{name}", 3 * moved, Kernel.NORM)
                 if x_needs and tape.half != "weight" else None)
         if tape.half == "weight":  # the kernel of columns alone
