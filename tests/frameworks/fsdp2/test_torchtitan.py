@@ -39,7 +39,8 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2, "tp": 4}, {"model": {"config": "qwen3-30b-a3b", "overrides": {"moe_intermediate_size": 720}}},
      "stride along 0 dim to be multiple of 16 bytes"),
     ({"dp_shard": 2, "tp": 4}, {"model": {"config": "deepseek-v2-lite", "overrides": {
-        "hidden_size": 1280, "num_attention_heads": 10, "num_key_value_heads": 10}}}, "10 heads must be divisible by tp 4"),
+        "hidden_size": 1280, "num_attention_heads": 10, "num_key_value_heads": 10}}},
+     "10 heads must be divisible by tp 4"),
     ({"dp_replicate": 2, "dp_shard": 2, "ep": 4}, {"model": "qwen3-30b-a3b"}, "2 ranks of a replica must be a mult"),
     ({"dp_shard": 320, "ep": 64}, {"model": "qwen3-30b-a3b"}, "uneven sharding on dim 1: 768 entries on 5 ranks"),
     ({"dp_shard": 4, "ep": 2}, {"model": "qwen3-30b-a3b", "options": {"prefetch": 1}}, "prefetch: changes nothing"),
