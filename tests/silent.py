@@ -73,7 +73,7 @@ def keys(framework: str) -> tuple[str, ...]:
 @cache
 def options(framework: str) -> dict[str, tuple[Any, ...]]:
     """Options of a framework around any implementation, with their values or types."""
-    if framework == "vllm":
+    if framework not in known_frameworks():  # an engine
         return {}
     adapter = framework_adapter(framework)
     return {name: known for one in adapter.implementations for name, known in adapter.options(one).items()}
@@ -145,8 +145,13 @@ GENERATION: Final[Tree] = {"tp": 2, "gpu_memory_utilization": 0.5, "max_model_le
 TRAIN: Final[Tree] = {"seq_len": 256, "micro_batch_size": 2, "global_batch_size": 16}
 
 
+SHARDED: Final[Tree] = {"dp_shard": 4}
+COPIES: Final[dict[str, Tree]] = {"ddp": {"dp_replicate": 4}, "zero0": {"dp_replicate": 4}}
+"""Meshes of frameworks that shard nothing."""
+
+
 def _layout(framework: str) -> Tree:
-    return {"dp_replicate": 4} if framework in ("ddp", "zero0") else {"dp_shard": 4}
+    return COPIES.get(framework, SHARDED)
 
 
 def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
@@ -154,7 +159,7 @@ def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
     first = {"train": _trains, "dpo": _trains, "grpo": _grpos, "distillation": _distils,
              "serve": _serves}[workload](framework)
     rl = {"rl": RL, "generation": GENERATION} if workload == "grpo" else {}
-    on_host = _ON_HOST if workload == "train" and framework.startswith("megatron") else ()
+    on_host = ON_HOST.get(framework, ()) if workload == "train" else ()
     for base in (*first, *on_host, *(one | rl for one in PAGED.get(framework, ()))):
         tree: Tree = {"name": "k", "workload": workload, "framework": framework,
                       "topology": {"file": "dgx-h100", "num_nodes": 2}} | deepcopy(base)
@@ -173,6 +178,7 @@ _ON_HOST: Final[tuple[Tree, ...]] = tuple(
      "training": {"offload": {"activations": "host"}}, "framework_options": options}
     for options in ({"cpu_offloading_num_layers": 1},
                     {"fine_grained_activation_offloading": True, "offload_modules": ["core_attn"]}))
+ON_HOST: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _ON_HOST, "megatron_fsdp": _ON_HOST}
 """Settings beside which options about activations on the host matter; last, as results have the number of a setting."""
 _PAGED: Final[tuple[Tree, ...]] = ({
     "model": EXPERTS, "mesh": {"dp_shard": 4, "ep": 4, "etp": 1}, "framework_version": "main 2026-08-22",
@@ -196,10 +202,31 @@ OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "automodel": ({"framework_options": {"enable_fsdp2_prefetch": True}},), "megatron": _MEGATRON,
     "megatron_fsdp": _MEGATRON}
 """Settings beside which other options of a framework matter."""
+OF_HYBRIDS: Final[dict[str, Tree]] = {"automodel": {"lora": {"rank": 8}}}
+"""What is trained of a hybrid, all of it in other frameworks."""
+
+
+def _by_verl(**given: Any) -> Tree:
+    return {"model": DENSE, "mesh": SHARDED, "training": {"loss": "flash"}, "rl": RL | {"trainer": "verl"},
+            "generation": GENERATION | {"sleep_level": 2}} | given
+
+
+_LOGITS: Final[Tree] = {"model": DENSE, "mesh": SHARDED, "rl": RL | {"logprob_batch_size": 4},
+                        "generation": GENERATION}
+"""Scenario in which logits are the most of a pass."""
+STEPS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
+    "fsdp1": (_by_verl(),
+              _by_verl(model=HYBRID, mesh={"dp_shard": 8}, generation=GENERATION | {"sleep_level": 2, "tp": 4}),
+              _by_verl(rl=RL | {"trainer": "verl", "critic": {"micro_batch_size": 1}}),
+              _by_verl(rl=RL | {"trainer": "verl", "reward": {"model": "llama-3.2-1b", "tp": 2}})),
+    "automodel": (_LOGITS,), "fsdp2": (_LOGITS,),
+    "megatron": ({"model": DENSE, "mesh": SHARDED, "rl": RL | {"critic": {"micro_batch_size": 1}},
+                  "generation": GENERATION},)}
+"""Steps of reinforcement learning beside which other keys matter; last, as results have the number of a setting."""
 
 
 def _trains(framework: str) -> Iterator[Tree]:
-    mesh, extra = _layout(framework), ({"lora": {"rank": 8}},)
+    mesh = _layout(framework)
     yield {"model": DENSE, "mesh": mesh}
     yield {"model": DENSE, "mesh": mesh, "training": {"recompute": "full"}}
     yield {"model": EXPERTS, "mesh": mesh | {"ep": 2}}
@@ -232,7 +259,7 @@ def _trains(framework: str) -> Iterator[Tree]:
     for optimizer in ({"name": "sgd", "momentum": 0.5}, {"name": "adamw", "implementation": "bitsandbytes"},
                       {"name": "muon"}, {"name": "adamw", "implementation": "torchao"}):
         yield {"model": DENSE, "mesh": mesh, "training": {"optimizer": optimizer}}
-    yield {"model": HYBRID, "mesh": mesh | {"ep": 4}, "training": extra[0] if framework == "automodel" else {}}
+    yield {"model": HYBRID, "mesh": mesh | {"ep": 4}, "training": OF_HYBRIDS.get(framework, {})}
     yield {"model": DENSE, "mesh": mesh | {"dp_replicate": 2}}
     for implementation in framework_adapter(framework).implementations[1:]:
         model = {"config": "mpt-7b", "overrides": {"n_layers": 2}} if implementation == "llmfoundry" else DENSE
@@ -249,19 +276,7 @@ def _grpos(framework: str) -> Iterator[Tree]:
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"max_loras": 2}}
     yield {"model": HYBRID, "mesh": {"dp_shard": 8, "ep": 8}, "rl": rl, "generation": generation | {"tp": 4}}
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"quantization": "fp8"}}
-    if framework == "fsdp1":
-        yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "rl": rl | {"trainer": "verl"},
-               "generation": generation | {"sleep_level": 2}}
-        yield {"model": HYBRID, "mesh": {"dp_shard": 8}, "training": {"loss": "flash"}, "rl": rl | {"trainer": "verl"},
-               "generation": generation | {"sleep_level": 2, "tp": 4}}
-        yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "generation": generation | {
-            "sleep_level": 2}, "rl": rl | {"trainer": "verl", "critic": {"micro_batch_size": 1}}}
-        yield {"model": DENSE, "mesh": mesh, "training": {"loss": "flash"}, "generation": generation | {
-            "sleep_level": 2}, "rl": rl | {"trainer": "verl", "reward": {"model": "llama-3.2-1b", "tp": 2}}}
-    if framework in ("automodel", "fsdp2"):  # logits are the most of a pass
-        yield {"model": DENSE, "mesh": mesh, "rl": rl | {"logprob_batch_size": 4}, "generation": generation}
-    if framework == "megatron":
-        yield {"model": DENSE, "mesh": mesh, "rl": rl | {"critic": {"micro_batch_size": 1}}, "generation": generation}
+    yield from STEPS_BESIDE.get(framework, ())
 
 
 def _distils(framework: str) -> Iterator[Tree]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.decoder_stem import DecoderStem
+
 __all__ = ["ClassEnd", "ClassLayer", "ClassPatches", "ScaledLayer", "ScaledPatches", "ShuffledEnd"]
 
 
@@ -67,11 +69,8 @@ class ClassEnd:
     layers: int
     hidden: int
     below: int
-    text: str
+    decoder: DecoderStem
     bias: bool
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
 
     @property
     def patches(self) -> int:
@@ -85,18 +84,47 @@ class ClassEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledPatches(ClassPatches):
-    """The same with a bias of the convolution, and without a norm."""
+class ScaledPatches:
+    """Cut of an image into patches behind a learned token, with learned positions, and no norm behind them.
+
+    A convolution with a bias whose stride is its size. Fields: see `ClassPatches`.
+    """
+
+    image: int
+    patch: int
+    channels: int
+    width: int
+
+    @property
+    def count(self) -> int:
+        """Number of patches of an image, with the token before them."""
+        return (self.image // self.patch) ** 2 + 1
+
+    @property
+    def pixels(self) -> int:
+        """Number of values of an image."""
+        return self.channels * self.image**2
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledLayer(ClassLayer):
+class ScaledLayer:
     """Layer of a tower: outputs of attention and of a GELU MLP are scaled, element by element, before they are added.
 
-    Each is behind a LayerNorm. `bias`: query, key and value have biases, as all other linears have.
+    Each is behind a LayerNorm. `bias`: query, key and value have biases, as all other linears have. Other fields: see
+    `ClassLayer`.
     """
 
+    patches: int
+    width: int
+    num_heads: int
+    ffn: int
+    first: bool = False
     bias: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head of a patch."""
+        return self.width // self.num_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +142,8 @@ class ShuffledEnd:
     layers: int
     hidden: int
     below: int
-    text: str
+    decoder: DecoderStem
     pixels: int
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
 
     @property
     def tokens(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.decoder_stem import DecoderStem
 from simcore.models.sized_patches import SizedPatches
 
 __all__ = ["DeepMerger", "PlacedLayer", "PlacedMerger", "PlacedPatches"]
@@ -77,12 +78,9 @@ class PlacedMerger:
     below: int
     down: int
     deep: tuple[int, ...]
-    text: str
+    decoder: DecoderStem
     pixels: int
     patch_rotary_dim: int
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
 
     @property
     def tokens(self) -> int:

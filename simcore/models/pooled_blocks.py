@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.decoder_stem import DecoderStem
+
 __all__ = ["PooledLayer", "PooledPatches", "PooledProjector", "PooledSound", "PooledSoundEnd", "PooledStem"]
 
 
@@ -68,12 +70,9 @@ class PooledProjector:
     hidden: int
     layers: int
     below: int
-    text: str
+    decoder: DecoderStem
     patch_rotary_dim: int
     standardised: bool = False
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
     precedes: bool = False
 
 
@@ -81,18 +80,15 @@ class PooledProjector:
 class PooledStem:
     """Inputs of single layers: looked up for each token, beside a product of the sequence with the images' tokens.
 
-    `vocab`: rows of the table; `layers`, `size`: number of layers, and columns of each one's input. The model makes
-    tables and masks for its layers behind it: see `vision_blocks.Projector`.
+    `vocab`: rows of the table; `layers`, `size`: number of layers, and columns of each one's input. `decoder`: what
+    the model makes for its layers behind it.
     """
 
     vocab: int
     hidden: int
     layers: int
     size: int
-    text: str
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
+    decoder: DecoderStem
 
     @property
     def columns(self) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.decoder_stem import DecoderStem
+
 __all__ = ["RadioLayer", "RadioPatches", "RadioProjector", "SoundEncoder", "SoundProjector"]
 
 
@@ -82,10 +84,7 @@ class RadioProjector:
     below: int
     depth: int
     collapsed: bool
-    text: str
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
+    decoder: DecoderStem
 
     @property
     def tokens(self) -> int:

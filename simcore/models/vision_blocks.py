@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches, ScaledLayer, ScaledPatches, ShuffledEnd
+from simcore.models.decoder_stem import DecoderStem
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
 from simcore.models.pooled_blocks import (
     PooledLayer,
@@ -84,8 +85,8 @@ class Projector:
     """End of a tower: patches are averaged, normed, projected, and put in the place of the image's tokens.
 
     `patches`, `width`: of an image and of a patch; `tokens`: of an image in the sequence; `hidden`: elements of a
-    token. `below`: number of layers down to the embedding, whose output it takes in. The model makes tables and masks
-    for its layers behind it: `text` is the `model_type` of its decoder, the last three are those of an `Embedding`.
+    token. `below`: number of layers down to the embedding, whose output it takes in. `decoder`: what the model makes
+    for its layers behind it.
     """
 
     patches: int
@@ -93,10 +94,7 @@ class Projector:
     tokens: int
     hidden: int
     below: int
-    text: str
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
+    decoder: DecoderStem
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +150,9 @@ class Merger:
     merged: int
     hidden: int
     below: int
-    text: str
+    decoder: DecoderStem
     pixels: int
     patch_rotary_dim: int
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
     plain: bool = False
 
     @property
@@ -226,11 +221,8 @@ class RowProjector:
     hidden: int
     layers: int
     below: int
-    text: str
+    decoder: DecoderStem
     patch_rotary_dim: int
-    rotary_dim: int = 0
-    window: int = 0
-    further_dim: int = 0
     plain: bool = False
     bias: bool = False
 
@@ -252,14 +244,14 @@ WholePart = (Patches | TowerLayer | TowerNorm | GridPatches | GridLayer | Merger
 """Parts that a framework with tensor parallelism takes from transformers as they are, whole on every rank."""
 TowerEnd = (Projector | Merger | RowProjector | PlacedMerger | RadioProjector | PooledProjector | ClassEnd
             | ShuffledEnd)
-TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, RowLayer, RadioLayer, PooledLayer, ClassLayer)
+TOWER_LAYERS = (TowerLayer, GridLayer, PlacedLayer, RowLayer, RadioLayer, PooledLayer, ClassLayer, ScaledLayer)
 """Classes of layers of a tower, many of which stand behind each other."""
 SoundPart = SoundEncoder | SoundProjector | PooledSound | PooledSoundEnd
 """Parts of a tower that reads sound, which stand before those of the one that reads images."""
 PARTS = (Patches, TowerLayer, TowerNorm, Projector, GridPatches, GridLayer, Merger, RowPatches, RowLayer, RowProjector,
          PlacedPatches, PlacedLayer, DeepMerger, PlacedMerger, RadioPatches, RadioLayer, RadioProjector, PooledPatches,
-         PooledLayer, PooledProjector, PooledStem, ClassPatches, ClassLayer, ClassEnd, ShuffledEnd, SoundEncoder,
-         SoundProjector, PooledSound, PooledSoundEnd)
+         PooledLayer, PooledProjector, PooledStem, ClassPatches, ClassLayer, ClassEnd, ScaledPatches, ScaledLayer,
+         ShuffledEnd, SoundEncoder, SoundProjector, PooledSound, PooledSoundEnd)
 """Classes of all parts of a tower, its end with them."""
 VisionPart = (Patches | TowerLayer | TowerNorm | Projector | GridPatches | GridLayer | Merger | RowPatches | RowLayer
               | RowProjector | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RadioPatches | RadioLayer

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from simcore.models.blocks import Embedding, Head, Loss, Mtp
-from simcore.models.class_blocks import ClassPatches
+from simcore.models.class_blocks import ClassPatches, ScaledPatches
 from simcore.models.pooled_blocks import PooledPatches
 from simcore.models.vision_blocks import AnySize, Patches
 from simcore.program.outline import Tables
@@ -109,7 +109,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
 def _images(run: LayerWorkload, blocks: Sequence[object], tables: Tables) -> Owners:
     """Images of the data loader and position ids that it makes of them, as (slot, bytes); () for none."""
     pixels = run.images * sum(block.pixels for block in blocks if isinstance(
-        block, Patches | AnySize | PooledPatches | ClassPatches))
+        block, Patches | AnySize | PooledPatches | ClassPatches | ScaledPatches))
     if not pixels:
         return []
     positions = 8 * run.options.position_axes * run.tokens

@@ -14,7 +14,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from drawing import Case, chosen, heads, main, maybe, pattern
+from drawing import Case, chosen, heads, main, maybe, numbered, pattern
 
 STORED = Path(__file__).parent / "placement" / "drawn-automodel-0.7.0.json"
 SEED, COUNT = 52, 140
@@ -107,17 +107,14 @@ def adapters(rng: random.Random) -> Case:
     return case
 
 
-def drawn(seed: int, count: int) -> list[Case]:
-    """`count` cases; the first ones of a longer list are those of a shorter."""
-    rng, cases = random.Random(seed), []
-    for number in range(count):
-        case = model(rng)
-        case |= layout(rng, case["preset"]) | adapters(rng)
-        maybe(rng, case, 0.15, dtype="float32")
-        maybe(rng, case, 0.1, reshard_after_forward=rng.choice((True, False)))
-        cases.append({"name": f"a{number}", **case})
-    return cases
+def one(rng: random.Random) -> Case:
+    """A full-size preset, or a small model."""
+    case = model(rng)
+    case |= layout(rng, case["preset"]) | adapters(rng)
+    maybe(rng, case, 0.15, dtype="float32")
+    maybe(rng, case, 0.1, reshard_after_forward=rng.choice((True, False)))
+    return case
 
 
 if __name__ == "__main__":
-    main(drawn, "automodel", STORED, SEED, COUNT)
+    main(numbered("a", one), "automodel", STORED, SEED, COUNT)

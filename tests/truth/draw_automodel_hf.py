@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from draw_automodel import adapters
-from drawing import Case, chosen, heads, main, maybe
+from drawing import Case, chosen, heads, main, maybe, numbered
 
 STORED = Path(__file__).parent / "placement" / "drawn-automodel-hf-0.7.0.json"
 SEED, COUNT = 7, 40
@@ -48,19 +48,16 @@ def layout(rng: random.Random) -> Case:
     return {"world": world, "rank": rng.randrange(world), **{k: v for k, v in case.items() if v > 1}}
 
 
-def drawn(seed: int, count: int) -> list[Case]:
-    """`count` cases; the first ones of a longer list are those of a shorter."""
-    rng, cases = random.Random(seed), []
-    for number in range(count):
-        family = rng.choice(tuple(PRESETS))
-        case: Case = {"preset": rng.choice(FULL)} if rng.random() < 0.15 else {
-            "preset": PRESETS[family], "fields": small(rng, family)}
-        case |= layout(rng) | adapters(rng)
-        maybe(rng, case, 0.15, dtype="float32")
-        maybe(rng, case, 0.15, reshard_after_forward=rng.choice((True, False)))
-        cases.append({"name": f"h{number}", **case})
-    return cases
+def one(rng: random.Random) -> Case:
+    """A full-size preset, or a small model."""
+    family = rng.choice(tuple(PRESETS))
+    case: Case = {"preset": rng.choice(FULL)} if rng.random() < 0.15 else {
+        "preset": PRESETS[family], "fields": small(rng, family)}
+    case |= layout(rng) | adapters(rng)
+    maybe(rng, case, 0.15, dtype="float32")
+    maybe(rng, case, 0.15, reshard_after_forward=rng.choice((True, False)))
+    return case
 
 
 if __name__ == "__main__":
-    main(drawn, "automodel", STORED, SEED, COUNT)
+    main(numbered("h", one), "automodel", STORED, SEED, COUNT)

@@ -16,7 +16,7 @@ from typing import Any
 
 from draw_automodel import adapters
 from draw_automodel_tp import small as whole_heads
-from drawing import Case, chosen, main, maybe
+from drawing import Case, chosen, main, maybe, numbered
 
 STORED = Path(__file__).parent / "placement" / "drawn-automodel-hf-cut-0.7.0.json"
 SEED, COUNT = 20261129, 100
@@ -40,19 +40,16 @@ def layout(rng: random.Random) -> Case:
     return {"world": world, "rank": rng.randrange(world), **{k: v for k, v in case.items() if v > 1}}
 
 
-def drawn(seed: int, count: int) -> list[Case]:
-    """`count` cases; the first ones of a longer list are those of a shorter."""
-    rng, cases = random.Random(seed), []
-    for number in range(count):
-        family = rng.choice(tuple(PRESETS))
-        case: Case = {"preset": rng.choice(FULL)} if rng.random() < 0.15 else {
-            "preset": PRESETS[family], "fields": small(rng, family)}
-        case |= layout(rng) | (adapters(rng) if rng.random() < 0.25 else {}) | {"force_hf": True}
-        maybe(rng, case, 0.15, dtype="float32")
-        maybe(rng, case, 0.15, reshard_after_forward=rng.choice((True, False)))
-        cases.append({"name": f"c{number}", **case})
-    return cases
+def one(rng: random.Random) -> Case:
+    """A full-size preset, or a small model."""
+    family = rng.choice(tuple(PRESETS))
+    case: Case = {"preset": rng.choice(FULL)} if rng.random() < 0.15 else {
+        "preset": PRESETS[family], "fields": small(rng, family)}
+    case |= layout(rng) | (adapters(rng) if rng.random() < 0.25 else {}) | {"force_hf": True}
+    maybe(rng, case, 0.15, dtype="float32")
+    maybe(rng, case, 0.15, reshard_after_forward=rng.choice((True, False)))
+    return case
 
 
 if __name__ == "__main__":
-    main(drawn, "automodel", STORED, SEED, COUNT)
+    main(numbered("c", one), "automodel", STORED, SEED, COUNT)

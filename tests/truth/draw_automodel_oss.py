@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from draw_automodel import adapters
-from drawing import Case, chosen, heads, main, maybe
+from drawing import Case, chosen, heads, main, maybe, numbered
 
 STORED = Path(__file__).parent / "placement" / "drawn-automodel-oss-0.7.0.json"
 SEED, COUNT = 22, 60
@@ -48,18 +48,15 @@ def layout(rng: random.Random) -> Case:
     return {"world": world, "rank": rng.randrange(world), **{k: v for k, v in case.items() if v > 1}}
 
 
-def drawn(seed: int, count: int) -> list[Case]:
-    """`count` cases; the first ones of a longer list are those of a shorter."""
-    rng, cases = random.Random(seed), []
-    for number in range(count):
-        case: Case = {"preset": rng.choice(FULL)} if rng.random() < 0.15 else {
-            "preset": "gpt-oss-20b", "fields": small(rng)}
-        case |= layout(rng) | adapters(rng)
-        maybe(rng, case, 0.15, dtype="float32")
-        maybe(rng, case, 0.15, reshard_after_forward=rng.choice((True, False)))
-        cases.append({"name": f"o{number}", **case})
-    return cases
+def one(rng: random.Random) -> Case:
+    """A full-size preset, or a small model."""
+    case: Case = {"preset": rng.choice(FULL)} if rng.random() < 0.15 else {
+        "preset": "gpt-oss-20b", "fields": small(rng)}
+    case |= layout(rng) | adapters(rng)
+    maybe(rng, case, 0.15, dtype="float32")
+    maybe(rng, case, 0.15, reshard_after_forward=rng.choice((True, False)))
+    return case
 
 
 if __name__ == "__main__":
-    main(drawn, "automodel", STORED, SEED, COUNT)
+    main(numbered("o", one), "automodel", STORED, SEED, COUNT)

@@ -13,7 +13,7 @@ import sys
 
 import probe_automodel_policy as probe
 import probe_automodel_step as step
-from drawing import Case, chosen, print_apart
+from drawing import Case, by_name, chosen, numbered, print_apart
 
 SEED, COUNT = 20261212, 90
 
@@ -36,12 +36,6 @@ def one(rng: random.Random) -> Case:
             "seq": rng.choice((96, 192, 256, 500)), "fields": fields}
 
 
-def drawn() -> dict[str, Case]:
-    """The cases, by the seed."""
-    rng = random.Random(SEED)
-    return {f"p{number}": one(rng) for number in range(COUNT)}
-
-
 def measured(case: Case) -> Case:
     """What is measured of a case."""
     step.SEQ = case["seq"]
@@ -51,4 +45,4 @@ def measured(case: Case) -> Case:
 
 if __name__ == "__main__":
     step.stand_in()
-    print_apart({name: case for name, case in drawn().items() if name in sys.argv[1:] or not sys.argv[1:]}, measured)
+    print_apart(by_name(numbered("p", one)(SEED, COUNT)), measured, only=sys.argv[1:])

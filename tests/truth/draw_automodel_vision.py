@@ -12,8 +12,9 @@ import copy
 import random
 import sys
 
+import image_stand_ins as stand
 import probe_automodel_vision as probe
-from drawing import Case, maybe, print_apart
+from drawing import Case, by_name, maybe, numbered, print_apart
 
 SEED, COUNT = 20261211, 44
 MODELS = ("gemma3-vision", "gemma4-vision", "mistral3", "qwen2.5-vl", "qwen3-vl", "qwen3.5")
@@ -79,12 +80,6 @@ def one(rng: random.Random) -> Case:
     return case
 
 
-def drawn() -> dict[str, Case]:
-    """The cases, by the seed."""
-    rng = random.Random(SEED)
-    return {f"a{number}": one(rng) for number in range(COUNT)}
-
-
 def measured(case: Case) -> Case:
     """What is measured of a case."""
     probe.start(case["world"])
@@ -92,5 +87,5 @@ def measured(case: Case) -> Case:
 
 
 if __name__ == "__main__":
-    probe.stand_in()
-    print_apart({name: case for name, case in drawn().items() if name in sys.argv[1:] or not sys.argv[1:]}, measured)
+    stand.stand_in()
+    print_apart(by_name(numbered("a", one)(SEED, COUNT)), measured, only=sys.argv[1:])

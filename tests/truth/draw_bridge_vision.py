@@ -19,7 +19,7 @@ from pathlib import Path
 
 import probe_bridge_vision as seen
 import probe_bridge_whole as whole
-from drawing import Case, chosen, print_apart
+from drawing import Case, by_name, chosen, numbered, print_apart
 
 STORED = Path(__file__).parent / "placement" / "drawn-bridge-vision-main-2026-08-22.json"
 SEED, COUNT = 20261214, 48
@@ -60,12 +60,6 @@ def one(rng: random.Random) -> Case:
     return case | {"model": model | {"text_config": text}}
 
 
-def drawn() -> dict[str, Case]:
-    """The cases, by the seed."""
-    rng = random.Random(SEED)
-    return {f"b{number}": one(rng) for number in range(COUNT)}
-
-
 def measured(case: Case) -> Case:
     """Parameters of the rank of a case."""
     tp, pp, stage = case["tp"], case["pp"], case["stage"]
@@ -85,4 +79,4 @@ def measured(case: Case) -> Case:
 
 
 if __name__ == "__main__":
-    print_apart(drawn(), measured, STORED)
+    print_apart(by_name(numbered("b", one)(SEED, COUNT)), measured, STORED)

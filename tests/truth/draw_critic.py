@@ -12,7 +12,7 @@ import random
 import sys
 
 import probe_critic as probe
-from drawing import Case, maybe, print_apart
+from drawing import Case, by_name, maybe, numbered, print_apart
 
 SEED, COUNT = 20261213, 44
 FAMILIES = ("llama", "qwen2", "gemma2")
@@ -33,12 +33,6 @@ def one(rng: random.Random) -> Case:
     return case
 
 
-def drawn() -> dict[str, Case]:
-    """The cases, by the seed."""
-    rng = random.Random(SEED)
-    return {f"c{number}": one(rng) for number in range(COUNT)}
-
-
 def measured(case: Case) -> Case:
     """Flat parameters, the second step, and what the loss keeps."""
     given = {key: value for key, value in case.items() if key not in ("family", "ranks")}
@@ -47,4 +41,4 @@ def measured(case: Case) -> Case:
 
 
 if __name__ == "__main__":
-    print_apart(drawn(), measured)
+    print_apart(by_name(numbered("c", one)(SEED, COUNT)), measured)

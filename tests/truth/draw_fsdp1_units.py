@@ -14,7 +14,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from drawing import Case, main, maybe
+from drawing import Case, main, maybe, numbered
 
 STORED = Path(__file__).parent / "fsdp1" / "drawn-peft-units-torch-2.13.0.json"
 SEED, COUNT = 20261129, 40
@@ -53,11 +53,5 @@ def one(rng: random.Random) -> Case:
     return case
 
 
-def drawn(seed: int, count: int) -> list[Case]:
-    """`count` cases; the first ones of a longer list are those of a shorter."""
-    rng = random.Random(seed)
-    return [{"name": f"u{number}", **one(rng)} for number in range(count)]
-
-
 if __name__ == "__main__":
-    main(drawn, "fsdp1", STORED, SEED, COUNT)
+    main(numbered("u", one), "fsdp1", STORED, SEED, COUNT)

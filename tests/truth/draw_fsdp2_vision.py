@@ -9,14 +9,11 @@ drawn again because of what came out.
 from __future__ import annotations
 
 import copy
-import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import probe_fsdp2_vision as probe
-import torch
-from oracle.apart import run_apart
+from drawing import by_name, print_apart
 
 SEED, COUNT = 20261129, 40
 TILE = 32
@@ -50,14 +47,5 @@ def drawn() -> list[dict[str, Any]]:
     return [one(rng, rng.choice(bases)) | {"name": f"v{number}"} for number in range(COUNT)]
 
 
-def print_apart(cases: list[dict[str, Any]], measured: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Prints what is measured of the cases, each in a process that is forked when all is imported."""
-    torch.set_num_threads(1)  # a fork has no other thread
-    found = run_apart({case.pop("name"): case for case in cases}, measured)
-    rows = ({"case": {k: v for k, v in row.items() if k != "found"}, **row["found"]} for row in found.values())
-    print("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in zip(
-        found, rows, strict=True)) + "\n}")
-
-
 if __name__ == "__main__":
-    print_apart(drawn(), probe.measured)
+    print_apart(by_name(drawn()), probe.measured)

@@ -14,7 +14,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from drawing import Case, chosen, heads, main, maybe, pattern
+from drawing import Case, chosen, heads, main, maybe, numbered, pattern
 
 STORED = Path(__file__).parent / "placement" / "drawn-megatron-core-0.16.1.json"
 SEED, COUNT = 61, 150
@@ -143,6 +143,14 @@ def family_of(preset: str) -> str:
     return next(family for word, family in words.items() if word in preset)
 
 
+def stored_otherwise(rng: random.Random, case: Case) -> Case:
+    """The case, of which a few are stored or reduced in another format, or without the distributed optimizer."""
+    maybe(rng, case, 0.1, dtype="float16")
+    maybe(rng, case, 0.15, grad_fp32=False)
+    maybe(rng, case, 0.12, distributed=False)
+    return case
+
+
 def one(rng: random.Random) -> Case:
     """A full-size preset, or a small model whose layers suit the pipeline."""
     full = rng.choice(FULL) if rng.random() < 0.15 else ""
@@ -166,17 +174,8 @@ def one(rng: random.Random) -> Case:
         maybe(rng, case, 0.04 if family in SPARSE else 0.2, sp=False)
     if family in SPARSE:
         maybe(rng, case, 0.08, grouped=False)
-    maybe(rng, case, 0.1, dtype="float16")
-    maybe(rng, case, 0.15, grad_fp32=False)
-    maybe(rng, case, 0.12, distributed=False)
-    return case
-
-
-def drawn(seed: int, count: int) -> list[Case]:
-    """`count` cases; the first ones of a longer list are those of a shorter."""
-    rng = random.Random(seed)
-    return [{"name": f"m{number}", **one(rng)} for number in range(count)]
+    return stored_otherwise(rng, case)
 
 
 if __name__ == "__main__":
-    main(drawn, "megatron", STORED, SEED, COUNT)
+    main(numbered("m", one), "megatron", STORED, SEED, COUNT)

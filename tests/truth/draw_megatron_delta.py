@@ -14,8 +14,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from draw_megatron import layout, stages
-from drawing import Case, chosen, main, maybe
+from draw_megatron import layout, stages, stored_otherwise
+from drawing import Case, chosen, main, maybe, numbered
 
 STORED = Path(__file__).parent / "placement" / "drawn-megatron-delta-core-0.16.1.json"
 SEED, COUNT = 22, 44
@@ -61,17 +61,8 @@ def one(rng: random.Random) -> Case:
         maybe(rng, case, 0.7, target_modules=rng.choice(TARGETS))
     if case.get("tp", 1) > 1:
         maybe(rng, case, 0.1, sp=False)
-    maybe(rng, case, 0.1, dtype="float16")
-    maybe(rng, case, 0.15, grad_fp32=False)
-    maybe(rng, case, 0.12, distributed=False)
-    return case
-
-
-def drawn(seed: int, count: int) -> list[Case]:
-    """`count` cases; the first ones of a longer list are those of a shorter."""
-    rng = random.Random(seed)
-    return [{"name": f"d{number}", **one(rng)} for number in range(count)]
+    return stored_otherwise(rng, case)
 
 
 if __name__ == "__main__":
-    main(drawn, "megatron", STORED, SEED, COUNT)
+    main(numbered("d", one), "megatron", STORED, SEED, COUNT)

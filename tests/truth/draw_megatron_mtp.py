@@ -13,8 +13,19 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from draw_megatron import EXCLUDED, LATENT, LATENT_TARGETS, PRESETS, SPARSE_TARGETS, TARGETS, layout, small, stages
-from drawing import Case, main, maybe
+from draw_megatron import (
+    EXCLUDED,
+    LATENT,
+    LATENT_TARGETS,
+    PRESETS,
+    SPARSE_TARGETS,
+    TARGETS,
+    layout,
+    small,
+    stages,
+    stored_otherwise,
+)
+from drawing import Case, main, numbered
 
 STORED = Path(__file__).parent / "placement" / "drawn-megatron-mtp-core-0.16.1.json"
 SEED, COUNT = 20261129, 44
@@ -35,17 +46,8 @@ def one(rng: random.Random) -> Case:
             case["target_modules"] = rng.choice(KNOWN)
         elif draw < 0.8:
             case["exclude_modules"] = rng.choice(EXCLUDED)
-    maybe(rng, case, 0.1, dtype="float16")
-    maybe(rng, case, 0.15, grad_fp32=False)
-    maybe(rng, case, 0.12, distributed=False)
-    return case
-
-
-def drawn(seed: int, count: int) -> list[Case]:
-    """`count` cases; the first ones of a longer list are those of a shorter."""
-    rng = random.Random(seed)
-    return [{"name": f"p{number}", **one(rng)} for number in range(count)]
+    return stored_otherwise(rng, case)
 
 
 if __name__ == "__main__":
-    main(drawn, "megatron", STORED, SEED, COUNT)
+    main(numbered("p", one), "megatron", STORED, SEED, COUNT)

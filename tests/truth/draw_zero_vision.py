@@ -12,6 +12,7 @@ import random
 from typing import Any
 
 import probe_zero_vision as probe
+from drawing import by_name, print_apart
 
 SEED, COUNT = 20261130, 40
 
@@ -28,8 +29,7 @@ def drawn() -> list[dict[str, Any]]:
 def main() -> None:
     """Measures the cases, each in a process that is forked when all is imported."""
     probe.prepare()
-    from draw_fsdp2_vision import print_apart
-    print_apart(drawn(), probe.measured)
+    print_apart(by_name(drawn()), probe.measured)
 
 
 if __name__ == "__main__":

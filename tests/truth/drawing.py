@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,20 @@ def pattern(rng: random.Random) -> str:
     return "".join(letters)
 
 
+def numbered(letter: str, one: Callable[[random.Random], Case]) -> Callable[[int, int], list[Case]]:
+    """A drawing of so many cases by a seed; the first ones of a longer list are those of a shorter."""
+    def drawn(seed: int, count: int) -> list[Case]:
+        rng = random.Random(seed)
+        return [{"name": f"{letter}{number}", **one(rng)} for number in range(count)]
+
+    return drawn
+
+
+def by_name(cases: list[Case]) -> dict[str, Case]:
+    """The cases by their names."""
+    return {case["name"]: {key: value for key, value in case.items() if key != "name"} for case in cases}
+
+
 def main(drawn: Callable[[int, int], list[Case]], probe: str, stored: Path, seed: int, count: int) -> None:
     """Prints the cases, one a line, or measures them."""
     asked = argparse.ArgumentParser()
@@ -65,13 +79,15 @@ def main(drawn: Callable[[int, int], list[Case]], probe: str, stored: Path, seed
     measure(probe, cases, on_row)
 
 
-def print_apart(cases: dict[str, Case], measured: Callable[[Case], Case], stored: Path | None = None) -> None:
+def print_apart(cases: dict[str, Case], measured: Callable[[Case], Case], stored: Path | None = None, *,
+                only: Sequence[str] = ()) -> None:
     """Prints what is measured of the cases, each in a process that is forked when all is imported.
 
-    Where a library raises, its last word is the answer. `stored`: the file that it is written into instead.
+    Where a library raises, its last word is the answer. `stored`: the file that it is written into instead. `only`:
+    names of cases to measure, all if there are none.
     """
+    import json_lines
     import torch
-    from json_lines import by_name
     from oracle.apart import run_apart
 
     def answered(case: Case) -> Case:
@@ -83,10 +99,10 @@ def print_apart(cases: dict[str, Case], measured: Callable[[Case], Case], stored
 
     torch.set_num_threads(1)  # a fork has no other thread
     with contextlib.redirect_stdout(sys.stderr):
-        found = run_apart(cases, answered)
+        found = run_apart({name: case for name, case in cases.items() if not only or name in only}, answered)
     rows = {name: {"case": {k: v for k, v in row.items() if k != "found"}, **row["found"]}
             for name, row in found.items()}
-    text = f"{{\n{by_name(rows)}\n}}"
+    text = f"{{\n{json_lines.by_name(rows)}\n}}"
     if stored is None:
         print(text)
     else:

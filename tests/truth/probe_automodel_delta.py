@@ -23,7 +23,7 @@ delta.put_in_place()
 
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe  # noqa: E402
 
-if not hasattr(modeling_qwen3_5_moe, "Qwen3_5MoeModelOutputWithPast"):  # transformers 5.18, which 0.7.0 pins, has it
+if "Qwen3_5MoeModelOutputWithPast" not in vars(modeling_qwen3_5_moe):  # transformers 5.18, which 0.7.0 pins, has it
     modeling_qwen3_5_moe.Qwen3_5MoeModelOutputWithPast = modeling_qwen3_5_moe.MoeModelOutputWithPast
 
 import probe_automodel_dense as dense  # noqa: E402
@@ -328,7 +328,7 @@ def wrapped(case: dict[str, Any]) -> dict[str, Any]:
 def stand_in() -> None:
     dense.stand_in()
     for name in [name for name in sys.modules if name.startswith("fla.")]:
-        if hasattr(sys.modules[name], "check_shared_mem"):
+        if "check_shared_mem" in vars(sys.modules[name]):
             sys.modules[name].check_shared_mem = lambda *_: True  # that of an H100
     torch.cuda.current_device = lambda: 0
     next_layers.apply_rotary_emb_qk = lambda q, k, table, **_: Rotated.apply(q, k, table)

@@ -18,6 +18,7 @@ import sys
 from functools import partial
 from typing import Any
 
+import image_stand_ins as stand
 import probe_automodel_dense as dense
 import probe_automodel_stage as stages
 import probe_automodel_vision as vision
@@ -72,10 +73,10 @@ def one_schedule(pipeline: Any, tr: Tracker, case: dict[str, Any], *, begins: bo
         images = [torch.empty_like(patches) for _ in range(count)]
         given += images
         del patches
-        vision.stand_in_for_grids(made)
+        stand.stand_in_for_grids(made)
         first = pipeline.parts[0]
         first._vlm_pixel_values_chunks = images
-        first._vlm_image_grid_hws_chunks = [Grids([vision.grid(made)])] * count
+        first._vlm_image_grid_hws_chunks = [Grids([stand.grid(made)])] * count
         first._vlm_chunk_idx = 0
     for one in given:
         tr.tag(one, "input")
@@ -95,7 +96,7 @@ def one_schedule(pipeline: Any, tr: Tracker, case: dict[str, Any], *, begins: bo
     gc.collect()
 
 
-class Grids(vision.Numbers):
+class Grids(stand.Numbers):
     """Sides of the images of a microbatch, as a model asks them."""
 
     shape = (1, 3)
@@ -115,7 +116,7 @@ def main() -> str:
 
 if __name__ == "__main__":
     stages.stand_in()
-    vision.stand_in()
+    stand.stand_in()
     with contextlib.redirect_stdout(sys.stderr):
         text = main()
     print(text)

@@ -3,10 +3,9 @@
     python tests/truth/probe_automodel_vision.py > tests/truth/tape/automodel-vision-0.7.0-torch-2.13.0.json
 
 As `probe_automodel_step.py`, with Automodel's own `apply_parameter_freezing` by a recipe's `freeze_config`, and the
-model's output held until backward is over, as `recipes/vlm/finetune.py` holds it. Fake tensors have no values, so that
-these are stand-ins: the check that as many tokens as features are there does nothing, and the gradient of
-`masked_scatter`'s source has the source's shape (`masked_select`). `units`: the names of wrapped modules, each with the
-elements that its group of parameters holds in all.
+model's output held until backward is over, as `recipes/vlm/finetune.py` holds it. Fake tensors have no values:
+stand-ins are those of `image_stand_ins.py`. `units`: names of wrapped modules, each with the elements that its group
+of parameters holds in all.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import contextlib
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import image_stand_ins as stand
 import probe_automodel_delta as own
 import probe_automodel_dense as dense
 import probe_automodel_step as steps
@@ -31,47 +30,18 @@ from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismS
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from nemo_automodel.components.loss.mtp import calculate_mtp_loss
-from nemo_automodel.components.models.gemma4_moe.parallelization import PARALLELIZER
 from nemo_automodel.components.models.gemma4_moe.sdpa_fp32 import enable_gemma4_sdpa_fp32
+from nemo_automodel.components.models.qwen3_vl import model as packed_vl
+from nemo_automodel.components.models.qwen3_vl_moe import model as sparse_vl
 from nemo_automodel.components.utils.model_utils import apply_parameter_freezing
 from oracle.drawn_automodel import adapted
 from oracle.steps.setup import tag_shards
 from oracle.steps.tracker import Tracker
 from sees import FAMILIES
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import Qwen3VLConfig, Qwen3VLMoeConfig, masking_utils, vision_utils
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers import Qwen3VLConfig, Qwen3VLMoeConfig, masking_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.gemma3 import modeling_gemma3
-from transformers.models.gemma4 import modeling_gemma4
-from transformers.models.mistral3 import modeling_mistral3
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
-from transformers.models.qwen3_5 import modeling_qwen3_5
-from transformers.models.qwen3_vl import modeling_qwen3_vl
-from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe
-
-if "Qwen3VLCausalLMOutputWithPast" not in vars(modeling_qwen3_vl):  # transformers 5.18, which 0.7.0 pins, has it
-    @dataclass
-    class Output(CausalLMOutputWithPast):
-        """An output that names the places that images take."""
-
-        rope_deltas: torch.Tensor | None = None
-
-    modeling_qwen3_vl.Qwen3VLCausalLMOutputWithPast = Output
-
-    @dataclass
-    class Hidden(BaseModelOutputWithPast):
-        """The same without logits."""
-
-        rope_deltas: torch.Tensor | None = None
-
-    modeling_qwen3_vl_moe.Qwen3VLMoeModelOutputWithPast = Hidden
-
-from nemo_automodel.components.models.qwen3_moe import layers as moe_layers
-from nemo_automodel.components.models.qwen3_vl import model as packed_vl
-from nemo_automodel.components.models.qwen3_vl_moe import model as sparse_vl
 
 HERE = Path(__file__).resolve().parent
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
@@ -174,129 +144,6 @@ PLACES = ("image_position_ids", "mm_token_type_ids")
 """What Gemma 4 is given besides: places of patches, and which tokens are an image's."""
 
 
-class Numbers(list[int]):
-    """Numbers that a model reads, where tensors have no values."""
-
-    def tolist(self) -> list[int]:
-        return list(self)
-
-    def __getitem__(self, at: Any) -> Any:
-        return Numbers(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
-
-    def __sub__(self, other: list[int]) -> Numbers:
-        return Numbers(one - two for one, two in zip(self, other, strict=True))
-
-    def __floordiv__(self, by: int) -> Numbers:
-        return Numbers(one // by for one in self)
-
-    def prod(self, _dim: int) -> Numbers:
-        return self
-
-
-class Sizes(list[tuple[int, int]]):
-    """Sides of images, which a model reads as a tensor of numbers."""
-
-    def __floordiv__(self, by: int) -> Sizes:
-        return Sizes((height // by, width // by) for height, width in self)
-
-    def prod(self, dim: int) -> Numbers:
-        assert dim == -1
-        return Numbers(height * width for height, width in self)
-
-
-AS_TENSOR = torch.as_tensor
-
-
-def as_tensor(data: Any, **given: Any) -> Any:
-    """`torch.as_tensor` of all but sides of images, which stay as they are."""
-    return data if isinstance(data, Sizes) else AS_TENSOR(data, **given)
-
-
-class Scattered(torch.autograd.Function):
-    """`masked_scatter` whose source gets a gradient of its own shape."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(mask)
-        ctx.shape = source.shape
-        return torch.ops.aten.masked_scatter(x, mask, source)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (mask,) = ctx.saved_tensors
-        x, _, source = ctx.needs_input_grad
-        made = grad.masked_fill(mask, 0) if x else None
-        return made, None, grad.new_empty(ctx.shape) if source else None
-
-
-class Taken(torch.autograd.Function):
-    """`x[mask, :]` of so many rows; the gradient is put into zeros, in a new tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, rows: int) -> torch.Tensor:
-        ctx.shape = x.shape
-        return x.new_empty(rows, x.shape[-1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad.new_zeros(ctx.shape).clone(), None
-
-
-class Put(torch.autograd.Function):
-    """`x[mask, :] = values`, whose gradients are a copy with zeros put into it, and what was put."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        ctx.shape = values.shape
-        ctx.mark_dirty(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        zeros = grad.new_zeros(ctx.shape)
-        rest = grad.clone()
-        del zeros
-        return rest, grad.new_empty(ctx.shape)
-
-
-def fed(_model: Any, hidden: torch.Tensor, _mask: torch.Tensor, features: torch.Tensor) -> Any:
-    """`_deepstack_process`, whose events `probe_vision.py` has measured."""
-    hidden = hidden.clone()
-    local = Taken.apply(hidden, features.shape[0]) + features
-    return Put.apply(hidden, local)
-
-
-def scattered(x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
-    """A function, so that it is a method of tensors."""
-    return Scattered.apply(x, mask, source)
-
-
-AT = torch.Tensor.__getitem__
-
-
-def stand_in_for_filled(case: dict[str, Any]) -> None:
-    """What Gemma 4 reads of a mask's values: how many averages are an image's, and tokens of the sequence."""
-    vision, images = case["fields"]["vision_config"], case["batch"] * case["images"]
-    rows, columns = (side // vision["patch_size"] // vision["pooling_kernel_size"] for side in case["sides"])
-    tokens = rows * columns
-
-    def at(x: torch.Tensor, index: Any) -> Any:
-        if not isinstance(index, torch.Tensor) or index.dtype != torch.bool:
-            return AT(x, index)
-        if index.ndim == x.ndim:
-            return x.new_empty(images * tokens * x.shape[-1])
-        return x.new_empty(images * tokens, x.shape[-1])
-
-    def features(self: Any, pixels: torch.Tensor, places: torch.Tensor, **given: Any) -> Any:
-        found = self.vision_tower(pixel_values=pixels, pixel_position_ids=places, **given)
-        found.pooler_output = torch.split(self.embed_vision(inputs_embeds=found.last_hidden_state), [tokens] * images)
-        return found
-
-    torch.Tensor.__getitem__ = at  # type: ignore[method-assign,assignment]
-    modeling_gemma4.Gemma4Model.get_image_features = features
-    modeling_gemma4.F.one_hot = lambda x, count: x.new_zeros((*x.shape, count))
-
-
 def whole(case: dict[str, Any]) -> dict[str, Any]:
     """The case with its model's configuration; `image_size` of a case is that of its tower."""
     model = MODELS[case.get("model", "gemma3-vision")]
@@ -320,65 +167,14 @@ def built(case: dict[str, Any]) -> Any:
         return FAMILIES[case["fields"]["model_type"]].built(case).to(torch.bfloat16)
 
 
-def fed_in_place(_model: Any, hidden: torch.Tensor, _mask: torch.Tensor, features: torch.Tensor) -> Any:
-    """`_deepstack_process` of Automodel's model with experts, which puts into what it is given."""
-    return Put.apply(hidden, Taken.apply(hidden, features.shape[0]).clone() + features)
-
-
-class Normed(torch.autograd.Function):
-    """The custom operator of `rms_norm: torch_fp32` (models/common/utils.py, _float32_rms_norm_impl), compiled."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return x.new_empty(x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight = ctx.saved_tensors
-        return torch.empty_like(x), torch.empty_like(weight)
-
-
 def sparse(case: dict[str, Any]) -> Any:
     """Automodel's own class of Qwen 3 VL with experts."""
     config = Qwen3VLMoeConfig(**sees._fields({"attention": "sdpa", **case}), image_token_id=500, video_token_id=501)
     config.text_config.torch_dtype = torch.bfloat16
     with torch.device("meta"):
         model = sparse_vl.Qwen3VLMoeForConditionalGeneration(config, backend=own.BACKEND)
-    torch.nn.RMSNorm.forward = lambda self, x: Normed.apply(x, self.weight)  # type: ignore[method-assign]
+    torch.nn.RMSNorm.forward = lambda self, x: stand.Normed.apply(x, self.weight)  # type: ignore[method-assign]
     return model.to(torch.bfloat16)
-
-
-class Varlen(torch.autograd.Function):
-    """flash-attn 2 of sequences that lie end to end: what it keeps, and what its backward makes."""
-
-    @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: int) -> torch.Tensor:
-        out = q.new_empty(q.shape)
-        ctx.save_for_backward(q, k, v, out, q.new_empty((q.shape[2], q.shape[1]), dtype=torch.float32))
-        ctx.ends = ends
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, _, _ = ctx.saved_tensors
-        rows, (heads, dim) = q.shape[1] + 128 * ctx.ends, q.shape[2:]
-        made = tuple(one.new_empty(one.shape) for one in (q, k, v))
-        _sums = [q.new_empty(shape, dtype=torch.float32) for shape in (
-            (heads, rows), (rows, heads, -(-dim // 32) * 32))]
-        _wide = [q.new_empty(q.shape) for _ in range(2 * (k.shape[2] < heads))]
-        return (*made, None)
-
-
-def varlen(_module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **given: Any) -> Any:
-    """`flash_attention_forward` of [batch, heads, sequence, d] with the ends of sequences."""
-    return Varlen.apply(*(one.transpose(1, 2) for one in (q, k, v)), len(given["cu_seq_lens_q"]) - 1), None
-
-
-def spread(_model: Any, embeds: torch.Tensor, mask: torch.Tensor, deep: list[torch.Tensor]) -> Any:
-    """`_shard_multimodal_inputs_for_cp` on one rank: features are put into whole sequences, then taken out again."""
-    aligned = [features.new_zeros(*mask.shape, features.shape[-1]) for features in deep]
-    return embeds, mask, [whole.new_empty(features.shape) for whole, features in zip(aligned, deep, strict=True)]
 
 
 def packing(case: dict[str, Any]) -> Any:
@@ -389,8 +185,8 @@ def packing(case: dict[str, Any]) -> Any:
             **fields, image_token_id=500, video_token_id=501)).to(torch.bfloat16)
     for config in (model.config, model.config.text_config, model.config.vision_config):
         config._attn_implementation = "flash_attention_2"
-    ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = varlen
-    packed_vl.Qwen3VLForConditionalGeneration._shard_multimodal_inputs_for_cp = spread
+    ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = stand.varlen
+    packed_vl.Qwen3VLForConditionalGeneration._shard_multimodal_inputs_for_cp = stand.spread
     cp_vision_frame_shard._grid_for_visual = lambda grids, _: grids  # it moves them to the pixels' device
     return model
 
@@ -422,12 +218,12 @@ def micro_step(model: Any, tr: Tracker, case: dict[str, Any], *, first: bool) ->
             tr.tag(one, "input")
     if case["fields"]["model_type"] == "gemma4":
         enable_gemma4_sdpa_fp32()
-        stand_in_for_filled(case)
+        stand.stand_in_for_filled(case)
     elif case["fields"]["model_type"] == "mistral3" and case["images"]:
-        given["image_sizes"] = Sizes([tuple(case["sides"])] * (case["batch"] * case["images"]))
+        given["image_sizes"] = stand.Sizes([tuple(case["sides"])] * (case["batch"] * case["images"]))
     elif "sides" in case and case["images"]:
-        stand_in_for_grids(case)
-        grids = Numbers([grid(case)] * (case["batch"] * case["images"]))
+        stand.stand_in_for_grids(case)
+        grids = stand.Numbers([stand.grid(case)] * (case["batch"] * case["images"]))
         given |= {"image_grid_thw": grids, "mm_token_type_ids": torch.empty(0)}
     if case["fields"]["model_type"] in ("qwen3_5", "qwen3_vl_moe"):
         given["attention_mask"] = torch.ones_like(given["input_ids"])
@@ -492,74 +288,8 @@ def main() -> str:
     return dense.lines({name: measure(CASES[name]) for name in sys.argv[1:] or list(CASES)})
 
 
-def grid(case: dict[str, Any]) -> int:
-    """Number of patches of an image."""
-    rows, columns = (side // case["fields"]["vision_config"]["patch_size"] for side in case["sides"])
-    return rows * columns
-
-
-def stand_in_for_grids(case: dict[str, Any]) -> None:
-    """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
-    vision, images, count = case["fields"]["vision_config"], case["batch"] * case["images"], grid(case)
-    if case["fields"]["model_type"].startswith(("qwen3_vl", "qwen3_5")):
-        stand_in_for_places(images, count)
-        return
-    with unset_fake_temporarily():
-        sides = [1, *(side // vision["patch_size"] for side in case["sides"])]
-        _, ends = vision_utils.get_vision_window_index(
-            torch.tensor([sides] * images), vision["spatial_merge_size"], vision["window_size"], vision["patch_size"])
-        ends = Numbers(ends.tolist())
-    model = modeling_qwen2_5_vl
-    model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, images * count + 1, count)), None)
-    model.get_max_seqlen = lambda *_, **__: None
-    model.get_vision_position_ids = lambda *_, **__: torch.empty((images * count, 2), dtype=torch.int64)
-    model.get_vision_window_index = lambda *_, **__: (torch.empty(images * count // 4, dtype=torch.int64), ends)
-    model.Qwen2_5_VLModel.get_rope_index = lambda _, ids, *__, **___: (
-        torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
-
-
-def stand_in_for_places(images: int, count: int) -> None:
-    """The same of Qwen 3 VL and Qwen 3.5, and which learned positions are read."""
-    rows = images * count
-    for model, inner in ((modeling_qwen3_vl, modeling_qwen3_vl.Qwen3VLModel),
-                         (modeling_qwen3_vl_moe, modeling_qwen3_vl_moe.Qwen3VLMoeModel),
-                         (modeling_qwen3_5, modeling_qwen3_5.Qwen3_5Model)):
-        model.get_vision_attention_seqlens = lambda *_, **__: (Numbers(range(0, rows + 1, count)), count)
-        model.get_vision_position_ids = lambda *_, **__: torch.empty((rows, 2), dtype=torch.int64)
-        model.get_vision_interpolation_indices_and_weights = lambda *_, **__: (
-            torch.empty((rows, 4), dtype=torch.int64), torch.empty((rows, 4)))
-        inner.get_rope_index = lambda _, ids, *__, **___: (
-            torch.empty((3, *ids.shape), dtype=torch.int64), torch.empty(0))
-    modeling_qwen3_vl.Qwen3VLTextModel._deepstack_process = fed
-    sparse_vl.Qwen3VLMoeTextModelBackend._deepstack_process = fed_in_place
-
-
-def stand_in() -> None:
-    torch.Tensor.__bool__ = lambda self: True  # type: ignore[method-assign]  # whether there are images, or videos
-    own.stand_in()
-    steps.stand_in()
-    moe_layers.apply_rotary_emb_qk = lambda q, k, table, **_: own.Rotated.apply(q, k, table)
-    for modeling in (modeling_gemma3, modeling_gemma4, modeling_mistral3, modeling_qwen2_5_vl, modeling_qwen3_5,
-                     modeling_qwen3_vl, modeling_qwen3_vl_moe):
-        modeling.torch_compilable_check = lambda *_: None
-    # Automodel's own class of these layers replays whole ones (components/models/gemma4_moe/model.py:886).
-    modeling_gemma4.Gemma4ForConditionalGeneration.parallelizer = PARALLELIZER
-    modeling_gemma4.Gemma4ForConditionalGeneration.kv_sharing_survives_checkpoint_replay = True
-    # transformers 5.18.0, which Automodel 0.7.0 asks for, gives the tower of audio what the model is given.
-    modeling_gemma4.Gemma4AudioModel._supports_sdpa = True
-    of_layers = masking_utils.LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
-    of_layers["full_attention"] = steps.masked(of_layers["full_attention"])
-    own_mask = modeling_gemma4.create_causal_mask
-    modeling_gemma4.create_causal_mask = lambda **given: (
-        own_mask if "or_mask_function" in given else steps.masked(own_mask))(**given)
-    own.qwen3_5.is_indexed_packed_mask = lambda *_: False
-    own.qwen3_5.create_causal_mask = lambda **_: None  # transformers looks whether any token is padding
-    torch.as_tensor = as_tensor
-    torch.Tensor.masked_scatter = scattered  # type: ignore[assignment]
-
-
 if __name__ == "__main__":
-    stand_in()
+    stand.stand_in()
     with contextlib.redirect_stdout(sys.stderr):
         text = main()
     print(text)

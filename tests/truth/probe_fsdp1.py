@@ -121,7 +121,7 @@ def _note(events: list[Any], units: dict[int, int]) -> None:
     for name, ours in (("all_gather", "all_gather"), ("all_gather_single", "all_gather"), ("all_reduce", "all_reduce"),
                        ("reduce_scatter_single", "reduce_scatter"), ("all_gather_into_tensor", "all_gather"),
                        ("reduce_scatter_tensor", "reduce_scatter")):
-        if hasattr(dist, name):
+        if name in vars(dist):
             setattr(dist, name, partial(noting, ours, getattr(dist, name)))
     made, freed = _flat_param._alloc_storage, _flat_param._free_storage
 

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+import image_stand_ins as stand
 import probe_automodel_dense as dense
 import probe_automodel_step as steps
 import probe_automodel_vision as vision
@@ -41,8 +42,8 @@ def micro_step(model: Any, tr: Any, case: dict[str, Any], *, first: bool) -> Non
     labels = given["input_ids"].clone()
     for one in (*given.values(), labels):
         tr.tag(one, "input")
-    vision.stand_in_for_grids(case)
-    grids = vision.Numbers([vision.grid(case)] * case["images"])
+    stand.stand_in_for_grids(case)
+    grids = stand.Numbers([stand.grid(case)] * case["images"])
     out = model(**given, image_grid_thw=grids, mm_token_type_ids=torch.empty(0), use_cache=False)
     loss = MaskedCrossEntropy()(logits=out.logits, labels=labels)
     del out
@@ -74,7 +75,7 @@ def main() -> str:
 
 
 if __name__ == "__main__":
-    vision.stand_in()
+    stand.stand_in()
     with contextlib.redirect_stdout(sys.stderr):
         text = main()
     print(text)

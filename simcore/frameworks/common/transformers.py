@@ -16,7 +16,7 @@ from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, chec
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2
-from simcore.models.class_blocks import ClassPatches
+from simcore.models.class_blocks import ClassPatches, ScaledPatches
 from simcore.models.vision_blocks import GridPatches, Patches, RowPatches
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
@@ -164,7 +164,7 @@ def asks_patches(job: Job) -> bool:
 
     [Note: a tower whose front takes a gradient] in `operators/hf/vision/part.py`; whatever is trained.
     """
-    fronts = (Patches, GridPatches, RowPatches, ClassPatches)
+    fronts = (Patches, GridPatches, RowPatches, ClassPatches, ScaledPatches)
     return all_or_no_checkpoint(job) != "none" and any(isinstance(kind.block, fronts) for kind in job.graph.kinds)
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from simcore.models.blocks import Embedding, LayerKind
 from simcore.models.config import Architecture, Config
+from simcore.models.decoder_stem import DecoderStem
 
-__all__ = ["IMAGE_SIDES", "image_sides", "part_of", "stem_of", "with_layers", "with_tower"]
+__all__ = ["IMAGE_SIDES", "decoder_of", "image_sides", "part_of", "stem_of", "with_layers", "with_tower"]
 
 IMAGE_SIDES = "image_sides"
 """Field under which the sides of an image, [height, width] in pixels, stand beside a configuration that has none."""
@@ -67,6 +68,12 @@ def stem_of(made: Architecture) -> Embedding:
     block = made.parts[0][1].block
     assert isinstance(block, Embedding)
     return block
+
+
+def decoder_of(made: Architecture, text: str = "") -> DecoderStem:
+    """Tables and masks for a decoder behind a tower; `text`: its `model_type`, its family's if ""."""
+    stem = stem_of(made)
+    return DecoderStem(text or made.family, stem.rotary_dim, stem.window, stem.further_dim)
 
 
 def with_tower(made: Architecture, family: str, tower: Sequence[tuple[str, LayerKind]],

@@ -13,7 +13,7 @@ from math import isqrt
 from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.gemma import earlier
-from simcore.models.vision.around import part_of, stem_of, with_layers, with_tower
+from simcore.models.vision.around import decoder_of, part_of, with_layers, with_tower
 from simcore.models.vision_blocks import Patches, Projector, TowerLayer, TowerNorm
 
 __all__ = ["FAMILY"]
@@ -26,10 +26,10 @@ def architecture(config: Config) -> Architecture:
     text = part_of(config, "text_config", "gemma3_text")
     vision = part_of(config, "vision_config", "siglip_vision_model")
     made = earlier.architecture(with_layers(config, text, tied=True))
-    patches, stem = _patches(vision), stem_of(made)
+    patches = _patches(vision)
     tower = _tower(vision, patches, Projector(
-        patches.count, patches.width, _tokens(config, patches), made.hidden, below=0, text=made.family,
-        rotary_dim=stem.rotary_dim, window=stem.window, further_dim=stem.further_dim))
+        patches.count, patches.width, _tokens(config, patches), made.hidden, below=0,
+        decoder=decoder_of(made)))
     return with_tower(made, "gemma3", tower, [(f"{_TOWER}.embeddings.position_ids", 8 * patches.count)])
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from simcore.models.blocks import Attention, LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
+from simcore.models.decoder_stem import DecoderStem
 from simcore.models.families.gemma import gemma4
 from simcore.models.pooled_blocks import (
     PooledLayer,
@@ -22,7 +23,7 @@ from simcore.models.pooled_blocks import (
     PooledSoundEnd,
     PooledStem,
 )
-from simcore.models.vision.around import image_sides, part_of, stem_of, with_layers, with_tower
+from simcore.models.vision.around import decoder_of, image_sides, part_of, with_layers, with_tower
 
 __all__ = ["FAMILY"]
 
@@ -37,16 +38,16 @@ def architecture(config: Config) -> Architecture:
     made = replace(made, parts=tuple((path, _two_way(kind) if sees else kind) for path, kind in made.parts))
     kernel, most = _kernel(vision), config.integer("vision_soft_tokens_per_image", default=280)
     count = vision.integer("num_hidden_layers", default=16)
-    patches, stem = _patches(vision, most * kernel**2), stem_of(made)
+    patches, stem = _patches(vision, most * kernel**2), decoder_of(made, made.decoder)
     rows, columns = image_sides(config, kernel * patches.patch)
     if rows * columns > most:
         raise config.fail("image_sides", f"expected at most {most} tokens, got {rows * columns}: the model's "
                           "processor would have made the image smaller")
-    sound, tables = _sound(config, made.hidden), (stem.rotary_dim, 1 if sees else stem.window, stem.further_dim)
-    inputs = _inputs_of_layers(text, made, tables)
+    sound, stem = _sound(config, made.hidden), replace(stem, window=1) if sees else stem
+    inputs = _inputs_of_layers(text, made, stem)
     end = PooledProjector(
         patches.padded, patches.width, kernel**2, rows * columns, made.hidden, count, count + 2 + len(sound),
-        made.decoder, patches.rotary_dim, vision.boolean("standardize", default=False), *tables, precedes=bool(inputs))
+        stem, patches.rotary_dim, vision.boolean("standardize", default=False), precedes=bool(inputs))
     rotary = 2 * 4 * (patches.rotary_dim // 4)
     statistics = [(f"{_TOWER}.{name}", 4 * patches.width) for name in ("std_bias", "std_scale")] * end.standardised
     return with_tower(made, "gemma4", (*sound, *_tower(vision, patches, end), *inputs),
@@ -56,13 +57,13 @@ def architecture(config: Config) -> Architecture:
 _Parts = tuple[tuple[str, LayerKind], ...]
 
 
-def _inputs_of_layers(text: Config, made: Architecture, tables: tuple[int, int, int]) -> _Parts:
-    """The part that makes inputs of single layers, if they have such; `tables`: see `PooledStem`."""
+def _inputs_of_layers(text: Config, made: Architecture, stem: DecoderStem) -> _Parts:
+    """The part that makes inputs of single layers, if they have such; `stem`: see `PooledStem`."""
     own = next((kind.own_input for _, kind in made.parts if kind.own_input), None)
     if own is None:
         return ()
     block = PooledStem(text.integer("vocab_size_per_layer_input", default=262144), made.hidden, own.layers, own.size,
-                       made.decoder, *tables)
+                       stem)
     return (("model.language_model", LayerKind("inputs_of_layers", "gemma4", made.hidden, block=block)),)
 
 

@@ -13,7 +13,7 @@ from simcore.models.blocks import LayerKind
 from simcore.models.class_blocks import ScaledLayer, ScaledPatches, ShuffledEnd
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families import qwen
-from simcore.models.vision.around import part_of, stem_of, with_layers, with_tower
+from simcore.models.vision.around import decoder_of, part_of, with_layers, with_tower
 
 __all__ = ["FAMILY"]
 
@@ -29,9 +29,9 @@ def architecture(config: Config) -> Architecture:
     if config.fields.get("vision_feature_layer", -1) != -1 or config.fields.get("downsample_ratio", 0.5) != 0.5:
         raise config.fail("vision_feature_layer", "expected -1, and a downsample_ratio of 0.5: others are not modelled "
                           "yet")
-    patches, layers, stem = _patches(vision), vision.integer("num_hidden_layers", default=24), stem_of(made)
-    end = ShuffledEnd(patches.count, patches.width, 4, layers, made.hidden, layers + 2, made.family, patches.pixels,
-                      stem.rotary_dim, stem.window)
+    patches, layers = _patches(vision), vision.integer("num_hidden_layers", default=24)
+    end = ShuffledEnd(patches.count, patches.width, 4, layers, made.hidden, layers + 2, decoder_of(made),
+                      patches.pixels)
     return with_tower(made, "internvl", _tower(vision, patches, end), [])
 
 

@@ -14,7 +14,7 @@ from simcore.models.blocks import LayerKind
 from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families import llama, mistral
-from simcore.models.vision.around import part_of, stem_of, with_layers, with_tower
+from simcore.models.vision.around import decoder_of, part_of, with_layers, with_tower
 from simcore.models.vision.mistral3 import pixtral_buffers, pixtral_parts, pixtral_patches
 from simcore.models.vision_blocks import RowProjector
 
@@ -47,9 +47,9 @@ def _with_clip(config: Config, vision: Config) -> Architecture:
                           if image % patch else f"expected a divisor of hidden_size {width}")
     patches = ClassPatches(image, patch, vision.integer("num_channels", default=3), width)
     layer = ClassLayer(patches.count, width, heads, vision.integer("intermediate_size", default=3072))
-    layers, stem = vision.integer("num_hidden_layers", default=12, least=2), stem_of(made)
-    end = ClassEnd(layer, layers, made.hidden, layers + 1, made.family,
-                   config.boolean("multimodal_projector_bias", default=True), stem.rotary_dim, stem.window)
+    layers = vision.integer("num_hidden_layers", default=12, least=2)
+    end = ClassEnd(layer, layers, made.hidden, layers + 1, decoder_of(made),
+                   config.boolean("multimodal_projector_bias", default=True))
     kind = LayerKind("vision_layer", "llava", width, block=layer)
     tower = [(_TOWER, LayerKind("vision_patches", "llava", width, block=patches)),
              *((f"{_TOWER}.encoder.layers.{i}", replace(kind, block=replace(layer, first=not i)))
@@ -62,9 +62,9 @@ def _with_pixtral(config: Config, vision: Config) -> Architecture:
     made = mistral.architecture(_text(config, "mistral"))
     patches = pixtral_patches(config, vision, 1)
     _check(config, layer=-1, strategy="full")
-    layers, stem = vision.integer("num_hidden_layers", default=24), stem_of(made)
-    end = RowProjector(patches.rows, patches.columns, patches.width, 1, made.hidden, layers, layers + 2, made.family,
-                       patches.rotary_dim, rotary_dim=stem.rotary_dim, window=stem.window, plain=True,
+    layers = vision.integer("num_hidden_layers", default=24)
+    end = RowProjector(patches.rows, patches.columns, patches.width, 1, made.hidden, layers, layers + 2,
+                       decoder_of(made), patches.rotary_dim, plain=True,
                        bias=config.boolean("multimodal_projector_bias", default=True))
     return with_tower(made, "llava", pixtral_parts("llava", vision, patches, end), pixtral_buffers(patches))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families import mistral
-from simcore.models.vision.around import image_sides, part_of, stem_of, with_layers, with_tower
+from simcore.models.vision.around import decoder_of, image_sides, part_of, with_layers, with_tower
 from simcore.models.vision_blocks import RowLayer, RowPatches, RowProjector
 
 __all__ = ["FAMILY", "pixtral_buffers", "pixtral_parts", "pixtral_patches"]
@@ -32,9 +32,9 @@ def architecture(config: Config) -> Architecture:
     if config.fields.get("vision_feature_layer", -1) != -1:
         raise config.fail("vision_feature_layer", "expected -1, the last layer of the tower: others are not modelled "
                           "yet")
-    layers, stem = vision.integer("num_hidden_layers", default=24), stem_of(made)
+    layers = vision.integer("num_hidden_layers", default=24)
     end = RowProjector(patches.rows, patches.columns, patches.width, merge**2, made.hidden, layers, layers + 2,
-                       made.family, patches.rotary_dim, rotary_dim=stem.rotary_dim, window=stem.window)
+                       decoder_of(made), patches.rotary_dim)
     return with_tower(made, "mistral3", pixtral_parts("mistral3", vision, patches, end), pixtral_buffers(patches))
 
 

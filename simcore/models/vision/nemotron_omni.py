@@ -24,7 +24,7 @@ from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families import nemotron_h
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
-from simcore.models.vision.around import image_sides, part_of, stem_of, with_layers
+from simcore.models.vision.around import decoder_of, image_sides, part_of, stem_of, with_layers
 
 __all__ = ["FAMILY"]
 
@@ -43,10 +43,10 @@ def architecture(config: Config) -> Architecture:
     family, sound = _OF_TILES if tiles else _FAMILY, () if tiles else _sound(config, made.hidden)
     patches = _of_tiles(patches) if tiles else patches
     layer = _layer(vision, patches)
-    count, stem = vision.integer("num_hidden_layers", default=32), stem_of(made)
+    count = vision.integer("num_hidden_layers", default=32)
     end = RadioProjector(patches.count, patches.prefix, patches.width, _merged(config),
                          config.integer("projector_hidden_size", default=4096), made.hidden,
-                         len(sound) + count + 2, count, tiles, made.family, rotary_dim=stem.rotary_dim)
+                         len(sound) + count + 2, count, tiles, decoder_of(made))
     kind = LayerKind("vision_patches", family, patches.width, block=patches)
     tower: _Parts = (
         *sound,

@@ -12,7 +12,7 @@ from math import isqrt
 from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture, Config
 from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, PlacedPatches
-from simcore.models.vision.around import image_sides, stem_of, with_tower
+from simcore.models.vision.around import decoder_of, image_sides, with_tower
 
 __all__ = ["with_placed_tower"]
 
@@ -28,8 +28,8 @@ def with_placed_tower(config: Config, vision: Config, made: Architecture, fed: t
     patches, merge = _patches(config, vision), vision.integer("spatial_merge_size", default=2)
     if vision.integer("out_hidden_size", default=3584) != made.hidden:
         raise vision.fail("out_hidden_size", f"expected the decoder's hidden_size {made.hidden}")
-    end = PlacedMerger(patches.count, patches.width, merge**2, made.hidden, 0, 1, (), made.family, patches.pixels,
-                       patches.rotary_dim, rotary_dim=stem_of(made).rotary_dim)
+    end = PlacedMerger(patches.count, patches.width, merge**2, made.hidden, 0, 1, (), decoder_of(made),
+                       patches.pixels, patches.rotary_dim)
     family = str(config.fields["model_type"])
     buffers = [(f"{_TOWER}.rotary_pos_emb.inv_freq", 2 * 4 * (patches.rotary_dim // 4))]
     return with_tower(_feeding(made, end.tokens, len(fed)), family, _tower(family, vision, patches, end, fed), buffers)

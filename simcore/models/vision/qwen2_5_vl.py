@@ -14,7 +14,7 @@ from dataclasses import replace
 from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families import qwen
-from simcore.models.vision.around import image_sides, part_of, stem_of, with_layers, with_tower
+from simcore.models.vision.around import decoder_of, image_sides, part_of, with_layers, with_tower
 from simcore.models.vision_blocks import GridLayer, GridPatches, Merger
 
 __all__ = ["FAMILY"]
@@ -38,9 +38,8 @@ def architecture(config: Config) -> Architecture:
                           vision.integer("in_channels", "in_chans", default=3), width, width // heads, merge**2)
     if vision.integer("out_hidden_size", default=3584) != made.hidden:
         raise vision.fail("out_hidden_size", f"expected the decoder's hidden_size {made.hidden}")
-    stem = stem_of(made)
     end = Merger(patches.count, width, merge**2, made.hidden, below=vision.integer("depth", default=32) + 2,
-                 text=_TEXT, pixels=patches.pixels, patch_rotary_dim=width // heads, rotary_dim=stem.rotary_dim)
+                 decoder=decoder_of(made, _TEXT), pixels=patches.pixels, patch_rotary_dim=width // heads)
     tower = _tower(vision, patches, heads, _windows(vision, rows, columns, merge, patch), end)
     return with_tower(made, "qwen2_5_vl", tower, [(f"{_TOWER}.rotary_pos_emb.inv_freq", 2 * 4 * (width // heads // 4))])
 

@@ -8,10 +8,12 @@ all of their image (`models/qwen2_vl`). The decoder is Qwen 2 with positions by 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simcore.models.blocks import LayerKind
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families import qwen
-from simcore.models.vision.around import image_sides, part_of, stem_of, with_layers, with_tower
+from simcore.models.vision.around import decoder_of, image_sides, part_of, with_layers, with_tower
 from simcore.models.vision_blocks import GridLayer, GridPatches, Merger
 
 __all__ = ["FAMILY"]
@@ -25,10 +27,9 @@ def architecture(config: Config) -> Architecture:
     patches = _patches(config, vision)
     if vision.integer("hidden_size", default=3584) != made.hidden:
         raise vision.fail("hidden_size", f"expected the decoder's hidden_size {made.hidden}")
-    stem, merged = stem_of(made), patches.merged
-    end = Merger(patches.count, patches.width, merged, made.hidden, below=vision.integer("depth", default=32) + 2,
-                 text=_TEXT, pixels=patches.pixels, patch_rotary_dim=patches.rotary_dim, rotary_dim=stem.rotary_dim,
-                 plain=True)
+    end = Merger(patches.count, patches.width, patches.merged, made.hidden, below=vision.integer(
+        "depth", default=32) + 2, decoder=decoder_of(made, _TEXT), pixels=patches.pixels,
+                 patch_rotary_dim=patches.rotary_dim, plain=True)
     return with_tower(made, "qwen2_vl", _tower(vision, patches, end), [
         (f"{_TOWER}.rotary_pos_emb.inv_freq", 2 * 4 * (patches.rotary_dim // 4))])
 
@@ -64,7 +65,7 @@ def _tower(vision: Config, patches: GridPatches, end: Merger) -> tuple[tuple[str
     kind = LayerKind("vision_layer", "qwen2_vl", patches.width, block=layer)
     return (
         (f"{_TOWER}.patch_embed", LayerKind("vision_patches", "qwen2_vl", patches.width, block=patches)),
-        *((f"{_TOWER}.blocks.{i}", kind) for i in range(end.below - 2)),
+        *((f"{_TOWER}.blocks.{i}", replace(kind, block=replace(layer, first=not i))) for i in range(end.below - 2)),
         (f"{_TOWER}.merger", LayerKind("vision_merger", "qwen2_vl", end.hidden, block=end)),
     )
 

@@ -115,7 +115,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         return _loss(env, kind.block)
     if isinstance(kind.block, VisionPart):
         return record_part(env.tape, kind.block, run, PLAIN, lambda last, _: make_tables(
-            env, kind.family, last.rotary_dim))
+            env, kind.family, last.decoder.rotary_dim))
     if isinstance(kind.block, Mtp):
         return predictions(env, kind, kind.block, _layer)
     return _part(env, kind)

@@ -37,7 +37,7 @@ from simcore.models.blocks import (
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
-from simcore.operators.hf.vision.tensors import tower_tensors
+from simcore.operators.hf.vision.specs.towers import tower_tensors
 from simcore.operators.shared.features import refuse_megatrons
 
 __all__ = ["FAMILIES", "layer_of", "layers_of_further", "moves_stem", "tensors"]

@@ -83,7 +83,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         return embedding(tape, kind, kind.block, run)
     if isinstance(kind.block, VisionPart):
         return record_part(tape, kind.block, run, _modules(run), lambda last, between: shared_tables(
-            tape, last.text, last, run, between))
+            tape, last.decoder.text, last.decoder, run, between))
     trainer = HfOptions.of(run.options).automodel
     if isinstance(kind.block, Head | Loss) and trainer is not None:
         from simcore.operators.automodel import implementation as automodel

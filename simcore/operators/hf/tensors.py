@@ -24,7 +24,7 @@ from simcore.models.blocks import (
 )
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
-from simcore.operators.hf.vision.tensors import tower_tensors
+from simcore.operators.hf.vision.specs.towers import tower_tensors
 from simcore.operators.shared import mpt_tensors
 from simcore.operators.shared.features import refuse_megatrons
 

@@ -14,11 +14,10 @@ model casts images to its own type before the tower does: the copy lives until t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from simcore.models.class_blocks import ClassEnd, ClassLayer, ClassPatches, ScaledLayer, ScaledPatches, ShuffledEnd
-from simcore.models.tensor import TensorSpec
 from simcore.operators.hf.vision.grid import two_linears
 from simcore.operators.hf.vision.part import (
     Modules,
@@ -33,6 +32,7 @@ from simcore.operators.hf.vision.part import (
     regrouped,
     tower_layer,
 )
+from simcore.operators.hf.vision.specs.class_token import ENDS, NORM, last_layer
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.layer_borders import BEFORE, stream_dtype
@@ -40,10 +40,8 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["class_end", "class_layer", "class_patches", "clip_tensors", "intern_tensors", "scaled_layer",
-           "scaled_patches", "shuffled_end"]
+__all__ = ["class_end", "class_layer", "class_patches", "scaled_layer", "scaled_patches", "shuffled_end"]
 
-_TOWER, _PROJECTOR = "vision_tower", "projector"
 _COPY = "pixel_values.to"
 
 
@@ -130,8 +128,8 @@ def class_end(tape: Tape, block: ClassEnd, run: LayerWorkload, modules: Modules,
     shape = (run.images, layer.patches, layer.width)
     patches, below = entered(tape, run, shape, stream)
     first = [] if run.input_requires_grad else [tape.external(shape, stream, HIDDEN, BEFORE - block.layers + 1)]
-    behind = [patches, _layer(tape, layer, run, modules, _last(block), patches.detach())]
-    pooled = [layer_norm(tape, run, modules, f"{_NORM}.", Tensor(behind[1].storage, (run.images, layer.width), stream))]
+    behind = [patches, _layer(tape, layer, run, modules, last_layer(block), patches.detach())]
+    pooled = [layer_norm(tape, run, modules, f"{NORM}.", Tensor(behind[1].storage, (run.images, layer.width), stream))]
     first.clear()
     behind.append(_projected(tape, block, run, modules, patches))
     del patches
@@ -144,80 +142,17 @@ def class_end(tape: Tape, block: ClassEnd, run: LayerWorkload, modules: Modules,
     return ended(tape, run, modules, out, (below, node), behind=behind, held=held, features=features)
 
 
-def _last(block: ClassEnd) -> str:
-    return f"vision_tower.encoder.layers.{block.layers - 1}."
-
-
-_NORM, _ENDS = "vision_tower.post_layernorm", "multi_modal_projector"
-
-
 def _projected(tape: Tape, block: ClassEnd, run: LayerWorkload, modules: Modules, patches: Tensor) -> Tensor:
     """`LlavaMultiModalProjector` of patches without the token: [images, tokens, hidden]."""
-    tape.scope = f"{_ENDS}."
+    tape.scope = f"{ENDS}."
     x = _without_token(tape, patches)
     if run.images > 1 and x.dtype == run.compute:  # a view that is no matrix; a cast makes one
         x = aten.contiguous(tape, x, "rows")
-    x = modules.linear(tape, run, f"{_ENDS}.linear_1", x)
+    x = modules.linear(tape, run, f"{ENDS}.linear_1", x)
     x = aten.gelu(tape, x)
-    x = modules.linear(tape, run, f"{_ENDS}.linear_2", x)
+    x = modules.linear(tape, run, f"{ENDS}.linear_2", x)
     tape.scope = ""
     return x
-
-
-def clip_tensors(block: ClassPatches | ClassLayer | ClassEnd) -> Iterator[TensorSpec]:
-    """Parameters of a part, in registration order, with names relative to it."""
-    match block:
-        case ClassPatches():
-            yield from _patches_tensors(block)
-        case ClassLayer():
-            yield from _layer_tensors("", block)
-        case ClassEnd():
-            yield from _end_tensors(block)
-
-
-def _patches_tensors(block: ClassPatches) -> Iterator[TensorSpec]:
-    """`CLIPVisionEmbeddings`: a module's own parameters come before its children's; and `pre_layrnorm`."""
-    shape = (block.width, block.channels, block.patch, block.patch)
-    yield TensorSpec("embeddings.class_embedding", (block.width,), ("vision",), _TOWER)
-    yield TensorSpec("embeddings.patch_embedding.weight", shape, ("vision", "channels", "patch", "patch"), _TOWER,
-                     "conv")
-    yield TensorSpec("embeddings.position_embedding.weight", (block.count, block.width), ("patches", "vision"), _TOWER,
-                     "embedding")
-    yield from _norm("pre_layrnorm", block.width)
-
-
-def _layer_tensors(at: str, block: ClassLayer) -> Iterator[TensorSpec]:
-    """`CLIPEncoderLayer`; `at`: beginning of names."""
-    width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
-    for part in ("k_proj", "v_proj", "q_proj", "out_proj"):
-        yield from _linear(f"{at}self_attn.{part}", width, width)
-    yield from _norm(f"{at}layer_norm1", block.width)
-    yield from _linear(f"{at}mlp.fc1", ffn, width)
-    yield from _linear(f"{at}mlp.fc2", width, ffn)
-    yield from _norm(f"{at}layer_norm2", block.width)
-
-
-def _end_tensors(block: ClassEnd) -> Iterator[TensorSpec]:
-    """The last layer, the norm behind it and `LlavaMultiModalProjector`."""
-    width, hidden = (block.layer.width, "vision"), (block.hidden, "hidden")
-    yield from _layer_tensors(_last(block), block.layer)
-    yield from _norm(_NORM, block.layer.width)
-    for name, into in (("linear_1", width), ("linear_2", hidden)):
-        yield from _linear(f"{_ENDS}.{name}", hidden, into, _PROJECTOR, bias=block.bias)
-
-
-def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER, *,
-            bias: bool = True) -> Iterator[TensorSpec]:
-    """Weight and bias of a linear `name`; `out`, `into`: (size, name) of the dimensions."""
-    yield TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
-    if bias:
-        yield TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias")
-
-
-def _norm(name: str, width: int, component: str = _TOWER) -> Iterator[TensorSpec]:
-    """Weight and bias of a LayerNorm `name`."""
-    for part in ("weight", "bias"):
-        yield TensorSpec(f"{name}.{part}", (width,), ("vision",), component, "norm")
 
 
 # ---- InternVL ---------------------------------------------------------------------------------------------------
@@ -307,41 +242,3 @@ def _squares_projected(tape: Tape, block: ShuffledEnd, run: LayerWorkload, modul
     x = modules.linear(tape, run, "linear_2", aten.gelu(tape, modules.linear(tape, run, "linear_1", x)))
     tape.scope = ""
     return x
-
-
-def intern_tensors(block: ScaledPatches | ScaledLayer | ShuffledEnd) -> Iterator[TensorSpec]:
-    """Parameters of a part, in registration order, with names relative to it."""
-    match block:
-        case ScaledPatches():
-            yield from _scaled_patches_tensors(block)
-        case ScaledLayer():
-            yield from _scaled_layer_tensors(block)
-        case ShuffledEnd():
-            square, hidden = (block.merged * block.width, "square"), (block.hidden, "hidden")
-            yield from _norm("layer_norm", square[0], _PROJECTOR)
-            yield from _linear("linear_1", hidden, square, _PROJECTOR)
-            yield from _linear("linear_2", hidden, hidden, _PROJECTOR)
-
-
-def _scaled_patches_tensors(block: ScaledPatches) -> Iterator[TensorSpec]:
-    """`InternVLVisionEmbeddings`: a module's own parameters come before its children's."""
-    shape, at = (block.width, block.channels, block.patch, block.patch), "embeddings.patch_embeddings.projection"
-    yield TensorSpec("embeddings.cls_token", (1, 1, block.width), ("one", "one", "vision"), _TOWER)
-    yield TensorSpec("embeddings.position_embeddings", (1, block.count, block.width), ("one", "patches", "vision"),
-                     _TOWER)
-    yield TensorSpec(f"{at}.weight", shape, ("vision", "channels", "patch", "patch"), _TOWER, "conv")
-    yield TensorSpec(f"{at}.bias", (block.width,), ("vision",), _TOWER, "bias")
-
-
-def _scaled_layer_tensors(block: ScaledLayer) -> Iterator[TensorSpec]:
-    """`InternVLVisionLayer`."""
-    width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
-    for number in (1, 2):
-        yield TensorSpec(f"lambda_{number}", (block.width,), ("vision",), _TOWER)
-    for part in "qkv":
-        yield from _linear(f"attention.{part}_proj", width, width, bias=block.bias)
-    yield from _linear("attention.projection_layer", width, width)
-    yield from _linear("mlp.fc1", ffn, width)
-    yield from _linear("mlp.fc2", width, ffn)
-    yield from _norm("layernorm_before", block.width)
-    yield from _norm("layernorm_after", block.width)

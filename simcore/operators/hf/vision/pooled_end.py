@@ -35,7 +35,7 @@ def pooled_projector(tape: Tape, block: PooledProjector, run: LayerWorkload, mod
     held = [aten.new(tape, (run.batch, run.seq), "uint8", "special_image_mask", 8 * run.tokens)]
     held += [aten.new(tape, (run.batch, run.seq), "uint8", "placeholder_mask") for _ in range(3)]
     out, leaf = merged(tape, block, run, held[0], features[0])
-    if block.window == 1:  # which image a token belongs to
+    if block.decoder.window == 1:  # which image a token belongs to
         held.append(aten.new(tape, (run.batch, run.seq), "int64", "block_sequence_ids"))
     if not block.precedes:
         make_tables()

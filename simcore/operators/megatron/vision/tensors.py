@@ -15,7 +15,7 @@ from simcore.models.placed_blocks import DeepMerger, PlacedLayer, PlacedMerger, 
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundProjector
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import Projector, VisionPart
-from simcore.operators.hf.vision.tensors import tower_tensors as whole_tensors
+from simcore.operators.hf.vision.specs.towers import tower_tensors as whole_tensors
 
 __all__ = ["attention_of", "branches_of", "tower_tensors"]
 

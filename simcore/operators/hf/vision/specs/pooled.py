@@ -13,11 +13,12 @@ from simcore.models.pooled_blocks import (
     PooledStem,
 )
 from simcore.models.tensor import TensorSpec
+from simcore.operators.hf.vision.specs.linears import PROJECTOR, SOUND, TOWER, linear, norm_weight, weight
 
 __all__ = ["pooled_tensors"]
 
 _Pooled = PooledPatches | PooledLayer | PooledProjector | PooledStem | PooledSound | PooledSoundEnd
-_TOWER, _PROJECTOR, _SOUND, _INPUTS = "vision_tower", "projector", "sound_tower", "layer_inputs"
+_INPUTS = "layer_inputs"
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
@@ -29,8 +30,8 @@ def pooled_tensors(block: _Pooled) -> Iterator[TensorSpec]:
         case PooledLayer():
             return _layer(block)
         case PooledProjector() | PooledSoundEnd():
-            return iter((_weight("embedding_projection", (block.hidden, "hidden"), (block.width, "vision"),
-                                 _PROJECTOR),))
+            return iter((weight("embedding_projection", (block.hidden, "hidden"), (block.width, "vision"),
+                                 PROJECTOR),))
         case PooledStem():
             return _stem(block)
         case PooledSound():
@@ -40,8 +41,8 @@ def pooled_tensors(block: _Pooled) -> Iterator[TensorSpec]:
 def _patches(block: PooledPatches) -> Iterator[TensorSpec]:
     """`Gemma4VisionPatchEmbedder`."""
     yield TensorSpec("position_embedding_table", (2, block.positions, block.width), ("sides", "patches", "vision"),
-                     _TOWER, "embedding")
-    yield _weight("input_proj", (block.width, "vision"), (block.channels * block.patch**2, "channels"))
+                     TOWER, "embedding")
+    yield weight("input_proj", (block.width, "vision"), (block.channels * block.patch**2, "channels"))
 
 
 def _layer(block: PooledLayer) -> Iterator[TensorSpec]:
@@ -52,12 +53,12 @@ def _layer(block: PooledLayer) -> Iterator[TensorSpec]:
                             ("o_proj", width, heads)):
         yield from _clippable(f"self_attn.{part}", out, into, clipped=block.clipped)
     for part in "qk":
-        yield TensorSpec(f"self_attn.{part}_norm.weight", (block.head_dim,), ("head_dim",), _TOWER, "norm")
+        yield TensorSpec(f"self_attn.{part}_norm.weight", (block.head_dim,), ("head_dim",), TOWER, "norm")
     for part, out, into in (("gate_proj", ffn, width), ("up_proj", ffn, width), ("down_proj", width, ffn)):
         yield from _clippable(f"mlp.{part}", out, into, clipped=block.clipped)
     for norm in ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
                  "post_feedforward_layernorm"):
-        yield TensorSpec(f"{norm}.weight", (block.width,), ("vision",), _TOWER, "norm")
+        yield norm_weight(norm, width)
 
 
 def _stem(block: PooledStem) -> Iterator[TensorSpec]:
@@ -66,8 +67,8 @@ def _stem(block: PooledStem) -> Iterator[TensorSpec]:
     yield TensorSpec("embed_tokens_per_layer.weight", (block.vocab, block.columns), ("vocab", "layer_inputs"), _INPUTS,
                      "embedding")
     yield _buffer("embed_tokens_per_layer.embed_scale", _INPUTS)
-    yield _weight("per_layer_model_projection", columns, (block.hidden, "hidden"), _INPUTS)
-    yield TensorSpec("per_layer_projection_norm.weight", size[:1], size[1:], _INPUTS, "norm")
+    yield weight("per_layer_model_projection", columns, (block.hidden, "hidden"), _INPUTS)
+    yield norm_weight("per_layer_projection_norm", size, _INPUTS)
 
 
 def _sound(block: PooledSound) -> Iterator[TensorSpec]:
@@ -75,52 +76,43 @@ def _sound(block: PooledSound) -> Iterator[TensorSpec]:
     first, second = block.channels
     for number, read, made in ((0, 1, first), (1, first, second)):
         at = f"subsample_conv_projection.layer{number}"
-        yield TensorSpec(f"{at}.conv.weight", (made, read, 3, 3), ("channels", "one", "one", "one"), _SOUND, "conv")
-        yield TensorSpec(f"{at}.norm.weight", (made,), ("channels",), _SOUND, "norm")
+        yield TensorSpec(f"{at}.conv.weight", (made, read, 3, 3), ("channels", "one", "one", "one"), SOUND, "conv")
+        yield TensorSpec(f"{at}.norm.weight", (made,), ("channels",), SOUND, "norm")
     width = (block.width, "sound")
-    yield _weight("subsample_conv_projection.input_proj_linear", width, (first // 4 * second, "square"), _SOUND)
+    yield weight("subsample_conv_projection.input_proj_linear", width, (first // 4 * second, "square"), SOUND)
     for number in range(block.layers):
         yield from _conformer(f"layers.{number}.", block)
-    yield _weight("output_proj", (block.out, "sound_out"), width, _SOUND)
-    yield TensorSpec("output_proj.bias", (block.out,), ("sound_out",), _SOUND, "bias")
+    yield from linear("output_proj", (block.out, "sound_out"), width, SOUND)
 
 
 def _conformer(at: str, block: PooledSound) -> Iterator[TensorSpec]:
     """`Gemma4AudioLayer`."""
     width, ffn, twice = (block.width, "sound"), (4 * block.width, "sound_ffn"), (2 * block.width, "sound_gate")
     for number in (1, 2):
-        yield from _clippable(f"{at}feed_forward{number}.ffw_layer_1", ffn, width, _SOUND, clipped=block.clipped)
-        yield from _clippable(f"{at}feed_forward{number}.ffw_layer_2", width, ffn, _SOUND, clipped=block.clipped)
+        yield from _clippable(f"{at}feed_forward{number}.ffw_layer_1", ffn, width, SOUND, clipped=block.clipped)
+        yield from _clippable(f"{at}feed_forward{number}.ffw_layer_2", width, ffn, SOUND, clipped=block.clipped)
         for norm in ("pre", "post"):
-            yield _norm(f"{at}feed_forward{number}.{norm}_layer_norm", width)
+            yield norm_weight(f"{at}feed_forward{number}.{norm}_layer_norm", width, SOUND)
     dim = block.width // block.num_heads
-    yield TensorSpec(f"{at}self_attn.per_dim_scale", (dim,), ("sound_heads",), _SOUND)
-    yield _buffer(f"{at}self_attn.softcap", _SOUND)
+    yield TensorSpec(f"{at}self_attn.per_dim_scale", (dim,), ("sound_heads",), SOUND)
+    yield _buffer(f"{at}self_attn.softcap", SOUND)
     for part in ("q_proj", "k_proj", "v_proj", "post"):
-        yield from _clippable(f"{at}self_attn.{part}", width, width, _SOUND, clipped=block.clipped)
-    yield _weight(f"{at}self_attn.relative_k_proj", width, width, _SOUND)
-    yield from _clippable(f"{at}lconv1d.linear_start", twice, width, _SOUND, clipped=block.clipped)
-    yield from _clippable(f"{at}lconv1d.linear_end", width, width, _SOUND, clipped=block.clipped)
+        yield from _clippable(f"{at}self_attn.{part}", width, width, SOUND, clipped=block.clipped)
+    yield weight(f"{at}self_attn.relative_k_proj", width, width, SOUND)
+    yield from _clippable(f"{at}lconv1d.linear_start", twice, width, SOUND, clipped=block.clipped)
+    yield from _clippable(f"{at}lconv1d.linear_end", width, width, SOUND, clipped=block.clipped)
     yield TensorSpec(f"{at}lconv1d.depthwise_conv1d.weight", (block.width, 1, block.kernel), ("sound", "one", "one"),
-                     _SOUND, "conv")
+                     SOUND, "conv")
     for norm in ("lconv1d.pre_layer_norm", "lconv1d.conv_norm", "norm_pre_attn", "norm_post_attn", "norm_out"):
-        yield _norm(f"{at}{norm}", width)
+        yield norm_weight(f"{at}{norm}", width, SOUND)
 
 
-def _norm(at: str, width: tuple[int, str]) -> TensorSpec:
-    return TensorSpec(f"{at}.weight", width[:1], width[1:], _SOUND, "norm")
-
-
-def _clippable(at: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER, *,
+def _clippable(at: str, out: tuple[int, str], into: tuple[int, str], component: str = TOWER, *,
                clipped: bool) -> Iterator[TensorSpec]:
     """`Gemma4ClippableLinear`."""
-    yield _weight(f"{at}.linear", out, into, component)
+    yield weight(f"{at}.linear", out, into, component)
     yield from (_buffer(f"{at}.{bound}", component) for bound in _BOUNDS * clipped)
 
 
 def _buffer(name: str, component: str) -> TensorSpec:
     return TensorSpec(name, (), (), component, "buffer", is_buffer=True, trainable=False)
-
-
-def _weight(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> TensorSpec:
-    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")

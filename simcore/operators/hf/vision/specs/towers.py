@@ -32,15 +32,15 @@ from simcore.models.vision_blocks import (
     TowerNorm,
     VisionPart,
 )
-from simcore.operators.hf.vision.class_token import clip_tensors, intern_tensors
-from simcore.operators.hf.vision.pooled_tensors import pooled_tensors
-from simcore.operators.hf.vision.radio_tensors import radio_tensors, sound_tensors
+from simcore.operators.hf.vision.specs.class_token import clip_tensors, intern_tensors
+from simcore.operators.hf.vision.specs.linears import PROJECTOR, TOWER, linear, norm, norm_weight, weight
+from simcore.operators.hf.vision.specs.pooled import pooled_tensors
+from simcore.operators.hf.vision.specs.radio import radio_tensors, sound_tensors
 
 __all__ = ["tower_tensors"]
 
 _AnySizePart = (GridPatches | GridLayer | Merger | PlacedPatches | PlacedLayer | DeepMerger | PlacedMerger | RowPatches
                 | RowLayer | RowProjector)
-_TOWER, _PROJECTOR = "vision_tower", "projector"
 
 
 def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
@@ -51,7 +51,7 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
         case TowerLayer():
             return tuple(_layer(block))
         case TowerNorm():
-            return tuple(_norm("", block.width))
+            return tuple(_bare_norm(block))
         case Projector():
             return tuple(_projector(block))
         case RadioPatches() | RadioLayer() | RadioProjector():
@@ -66,6 +66,12 @@ def tower_tensors(block: VisionPart) -> tuple[TensorSpec, ...]:
             return tuple(pooled_tensors(block))
         case _:
             return tuple(_of_any_size(block))
+
+
+def _bare_norm(block: TowerNorm) -> Iterator[TensorSpec]:
+    """The LayerNorm behind SigLIP's layers, whose parameters have no name before theirs."""
+    for part in ("weight", "bias"):
+        yield TensorSpec(part, (block.width,), ("vision",), TOWER, "norm")
 
 
 def _of_any_size(block: _AnySizePart) -> Iterator[TensorSpec]:
@@ -96,135 +102,115 @@ def _of_any_size(block: _AnySizePart) -> Iterator[TensorSpec]:
 def _patches(block: Patches) -> Iterator[TensorSpec]:
     """`SiglipVisionEmbeddings`."""
     shape = (block.width, block.channels, block.patch, block.patch)
-    yield TensorSpec("patch_embedding.weight", shape, ("vision", "channels", "patch", "patch"), _TOWER, "conv")
-    yield TensorSpec("patch_embedding.bias", (block.width,), ("vision",), _TOWER, "bias")
-    yield TensorSpec("position_embedding.weight", (block.count, block.width), ("patches", "vision"), _TOWER,
+    yield TensorSpec("patch_embedding.weight", shape, ("vision", "channels", "patch", "patch"), TOWER, "conv")
+    yield TensorSpec("patch_embedding.bias", (block.width,), ("vision",), TOWER, "bias")
+    yield TensorSpec("position_embedding.weight", (block.count, block.width), ("patches", "vision"), TOWER,
                      "embedding")
 
 
 def _layer(block: TowerLayer) -> Iterator[TensorSpec]:
     """`SiglipEncoderLayer`."""
-    yield from _norm("layer_norm1.", block.width)
+    yield from norm("layer_norm1", (block.width, "vision"))
     for part in ("k_proj", "v_proj", "q_proj", "out_proj"):
-        yield from _linear(f"self_attn.{part}", (block.width, "vision"), (block.width, "vision"))
-    yield from _norm("layer_norm2.", block.width)
-    yield from _linear("mlp.fc1", (block.ffn, "vision_ffn"), (block.width, "vision"))
-    yield from _linear("mlp.fc2", (block.width, "vision"), (block.ffn, "vision_ffn"))
+        yield from linear(f"self_attn.{part}", (block.width, "vision"), (block.width, "vision"))
+    yield from norm("layer_norm2", (block.width, "vision"))
+    yield from linear("mlp.fc1", (block.ffn, "vision_ffn"), (block.width, "vision"))
+    yield from linear("mlp.fc2", (block.width, "vision"), (block.ffn, "vision_ffn"))
 
 
 def _projector(block: Projector) -> Iterator[TensorSpec]:
     """`Gemma3MultiModalProjector`: a module's own parameters come before its children's."""
-    yield TensorSpec("mm_input_projection_weight", (block.width, block.hidden), ("vision", "hidden"), _PROJECTOR)
-    yield TensorSpec("mm_soft_emb_norm.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
+    yield TensorSpec("mm_input_projection_weight", (block.width, block.hidden), ("vision", "hidden"), PROJECTOR)
+    yield norm_weight("mm_soft_emb_norm", (block.width, "vision"), PROJECTOR)
 
 
 def _grid_patches(block: GridPatches) -> Iterator[TensorSpec]:
     """`Qwen2_5_VisionPatchEmbed`."""
     shape = (block.width, block.channels, block.frames, block.patch, block.patch)
-    yield TensorSpec("proj.weight", shape, ("vision", "channels", "frames", "patch", "patch"), _TOWER, "conv")
+    yield TensorSpec("proj.weight", shape, ("vision", "channels", "frames", "patch", "patch"), TOWER, "conv")
 
 
 def _grid_layer(block: GridLayer) -> Iterator[TensorSpec]:
     """`Qwen2_5_VLVisionBlock` or `Qwen2VLVisionBlock`."""
     width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
     if block.plain:
-        for norm in ("norm1.", "norm2."):
-            yield from _norm(norm, block.width)
-        yield from _linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
-        yield from _linear("attn.proj", width, width)
-        yield from _linear("mlp.fc1", ffn, width)
-        yield from _linear("mlp.fc2", width, ffn)
+        for name in ("norm1", "norm2"):
+            yield from norm(name, width)
+        yield from linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
+        yield from linear("attn.proj", width, width)
+        yield from linear("mlp.fc1", ffn, width)
+        yield from linear("mlp.fc2", width, ffn)
         return
-    for norm in ("norm1", "norm2"):
-        yield TensorSpec(f"{norm}.weight", (block.width,), ("vision",), _TOWER, "norm")
-    yield from _linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
-    yield from _linear("attn.proj", width, width)
-    yield from _linear("mlp.gate_proj", ffn, width)
-    yield from _linear("mlp.up_proj", ffn, width)
-    yield from _linear("mlp.down_proj", width, ffn)
+    for name in ("norm1", "norm2"):
+        yield norm_weight(name, width)
+    yield from linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
+    yield from linear("attn.proj", width, width)
+    yield from linear("mlp.gate_proj", ffn, width)
+    yield from linear("mlp.up_proj", ffn, width)
+    yield from linear("mlp.down_proj", width, ffn)
 
 
 def _merger(block: Merger) -> Iterator[TensorSpec]:
     """`Qwen2_5_VLPatchMerger` or Qwen 2 VL's `PatchMerger`."""
     square = (block.merged * block.width, "square")
-    for part in ("weight", "bias")[:1 + block.plain]:
-        yield TensorSpec(f"ln_q.{part}", (block.width,), ("vision",), _PROJECTOR, "norm")
-    yield from _linear("mlp.0", square, square, _PROJECTOR)
-    yield from _linear("mlp.2", (block.hidden, "hidden"), square, _PROJECTOR)
+    width = (block.width, "vision")
+    yield from norm("ln_q", width, PROJECTOR) if block.plain else (norm_weight("ln_q", width, PROJECTOR),)
+    yield from linear("mlp.0", square, square, PROJECTOR)
+    yield from linear("mlp.2", (block.hidden, "hidden"), square, PROJECTOR)
 
 
 def _placed_patches(block: PlacedPatches) -> Iterator[TensorSpec]:
     """`Qwen3VLVisionModel` before its layers."""
     shape = (block.width, block.channels, block.frames, block.patch, block.patch)
     dims = ("vision", "channels", "frames", "patch", "patch")
-    yield TensorSpec("patch_embed.proj.weight", shape, dims, _TOWER, "conv")
-    yield TensorSpec("patch_embed.proj.bias", (block.width,), ("vision",), _TOWER, "bias")
-    yield TensorSpec("pos_embed.weight", (block.positions, block.width), ("patches", "vision"), _TOWER, "embedding")
+    yield TensorSpec("patch_embed.proj.weight", shape, dims, TOWER, "conv")
+    yield TensorSpec("patch_embed.proj.bias", (block.width,), ("vision",), TOWER, "bias")
+    yield TensorSpec("pos_embed.weight", (block.positions, block.width), ("patches", "vision"), TOWER, "embedding")
 
 
 def _placed_layer(block: PlacedLayer) -> Iterator[TensorSpec]:
     """`Qwen3VLVisionBlock`."""
     width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
-    yield from _norm("norm1.", block.width)
-    yield from _norm("norm2.", block.width)
-    yield from _linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
-    yield from _linear("attn.proj", width, width)
-    yield from _linear("mlp.linear_fc1", ffn, width)
-    yield from _linear("mlp.linear_fc2", width, ffn)
+    yield from norm("norm1", (block.width, "vision"))
+    yield from norm("norm2", (block.width, "vision"))
+    yield from linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
+    yield from linear("attn.proj", width, width)
+    yield from linear("mlp.linear_fc1", ffn, width)
+    yield from linear("mlp.linear_fc2", width, ffn)
 
 
 def _squares(block: DeepMerger | PlacedMerger, normed: int) -> Iterator[TensorSpec]:
     """`Qwen3VLVisionPatchMerger`; `normed`: elements over which its norm goes."""
     square = (block.merged * block.width, "square")
-    for part in ("weight", "bias"):
-        yield TensorSpec(f"norm.{part}", (normed,), ("vision",), _PROJECTOR, "norm")
-    yield from _linear("linear_fc1", square, square, _PROJECTOR)
-    yield from _linear("linear_fc2", (block.hidden, "hidden"), square, _PROJECTOR)
+    yield from norm("norm", (normed, "vision"), PROJECTOR)
+    yield from linear("linear_fc1", square, square, PROJECTOR)
+    yield from linear("linear_fc2", (block.hidden, "hidden"), square, PROJECTOR)
 
 
 def _row_patches(block: RowPatches) -> Iterator[TensorSpec]:
     """`PixtralVisionModel` before its layers."""
     shape = (block.width, block.channels, block.patch, block.patch)
-    yield TensorSpec("patch_conv.weight", shape, ("vision", "channels", "patch", "patch"), _TOWER, "conv")
-    yield TensorSpec("ln_pre.weight", (block.width,), ("vision",), _TOWER, "norm")
+    yield TensorSpec("patch_conv.weight", shape, ("vision", "channels", "patch", "patch"), TOWER, "conv")
+    yield norm_weight("ln_pre", (block.width, "vision"))
 
 
 def _row_layer(block: RowLayer) -> Iterator[TensorSpec]:
     """`PixtralAttentionLayer`."""
     width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
-    yield TensorSpec("attention_norm.weight", (block.width,), ("vision",), _TOWER, "norm")
+    yield norm_weight("attention_norm", width)
     for part in ("gate_proj", "up_proj"):
-        yield _weight(f"feed_forward.{part}", ffn, width)
-    yield _weight("feed_forward.down_proj", width, ffn)
+        yield weight(f"feed_forward.{part}", ffn, width)
+    yield weight("feed_forward.down_proj", width, ffn)
     for part in ("k_proj", "v_proj", "q_proj", "o_proj"):
-        yield _weight(f"attention.{part}", width, width)
-    yield TensorSpec("ffn_norm.weight", (block.width,), ("vision",), _TOWER, "norm")
+        yield weight(f"attention.{part}", width, width)
+    yield norm_weight("ffn_norm", width)
 
 
 def _row_projector(block: RowProjector) -> Iterator[TensorSpec]:
     """`Mistral3MultiModalProjector`, or `LlavaMultiModalProjector`."""
     width, hidden = (block.width, "vision"), (block.hidden, "hidden")
-    made = _linear if block.bias else _bare
     if not block.plain:
-        yield TensorSpec("norm.weight", (block.width,), ("vision",), _PROJECTOR, "norm")
-        yield _weight("patch_merger.merging_layer", width, (block.merged * block.width, "square"), _PROJECTOR)
-    yield from made("linear_1", hidden, width, _PROJECTOR)
-    yield from made("linear_2", hidden, hidden, _PROJECTOR)
-
-
-def _weight(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> TensorSpec:
-    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
-
-
-def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> Iterator[TensorSpec]:
-    yield _weight(name, out, into, component)
-    yield TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias")
-
-
-def _bare(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> Iterator[TensorSpec]:
-    yield _weight(name, out, into, component)
-
-
-def _norm(at: str, width: int) -> Iterator[TensorSpec]:
-    for part in ("weight", "bias"):
-        yield TensorSpec(f"{at}{part}", (width,), ("vision",), _TOWER, "norm")
+        yield norm_weight("norm", width, PROJECTOR)
+        yield weight("patch_merger.merging_layer", width, (block.merged * block.width, "square"), PROJECTOR)
+    yield from linear("linear_1", hidden, width, PROJECTOR, bias=block.bias)
+    yield from linear("linear_2", hidden, hidden, PROJECTOR, bias=block.bias)

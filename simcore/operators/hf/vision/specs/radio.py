@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
 from simcore.models.tensor import TensorSpec
+from simcore.operators.hf.vision.specs.linears import PROJECTOR, SOUND, TOWER, linear, norm, norm_weight, weight
 
 __all__ = ["radio_tensors", "sound_tensors"]
-
-_TOWER, _PROJECTOR, _SOUND = "vision_tower", "projector", "sound_tower"
 
 
 def radio_tensors(block: RadioPatches | RadioLayer | RadioProjector) -> Iterator[TensorSpec]:
@@ -37,29 +36,29 @@ def sound_tensors(block: SoundEncoder | SoundProjector) -> Iterator[TensorSpec]:
 def _patches(block: RadioPatches) -> Iterator[TensorSpec]:
     """`ViTPatchGenerator`; `video_embedder` is put in by the model."""
     pixels = block.channels * block.patch**2
-    yield TensorSpec("pos_embed", (1, block.positions**2, block.width), ("one", "patches", "vision"), _TOWER)
-    yield _weight("embedder", (block.width, "vision"), (pixels, "patch"))
-    yield TensorSpec("cls_token.token", (block.prefix, block.width), ("patches", "vision"), _TOWER)
+    yield TensorSpec("pos_embed", (1, block.positions**2, block.width), ("one", "patches", "vision"), TOWER)
+    yield weight("embedder", (block.width, "vision"), (pixels, "patch"))
+    yield TensorSpec("cls_token.token", (block.prefix, block.width), ("patches", "vision"), TOWER)
     if block.frames > 1:
-        yield _weight("video_embedder", (block.width, "vision"), (block.frames * pixels, "patch"))
+        yield weight("video_embedder", (block.width, "vision"), (block.frames * pixels, "patch"))
 
 
 def _layer(block: RadioLayer) -> Iterator[TensorSpec]:
     """`timm.models.vision_transformer.Block`."""
     width, ffn = (block.width, "vision"), (block.ffn, "vision_ffn")
-    yield from _norm("norm1", width)
-    yield from _linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
-    yield from _linear("attn.proj", width, width)
-    yield from _norm("norm2", width)
-    yield from _linear("mlp.fc1", ffn, width)
-    yield from _linear("mlp.fc2", width, ffn)
+    yield from norm("norm1", width)
+    yield from linear("attn.qkv", (3 * block.width, "vision_qkv"), width)
+    yield from linear("attn.proj", width, width)
+    yield from norm("norm2", width)
+    yield from linear("mlp.fc1", ffn, width)
+    yield from linear("mlp.fc2", width, ffn)
 
 
 def _projector(given: tuple[int, str], ffn: int, hidden: int) -> Iterator[TensorSpec]:
     """`VisionProjector`, `SoundProjection`."""
-    yield TensorSpec("norm.weight", given[:1], given[1:], _PROJECTOR, "norm")
-    yield _weight("linear1", (ffn, "projector_ffn"), given, _PROJECTOR)
-    yield _weight("linear2", (hidden, "hidden"), (ffn, "projector_ffn"), _PROJECTOR)
+    yield norm_weight("norm", given, PROJECTOR)
+    yield weight("linear1", (ffn, "projector_ffn"), given, PROJECTOR)
+    yield weight("linear2", (hidden, "hidden"), (ffn, "projector_ffn"), PROJECTOR)
 
 
 def _encoder(block: SoundEncoder) -> Iterator[TensorSpec]:
@@ -69,7 +68,7 @@ def _encoder(block: SoundEncoder) -> Iterator[TensorSpec]:
     for number in range(halvings - 1):  # of each channel, then across them, with a ReLU behind
         yield from _convolution(f"subsampling.layers.{3 * number + 2}", channels, (1, 3))
         yield from _convolution(f"subsampling.layers.{3 * number + 3}", channels, (channels, 1))
-    yield from _linear("subsampling.linear", width, (channels * (block.bins >> halvings), "square"), _SOUND)
+    yield from linear("subsampling.linear", width, (channels * (block.bins >> halvings), "square"), SOUND)
     for number in range(block.layers):
         yield from _conformer(f"layers.{number}.", block, width)
 
@@ -77,44 +76,30 @@ def _encoder(block: SoundEncoder) -> Iterator[TensorSpec]:
 def _convolution(at: str, channels: int, given: tuple[int, int]) -> Iterator[TensorSpec]:
     """Weight and bias; `given`: channels that each one reads, and length of a side of what it reads of them."""
     read, side = given
-    yield TensorSpec(f"{at}.weight", (channels, read, side, side), ("channels", "one", "one", "one"), _SOUND, "conv")
-    yield TensorSpec(f"{at}.bias", (channels,), ("channels",), _SOUND, "bias")
+    yield TensorSpec(f"{at}.weight", (channels, read, side, side), ("channels", "one", "one", "one"), SOUND, "conv")
+    yield TensorSpec(f"{at}.bias", (channels,), ("channels",), SOUND, "bias")
 
 
 def _conformer(at: str, block: SoundEncoder, width: tuple[int, str]) -> Iterator[TensorSpec]:
     """`ParakeetEncoderBlock`, without biases."""
     ffn, heads = (block.ffn, "sound_ffn"), (block.num_heads, block.width // block.num_heads)
     for number, between in ((1, _attention_and_convolution(at, block, width, heads)), (2, iter(()))):
-        yield _weight(f"{at}feed_forward{number}.linear1", ffn, width, _SOUND)
-        yield _weight(f"{at}feed_forward{number}.linear2", width, ffn, _SOUND)
+        yield weight(f"{at}feed_forward{number}.linear1", ffn, width, SOUND)
+        yield weight(f"{at}feed_forward{number}.linear2", width, ffn, SOUND)
         yield from between
     for name in ("feed_forward1", "self_att", "conv", "feed_forward2", "out"):
-        yield from _norm(f"{at}norm_{name}", width, _SOUND)
+        yield from norm(f"{at}norm_{name}", width, SOUND)
 
 
 def _attention_and_convolution(at: str, block: SoundEncoder, width: tuple[int, str],
                                heads: tuple[int, int]) -> Iterator[TensorSpec]:
     for name in ("bias_u", "bias_v"):
-        yield TensorSpec(f"{at}self_attn.{name}", heads, ("sound_heads", "sound"), _SOUND)
+        yield TensorSpec(f"{at}self_attn.{name}", heads, ("sound_heads", "sound"), SOUND)
     for name in ("q", "k", "v", "o", "relative_k"):
-        yield _weight(f"{at}self_attn.{name}_proj", width, width, _SOUND)
+        yield weight(f"{at}self_attn.{name}_proj", width, width, SOUND)
     for name, shape in (("pointwise_conv1", (2 * block.width, block.width, 1)),
                         ("depthwise_conv", (block.width, 1, block.kernel))):
-        yield TensorSpec(f"{at}conv.{name}.weight", shape, ("sound", "one", "one"), _SOUND, "conv")
-    yield from _norm(f"{at}conv.norm", width, _SOUND)
-    yield TensorSpec(f"{at}conv.pointwise_conv2.weight", (block.width, block.width, 1), ("sound", "one", "one"), _SOUND,
+        yield TensorSpec(f"{at}conv.{name}.weight", shape, ("sound", "one", "one"), SOUND, "conv")
+    yield from norm(f"{at}conv.norm", width, SOUND)
+    yield TensorSpec(f"{at}conv.pointwise_conv2.weight", (block.width, block.width, 1), ("sound", "one", "one"), SOUND,
                      "conv")
-
-
-def _weight(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> TensorSpec:
-    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
-
-
-def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str = _TOWER) -> Iterator[TensorSpec]:
-    yield _weight(name, out, into, component)
-    yield TensorSpec(f"{name}.bias", out[:1], out[1:], component, "bias")
-
-
-def _norm(at: str, size: tuple[int, str], component: str = _TOWER) -> Iterator[TensorSpec]:
-    for part in ("weight", "bias"):
-        yield TensorSpec(f"{at}.{part}", size[:1], size[1:], component, "norm")
