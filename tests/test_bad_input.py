@@ -154,13 +154,15 @@ WRONG = {
         ["not yet: 2024.12's layers around PEFT's own modules"]),
     **{f"Unsloth on Nemotron-H {name}": (
         scenario(framework="ddp", mesh=mesh, model="nemotron-3-tiny", implementation=implementation,
-                 training=f"{{seq_len: 64, method: qlora, lora: {{target_modules: [q_proj]}}{more}}}",
+                 training=f"{{seq_len: 64, method: {method}, lora: {{target_modules: [q_proj]}}{more}}}",
                  framework_options="{FastLanguageModel: true}"), [told])
-       for name, implementation, mesh, more, told in (
-           ("compiled", "hf", "{}", "", "without trust_remote_code, whose modules FastModel compiles"),
-           ("in fp16", "hub", "{}", ", precision: {compute: fp16}", "fp16 of Unsloth's nemotron_h"),
-           ("in fp32", "hub", "{}", ", precision: {params: fp32}", "fp32 parameters of a repository's code in Unsloth"),
-           ("on two GPUs", "hub", "{dp_replicate: 2}", ", recompute: full, offload: {activations: host}",
+       for name, implementation, method, mesh, more, told in (
+           ("in 4 bits", "hub", "qlora", "{}", "", "f.yaml:6: index_add_(): self (BFloat16) and source (Float) must"),
+           ("compiled", "hf", "lora", "{}", "", "without trust_remote_code, whose modules FastModel compiles"),
+           ("in fp16", "hub", "lora", "{}", ", precision: {compute: fp16}", "fp16 of Unsloth's nemotron_h"),
+           ("in fp32", "hub", "lora", "{}", ", precision: {params: fp32}",
+            "fp32 parameters of a repository's code in Unsloth"),
+           ("on two GPUs", "hub", "lora", "{dp_replicate: 2}", ", recompute: full, offload: {activations: host}",
             "on several GPUs Unsloth takes its checkpointing back"))},
     "fp4 on Hopper": (scenario(training="\n  seq_len: 8\n  precision: {compute: fp4}"),
                       ["f.yaml:8", "H100 80GB HBM3 does not compute in fp4; it has fp32, tf32, bf16, fp16, fp8"]),

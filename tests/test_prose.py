@@ -52,12 +52,6 @@ def allocated(length: str) -> int:
     return peak(one(CONTEXT, "=2,", length)).allocated_bytes
 
 
-def more_by_unsloth(targets: str) -> int:
-    """Device memory of Unsloth's QLoRA of Nano on one GPU less that of PEFT's, in bytes."""
-    return (peak(one("qlora-experts/unsloth", targets)).device_bytes
-            - peak(one("qlora-experts/nano", "hub", targets)).device_bytes)
-
-
 ATTENTION, EXPERTS = '"o_proj"]]', '"down_proj"]]'
 CONTEXT = "zero3-estimate/one-context"
 SIZES: dict[str, Sizes] = {
@@ -70,10 +64,8 @@ SIZES: dict[str, Sizes] = {
         "14.1 GiB": lambda: params(one("qlora-experts/nano", "hub", ATTENTION), "routed_experts"),
         "54.7 GiB": lambda: params(one("qlora-experts/nano", "hf,", ATTENTION), "routed_experts"),
         "0.5 GiB": lambda: 23 * 4096 * 2688 * 2,
-        "1.0 GiB": lambda: -more_by_unsloth(ATTENTION),
-        "0.6 GiB": lambda: more_by_unsloth(EXPERTS),
-        "1.6 GiB": lambda: (at_rest(one("qlora-experts/unsloth", EXPERTS))
-                            - at_rest(one("qlora-experts/nano", "hub", EXPERTS))),
+        "68.0 GiB": lambda: peak(one("qlora-experts/unsloth", ATTENTION)).device_bytes,
+        "72.2 GiB": lambda: peak(one("qlora-experts/unsloth", EXPERTS)).device_bytes,
         "0.8 GiB": lambda: params(one("qlora-experts/nano", "hub", EXPERTS), "adapters")},
     "trainers": {"0.9 GiB": lambda: 2 * 500e6, "4 GiB": lambda: 11 * 128_256 * 3072},
     "zero3-estimate": {

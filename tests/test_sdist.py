@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,20 @@ def packed(tmp_path: Path) -> set[str]:
     (built,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(built) as archive:
         return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+def test_a_wheel_has_the_configurations_of_all_models_in_one_file(tmp_path: Path) -> None:
+    """A tenth of the size of as many files; what tests alone compare with is left out."""
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True,
+                   capture_output=True)
+    (built,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        packed = json.loads(archive.read("simcore/models/presets.json"))
+        names = archive.namelist()
+    files = (ROOT / "simcore/models/presets").glob("*.json")
+    assert packed == {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    assert [name for name in names if "/presets/" in name] == ["simcore/models/presets/names.toml"]
+    assert [name for name in names if "/answers/" in name] == []
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from importlib import resources
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
@@ -23,7 +22,7 @@ from simcore.inputs.document import Document, read_document
 from simcore.inputs.file_cache import FileCache
 from simcore.models.blocks import Head, LayerKind, Mtp
 from simcore.models.config import QUANTIZED, TEXT_ALONE, Architecture, Config, without_images
-from simcore.models.names import find, how_to_go_on
+from simcore.models.names import fields_of, find, how_to_go_on, known_presets
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
 from simcore.models.registry import family_of, known_families, known_type
 from simcore.models.tensor import TensorSpec
@@ -235,20 +234,6 @@ def _adapters_of_others(specs: Sequence[TensorSpec]) -> frozenset[str]:
     return frozenset(spec.name for spec in specs if spec.tied and spec.module == "adapter")
 
 
-@lru_cache(maxsize=1)
-def known_presets() -> tuple[str, ...]:
-    """Names of the built-in models, sorted."""
-    folder = resources.files("simcore.models").joinpath("presets")
-    return tuple(sorted(p.name.removesuffix(".json") for p in folder.iterdir() if p.name.endswith(".json")))
-
-
-@lru_cache(maxsize=64)
-def _preset(name: str) -> Mapping[str, Any]:
-    file = resources.files("simcore.models").joinpath("presets", f"{name}.json")
-    fields: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return fields
-
-
 _document: FileCache[Document] = FileCache(lambda path: (read_document(path), ()))
 """Parsed `config.json` files of users: advice and searches read one hundreds of times."""
 
@@ -261,9 +246,9 @@ def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str
     unknown `model_type`.
     """
     if reference in known_presets():
-        fields = dict(_preset(reference))
+        fields = dict(fields_of(reference))
     elif (named := find(reference)) is not None:
-        fields = {**_preset(named.preset), **named.changed}
+        fields = {**fields_of(named.preset), **named.changed}
     elif reference.endswith(".json"):
         document = replace(_document(Path(reference)), path=reference)
         fields = dict(document.data)

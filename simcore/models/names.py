@@ -1,6 +1,6 @@
-"""Names of built-in models: a preset's own, ids of Hugging Face repositories whose configuration it has, aliases.
+"""Built-in models: their configurations, and names: a preset's own, ids of Hugging Face repositories, aliases.
 
-All of them are in one table, `presets/names.toml`. Case does not matter, and a repository may be named without its
+All names are in one table, `presets/names.toml`. Case does not matter, and a repository may be named without its
 owner. Mirrors are in the table one by one: a copy may differ from its original (`unsloth/phi-4` has Llama's layers),
 and one that is stored in few bits has another configuration.
 """
@@ -8,6 +8,7 @@ and one that is stored in few bits has another configuration.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,8 @@ from typing import Any, Final
 
 from simcore.inputs.block import shorten
 
-__all__ = ["Named", "find", "how_to_go_on", "ids_of", "names_of", "of_preset", "presets"]
+__all__ = ["Named", "fields_of", "find", "how_to_go_on", "ids_of", "known_presets", "names_of", "of_preset",
+           "presets"]
 
 _FOLDER: Final = "presets"
 _NEAR: Final = 0.6
@@ -58,6 +60,32 @@ def find(reference: str) -> Named | None:
 def ids_of(preset: str) -> tuple[str, ...]:
     """Ids of repositories whose configuration a preset has, its own first; () for a preset that is made up."""
     return tuple(_table().get(preset, {}).get("ids", ()))
+
+
+@lru_cache(maxsize=1)
+def known_presets() -> tuple[str, ...]:
+    """Names of the built-in models, sorted."""
+    folder = resources.files("simcore.models").joinpath(_FOLDER)
+    files = (file.name for file in folder.iterdir())
+    return tuple(sorted({*_packed(), *(name.removesuffix(".json") for name in files if name.endswith(".json"))}))
+
+
+@lru_cache(maxsize=1)
+def _packed() -> Mapping[str, Mapping[str, Any]]:
+    """Built-in models by name, as a wheel has them; none in a checkout, where each is a file (`.ci/packed.py`)."""
+    file = resources.files("simcore.models").joinpath("presets.json")
+    fields: Mapping[str, Mapping[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return fields
+
+
+@lru_cache(maxsize=64)
+def fields_of(preset: str) -> Mapping[str, Any]:
+    """The configuration of a preset, by field."""
+    if preset in _packed():
+        return _packed()[preset]
+    file = resources.files("simcore.models").joinpath(_FOLDER, f"{preset}.json")
+    fields: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return fields
 
 
 def presets() -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pytest
 
 import small
 from checkout import ROOT
+from simcore.models import names
 from simcore.models.graph import known_presets, model_config
 from simcore.models.names import find, how_to_go_on, ids_of, names_of
 from simcore.simulate import check, simulate
@@ -104,3 +105,14 @@ def test_a_report_says_which_preset_answered() -> None:
     assert told("unsloth/llama-3.2-1b") == [
         ("preset llama-3.2-1b", "unsloth/Llama-3.2-1B: config.json with the same shapes")]
     assert told("llama-3.2-1b") == []
+
+
+def test_models_of_a_wheel_are_read_from_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_packed", lambda: {"made-up": {"model_type": "llama"}})
+    names.known_presets.cache_clear()
+    try:
+        assert {"made-up", "llama-3.1-8b"} <= set(names.known_presets())
+        assert names.fields_of("made-up") == {"model_type": "llama"}
+    finally:
+        names.known_presets.cache_clear()
+        names.fields_of.cache_clear()

@@ -1,37 +1,39 @@
-"""One MoE block of Nemotron-3-Nano's repository under autocast, its experts packed by bitsandbytes, adapted by PEFT.
+"""One MoE block of Nemotron-3-Nano's repository under autocast, its experts in 16 bits or packed, adapted by PEFT.
 
     PYTHONPATH=tests/truth python tests/truth/probe_routed.py > tests/truth/bitsandbytes/routed-0.50.2.json
 
 Runs on a CPU, real tensors: bytes of every birth in order, each pass apart, what is kept when forward and its region of
 autocast are over, and the most in either pass, as `probe_experts.py loop`. Router and loop are written here as
 NemotronHTopkRouter and NemotronHMOE run them. Adapters are fp32, as Unsloth has them, but in the control without
-autocast. Autocast of CUDA makes sums in fp32 (torch 2.13 `ATen/autocast_mode.h`, AT_FORALL_FP32_SET_OPT_DTYPE), that of
-a CPU does not: the router's is asked for in fp32. Every expert gets its even share of rows: the numbers of the chosen
-ones are written over where torch has put its own. Dropout as in `probe_adapters.py`.
+autocast. Autocast of CUDA makes sums and powers in fp32 (torch 2.13 `ATen/autocast_mode.h`, AT_FORALL_FP32), that of a
+CPU does not: the router's sum and the experts' squares are asked for in fp32. With packed experts torch then stops, and
+its words are stored. Every expert gets its even share of rows: the numbers of the chosen ones are written over where
+torch has put its own. Dropout as in `probe_adapters.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from functools import partial
 from typing import Any
 
 import bitsandbytes as bnb
 import bitsandbytes.autograd._functions as functions
 import peft
-import probe_experts
 import probe_qlora
 import torch
 from oracle.steps.tracker import Tracker
 from probe_adapters import fused_dropout
-from probe_experts import EXPERTS, HIDDEN, TOKENS, TOP_K, even, packed, passes
+from probe_experts import EXPERTS, FFN, HIDDEN, TOKENS, TOP_K, even, packed, passes
 from probe_hub import moe
 from torch import nn
 
 BOTH = ["up_proj", "down_proj"]
 CASES: dict[str, dict[str, Any]] = {
-    "without autocast": {"autocast": False, "targets": BOTH}, "frozen": {}, "adapted": {"targets": BOTH},
-    "one linear adapted": {"targets": ["down_proj"], "double_quant": False},
+    "without autocast": {"autocast": False, "targets": BOTH, "packed": True},
+    "packed, frozen": {"packed": True}, "packed, adapted": {"targets": BOTH, "packed": True},
+    "frozen": {}, "adapted": {"targets": BOTH}, "one linear adapted": {"targets": ["down_proj"]},
     "adapted, dropout": {"targets": BOTH, "dropout": 0.1}}
 
 
@@ -72,10 +74,23 @@ class Router(nn.Module):
 NUMBERS = even(TOKENS)
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
+class Expert(nn.Module):
+    def __init__(self, *, is_packed: bool) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(probe_experts.Expert() for _ in range(EXPERTS))
+        kind = partial(bnb.nn.Linear4bit, compute_dtype=torch.bfloat16) if is_packed else partial(
+            nn.Linear, dtype=torch.bfloat16)
+        self.up_proj, self.down_proj = kind(HIDDEN, FFN, bias=False), kind(FFN, HIDDEN, bias=False)
+        self.requires_grad_(requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = nn.functional.relu(self.up_proj(x))
+        return self.down_proj(torch.square(kept.float() if torch.is_autocast_enabled("cpu") else kept))
+
+
+class Block(nn.Module):
+    def __init__(self, *, is_packed: bool) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(Expert(is_packed=is_packed) for _ in range(EXPERTS))
         self.gate = Router()
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -86,12 +101,13 @@ class Block(nn.Module):
 
 
 def measured(case: dict[str, Any]) -> dict[str, Any]:
-    block, wide = Block(), case.get("autocast", True)
+    is_packed = case.get("packed", False)
+    block, wide = Block(is_packed=is_packed), case.get("autocast", True)
     torch.is_autocast_enabled = lambda *_: wide  # PEFT asks for that of CUDA
     weights = {name: torch.randn_like(p, dtype=torch.bfloat16) for name, p in block.named_parameters()}
     packed(block, weights, case.get("double_quant", True))
     if "targets" in case:
-        block.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT asks for
+        block.is_loaded_in_4bit = is_packed  # type: ignore[assignment]  # what PEFT asks for
         peft.get_peft_model(block, peft.LoraConfig(r=8, lora_alpha=16, target_modules=case["targets"],
                                                    lora_dropout=case.get("dropout", 0.0)))
     for name, p in block.named_parameters():
@@ -103,7 +119,10 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
             tracker.number_of(p)
         start = len(tracker.events)
         with torch.autocast("cpu", torch.bfloat16) if wide else contextlib.nullcontext():
-            out = block(hidden)
+            try:
+                out = block(hidden)
+            except RuntimeError as stopped:
+                return {"stops": str(stopped)}
         forward = len(tracker.events)
         out.backward(seed)
     return passes([change for _, change in tracker.events], start, forward)

@@ -16,7 +16,7 @@ from simcore.inputs.training import Draws
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["FOUR", "HUB", "LAYERS", "Layers"]
+__all__ = ["FOUR", "HUB", "LAYERS", "Layers", "check_autocast"]
 
 _FILE: Final = "the model's modeling_nemotron_h.py"
 _BLOCK: Final = "transformers 4.57.1 Qwen3MoeSparseMoeBlock"
@@ -56,6 +56,20 @@ def _check_four(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.lengths", "packed sequences in the layers of transformers 4.57.1, whose masks are "
                           "others")
     _check_loop(job, options, _BLOCK)
+
+
+def check_autocast(job: Job) -> None:
+    """Raises IllegalLayout for packed experts of the repository's loop under autocast, whose sums stop.
+
+    [Note: packed experts under autocast] in `operators/hf/remote_code.py`.
+    """
+    if job.graph.implementation == "hub" and job.scenario.training.method == "qlora" and job.has_experts:
+        narrow = {"bf16": "BFloat16", "fp16": "Half"}.get(job.compute, job.compute)
+        raise job.illegal("training.method", f"index_add_(): self ({narrow}) and source (Float) must have the same "
+                          "scalar type: under autocast packed experts return fp32, as torch.square gives it to them "
+                          "(method: lora runs)",
+                          "torch 2.13 aten/src/ATen/autocast_mode.h AT_FORALL_FP32; bitsandbytes 0.50.2 nn/modules.py "
+                          "Linear4bit.forward")
 
 
 def _check_loop(job: Job, options: dict[str, Any], code: str) -> None:

@@ -18,7 +18,7 @@ from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, stays_wi
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.compiled_layers import LAYERS_ALONE
 from simcore.frameworks.common.compiled_layers import assumptions as of_compiled_layers
-from simcore.frameworks.common.expert_modules import LAYERS
+from simcore.frameworks.common.expert_modules import LAYERS, check_autocast
 from simcore.frameworks.common.kernels import FUSED, torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import (
@@ -124,6 +124,8 @@ def table(job: Draft) -> Framework:
     mixed = _mixed(job, options)
     check_preference(job, options, second=True)
     _check_tower(job, mixed)
+    if mixed.autocast:
+        check_autocast(job)
     options, stored = options | {"autocast": mixed.autocast}, mixed.stored  # on where fp32 parameters ask for it, too
     return Framework(
         name="ddp", version=VERSIONS[0],

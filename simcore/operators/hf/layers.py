@@ -344,6 +344,4 @@ def relu2(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     torch.square is a power, which autocast makes in fp32 (torch 2.13 `ATen/autocast_mode.h`, AT_FORALL_FP32).
     """
     kept = aten.relu(tape, x)
-    # The repository's loop was measured with a CPU's autocast, which leaves powers; in fp32 its index_add_ would stop.
-    widens = is_autocast(run) and not HfOptions.of(run.options).is_of_hub
-    return aten.square(tape, aten.cast(tape, kept, "fp32") if widens else kept)
+    return aten.square(tape, aten.cast(tape, kept, "fp32") if is_autocast(run) else kept)

@@ -11,6 +11,13 @@ NemotronHMOE.moe loops over all experts, as the first DeepSeek-V3 did. Sums and 
 the router's weights; each expert's rows are weighted in a new tensor, which `index_add_` keeps. Routing is balanced: an
 expert has its even share of rows, which must be one at least.
 
+[Note: packed experts under autocast]
+Autocast of CUDA computes the router's product in the narrow type, and so scores, weights and sums over experts are in
+it; it squares in fp32 (torch.square is a power: torch 2.13 `ATen/autocast_mode.h`, AT_FORALL_FP32; a CPU's leaves
+powers). A linear of 16 bits narrows that again, one of bitsandbytes returns the type of its input (0.50.2
+`nn/modules.py`, Linear4bit.forward: `.to(inp_dtype)`): fp32, which `index_add_` does not add to a narrow sum. Such a
+job stops (`frameworks/common/expert_modules.py`).
+
 [Note: the experts of transformers 4]
 4.57.1 `models/qwen3_moe/modeling_qwen3_moe.py`, Qwen3MoeSparseMoeBlock.forward; `models/mixtral/modeling_mixtral.py` is
 line for line like it. The loop runs over the experts that have any tokens, whose numbers it asks the device for. Of
