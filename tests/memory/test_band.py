@@ -24,7 +24,7 @@ from simcore.validation.runs import Measured
 from simcore.validation.validate import Compared
 
 NEAREST_FIRST = ("allocated_peak", "reserved_peak", "device_peak")
-AFTERWARDS = ("arctic-training", "llamafactory")
+AFTERWARDS = ("arctic-training", "llamafactory", "soup")
 """Groups that are kept out of every fit as a whole: they are in no band."""
 HELD = 0.75
 """Share of today's residuals that a stored band must hold: made to hold 80%, while the engine moves a little."""

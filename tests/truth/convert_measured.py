@@ -57,6 +57,7 @@ RULES = {
     "peft": (measured_peft.peft, measured_peft.VOCABULARY),
     "primus": (measured_primus.primus, measured_primus.VOCABULARY),
     "llamafactory": (measured_reports.factory, measured_reports.FACTORY),
+    "soup": (measured_reports.soup, measured_reports.SOUP),
     "verl": (measured_reports.verl, measured_reports.VERL),
     "nemo-rl-perf": (measured_nemo_rl.nemo_rl, measured_nemo_rl.VOCABULARY),
 }

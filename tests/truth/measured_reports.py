@@ -1,4 +1,4 @@
-"""Rows of what users and scripts say of themselves: issues of LLaMA-Factory, scripts and a page of verl."""
+"""Rows of what users and scripts say of themselves: issues of LLaMA-Factory, scripts and a page of verl, Soup's log."""
 
 from __future__ import annotations
 
@@ -35,6 +35,33 @@ def factory(run):
     training = batch(run) | run["recompute"] | {"precision": run["precision"], "optimizer": run["optimizer"]} | told
     return {"model": run["model"], "framework": run["sharding"], "topology": "dgx-a100", "limits": run["gpu_type"],
             "mesh": degrees(run), "training": training, "framework_options": ZERO}
+
+
+SOUP = COMMON | {
+    "model": Words({"Llama-3.1-8B": "llama-3.1-8b"}), "gpu_type": Words({"NVIDIA H100 80GB HBM3": "dgx-h100"}),
+    "framework": Always("Soup, TRL 0.26.2, transformers 4.57.6, PEFT 0.20.0"), "task": Always("lora"),
+    "sharding": Always("none"), "precision": Words({"bf16": {"params": "fp32", "compute": "bf16"}}),
+    "recompute": Words({"none": {}}),
+    "optimizer": Words({"adamw_torch": {"name": "adamw", "implementation": "foreach"}}),
+    "config": Block({
+        "r": Number(), "alpha": Number(), "dropout": Number(), "target_modules": Words({"auto": ["q_proj", "v_proj"]}),
+        "attention": Words({"sdpa": "sdpa", "flash_attention_2": "flash_attention_2"}),
+        "liger": Words({False: {}, True: {"use_liger_kernel": True}})})}
+"""`trainer/sft.py` gives from_pretrained no type, so that transformers 4 loads the base in fp32; the Trainer's bf16
+is autocast. What the log leaves out is Soup's default (`config/schema.py`): no checkpointing, PEFT's modules of Llama.
+"""
+
+
+def soup(run):
+    """TRL's trainer on one GPU, samples cut at 1,024 tokens; memory as `nvidia-smi` shows it."""
+    config = run["config"]
+    lora = {"rank": config["r"], "alpha": float(config["alpha"]), "dropout": config["dropout"], "dtype": "fp32",
+            "target_modules": config["target_modules"]}
+    training = batch(run) | run["recompute"] | {"method": "lora", "lora": lora, "precision": run["precision"],
+                                                "optimizer": run["optimizer"]}
+    return {"model": run["model"], "framework": "ddp", "implementation": "hf", "mesh": degrees(run), "topology": {
+        "file": run["gpu_type"], "gpus_per_node": 1}, "training": training, "framework_options": {
+            "attn_implementation": config["attention"]} | config["liger"]}
 
 
 LENGTHS = "lengths of answers, which are not padded, are not stated"
