@@ -203,7 +203,7 @@ OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "megatron_fsdp": _MEGATRON}
 """Settings beside which other options of a framework matter."""
 OF_HYBRIDS: Final[dict[str, Tree]] = {"automodel": {"lora": {"rank": 8}}}
-"""What is trained of a hybrid, all of it in other frameworks."""
+"""Layers of a hybrid that are trained, all of them in other frameworks."""
 
 
 def _by_verl(**given: Any) -> Tree:
