@@ -18,6 +18,7 @@ from probe_tape import FSDP2_OWNS, hooks_of_experts, section_at
 HERE = Path(__file__).resolve().parent
 ON_HOST = "aten.lift_fresh.default"
 """Numbers that DTensor writes into masks: a real run makes them on the host."""
+PHASE_CATEGORY = {"fwd": "activation", "recompute": "recompute", "bwd": "backward_temp"}
 COLLECTIVES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
                "all_reduce": "all_reduce", "all_to_all": "all_to_all"}  # fmt: skip
 
@@ -29,11 +30,20 @@ def sent(comm: dict[str, Any]) -> str:
     return f"{kind} {size}" if kind else ""
 
 
-def fsdp_works_on_experts(label: str, before: bool) -> bool:
-    """Between the ends of a hook of the experts' unit: what is born there is FSDP2's, whatever it is called."""
+def fsdp_works_on_experts(label: str, before: str) -> str:
+    """The hook of the experts' unit that runs: what is born in it is FSDP2's, whatever it is called; "" in none."""
     if ".experts" not in label:
         return before
-    return label.split(":")[1] in ("pre_forward_begin", "pre_backward_begin", "post_backward_begin")
+    hook = label.split(":")[1]
+    return hook if hook in ("pre_forward_begin", "pre_backward_begin", "post_backward_begin") else ""
+
+
+def as_fsdp_s(info: dict[str, Any], hook: str) -> None:
+    """Names what FSDP2 makes in a hook and does not tag: casts, and copies of what is cut on dimension 1."""
+    if info["cat"] in PHASE_CATEGORY.values():
+        cast = "_to_copy" in info["op"]
+        info["cat"] = ("unsharded_grad" if hook.startswith("post") else "all_gather_cast_input" if cast else
+                       "unsharded_param")
 
 
 def sections(case: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +58,7 @@ def sections(case: dict[str, Any]) -> dict[str, Any]:
     comms = [(comm["at"], sent(comm)) for comm in tracker.comms]
     found: dict[str, tuple[list[int | str], Counter[str]]] = {}
     made_by_fsdp, apart = set[int](), set[int]()
-    now, reducing, gathering = "stem", False, False
+    now, reducing, gathering = "stem", False, ""
     for number in range(starts[-1], ends[-1]):
         while marks and marks[0][0] <= number:
             label = marks.pop(0)[1]
@@ -64,6 +74,7 @@ def sections(case: dict[str, Any]) -> dict[str, Any]:
             made_by_fsdp.add(storage)
         if gathering and change > 0:
             apart.add(storage)
+            as_fsdp_s(tracker.info[storage], gathering)
         if storage in apart:
             continue
         if storage in made_by_fsdp:  # gradients that DTensor redistributes before they are reduced

@@ -47,7 +47,7 @@ class UnshardHooks:
                  builder: Builder) -> None:
         self.units, self.strategy, self.out = units, strategy, builder
         self.gathers = Gathers(units, weights, tables, builder)
-        self.reductions = Reductions(units, weights, tables, builder)
+        self.reductions = Reductions(units, weights, tables, builder, divides=strategy.divides_alone)
         self.forward_hooks, self.replay_hooks = ([tables.hook(f"{part}:{name}:{{}}") for name in _FORWARD_HOOKS]
                                                  for part in ("fwd", "recompute"))
         self.backward_hooks = [tables.hook(f"{name}:{{}}") for name in _BACKWARD_HOOKS]

@@ -37,7 +37,7 @@ def strategy(job: Draft, options: dict[str, Any], given: Defaults) -> Fsdp2Strat
     if ahead:
         job.refuse_idle(options, "prefetch", "beside expert parallelism, whose units are gathered ahead one by one")
     made = Fsdp2Strategy(prefetch, prefetch, gathers_experts_ahead=ahead,
-                         counts_over=TRAINERS[job.graph.implementation].counts_over(job))
+                         counts_over=TRAINERS[job.graph.implementation].counts_over(job), divides_alone=ahead)
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
         return replace(made, sync="end", reshard_after_backward=False)

@@ -29,10 +29,12 @@ class Reductions:
     """Writer of the memory events of all units' gradients, from autograd's to the reduced shards.
 
     It remembers the gradients of each unit. A unit is given by its index `u` in `units`; `weights`: its buffer sizes.
+    `divides`: `Fsdp2Strategy.divides_alone`.
     """
 
-    def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder) -> None:
-        self.units, self.weights, self.out = units, weights, builder
+    def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder, *,
+                 divides: bool) -> None:
+        self.units, self.weights, self.out, self.divides = units, weights, builder, divides
         self.layers = [unit.first for unit in units]
         self.grads: list[dict[int, Grad]] = [{} for _ in units]
         self.accumulated: list[Places] = [() for _ in units]
@@ -133,6 +135,9 @@ class Reductions:
         scatter, replicate = self.comms[u]
         if self.weights[u].world > 1:
             self.out.collective(layer, scatter, weight.input, _SCATTER, REDUCE)
+        elif self.divides:  # torch 2.13 foreach_reduce: reduce_output.copy_(reduce_scatter_input / divide_factor)
+            self.out.alloc(layer, slots.relayout, weight.input)
+            self.out.free(layer, slots.relayout, weight.input)
         if self.units[u].replicate_axis:
             self.out.collective(layer, replicate, weight.output, _REPLICATE, REPLICATE_REDUCE)
         self._store(u, weight, direct=direct)

@@ -39,6 +39,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "fp8_all_gather": (True, False),
     "fp8_recipe": ("tensorwise", "rowwise"),
     "repeat_kv": (True, False),
+    "keeps_exchange": (True, False),
     "async_tp": (True, False),
     "return_outputs": (True, False),
     "sdpa_backend": (None, *SDPA_BACKENDS),
@@ -76,13 +77,10 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
-    if options.get("async_tp") and not _compiles_blocks(options):
-        raise job.illegal("framework_options.async_tp", "Async TP requires 'model' in --compile.components and "
-                          "--compile.enable", "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp")
-    if options.get("async_tp") and training.recompute == "none":
-        raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
-    if _compiles_blocks(options) and (job.has_experts or family.startswith("deepseek")):
-        raise job.not_yet("framework_options.compile", f"what compiled blocks of torchtitan's {NAMES[family]} keep")
+    _check_compiled(job, family, options)
+    if mesh.pp > 1 and family.startswith("qwen3"):
+        raise job.illegal("mesh.pp", "Pipeline Parallel is enabled but qwen3 does not support pipelining",
+                          "torchtitan 0.2.2 train.py:220; models/qwen3/__init__.py: pipelining_fn=None")
     if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
     if job.graph.has_tied_head:
@@ -95,6 +93,16 @@ def check(job: Job, options: dict[str, Any]) -> None:
     _check_cuts(job)
     if training.pipeline.schedule in ZERO_BUBBLE:
         _check_halves(job, options)
+
+
+def _check_compiled(job: Job, family: str, options: dict[str, Any]) -> None:
+    if options.get("async_tp") and not _compiles_blocks(options):
+        raise job.illegal("framework_options.async_tp", "Async TP requires 'model' in --compile.components and "
+                          "--compile.enable", "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp")
+    if options.get("async_tp") and job.scenario.training.recompute == "none":
+        raise job.not_yet("framework_options.async_tp", "asynchronous tensor parallelism without checkpointing")
+    if _compiles_blocks(options) and (job.has_experts or family.startswith("deepseek")):
+        raise job.not_yet("framework_options.compile", f"what compiled blocks of torchtitan's {NAMES[family]} keep")
 
 
 def _compiles_blocks(options: Mapping[str, Any]) -> bool:
@@ -308,9 +316,21 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
     _note_replays(job)
     repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
-                             whole_batch=_splits_sequences(job), compiled_blocks=_compiles_blocks(options),
-                             compiled_loss=compiled in (True, "loss"), async_tp=_asynchronous(job, options),
-                             fp8_rows=options.get("fp8_recipe") == "rowwise")
+                             keeps_exchange=_keeps_exchange(job, options), whole_batch=_splits_sequences(job),
+                             compiled_blocks=_compiles_blocks(options), compiled_loss=compiled in (True, "loss"),
+                             async_tp=_asynchronous(job, options), fp8_rows=options.get("fp8_recipe") == "rowwise")
+
+
+def _keeps_exchange(job: Draft, options: dict[str, Any]) -> bool:
+    """Returns True if a checkpoint by operator keeps exchanged rows, as DeepSeek's does from commit c4e22911 on."""
+    recompute, has_list = job.scenario.training.recompute, job.graph.architecture.family.startswith("deepseek")
+    by_operator = isinstance(recompute, Recompute) and recompute.mode == "per_op"
+    if job.mesh.ep == 1 or not (by_operator and has_list):
+        given = {"keeps_exchange": options.get("keeps_exchange") is not None}
+        job.refuse_idle(given, "keeps_exchange", "without expert parallelism and DeepSeek's checkpoints by operator")
+        return True
+    return job.flag(options, "keeps_exchange", "torchtitan 0.2.2 models/deepseek_v3/infra/parallelize.py: "
+                    "_op_sac_save_list", default=True)
 
 
 def _note_replays(job: Draft) -> None:

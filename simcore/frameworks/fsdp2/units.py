@@ -84,17 +84,23 @@ def _around(graph: ModelGraph, stage: tuple[int, ...], *types: type) -> list[int
 
 def _together(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
     """The root has all that no layer has."""
-    inside = stage if wrapping.loss_inside else [n for n in stage if n not in _around(graph, stage, Loss)]
     tower = [layer for layer in _around(graph, stage, *PARTS) if not _is_tower_layer(graph, layer)]
     around = sorted((*_around(graph, stage, Embedding, FinalNorm, Head, Loss), *tower))
-    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, span=(stage[0], inside[-1]), is_root=True)]
+    span = _called(graph, wrapping, stage)
+    return [_unit(graph, wrapping, "root", around, reshard=wrapping.root, span=span, is_root=True)]
+
+
+def _called(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> tuple[int, int]:
+    """First and last layer of the stage that run inside the root's call: a trainer's loss comes behind it."""
+    inside = stage if wrapping.loss_inside else [n for n in stage if n not in _around(graph, stage, Loss)]
+    return stage[0], inside[-1]
 
 
 def _separate(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
     norm = _around(graph, stage, FinalNorm) if wrapping.norm_in_root else []
     embedding, end = _around(graph, stage, Embedding), [
         layer for layer in _around(graph, stage, FinalNorm, Head) if layer not in norm]
-    found = [_unit(graph, wrapping, "", norm, reshard=False, span=(stage[0], stage[-1]), is_root=True)]
+    found = [_unit(graph, wrapping, "", norm, reshard=False, span=_called(graph, wrapping, stage), is_root=True)]
     for layers, policy in ((embedding, wrapping.layers), (end, wrapping.head)):
         if layers:
             names = ", ".join(graph.layers[layer].path for layer in layers)

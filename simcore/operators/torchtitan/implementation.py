@@ -98,7 +98,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     if _options(run).compiled_blocks:
         body = partial(torchtitan_compiled.block, tape, kind, run, x, table)
     x = table = None
-    keeps = _kept(kind) if run.checkpoint == "per_op" else None
+    keeps = _kept(kind, run) if run.checkpoint == "per_op" else None
     if run.checkpoint == "none" or _options(run).compiled_blocks:
         out = body()
     else:
@@ -130,13 +130,13 @@ def _places(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Places | None:
     return Places(tape, run, block) if isinstance(block, Moe) and run.ep > 1 else None
 
 
-def _kept(kind: LayerKind) -> Keeps:
+def _kept(kind: LayerKind, run: LayerWorkload) -> Keeps:
     """Every second product; DeepSeek V3's list of operators has the all-to-all too, Qwen3's has not.
 
     `models/*/infra/parallelize.py`, _op_sac_save_list.
     """
     products, left = count(1), {"gate"}
-    if isinstance(kind.branches[0].block, Attention):
+    if isinstance(kind.branches[0].block, Attention) or not _options(run).keeps_exchange:
         left.add("all_to_all")
     return lambda operator: operator not in left and (operator != "mm" or next(products) % 2 == 1)
 

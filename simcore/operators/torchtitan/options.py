@@ -18,7 +18,8 @@ class TorchtitanOptions(ImplementationOptions):
     `disable_loss_parallel`: the loss gathers the logits of all tp ranks. `whole_batch`: each context parallel rank
     loads whole sequences, [Note: context parallel inputs] in `frameworks/fsdp2/torchtitan.py`. `compiled_blocks`,
     `compiled_loss`: torch.compile runs on blocks, on the loss. `repeat_kv`: attention gets keys and values that are
-    copied for every head, as up to 0.2.1. `async_tp`: products of compiled blocks run beside collectives of tp.
+    copied for every head, as up to 0.2.1. `keeps_exchange`: checkpoints by operator keep rows that were exchanged,
+    where the model's list has the exchange. `async_tp`: products of compiled blocks run beside collectives of tp.
     `fp8_rows`: linears in fp8 have a scale a row.
     """
 
@@ -29,6 +30,7 @@ class TorchtitanOptions(ImplementationOptions):
     compiled_blocks: bool = False
     compiled_loss: bool = False
     repeat_kv: bool = False
+    keeps_exchange: bool = True
     async_tp: bool = False
     fp8_rows: bool = False
 

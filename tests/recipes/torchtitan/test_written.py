@@ -65,16 +65,16 @@ implementation = "foreach"
 
 def staged(ranks: int, stages: int, schedule: str = "1f1b") -> Scenario:
     """16 microbatches of one sequence on pipeline ranks, each with a number of stages."""
-    return scenario(mesh={"dp_shard": 2, "pp": ranks}, training__micro_batch_size=1, training__global_batch_size=32,
-                    training__pipeline={"schedule": schedule, "virtual_stages": stages}, framework_options={})
+    return scenario(model="llama-3.1-8b", mesh={"dp_shard": 2, "pp": ranks}, training__micro_batch_size=1,
+                    training__global_batch_size=32, training__pipeline={"schedule": schedule, "virtual_stages": stages}, framework_options={})
 
 
 @pytest.mark.parametrize(("stages", "schedule", "name", "layers"), [
     (1, "1f1b", "1F1B", None), (2, "1f1b", "Interleaved1F1B", None),
-    (3, "1f1b", "Interleaved1F1B", 7)])
+    (3, "1f1b", "Interleaved1F1B", 6)])
 def test_stages_of_a_rank_are_a_schedule_and_layers_of_a_stage(stages: int, schedule: str, name: str,
                                                                layers: int | None) -> None:
-    """42 layers with embedding and head in stages of 7 are 6 stages, 3 a rank."""
+    """34 layers with embedding and head in stages of 6 are 6 stages, 3 a rank."""
     made = convert(staged(2, stages, schedule), "torchtitan")
     made.expect_complete()
     values = tomllib.loads(made.text)
@@ -115,5 +115,5 @@ def test_what_no_configuration_says_is_refused_by_its_key(settings: dict[str, An
 
 
 def test_stages_that_no_layers_make_are_refused() -> None:
-    found = convert(staged(4, 3), "torchtitan").refused
-    assert "no number of layers a stage makes 12 stages" in found[0].message
+    found = convert(staged(4, 4), "torchtitan").refused
+    assert "no number of layers a stage makes 16 stages" in found[0].message

@@ -271,7 +271,7 @@ DTensor._op_dispatcher._custom_op_handlers.update({CPU_FLASH: by_heads, CPU_FLAS
 
 def meshes(case: Case) -> tuple[DeviceMesh, DeviceMesh | None]:
     tp = case.get("tp", 1)
-    if on_ranks(case):
+    if on_ranks(case) or case.get("dp_replicate", 1) > 1:
         found = dims_of(case)
         return found.get_mesh(["dp_replicate", "fsdp"] if found.dp_replicate_enabled else "fsdp"), (
             found.get_optional_mesh("tp"))

@@ -1,0 +1,84 @@
+"""Draws layouts of torchtitan's experts at random, for `probe_titan.py --step`.
+
+    python tests/truth/draw_titan.py [--count N] [--seed S] > cases.json
+
+The same seed draws the same cases, whatever the machine; torch refuses a few of their widths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from typing import Any
+
+COUNT, SEED = 48, 4502
+Case = dict[str, Any]
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def qwen(pick: random.Random, width: int) -> Case:
+    heads = pick.choice((4, 8))
+    return {"hidden_size": pick.choice((128, 192, 256)), "num_hidden_layers": pick.randint(1, 3),
+            "num_attention_heads": heads, "num_key_value_heads": pick.choice((4, heads)),
+            "head_dim": pick.choice((32, 64)), "vocab_size": pick.choice((512, 1000, 2048)), "intermediate_size": 512,
+            "num_experts": pick.choice((4, 8, 12, 16)), "num_experts_per_tok": pick.choice((1, 2, 4)),
+            "moe_intermediate_size": width}
+
+
+def deepseek(pick: random.Random, width: int) -> Case:
+    """Softmax over all experts, or sigmoid and groups of them with a compressed query."""
+    heads, value = pick.choice((4, 8)), pick.choice((32, 48))
+    model = {"hidden_size": pick.choice((128, 256)), "num_hidden_layers": pick.randint(2, 3),
+             "num_attention_heads": heads, "num_key_value_heads": heads, "vocab_size": pick.choice((512, 1000, 2048)),
+             "intermediate_size": pick.choice((320, 688)), "moe_intermediate_size": width,
+             "n_routed_experts": pick.choice((8, 16)), "n_shared_experts": pick.choice((1, 2)),
+             "num_experts_per_tok": pick.choice((2, 3, 4)), "first_k_dense_replace": pick.choice((0, 1)),
+             "q_lora_rank": None, "kv_lora_rank": pick.choice((64, 96)), "qk_nope_head_dim": value - 16,
+             "qk_rope_head_dim": 16, "v_head_dim": value}
+    if pick.random() < 0.5:
+        model |= {"q_lora_rank": pick.choice((64, 96)), "n_group": 4, "topk_group": 2}
+    return model
+
+
+def mesh(pick: random.Random, case: Case) -> None:
+    world = case["world"]
+    case["dp_replicate"] = pick.choice((1, 1, 1, 2))
+    inside = world // case["dp_replicate"]
+    case["tp"] = pick.choice([d for d in (1, 1, 2, 4) if inside // d > 1])
+    case["cp"] = pick.choice([d for d in (1, 1, 2) if case["tp"] == 1 and inside % d == 0] or [1])
+    experts = case["model"].get("num_experts") or case["model"]["n_routed_experts"]
+    etp = pick.choice((1, case["tp"]))
+    degrees = [d for d in divisors(inside // etp) if experts % d == 0]
+    case["ep"] = pick.choice(degrees[1:] or [1]) if pick.random() < 0.8 else 1
+    case["etp"] = etp if case["ep"] > 1 else 1
+
+
+def draw(pick: random.Random, number: int) -> Case:
+    width = pick.choice((64, 96, 128, 192, 192, 200))
+    case: Case = {"name": f"drawn-{number}", "world": pick.choice((4, 8, 8, 16, 32)), "seq": pick.choice((128, 256)),
+                  "model": pick.choice((qwen, deepseek))(pick, width), "batch": pick.choice((1, 1, 2))}
+    mesh(pick, case)
+    rank = pick.choice((0, case["world"] - 1, pick.randrange(case["world"])))
+    case["rank"] = rank // case["cp"] * case["cp"]  # of a ring the first: its last one holds an output less
+    case["checkpoint"] = pick.choice(("none", "full", "op"))
+    if case["checkpoint"] != "none" and pick.random() < 0.3:
+        case["early_stop"] = True
+    case["reshard"] = pick.choice(("default", "default", "always", "never"))
+    return case
+
+
+def drawn(count: int, seed: int) -> list[Case]:
+    pick = random.Random(seed)
+    return [draw(pick, number) for number in range(count)]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--seed", type=int, default=SEED)
+    asked = parser.parse_args()
+    print("[\n" + ",\n".join(json.dumps(case) for case in drawn(asked.count, asked.seed)) + "\n]")
