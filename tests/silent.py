@@ -195,7 +195,16 @@ _IMAGES: Final[tuple[Tree, ...]] = ({
 _BY_TE: Final[tuple[Tree, ...]] = ({
     "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "te", "master": "fp32"}}}, {
     "model": DENSE, "mesh": {"dp_shard": 4}, "training": {"optimizer": {"implementation": "flashoptim"}}})
-PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED,
+_OF_MAIN: Final[tuple[Tree, ...]] = (
+    {"model": DENSE, "mesh": {"dp_shard": 4}, "framework_version": "main 2026-08-22"},
+    {"model": EXPERTS, "mesh": {"dp_shard": 4, "ep": 2}, "framework_version": "main 2026-08-22"},
+    {"model": {"config": "llama-3-8b", "overrides": {"num_hidden_layers": 4}}, "mesh": {"pp": 2, "dp_shard": 2},
+     "framework_version": "main 2026-08-22", "framework_options": {"deallocate_pipeline_outputs": False}},
+    {"model": HYBRID, "mesh": {"dp_shard": 4, "ep": 4}, "framework_version": "main 2026-08-22"},
+    {"model": DENSE, "mesh": {"dp_shard": 2, "cp": 2}, "framework_version": "main 2026-08-22"},
+    {"model": DENSE, "mesh": {"dp_shard": 4}, "framework_version": "main 2026-08-22",
+     "framework_options": {"attention_backend": "unfused"}})
+PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": (*_PAGED, *_OF_MAIN),
                                              "automodel": (*_IMAGES, *_BY_TE)}
 """Jobs with options that matter in them alone; they come last, so that others keep their numbers."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {

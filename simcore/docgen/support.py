@@ -42,11 +42,12 @@ _MESHES: Final[dict[str, dict[str, int]]] = {
 }
 _ASKED: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "cp": ({}, {"framework_options": {"attn_implementation": "flash_attention_2"}}),  # verl's exchanges around it
+    "pp": ({}, {"framework_options": {"deallocate_pipeline_outputs": False}}),
 }
 """Other keys that an axis is tried with, where some frameworks serve it with them alone."""
 _HOST: Final = {"offload": {"params": "host", "optimizer": "host", "gradients": "host"}}
 _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
-    "lora": METHODS["lora"],
+    "lora": (*METHODS["lora"], *(way | {"framework_version": "main 2026-08-22"} for way in METHODS["lora"])),
     "qlora": METHODS["qlora"],
     "fp8": ({"training": {"precision": {"compute": "fp8"}}},
             {"training": {"precision": {"compute": "fp8"}, "recompute": "full"},

@@ -5,20 +5,19 @@
 `buckets`: the small models of `probe_gpt.py` on one rank of 8, also with Megatron-Bridge's adapters (`lora`: their
 rank); `steps`: the second step of a small model whose five layers are units, over a fake process group of 8
 (`oracle/fsdp_flat.py`). With main (d98e8a64) on `PYTHONPATH`, and its modules that need Triton replaced, steps alone,
-and those of options that the release does not have, and of adapters, which it refuses. `--drawn`: cases that a seed
-draws (`draw_megatron_fsdp.py`), buckets or steps as above.
+and those of options that the release does not have, and of adapters, which it refuses. `stages`: the second step of one
+stage, by core's own 1F1B (`oracle/fsdp_stages.py`).
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import fields
 from typing import Any
 
 import probe_gpt
-from oracle import fsdp_flat, megatron, te_stub
+from json_lines import listed
+from oracle import fsdp_flat, fsdp_stages, megatron, te_stub
+from oracle.apart import run_apart
 
 from megatron.core import parallel_state as ps  # isort: skip
 from megatron.core.transformer.transformer_layer import TransformerLayer  # isort: skip
@@ -67,6 +66,19 @@ OF_ADAPTERS: list[dict[str, Any]] = [
     {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "plain": [0], "copies": 2},
     {"layers": 5, "microbatches": 1, "unit_size": 1, "plain": [0, 2, 4]},
 ]
+STAGES: list[dict[str, Any]] = [
+    {"stage": 0, "stages": 2, "layers": 3, "microbatches": 3, "unit_size": None},
+    {"stage": 1, "stages": 2, "layers": 3, "microbatches": 3, "unit_size": 4000},
+    {"stage": 1, "stages": 4, "layers": 3, "microbatches": 4, "unit_size": 8000, "recompute": True},
+    {"stage": 0, "stages": 4, "layers": 2, "microbatches": 2, "unit_size": 1},
+    {"stage": 2, "stages": 4, "layers": 3, "microbatches": 5, "unit_size": None, "double_buffer": True},
+    {"stage": 0, "stages": 2, "layers": 2, "microbatches": 2, "unit_size": None, "frees_outputs": True},
+    {"stage": 1, "stages": 2, "layers": 2, "microbatches": 2, "unit_size": None, "frees_outputs": True},
+]
+STAGES_WITH_ADAPTERS: list[dict[str, Any]] = [
+    {"stage": 0, "stages": 2, "layers": 3, "microbatches": 3, "unit_size": 4000, "plain": []},
+    {"stage": 1, "stages": 2, "layers": 3, "microbatches": 2, "unit_size": None, "plain": [0, 2]},
+]
 IS_MAIN = "fsdp_all_gather_in_start_param_sync" in {field.name for field in fields(fsdp_flat.DdpConfig)}
 
 
@@ -105,24 +117,25 @@ def asked_step(case: dict[str, Any]) -> Any:
     return {"kept": made.kept(), "events": found} | ({"widths": made.widths} if "sent" in case else {})
 
 
+def asked(case: dict[str, Any]) -> Any:
+    """What upstream does in one case."""
+    return {"buckets": asked_buckets, "steps": asked_step, "stages": fsdp_stages.run}[_kind(case)](case)
+
+
+def _kind(case: dict[str, Any]) -> str:
+    return "stages" if "stages" in case else "steps" if "layers" in case else "buckets"
+
+
+def text(rows: dict[str, list[dict[str, Any]]]) -> str:
+    """A row a line."""
+    return "{" + ",\n".join(f'"{key}": {listed(some)}' for key, some in rows.items() if some) + "}"
+
+
 def main() -> None:
     """Each case in a process of its own."""
-    if len(sys.argv) > 1:
-        case = json.loads(sys.argv[1])
-        print(json.dumps((asked_step if "layers" in case else asked_buckets)(case)))
-        return
-    cases = (*STEPS, *OF_MAIN, *OF_ADAPTERS) if IS_MAIN else (*LAYOUTS, *STEPS)
-    made = [{**case, "found": _in_a_process(case)} for case in cases]
-    lines = {key: [json.dumps(row) for row in made if ("layers" in row) == (key == "steps")]
-             for key in ("buckets", "steps")}
-    print("{" + ",\n".join(f'"{key}": [\n' + ",\n".join(rows) + "\n]" for key, rows in lines.items() if rows) + "}")
-
-
-def _in_a_process(case: dict[str, Any]) -> Any:
-    done = subprocess.run([sys.executable, __file__, json.dumps(case)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    of_version = (*OF_MAIN, *OF_ADAPTERS, *STAGES_WITH_ADAPTERS) if IS_MAIN else LAYOUTS
+    made = run_apart({str(number): case for number, case in enumerate((*STEPS, *STAGES, *of_version))}, asked).values()
+    print(text({key: [row for row in made if _kind(row) == key] for key in ("buckets", "steps", "stages")}))
 
 
 if __name__ == "__main__":

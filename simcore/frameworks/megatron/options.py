@@ -11,7 +11,7 @@ from simcore.frameworks.megatron.experts.stash import STASH_OPTIONS, stash_optio
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.rules import rank_numel
-from simcore.frameworks.megatron.stages import OVERLAP, overlaps
+from simcore.frameworks.megatron.stages import KEEPS_OUTPUT, OVERLAP, overlaps
 from simcore.models.blocks import Attention, LatentAttention, Mlp
 from simcore.operators.megatron.ops.options import (
     AttentionBackend,
@@ -60,6 +60,7 @@ OPTIONS = {
     "masked_softmax_fusion": (True, False),
     "defer_embedding_wgrad_compute": (True, False),
     "wgrad_deferral_limit": (int,),
+    KEEPS_OUTPUT: (True, False),
     "deterministic_mode": (True, False),
     "log_num_zeros_in_grad": (True, False),
     "tp_comm_overlap": (True, False),

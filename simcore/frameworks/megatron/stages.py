@@ -13,9 +13,11 @@ from simcore.pipeline.schedule import Schedule
 from simcore.placement.job import Draft, Job
 from simcore.placement.stages import contiguous, stage_layers
 
-__all__ = ["OVERLAP", "overlaps", "paired", "schedule", "stages"]
+__all__ = ["KEEPS_OUTPUT", "OVERLAP", "frees_outputs", "overlaps", "paired", "schedule", "stages"]
 
 OVERLAP = "overlap_moe_expert_parallel_comm"
+KEEPS_OUTPUT = "deallocate_pipeline_outputs"
+"""False: a stage keeps what it has sent until its backward."""
 
 Counts = list[int]
 SPLITS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
@@ -43,6 +45,13 @@ def schedule(job: Draft, options: dict[str, object]) -> Schedule:
     job.auto("overlap_p2p_comm", "auto", "true", "Bridge 0.3.1 training/comm_overlap.py:453: with virtual stages")
     _check_microbatches(job, group)
     return Schedule("interleaved", pp, chunks, group)
+
+
+def frees_outputs(job: Draft, options: dict[str, object]) -> bool:
+    """Returns True if a stage frees an output once it is sent; Megatron-LM and Bridge's providers say so always."""
+    if KEEPS_OUTPUT in options and job.mesh.pp == 1:
+        job.note(f"framework_options.{KEEPS_OUTPUT}", "changes no number", "it is of pipeline stages")
+    return job.mesh.pp == 1 or options.get(KEEPS_OUTPUT) is not False
 
 
 def overlaps(job: Job, options: dict[str, object]) -> bool:

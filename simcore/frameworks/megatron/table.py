@@ -36,7 +36,7 @@ from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import assumptions as recompute_assumptions
 from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept_whole, together
 from simcore.frameworks.megatron.rules import rules, shard_axes
-from simcore.frameworks.megatron.stages import schedule, stages
+from simcore.frameworks.megatron.stages import frees_outputs, schedule, stages
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.frameworks.megatron.vision.rules import assumptions_of_tower, check_tower
 from simcore.inputs.optimizers import OPTIMIZERS
@@ -114,7 +114,7 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
         sequence_parallel=sequence_parallel,
         stages=made_stages,
         schedule=made_schedule,
-        frees_sent_output=True,
+        frees_sent_output=frees_outputs(job, options),
         keeps_received=True,
         deferred_heads=_deferred(job, options),
         dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),

@@ -72,7 +72,7 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         self.gathers = ParameterPrefetch(buckets, self.strategy, tables, builder)
         self.reductions = ReduceScatterQueue(buckets, self.strategy, tables, builder)
         self.uses = _uses(plan, buckets)
-        self.units = {layer for unit in plan.framework.units for layer, _ in unit.members}
+        self.units = {layer for unit in plan.framework.units for layer, _ in unit.members} & set(plan.layers)
         self.replayed = self.units - set(plan.framework.kept_whole) if plan.framework.checkpoint == "full" else set()
         self.unhooked = self.units - _with_gradient_below(plan)
         self.idle = {layer for layer in self.unhooked if not _trains(plan, layer)}
@@ -229,7 +229,9 @@ def _trains(plan: Plan, layer: int) -> bool:
 
 
 def _with_gradient_below(plan: Plan) -> set[int]:
-    """Layers whose input carries a gradient."""
+    """Layers whose input carries a gradient; what another stage sends always requires one."""
+    if plan.stage > 0:
+        return set(plan.layers)
     first = next((layer for layer in range(len(plan.graph.layers)) if _trains(plan, layer)), len(plan.graph.layers))
     first = 0 if plan.framework.options.embeddings_require_grad else first
     return {layer for layer in plan.layers if layer > first}

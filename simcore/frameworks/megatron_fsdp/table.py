@@ -30,9 +30,9 @@ from simcore.frameworks.megatron.recompute import together
 from simcore.frameworks.megatron.rules import rank_numel, rules_of, shard_axes, whole_layout
 from simcore.frameworks.megatron.stages import OVERLAP
 from simcore.frameworks.megatron.table import table_of
+from simcore.frameworks.megatron_fsdp.checks import check_adapters, check_stages, check_units, replays
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
-from simcore.inputs.training import Recompute
 from simcore.models.blocks import Mamba2
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -109,6 +109,7 @@ def table(job: Draft) -> Framework:
         job.note(f"framework_options.{name}", "changes no number", _IDLE[name])
     shared = _shared(options)
     base, fp8 = table_of(job, shared, sends_apart=_is_main(job)), _fp8(job, shared)
+    check_units(job, base.stages, _unit_layers(job))
     dtypes = replace(formats(job, shared, sends_apart=_is_main(job)), master="fp32")
     copies = dtypes.grads != "fp32" and not options.get("use_precision_aware_optimizer")
     return replace(
@@ -132,18 +133,7 @@ def _asks_for_gradient(job: Job) -> bool:
 
     Bridge main `peft/recompute.py`, maybe_enable_recompute_inputs_grad.
     """
-    return job.scenario.training.method != "full" and _replays(job)
-
-
-def _replays(job: Job) -> bool:
-    """True with recompute_granularity full."""
-    recompute = job.scenario.training.recompute
-    return recompute == "full" or isinstance(recompute, Recompute)
-
-
-def _is_hybrid(job: Job) -> bool:
-    return job.graph.architecture.family == "nemotron_h" or any(
-        isinstance(branch.block, Mamba2) for kind in job.graph.kinds for branch in kind.branches)
+    return job.scenario.training.method != "full" and replays(job)
 
 
 _OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
@@ -190,28 +180,11 @@ def _check(job: Draft, options: dict[str, object]) -> None:
                           "provided", "core 0.16.1 distributed/fsdp/mcore_fsdp_adapter.py _init_dist_index: no mesh of "
                           "experts for several optimizer instances")
     if job.mesh.pp > 1:
-        raise job.not_yet("mesh.pp", "megatron_fsdp with pipeline stages")
+        check_stages(job, options)
     if job.scenario.training.method != "full":
-        _check_adapters(job)
+        check_adapters(job, is_main=_is_main(job))
     if together(job) > 1:
         raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
-
-
-def _check_adapters(job: Draft) -> None:
-    """IllegalLayout for core 0.16.1, and for a hybrid whose layers are replayed; NotYet for a base in 8 bits."""
-    if not _is_main(job):
-        raise job.illegal("training.method", "cannot register a hook on a tensor that doesn't require gradient: "
-                          "Megatron-FSDP asks it of every parameter, and those beside adapters are frozen",
-                          f"{SOURCE}/megatron_fsdp.py:1009, torch 2.13 _tensor.py:748; use framework_version: main "
-                          "2026-08-22")
-    if _replays(job) and _is_hybrid(job):
-        raise job.illegal("training.recompute", "element 0 of tensors does not require grad: a hybrid's layers run in "
-                          "a checkpoint whose input, a frozen embedding's output, requires no gradient",
-                          "Megatron-LM main core/models/hybrid/hybrid_block.py:360; Bridge main peft/recompute.py:75 "
-                          "mends TransformerBlock alone")
-    if job.narrow:
-        raise job.not_yet("training.method", f"{job.scenario.training.method} over weights in 8 bits, under "
-                          "megatron_fsdp")
 
 
 def _check_outer(job: Draft, options: dict[str, object]) -> None:

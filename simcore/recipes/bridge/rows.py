@@ -52,6 +52,7 @@ SAID: Final[tuple[Row, ...]] = (
     _option("bias_activation_fusion"), _option("apply_rope_fusion"), _option("masked_softmax_fusion", usual=True),
     _option("gradient_accumulation_fusion", usual=True), _option("deterministic_mode", usual=False),
     _option("use_transformer_engine_op_fuser", usual=False), _option("defer_embedding_wgrad_compute", usual=False),
+    _option("deallocate_pipeline_outputs", usual=True),
     _option("moe_grouped_gemm", usual=True), _option("moe_permute_fusion", usual=True),
     _option("use_fused_weighted_squared_relu"),
     _option("disable_parameter_transpose_cache", usual=False), _option("cp_comm_type", "text", "p2p"),
@@ -64,7 +65,6 @@ SAID: Final[tuple[Row, ...]] = (
 REFUSED: Final[tuple[Row, ...]] = (
     Off("model.attention_output_gate", "a gate of the attention's output"),
     Off("dist.use_torch_fsdp2", "PyTorch's FSDP2 in place of Megatron's (models/model_provider.py:222)"),
-    On("model.deallocate_pipeline_outputs", "outputs of stages that stay when they are sent"),
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
     Off("dataset.hybrid_context_parallel", "sequences that differ in the ranks that share them"),
     Off("train.skip_train", "no training: there is no step"),

@@ -112,10 +112,13 @@ def _read_layout(reader: Reader, draft: Draft, gpus: Answer) -> int:
     if tp is not None and tp.value > 1:
         draft.infer("training.sequence_parallel", value=True, rule="wherever tensors are cut", source=_MBRIDGE)
     stages = degrees["pp"]
-    if stages is not None and stages.value > 1 and not reader.look(f"{_CORE}.deallocate_pipeline_outputs"):
-        draft.unmodelled_default(f"{_CORE}.deallocate_pipeline_outputs", value=False, why="outputs that were sent to "
-                                 "the next stage are counted as freed")
-    draft.idle(reader.take(f"{_CORE}.deallocate_pipeline_outputs"), "as it is simulated, or one stage")
+    frees = reader.take(f"{_CORE}.deallocate_pipeline_outputs")
+    if stages is not None and stages.value > 1 and not (frees and frees.value):
+        draft.infer(f"{_OPTION}deallocate_pipeline_outputs", False,  # noqa: FBT003 - a value
+                    "core's default: stages keep what they have sent", stages, frees,
+                    source="core 0.16.1 model_parallel_config.py:317")
+    else:
+        draft.idle(frees, "as it is simulated, or one stage")
     return copies or 1
 
 

@@ -17,8 +17,7 @@ PLAIN = "llama3_8b_pretrain_8gpu_h100_bf16_config"
     ("model.attention_dropout=0.1", "another one than"),
     ("dist.use_torch_fsdp2=true", "PyTorch's FSDP2"), ("model.freeze_mtp_model=true", "frozen modules of multi-token"),
     ("mixed_precision.params_dtype=torch.float32", "parameters that are made in torch.float32"),
-    ("mixed_precision.fp32=true", "training in fp32"),
-    ("model.deallocate_pipeline_outputs=false", "outputs of stages that stay")])
+    ("mixed_precision.fp32=true", "training in fp32")])
 def test_what_changes_the_answer_and_is_not_modelled_is_refused(tmp_path: Path, override: str, told: str) -> None:
     found = imported(tmp_path, f"qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config {override}")
     (problem,) = found.refused
@@ -117,3 +116,11 @@ def test_a_block_that_a_recipe_leaves_null_has_no_fields(tmp_path: Path, overrid
     """Hydra stops: Could not override (Megatron-Bridge 067f987d training/utils/omegaconf_utils.py:180, 454)."""
     with pytest.raises(InputError, match="is null, and a word makes no block"):
         imported(tmp_path, f"llama31_8b_pretrain_2gpu_h100_bf16_config {override}")
+
+
+def test_stages_may_keep_what_they_have_sent(tmp_path: Path) -> None:
+    override = "model.pipeline_model_parallel_size=2 model.deallocate_pipeline_outputs="
+    found = {value: imported(tmp_path, f"qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config {override}{value}")
+             for value in ("false", "true")}
+    given = {value: one.values["framework_options"].get("deallocate_pipeline_outputs") for value, one in found.items()}
+    assert given == {"false": False, "true": None}

@@ -55,7 +55,8 @@ rl: {trainer: verl, prompts: 64, generations: 5, logprob_batch_size: 4, referenc
      optimizer_offload: true}
 generation: {tp: 1, gpu_memory_utilization: 0.6, max_model_len: 1536, sleep_level: 2, max_num_batched_tokens: 8192,
              max_num_seqs: 256, prefix_caching: true}
-framework_options: {attention_backend: flash, apply_rope_fusion: false, gradient_accumulation_fusion: false,
+framework_options: {attention_backend: flash, apply_rope_fusion: false,
+  deallocate_pipeline_outputs: false, gradient_accumulation_fusion: false,
                     overlap_grad_reduce: false, overlap_param_gather: false, cross_entropy_loss_fusion: false}
 """
 _ANY: Final = "    trainer.nnodes=1 $@\n"

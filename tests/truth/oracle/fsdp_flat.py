@@ -138,13 +138,19 @@ class Model(nn.Module):
         for part in (self.embedding, self.norm, self.head, *(self.layers[layer] for layer in plain or ())):
             part.requires_grad_(not self.adapted)
 
+    def begun(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embedding(tokens)
+
+    def ended(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(x)).float().logsumexp(-1).sum()
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        if self.recompute and self.adapted:  # Bridge's peft/recompute.py
+        x = self.begun(tokens)
+        if self.recompute and self.adapted and not x.requires_grad:  # Bridge's peft/recompute.py
             x = x.detach().requires_grad_(True)
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=True) if self.recompute else layer(x)
-        return self.head(self.norm(x)).float().logsumexp(-1).sum()
+        return self.ended(x)
 
 
 def held(allocator: Any) -> set[int]:
@@ -170,13 +176,14 @@ class Noted:
     """Megatron-FSDP around a small model, and what its two pipelines do."""
 
     def __init__(self, world: int, layers: int, *, recompute: bool, copies: int = 1, sent: str = "",
-                 plain: list[int] | None = None, **config: Any) -> None:
+                 plain: list[int] | None = None, model: nn.Module | None = None, stages: int = 1,
+                 **config: Any) -> None:
         self.events: list[str] = []
         self.widths: dict[str, int] = {}
-        self.model = Model(layers, recompute=recompute, plain=plain)
+        self.model = model or Model(layers, recompute=recompute, plain=plain)
         index = _in_copies(world, copies) if copies > 1 else FSDPDistributedIndex(
-            device_mesh=init_device_mesh("cpu", (world, 1), mesh_dim_names=("dp_cp", "tp")), dp_shard_dim="dp_cp",
-            tp_dim="tp")
+            device_mesh=init_device_mesh("cpu", (stages, world // stages, 1), mesh_dim_names=("pp", "dp_cp", "tp"))[
+                "dp_cp", "tp"], dp_shard_dim="dp_cp", tp_dim="tp")
         ddp = DdpConfig(
             use_megatron_fsdp=True, data_parallel_sharding_strategy="optim_grads_params", grad_reduce_in_fp32=True,
             overlap_grad_reduce=True, check_for_nan_in_grad=False, bucket_size=40_000_000, **config)
@@ -281,8 +288,12 @@ class Noted:
                 loss = self.fsdp(torch.zeros(2, 8, dtype=torch.long))
                 self.events.append("backward")
                 loss.backward()
-            self.fsdp.finish_grad_sync()
-            self.events.append("step")
-            self.fsdp.start_param_sync()
-            self.fsdp.zero_grad_buffer()
+            self.end_step()
         return list(self.events)
+
+    def end_step(self) -> None:
+        """What the trainer calls when all gradients exist."""
+        self.fsdp.finish_grad_sync()
+        self.events.append("step")
+        self.fsdp.start_param_sync()
+        self.fsdp.zero_grad_buffer()
