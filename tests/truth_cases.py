@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -20,6 +21,13 @@ def rows(name: str) -> list[dict[str, Any]]:
     """Rows of a truth file."""
     loaded: list[dict[str, Any]] = json.loads((TRUTH / name).read_text(encoding="utf-8"))
     return loaded
+
+
+def told_layouts(where: str) -> tuple[int, ...]:
+    """Numbers that the page's table of layouts has of a file: drawn, exact, and the others as the table has them."""
+    page = (TRUTH / "README.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.endswith(f"| `{where}` |"))
+    return tuple(map(int, re.findall(r"[0-9]+", "|".join(row.split("|")[2:4]))))
 
 
 def joined(sizes: Mapping[str, int], names: Mapping[str, str], elsewhere: Collection[str]) -> Counter[str]:

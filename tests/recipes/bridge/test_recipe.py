@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from recipes.looked_into import messages, value
 from simcore.errors import InputError
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
-from simcore.recipes.bridge.named import launch_of
+from simcore.recipes.bridge.named import launch_of, present_name, recipes
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
 from simcore.simulate import check
@@ -370,3 +371,8 @@ def test_multi_token_prediction_has_the_format_of_the_layers(tmp_path: Path) -> 
     assert value(found, "training.precision.compute") == "fp8"
     assert "keep_mtp_spec_in_bf16" not in value(found, "framework_options")
     assert [one.kind for one in found.left if one.key.endswith("keep_mtp_spec_in_bf16")] == ["no effect"]
+
+
+def test_the_page_tells_how_many_recipes_there_are() -> None:
+    count = len({present_name(name) for name in recipes()})
+    assert f"{count} recipes (and older names of them)" in (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
