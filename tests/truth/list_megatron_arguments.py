@@ -3,11 +3,12 @@
     python tests/truth/list_megatron_arguments.py MEGATRON_GIT
 
 Comes in: a git directory of Megatron-LM. Goes out: `simcore/recipes/megatron/arguments.json`, one argument a line:
-`name: [field, takes, default, version]`. `takes`: "true" or "false" for a switch that sets its field to that, "int",
-"float", "text", and with "+" behind for a list; `version`: "" if both versions below have it. Defaults that are no
-literals are null. Arguments are calls of `add_argument`, and fields of dataclasses that an `ArgumentGroupFactory` turns
-into arguments (`megatron/training/argument_utils.py`: a true-or-false field that is true by default becomes `--no-...`
-and `--disable-...`).
+`name: [takes, default, version, field]`, without a version and a field that say nothing. `takes`: "true" or "false" for
+a switch that sets its field to that, "int", "float", "text", and with "+" behind for a list; `version`: "" if both
+versions below have it; `field`: where it is not spelt as the argument. Defaults that are no literals are null.
+Arguments are calls of `add_argument`, and fields of dataclasses that an `ArgumentGroupFactory` turns into arguments
+(`megatron/training/argument_utils.py`: a true-or-false field that is true by default becomes `--no-...` and
+`--disable-...`).
 """
 
 from __future__ import annotations
@@ -164,7 +165,9 @@ def main(git):
     rows = {}
     for name in sorted(older | newer):
         only = "" if name in older and name in newer else next(v for v, found in by_version.items() if name in found)
-        rows[name] = [*(newer.get(name) or older[name]), only]
+        field, *told = newer.get(name) or older[name]
+        own = field == name.removeprefix("--").replace("-", "_")
+        rows[name] = [*told, *([only] if only or not own else []), *([] if own else [field])]
     lines = ",\n".join(f'"{name}": {json.dumps(row)}' for name, row in rows.items())
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8", newline="\n")

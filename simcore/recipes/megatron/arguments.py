@@ -1,7 +1,7 @@
 """Arguments of Megatron-LM's training scripts: the table of all of them, and words of a command as their values.
 
 `arguments.json` has one row an argument, made by `tests/truth/list_megatron_arguments.py` from the sources of core
-0.16.1 and of main of 2026-08-22 (d98e8a64): field, what it takes, default, version.
+0.16.1 and of main of 2026-08-22 (d98e8a64): what it takes, default, and where they say anything version and field.
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ class Argument:
 def arguments() -> Mapping[str, Argument]:
     """Every argument by its name, such as `--num-layers`."""
     text = resources.files("simcore.recipes.megatron").joinpath("arguments.json").read_text(encoding="utf-8")
-    return MappingProxyType({name: Argument(*row) for name, row in json.loads(text).items()})
+    return MappingProxyType({name: _argument(name, *row) for name, row in json.loads(text).items()})
+
+
+def _argument(name: str, takes: str, default: Any, version: str = "", field: str = "") -> Argument:
+    """A row of the table: most arguments set the field of their name."""
+    return Argument(field or name.removeprefix("--").replace("-", "_"), takes, default, version)
 
 
 @lru_cache
