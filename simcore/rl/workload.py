@@ -14,6 +14,7 @@ from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.registry import asked_adapter
+from simcore.hardware.topology import Link
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
@@ -31,6 +32,7 @@ from simcore.rl.step.traffic import (
     EVERY_AXIS,
     PACKED,
     Sent,
+    engine_ns,
     of_copies,
     of_engine,
     of_logprobs,
@@ -227,7 +229,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     rounds = _rounds(engine, -(-(rl.generated_prompts or rl.prompts) * rl.generations // engines))
     broadcast = list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []
-    step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
+    step = GrpoStep(engine, weights, rl.reference != "none",
+                    _generate_ns(engine, rl, rounds, _engine_link(scenario, engine)), rl.refit_buffer,
                     sum(one.ns for one in broadcast), scores_policy=not (rl.on_policy_ratio or teachers),
                     chunks=rl.chunks, offloads_states=rl.optimizer_offload, scorer=scorer_of(scenario, sequences),
                     buffers=ENGINES[engine.generation.engine].buffers)
@@ -341,11 +344,12 @@ def _rounds(engine: InferenceEngine, sequences: int) -> list[int]:
     return [most] * full + [remainder] * (remainder > 0)
 
 
-def _generate_ns(engine: InferenceEngine, rl: Rl, rounds: list[int]) -> int:
-    """Time in ns in which one engine decodes all rounds."""
+def _generate_ns(engine: InferenceEngine, rl: Rl, rounds: list[int], link: Link) -> int:
+    """Time in ns in which one engine decodes all rounds; its ranks reach each other over `link`."""
     seconds = {together: decode_seconds(engine, together, rl.prompt_tokens, engine.max_model_len)
                for together in dict.fromkeys(rounds)}
-    return round(1e9 * sum(seconds[together] for together in rounds))
+    exchanges = engine_ns(calls(engine, rounds, rl.prompt_tokens), engine.tp, link)
+    return round(1e9 * sum(seconds[together] for together in rounds)) + exchanges
 
 
 def _broadcast(scenario: Scenario, engine: InferenceEngine, num_bytes: int) -> Iterator[Sent]:
@@ -360,10 +364,15 @@ def _broadcast(scenario: Scenario, engine: InferenceEngine, num_bytes: int) -> I
 
 
 def _generating(scenario: Scenario, engine: InferenceEngine, rounds: list[int], prompt: int) -> Iterator[Sent]:
-    """Collectives of an engine's ranks, which are neighbours."""
+    """Collectives of an engine's ranks."""
+    return of_engine(calls(engine, rounds, prompt), engine.tp, _engine_link(scenario, engine))
+
+
+def _engine_link(scenario: Scenario, engine: InferenceEngine) -> Link:
+    """Link among an engine's ranks, which are neighbours."""
     generation = engine.generation
     size = scenario.world_size if generation.colocated else scenario.world_size + generation.engines * engine.tp
-    return of_engine(calls(engine, rounds, prompt), engine.tp, engine.topology.link(engine.tp, 1, size))
+    return engine.topology.link(engine.tp, 1, size)
 
 
 def _scored(passed: Iterable[TrafficRow], step: GrpoStep) -> Iterator[TrafficRow]:
@@ -386,6 +395,6 @@ def _told(rl: Rl, engine: InferenceEngine) -> list[Assumption]:
     return [
         Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to "
                    f"{engine.max_model_len:,} tokens", kind="assumed", source="prompt_tokens and max_model_len; no "
-                   "answer ends early, prefill takes no time"),
+                   "answer ends early, prefill takes no time but its collectives"),
         Assumption(what="copies to and from the host", value="at the rate of pinned copies", kind="assumed",
                    source="module.to('cpu') is not pinned in NeMo RL 7ea279ab and in verl b178a3cd, and slower")]

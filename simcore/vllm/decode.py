@@ -2,10 +2,10 @@
 
 An assumed model: every weight that a token of the batch uses is read once, keys and values of every sequence are read
 once, states are read and written. Experts: if each of B tokens draws k of E experts uniformly and independently,
-E (1 - (1 - k/E)^B) of them are used. Arithmetic, collectives of tensor parallelism, sampling and the host take no
-time, so a small batch takes longer in reality. Speculative decoding: a pass is over one token and those that were
-drafted, for each of which the drafter's weights and the head are read once; a sequence goes on by one token and those
-that are accepted.
+E (1 - (1 - k/E)^B) of them are used. Arithmetic, sampling and the host take no time, so a small batch takes longer in
+reality; collectives of tensor parallelism are counted beside it (`simcore/rl/step/traffic.py`, engine_ns). Speculative
+decoding: a pass is over one token and those that were drafted, for each of which the drafter's weights and the head are
+read once; a sequence goes on by one token and those that are accepted.
 """
 
 from __future__ import annotations

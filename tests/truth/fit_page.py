@@ -153,9 +153,10 @@ CAUSES = """## Causes that are known
   kMaxK), so that those of 192 take its version that keeps sums in global memory, whose rate is not published.
 - **Qwen3-32B in torchtitan**: runs with FSDP alone over 8 GPUs are too slow, those of other days on 16 and with TP are
   not (d66b72a6a): logs name other machines, and nothing says their power.
-- **Steps of GRPO** (NeMo RL) are 12 to 76 % too fast. Decoding is a bound from bytes, without a host, and every answer
+- **Steps of GRPO** (NeMo RL) are up to 67 % too fast. Decoding is a bound from bytes, without a host, and every answer
   has the mean length, where engines wait for the longest: up to four times as long in Llama's lines. Eight steps off
-  policy is 22 % too slow: engines decode answers of several steps together, here those of one.
+  policy is 31 % too slow: engines decode answers of several steps together, here those of one. That engines over 16 and
+  32 ranks were 64 to 76 % too fast was known when their collectives began to take time.
 - **PEFT's LoRA on an L40S** is 46 to 69 % too slow: tensors of 840 tokens are 5 MB, and that card's cache holds 96 MiB,
   where kernels are counted from memory. Full fine-tuning is 26 % too fast, which is not explained.
 - **Nemotron 3 Super in Automodel on 64 H100** is 35 % too slow: kernels alone take as long as the printed step, and 2.2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl.step.test_forward import parts
-from rl.test_workload import DPO, GRPO, report
+from rl.test_workload import DPO, GRPO, report, seconds
 from simcore.hardware.topology import load_topology
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
@@ -160,3 +160,16 @@ def test_an_engine_sends_only_for_tokens_that_it_generates(tokens: int) -> None:
     assert found.status == "ok", found.problems
     assert all(row.calls > 0 < row.payload_bytes for rank in found.ranks for row in rank.traffic)
     assert any(of_phase(rank, "generation") for rank in found.ranks) == (tokens > 1)
+
+
+def test_an_engines_collectives_take_the_time_that_its_traffic_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All-reduces of 256 tokens but the first: two a layer, one of embedded tokens; one gathering of logits."""
+    whole = made("tp")
+    calls = [row for row in of_phase(whole.ranks[0], "generation") if row.axis == "engine_tp"]
+    link = load_topology("dgx-h100").link(4, 1, 8)
+    asked_ns = sum(row.calls * collective_ns(row.collective, row.payload_bytes // row.calls, 4, link) for row in calls)
+    assert sum(row.calls for row in calls) > 255 * 16
+    monkeypatch.setattr("simcore.rl.workload.engine_ns", lambda *_: 0)
+    took, reads = (seconds(found)["generation"] for found in (whole, made("tp")))
+    assert took - reads == pytest.approx(asked_ns / 1e9, rel=0.01)
+    assert took > 1.2 * reads  # 16 layers of a small model, on four ranks
