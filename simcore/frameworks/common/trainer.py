@@ -33,6 +33,10 @@ def uncut(_spec: TensorSpec) -> Placements:
     return ()
 
 
+def _never(_spec: TensorSpec) -> bool:
+    return False
+
+
 def _compute_dtype(job: Job) -> str:
     return job.compute
 
@@ -61,6 +65,7 @@ class Trainer:
     `serves_muon`: its optimizer may be torch's Muon. `hub_files`: the source by which it writes files of Hugging Face,
     "" if it writes others. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the logits that it keeps of a
     job whose parameters are stored in a dtype, "" if it keeps none. `logged`: what its loop gathers after each step.
+    `cut_late`: True for a tensor of which backward makes a whole gradient, cut over tp when it is reduced.
     `kept_whole`: numbers of the layers that it does not recompute beside others, with layer numbers of the stages.
     """
 
@@ -71,6 +76,7 @@ class Trainer:
     checkpoint: Callable[[Draft], str]
     stages: Callable[[Draft], tuple[tuple[int, ...], ...]]
     tp_layout: Callable[[TensorSpec], Placements] = uncut
+    cut_late: Callable[[TensorSpec], bool] = _never
     in_fp8: Callable[[Draft], ModelGraph] | None = None
     gathered_weights: Callable[[Draft], str] = _compute_dtype
     assumptions: Callable[[Draft, dict[str, Any]], Assumptions] = _none
