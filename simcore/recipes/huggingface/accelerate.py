@@ -32,9 +32,9 @@ _PLUGIN: Final = Plugin("fsdp_config.", "NO_WRAP", True, "accelerate 1.15.0",  #
                         "commands/launch.py, utils/dataclasses.py FullyShardedDataParallelPlugin",
                         ("cpu_offload", "limit_all_gathers"),
                         "accelerate 1.15.0 utils/launch.py")
-_STOPS: Final = (" (a model that transformers 5.23.0 splits by tp_size as it loads takes all ranks: distributed/utils.py "
-                 "initialize_distributed_mesh; and accelerate 1.15.0 accelerator.py:1618 imports ReplicateParallel, "
-                 "which it has no more)")
+_STOPS: Final = (" (a model that transformers 5.23.0 splits by tp_size as it loads takes all ranks: "
+                 "distributed/utils.py initialize_distributed_mesh; and accelerate 1.15.0 accelerator.py:1618 imports "
+                 "ReplicateParallel, which it has no more)")
 _STAGE: Final = "accelerate 1.15.0 utils/dataclasses.py DeepSpeedPlugin: stage 2 where nothing is said"
 _ROWS: Final[tuple[Row, ...]] = (
     Off("use_cpu", "training on the CPU"),
