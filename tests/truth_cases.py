@@ -118,9 +118,10 @@ def fsdp2(spec: dict[str, Any], name: str = "truth") -> Scenario:
     store = DTYPES[spec.get("store_dtype", "float32")]
     compute = DTYPES[spec.get("mp_param", "bfloat16")] or store
     reduce = DTYPES[spec.get("mp_reduce", "float32")] or compute
-    batch = spec.get("batch", 1)
+    batch, shared = spec.get("batch", 1), spec.get("cp", 1) * spec.get("tp", 1)
     training: dict[str, Any] = {
-        "seq_len": spec.get("seq", 4096), "micro_batch_size": batch, "global_batch_size": batch * world * accum,
+        "seq_len": spec.get("seq", 4096), "micro_batch_size": batch,
+        "global_batch_size": batch * world // shared * accum,
         "recompute": "none" if spec.get("ac", "none") == "none" else "full",
         "precision": {"params": store, "compute": compute, "grad_reduce": reduce},
         "optimizer": _optimizer(spec.get("optim", "adamw_foreach")),
@@ -138,7 +139,8 @@ def fsdp2(spec: dict[str, Any], name: str = "truth") -> Scenario:
     return scenario({
         "name": name, "framework": "fsdp2", "topology": "dgx-h100", "training": training,
         "model": {"config": preset, "overrides": model["overrides"]} if model.get("overrides") else preset,
-        "mesh": {"dp_replicate": copies, "dp_shard": world // copies, "ep": spec.get("ep", 1)},
+        "mesh": {"dp_replicate": copies, "dp_shard": world // copies // shared, **{
+            axis: spec.get(axis, 1) for axis in ("cp", "tp", "ep")}},
         "framework_options": _fsdp2_options(spec),
     })
 

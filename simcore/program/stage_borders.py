@@ -72,14 +72,13 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     """`Edges` of a rank's part of the model: sizes of its inputs and outputs for one microbatch.
 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
-    Tokens and labels are int64; where `loads_whole_sequences`, the batch of all cp ranks, from which they are sliced,
-    exists as well, and their int32 positions. Hidden states are split over tp if the framework runs sequence
-    parallelism. `stem`: bytes by name (`Implementation.stage_stem`). Stages with an embedding or a loss receive the
-    data loader's mask, a byte for each pair of positions. Images are of
-    the dtype `options.pixels`.
+    Tokens and labels are as large as `ImplementationOptions.bytes_of_tokens` says. Hidden states are split over tp if
+    the framework runs sequence parallelism. `stem`: bytes by name (`Implementation.stage_stem`). Stages with an
+    embedding or a loss receive the data loader's mask, a byte for each pair of positions. Images are of the dtype
+    `options.pixels`.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
-    of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * run.options.loads_whole_sequences
+    of_tokens = run.options.bytes_of_tokens(run.batch, run.seq, run.cp)
     of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
     ends = any(isinstance(block, Embedding | Loss | Mtp) for block in blocks)
     squares = ends and run.options.loads_attention_mask

@@ -37,10 +37,12 @@ class ImplementationOptions:
     position_axes: int = 0
     casts_images: Literal["", "once", "again"] = ""
 
-    @property
-    def loads_whole_sequences(self) -> bool:
-        """True if each context parallel rank loads its group's whole sequences and cuts its part out of them."""
-        return False
+    def bytes_of_tokens(self, batch: int, seq: int, cp: int) -> int:
+        """Bytes of a microbatch's tokens and labels, int64, on a rank that has `batch` x `seq` of them.
+
+        `cp`: ranks that share a sequence. More where each loads its group's whole sequences, to cut its part out.
+        """
+        return 2 * 8 * batch * seq
 
     @property
     def puts_out_fp32(self) -> bool:

@@ -173,7 +173,8 @@ class Param:
     `grad_category`: category of its gradient's bytes. `grad_exists`: a gradient exists already; the new one is added in
     place and freed. `tied`: the output head and the embedding share it; the head's gradient waits for the embedding's,
     then both are added into a new one. `step`: optimizer step that runs when the gradient exists, and then frees it
-    (None: later). `packed`: stored format of a quantized weight; `dtype` is that of its dequantized values.
+    (None: later). `packed`: stored format of a quantized weight; `dtype` is that of its dequantized values. `summed`:
+    axis over which ranks add up the gradient, in its place, as soon as it is there; "" for none.
     """
 
     name: str
@@ -185,6 +186,7 @@ class Param:
     tied: bool = False
     step: Step | None = None
     packed: PackedWeights | None = None
+    summed: str = ""
 
     @property
     def numel(self) -> int:

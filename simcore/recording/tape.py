@@ -339,12 +339,18 @@ class Tape(Recorder):
             return
         if param.grad_exists:  # AccumulateGrad adds in place, the new gradient is freed here
             self.compute(Kernel.ELEMENTWISE, grad.numel, 3 * grad.nbytes, 1)
+            self._add_up(param, grad)
             return
+        self._add_up(param, grad)
         self.rename(grad.storage, self.slot(f"{param.name}.grad", param.grad_category))
         if param.step is not None:
             self.update(param.step)
             return
         self.grads.append((param, grad))
+
+    def _add_up(self, param: Param, grad: Tensor) -> None:
+        if param.summed:
+            self.collective("all_reduce", param.summed, grad.nbytes, grad.dtype)
 
     def _wait(self, param: Param, grad: Tensor) -> None:
         """Keeps the gradient of one of several uses; that of a further use is added in a new tensor."""

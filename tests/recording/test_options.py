@@ -28,7 +28,7 @@ def test_options_of_something_else_are_refused(options: ImplementationOptions) -
 
 def test_the_engine_reads_what_it_needs_of_any_options() -> None:
     assert MegatronOptions(create_attention_mask=True).loads_attention_mask
-    assert TorchtitanOptions(whole_batch=True).loads_whole_sequences
+    assert TorchtitanOptions(whole_batch=True).bytes_of_tokens(2, 8, 4) == 16 * 16 + (4 + 16 * 4) * 16
     assert TorchtitanOptions(disable_loss_parallel=True).outputs_whole_vocabulary
     assert not NO_OPTIONS.loads_attention_mask
-    assert not NO_OPTIONS.loads_whole_sequences
+    assert NO_OPTIONS.bytes_of_tokens(2, 8, 4) == 16 * 16

@@ -51,28 +51,6 @@ def test_the_engine_answers_what_the_framework_answers(file: Path) -> None:
     assert sum(line.num_compared for line in found) > 30
 
 
-_COUNTED = {"placement": "tensors", "groups": "communicators", "collectives": "calls"}
-
-
-def row_of(file: Path) -> str:
-    """Columns of the page's table behind the layout: what was smaller, and what agrees."""
-    (scenario,) = load(file)
-    found = [line for line in lines(small(file), file) if not line.skipped]
-    lists = {line.subject: line.num_compared for line in found if line.subject in _COUNTED}
-    sizes = [line.subject for line in found if line.subject not in _COUNTED]
-    told = [f"{lists[subject]} {words}" for subject, words in _COUNTED.items() if lists.get(subject)]
-    told += [sizes[0] if len(sizes) == 1 else f"{len(sizes)} sizes"] * bool(sizes)
-    return f"| {', '.join(smaller(scenario, None, side_of(scenario).most_tokens)[1])} | agrees: {', '.join(told)} |"
-
-
-def test_the_page_tells_what_was_compared() -> None:
-    """The columns behind each layout; the seconds are a machine's."""
-    page = (ROOT / "docs/verify.md").read_text(encoding="utf-8").splitlines()
-    wrong = [row_of(file) for file in LAYOUTS if not any(
-        line.startswith(f"| `{file.stem}`") and row_of(file) in line for line in page)]
-    assert wrong == []
-
-
 WRONG: dict[str, dict[str, Any]] = {
     "automodel-nano-ep": {"mesh.ep": 4}, "fsdp2-llama": {"mesh.dp_shard": 8}, "hsdp-llama": {"mesh.dp_replicate": 1},
     "megatron-qwen3-tp-ep": {"mesh.etp": 2}, "qlora-llama": {"training.quantization.double_quant": False},

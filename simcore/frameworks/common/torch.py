@@ -37,7 +37,8 @@ class Defaults:
     in words. `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: mesh axes
     that are served beyond those of data, tensors and experts. With pipeline stages: `reshard_in_stages` replaces
     `reshard`; `whole_in_stages`: components that tensor parallelism does not cut (if there are any, sequences are not
-    cut either); `returns_outputs`: the last stage keeps the model's outputs.
+    cut either); `returns_outputs`: the last stage keeps the model's outputs. `splits_stream`: tensor parallelism
+    splits hidden states between layers over the sequence.
     """
 
     stored: Sourced
@@ -54,6 +55,7 @@ class Defaults:
     reshard_in_stages: Sourced = ("", "")
     whole_in_stages: tuple[str, ...] = ()
     returns_outputs: bool = False
+    splits_stream: bool = True
 
 
 def offloaded_together(job: Job, told: str, rule: str) -> bool:

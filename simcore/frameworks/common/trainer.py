@@ -33,6 +33,10 @@ def uncut(_spec: TensorSpec) -> Placements:
     return ()
 
 
+def _never(_spec: TensorSpec) -> bool:
+    return False
+
+
 def _compute_dtype(job: Job) -> str:
     return job.compute
 
@@ -78,6 +82,7 @@ class Trainer:
     `experts_dim`: the dimension of an expert parallel tensor that data parallel ranks cut; `experts_axes`: mesh axes
     over which the experts' unit is cut and copied. `gathers_experts_ahead`: units, those of experts too, are gathered
     ahead in the order that [Note: torchtitan's prefetch] says, where experts are parallel.
+    `cut_late`: True for a tensor of which backward makes a whole gradient, cut over tp when it is reduced.
     `kept_whole`: numbers of the layers that it does not recompute beside others, with layer numbers of the stages.
     """
 
@@ -88,6 +93,7 @@ class Trainer:
     checkpoint: Callable[[Draft], str]
     stages: Callable[[Draft], tuple[tuple[int, ...], ...]]
     tp_layout: Callable[[TensorSpec], Placements] = uncut
+    cut_late: Callable[[TensorSpec], bool] = _never
     in_fp8: Callable[[Draft], ModelGraph] | None = None
     gathered_weights: Callable[[Draft], str] = _compute_dtype
     assumptions: Callable[[Draft, dict[str, Any]], Assumptions] = _none

@@ -64,16 +64,13 @@ DEFAULTS = Defaults(
 def check(job: Job, options: dict[str, Any]) -> None:
     """Raises NotYet or IllegalLayout for a job that is not served with transformers' layers under FSDP2.
 
-    NotYet for tensor parallelism and for other losses than the layers have, IllegalLayout for a capacity of experts;
-    and what `check_layers` refuses.
+    NotYet for other losses than the layers have, IllegalLayout for a capacity of experts; and what `check_layers`
+    refuses.
     """
     check_layers(job, options)
     job.refuse_capacity(NO_CAPACITY)
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger",
                                                               "log_probs"))
-    if job.mesh.tp > 1:
-        raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "
-                          "implementation: kempnerforge)")
 
 
 def check_layers(job: Job, options: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from simcore.frameworks.common.torch import (
 from simcore.frameworks.common.trainer import Trainers
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
 from simcore.frameworks.fsdp1.towers import FLATTEN, around_tower, check_tower, is_end_of_tower
-from simcore.frameworks.fsdp2.ulysses import check_split, shard_axis
+from simcore.frameworks.fsdp2.split.ulysses import check_split, shard_axis
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
 from simcore.operators.hf.options import HfOptions

@@ -9,8 +9,8 @@ from typing import Any
 
 from simcore.frameworks.common.pipeline import check_schedule
 from simcore.frameworks.common.torch import check_named_adapters, offloaded_together
+from simcore.frameworks.fsdp2.split.rings import check_context
 from simcore.frameworks.fsdp2.trainers import TRAINERS
-from simcore.frameworks.fsdp2.ulysses import check_split
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Moe
 from simcore.models.placed_blocks import PlacedPatches
@@ -58,7 +58,7 @@ def check(job: Draft) -> None:
     axes = TRAINERS[job.graph.implementation].defaults.axes
     waits = ("activations",) if job.graph.implementation == "hf" else ()
     if mesh.cp > 1 and job.graph.implementation == "hf":
-        check_split(job, job.scenario.framework_options)
+        check_context(job, job.scenario.framework_options)
         axes = (*axes, "cp")
     Capabilities(axes=(*_AXES, "tp", *axes),
                  offload=("params", "gradients", "optimizer", *waits), fixed=PLAIN_TORCH,
@@ -148,13 +148,15 @@ def check_units(job: Job, made: tuple[Unit, ...]) -> None:
     """Raises IllegalLayout if a unit of experts is to be kept in a smaller group after forward.
 
     `made`: the units of all pipeline stages. Under `fully_shard` its parameters are DTensors, for which torch does not
-    do that.
+    do that; so are those that tensor parallelism splits, of any unit.
     """
-    kept = next((unit for unit in made if unit.inner and unit.kept_axis != unit.shard_axis), None)
+    split = job.mesh.tp > 1
+    kept = next((unit for unit in made if (unit.inner or split) and unit.kept_axis != unit.shard_axis), None)
     if kept is not None:
+        told = f"tp {job.mesh.tp} splits matrices" if split else f"{job.mesh.expert_dp} ranks share experts"
         raise job.illegal("framework_options.reshard_after_forward", "Resharding to smaller mesh is not supported for "
-                          f"DTensor parameters yet: {job.mesh.expert_dp} ranks share experts, the group is of "
-                          f"{kept.reshard_after_forward}", f"{RULE.replace('_init', '_param')} to_sharded_post_forward")
+                          f"DTensor parameters yet: {told}, the group is of {kept.reshard_after_forward}",
+                          f"{RULE.replace('_init', '_param')} to_sharded_post_forward")
 
 
 def check_last_backward(job: Job, options: dict[str, Any]) -> None:

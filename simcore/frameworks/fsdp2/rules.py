@@ -114,8 +114,10 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
     if choice.weights != choice.compute:
         rules += [Rule(_narrow(code, cut), _policy("sharded, fp8", (*cut, *dense), stored, choice, used=cut,
                                                  in_use=choice.weights)) for cut in (*tp_cuts, ())]
-    rules += [Rule(_lies_like(code, cut), _policy("sharded, tp", (*cut, *dense), stored, choice, used=cut))
-              for cut in tp_cuts]
+    for cut in tp_cuts:
+        early, cut_late = _policy("sharded, tp", (*cut, *dense), stored, choice, used=cut), TRAINERS[code].cut_late
+        rules += [Rule(_both(_lies_like(code, cut), cut_late), _with_whole_gradient(early)),
+                  Rule(_lies_like(code, cut), early)]
     if OPTIMIZERS[choice.kept.name].matrix_states:
         rules.append(Rule(_is_hidden_matrix, _policy(f"sharded, {choice.kept.name}", dense, stored, choice,
                                                      hidden=True)))
@@ -149,6 +151,14 @@ def _tp_cuts(graph: ModelGraph) -> tuple[Placements, ...]:
 
 def _lies_like(code: str, cut: Placements) -> Matches:
     return lambda spec: TRAINERS[code].tp_layout(spec) == cut
+
+
+def _both(one: Matches, other: Matches) -> Matches:
+    return lambda spec: one(spec) and other(spec)
+
+
+def _with_whole_gradient(policy: TensorPolicy) -> TensorPolicy:
+    return replace(policy, unreduced_grad=replace(policy.unreduced_grad, placements=(("dp_shard_cp", Partial()),)))
 
 
 def _policy(name: str, placements: Placements, stored: str, choice: _Choice, used: Placements = (), *,

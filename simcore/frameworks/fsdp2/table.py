@@ -21,6 +21,7 @@ from simcore.frameworks.common.transformers import stored_as
 from simcore.frameworks.fsdp2.checks import check, check_last_backward, check_shared, check_units, is_separate
 from simcore.frameworks.fsdp2.options import strategy, wrapping
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
+from simcore.frameworks.fsdp2.split.rings import ringed
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import units
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
@@ -72,7 +73,7 @@ def table(job: Draft) -> Framework:
         compute_dtype=job.compute,
         checkpoint=trainer.checkpoint(job), kept_whole=trainer.kept_whole(job, stages),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
-        sequence_parallel=job.mesh.tp > 1 and not (job.mesh.pp > 1 and given.whole_in_stages),
+        sequence_parallel=job.mesh.tp > 1 and given.splits_stream and not (job.mesh.pp > 1 and given.whole_in_stages),
         stages=stages,
         schedule=pipeline_schedule(job),
         buffered_microbatches=job.scenario.num_microbatches if job.mesh.pp > 1 else 0,
@@ -122,11 +123,11 @@ def _typed(job: Job, default: Sourced) -> Sourced:
     return job.compute if value == "compute" else value, source
 
 
-def _cast_stream(job: Job, options: ImplementationOptions) -> ImplementationOptions:
+def _cast_stream(job: Draft, options: ImplementationOptions) -> ImplementationOptions:
     """Inputs of each unit are cast to the compute dtype (torch 2.13 `_fsdp_state.py`, cast_forward_inputs)."""
     if not isinstance(options, HfOptions):  # others refuse residuals in fp32
         return options
-    return replace(options, casts_stream=any(map(has_wide_inputs, job.graph.kinds)),
+    return replace(ringed(job, options), casts_stream=any(map(has_wide_inputs, job.graph.kinds)),
                    casts_tower=job.graph.architecture.has_tower)
 
 

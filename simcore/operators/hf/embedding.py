@@ -119,10 +119,16 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
         out.node = _leaf(tape, *stays)
     out = Tensor(None, out.shape, out.dtype, out.node, out.output)  # its node alone keeps it, and frees it
     stays.clear()
-    finish = meet if weight.tied else partial(own_rows, run=run)
+    finish = meet if weight.tied else partial(_cut_rows, run=run)
     slot = tape.slot(GRAD_EMBEDDED, "backward_temp") if block.tower and run.features_train else GRAD_HIDDEN
     back = run_backward(tape, out, None, finish, above=block.tower or AFTER, slot=slot)
     return RecordedLayer(forward, back, grads=tape.release_grads())
+
+
+def _cut_rows(tape: Tape, run: LayerWorkload) -> None:
+    """Leaves a rank its own rows of a gradient, unless they wait for the last microbatch."""
+    if not HfOptions.of(run.options).keeps_rows:
+        own_rows(tape, run)
 
 
 def _leaf(tape: Tape, *held: Tensor) -> Node:
@@ -174,7 +180,7 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
 def _make_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload, positions: Tensor,
                  between: Callable[[], None] | None = None) -> None:
     """Rotary cosines and sines and masks, beside the position ids; `between`: see `shared_tables`."""
-    made, early = [positions], list[Tensor]()
+    made, early = [] if _are_given(run) else [positions], list[Tensor]()
     if between is not None:
         early += _masks(tape, run, family, block)
         between()
@@ -183,7 +189,7 @@ def _make_tables(tape: Tape, family: str, block: _Stem, run: LayerWorkload, posi
     else:
         for dim in filter(None, (block.rotary_dim, block.further_dim)):
             made += _rotary_tables(tape, run, dim, positions, of_family(family))
-    names = ["position_ids", *TABLES][:len(made)]
+    names = [*["position_ids"] * (not _are_given(run)), *TABLES][:len(made)]
     if _is_masked(run, family, block.window):
         names.insert(1, "causal_mask")
         made[1:1] = early or _masks(tape, run, family, block)
@@ -225,6 +231,8 @@ def _positions(tape: Tape, run: LayerWorkload, family: Family) -> Tensor:
 
     Grids of them are zeros, into which those of each sequence are written (`models/qwen2_5_vl`, get_rope_index).
     """
+    if _are_given(run):
+        return Tensor(None, (run.batch, run.seq), "int64")
     if family.keeps_grids:
         made = aten.new(tape, shape_of_positions(run, family), "int64", "position_ids")
         _of_sequence = aten.new(tape, (family.grids, run.seq), "int64", "positions")
@@ -239,7 +247,7 @@ def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor,
                    family: Family) -> tuple[Tensor, Tensor]:
     """The tables of cos and sin, made in fp32."""
     halves = family.halves_rotary
-    shape = (run.seq, dim // 2 if halves else dim)
+    shape = (_rows_of_tables(run, family) * run.seq, dim // 2 if halves else dim)
     freqs = _frequencies(tape, run, dim, aten.select(tape, positions, positions.shape, "fp32", "positions"))
     angles = freqs if halves else aten.select(tape, freqs, shape, "fp32", "angles")
     cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
@@ -264,7 +272,17 @@ def _tables_of_grids(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor
 def _frequencies(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor) -> Tensor:
     half, stored = dim // 2, HfOptions.of(run.options).inv_freq
     _inverse = None if stored == "fp32" else aten.new(tape, (half,), "fp32", "inv_freq")
-    return aten.select(tape, positions, (run.seq, half), "fp32", "freqs")
+    return aten.select(tape, positions, (positions.numel, half), "fp32", "freqs")
+
+
+def _are_given(run: LayerWorkload) -> bool:
+    """True if the trainer gives position ids, those of its own part of each sequence (see `HfOptions.rings`)."""
+    return run.options.position_axes > 0 or HfOptions.of(run.options).rings
+
+
+def _rows_of_tables(run: LayerWorkload, family: Family) -> int:
+    """Number of rotary tables: one for each sequence where its positions are its own."""
+    return run.batch if family.grids or HfOptions.of(run.options).rings else 1
 
 
 def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list[Tensor]]:
@@ -278,13 +296,13 @@ def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, li
     hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if wide and not run.first else "")
     down = -(run.stem or run.first)
     family = of_family(kind.family)
-    shared = [] if not family.has_positions else [Tensor(None, (), "int64") if run.options.position_axes else
+    shared = [] if not family.has_positions else [Tensor(None, (), "int64") if _are_given(run) else
         tape.external(shape_of_positions(run, family), "int64", tape.slot("position_ids", "activation"), down)]
     rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
                    if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
     if rotary:
         rotary //= 1 + family.halves_rotary
-        dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), run.batch if family.grids else 1
+        dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), _rows_of_tables(run, family)
         passing = kind.tables if _turns(kind) else 0
         sizes = zip(_names_of_tables(rotary, passing), (rotary, rotary, passing, passing), strict=True)
         shared += [tape.external((rows, run.seq, 1, size), dtype, tape.slot(name, "activation"), down)

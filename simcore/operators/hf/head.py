@@ -14,6 +14,7 @@ from simcore.operators.hf.losses import cut_loss, liger_loss
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.unsloth import fast_norm, has_fast_layers
 from simcore.operators.shared import aten
+from simcore.operators.shared.dtensor import gather_last
 from simcore.operators.shared.layer_borders import leave_waiting, nothing, simple_part
 from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -58,10 +59,13 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
     if (changes_logits(kind) or kind.wide) and body != _logits:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled or capped logits or a hidden state in "
                              "fp32"))
-    return simple_part(tape, run, leave_waiting if weight.tied else nothing, block.hidden,
+    whole = replace(run, tp=1)  # over tp it is given whole sequences too
+    return simple_part(tape, whole, leave_waiting if weight.tied else nothing, block.hidden,
                        lambda hidden: finished_logits(tape, kind, body(
                            tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden)), _stream(kind))
 
 
 def _logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
-    return linear(tape, run, "", hidden)
+    """Logits of the whole vocabulary, which a head that tp splits gathers (`colwise_gather_output`)."""
+    logits = linear(tape, run, "", hidden)
+    return logits if run.tp == 1 else gather_last(tape, run, logits)

@@ -6,6 +6,7 @@ Same operators in the same order as the modelling code, and local variables that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import same_everywhere, sum_everywhere
 from simcore.operators.shared.float8_linear import float8_linear
 from simcore.operators.shared.math_attention import math_attention
+from simcore.operators.shared.ring_attention import ring_attention
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.operators.shared.ulysses import over_ranks
 from simcore.recording.layer import LayerWorkload
@@ -103,7 +105,8 @@ def _split_linear(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tens
 def column(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor) -> Tensor:
     """This rank's columns of the output of `name` for `x`, equal on all tp ranks; `label`: the output's name."""
     pair, x = pair_of(run, name), same_everywhere(tape, x, f"{label}_input")
-    base = product(tape, run, x, run.params[f"{name}.weight"], label, run.params.get(f"{name}.bias"))
+    prefix = f"{name}." if name else ""
+    base = product(tape, run, x, run.params[f"{prefix}weight"], label, run.params.get(f"{prefix}bias"))
     return base if pair is None else adapted_column(tape, run, x, pair, base, label)
 
 
@@ -167,7 +170,8 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     q = _heads(tape, run, name, "q", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     k = of_key(tape, k) if of_key else k
-    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None or unfused)
+    apart = core is not None or unfused or HfOptions.of(run.options).rings
+    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=apart)
     if head_norm and block.qk_norm:
         q = head_norm(tape, run.params[f"{name}.q_norm.weight"], q)
         k = head_norm(tape, run.params[f"{name}.k_norm.weight"], k)
@@ -257,6 +261,8 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
     if block.sinks:
         return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
     value, key, query = (narrowed(tape, run, part) for part in reversed(parts))
+    if HfOptions.of(run.options).rings:
+        return ring_attention(tape, run, query, key, value)
     if run.cp > 1:  # a rank has all tokens of a part of the heads: as many pairs for each as all ranks together
         return over_ranks(tape, run.cp, (query, key, value), lambda q, k, v: aten.flash_attention(
             tape, q, k, v, run.cp * pairs, run.sequences))
@@ -278,7 +284,10 @@ def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, bloc
     heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=copy_grad)
     if not (block.qk_norm and normed):
         return heads
-    return rms_norm(tape, run.params[f"{name}.{part}_norm.weight"], heads, weight_in_fp32=False)
+    weight = run.params[f"{name}.{part}_norm.weight"]
+    if run.tp > 1 and HfOptions.of(run.options).automodel is None:  # replicated_with_grad_allreduce of transformers
+        weight = replace(weight, summed="tp")
+    return rms_norm(tape, weight, heads, weight_in_fp32=False)
 
 
 def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from simcore.operators.hf import remote_code
 from simcore.operators.hf.autocast import is_autocast
 from simcore.operators.hf.chunked import FUSED
 from simcore.operators.hf.layers import is_of_hub
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
 from simcore.operators.shared.preference import preference_loss, rewards_loss
@@ -343,6 +344,8 @@ def _scalar(tape: Tape, run: LayerWorkload) -> Tensor:
 def _causal_loss(tape: Tape, run: LayerWorkload, logits: Tensor) -> Tensor:
     """Logits in fp32, labels shifted by one, cross entropy."""
     logits = aten.cast(tape, logits, "fp32")
+    if HfOptions.of(run.options).rings:  # the trainer has shifted them
+        return aten.cross_entropy(tape, logits.view(run.tokens, logits.shape[-1]), Tensor(None, (run.tokens,), "int64"))
     labels = aten.new(tape, (run.batch, run.seq + 1), "int64", "labels", 8 * run.tokens)
     target = labels  # a slice of one row is contiguous
     if run.batch > 1:

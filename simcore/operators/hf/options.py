@@ -33,7 +33,9 @@ class HfOptions(ImplementationOptions):
     is given back to the compute dtype. `checkpoints_parts`: norms, attention and MLP of a layer are checkpoints of
     their own. `wide_sdpa`: torch's attention is given query, key and value in fp32 (Gemma 4 under Automodel).
     `casts_tower`: FSDP2's hooks cast images, and the rotary tables of each layer of a vision tower. `wide_tower`: what
-    is neither packed nor a norm of a vision tower is in fp32, and with it what its layers hand on.
+    is neither packed nor a norm of a vision tower is in fp32, and with it what its layers hand on. `rings`: context
+    parallel ranks attend by torch's ring, with the inputs of transformers' Trainer. `keeps_rows`: a gradient of all
+    rows of the embedding, of which tp leaves a rank its own, stays between microbatches.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -58,8 +60,23 @@ class HfOptions(ImplementationOptions):
     wide_sdpa: bool = False
     casts_tower: bool = False
     wide_tower: bool = False
+    rings: bool = False
+    keeps_rows: bool = False
 
     @property
     def puts_out_fp32(self) -> bool:
         """`wide_outputs`, of the root too."""
         return self.wide_outputs
+
+    def bytes_of_tokens(self, batch: int, seq: int, cp: int) -> int:
+        """Bytes of a microbatch's tokens and labels; with `rings` those of whole sequences, and what they need beside.
+
+        transformers 5.23 `trainer.py`, _prepare_context_parallel_inputs: labels are padded by one and shifted, which is
+        a copy but of one row, positions are one row that all sequences share. Tokens, labels, the mask of padding and
+        both are cut in place, where a tensor is never made smaller (torch 2.13 `_context_parallel/_attention.py`,
+        context_parallel: resize_); the parts that are written into them stay too, the last one twice.
+        """
+        if not self.rings:
+            return 2 * 8 * batch * seq
+        whole = batch * seq * cp
+        return 8 * (4 * whole + (batch == 1) + max(seq * cp, batch * seq) + 6 * batch * seq)

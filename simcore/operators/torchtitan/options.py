@@ -34,10 +34,12 @@ class TorchtitanOptions(ImplementationOptions):
     async_tp: bool = False
     fp8_rows: bool = False
 
-    @property
-    def loads_whole_sequences(self) -> bool:
-        """True if each context parallel rank loads its group's whole sequences (`whole_batch`)."""
-        return self.whole_batch
+    def bytes_of_tokens(self, batch: int, seq: int, cp: int) -> int:
+        """Bytes of a microbatch's tokens and labels.
+
+        With `whole_batch` those of all `cp` ranks too, from which they are sliced, and their int32 positions.
+        """
+        return (2 * 8 + (4 + 2 * 8 * cp) * self.whole_batch) * batch * seq
 
     @property
     def outputs_whole_vocabulary(self) -> bool:

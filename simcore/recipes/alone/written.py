@@ -55,12 +55,15 @@ def _write_launch(outline: Outline) -> None:
 
 def _write_copies(outline: Outline) -> None:
     """Writes copies of the shards, which accelerate has with version 2 alone (1.15.0 `commands/launch.py`)."""
-    copies = outline.value("mesh.dp_replicate")
-    if copies == 1:
+    copies, shared = outline.value("mesh.dp_replicate"), outline.value("mesh.cp")
+    if copies == shared == 1:
         return
-    if shards_of(outline) is Shards.FLAT:
+    flat = shards_of(outline) is Shards.FLAT
+    if flat and copies > 1:
         outline.refuse("mesh.dp_replicate", "accelerate has copies of shards with FSDP 2 alone")
-    for axis in ("dp_replicate", "dp_shard"):
+    if shared > 1 and (flat or outline.value("framework_options.attn_implementation") not in (None, "sdpa")):
+        outline.refuse("mesh.cp", "accelerate has ranks that share a sequence with FSDP 2 and SDPA alone")
+    for axis in ("dp_replicate", "dp_shard", *["cp"] * (shared > 1)):
         outline.put(f"parallelism_config.parallelism_config_{axis}_size", outline.value(f"mesh.{axis}"), f"mesh.{axis}")
 
 

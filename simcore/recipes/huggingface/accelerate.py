@@ -14,6 +14,7 @@ from typing import Any, Final
 from simcore.inputs.block import shorten
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.attention import attend_by_ring
 from simcore.recipes.huggingface.deepspeed import check_named, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
 from simcore.recipes.huggingface.optimizers import CLIP
@@ -31,6 +32,9 @@ _PLUGIN: Final = Plugin("fsdp_config.", "NO_WRAP", True, "accelerate 1.15.0",  #
                         "commands/launch.py, utils/dataclasses.py FullyShardedDataParallelPlugin",
                         ("cpu_offload", "limit_all_gathers"),
                         "accelerate 1.15.0 utils/launch.py")
+_STOPS: Final = (" (a model that transformers 5.23.0 splits by tp_size as it loads takes all ranks: "
+                 "distributed/utils.py initialize_distributed_mesh; and accelerate 1.15.0 accelerator.py:1618 imports "
+                 "ReplicateParallel, which it has no more)")
 _STAGE: Final = "accelerate 1.15.0 utils/dataclasses.py DeepSpeedPlugin: stage 2 where nothing is said"
 _ROWS: Final[tuple[Row, ...]] = (
     Off("use_cpu", "training on the CPU"),
@@ -153,17 +157,22 @@ def copy_to_ranks(draft: Draft, *, one: bool = False) -> None:
 
 
 def _read_degrees(reader: Reader, draft: Draft, *, cuts: bool) -> None:
-    """Refuses degrees that transformers' models get beside data parallelism. `cuts`: FSDP reads those of its shards."""
+    """Refuses degrees that transformers' models get beside data parallelism.
+
+    `cuts`: FSDP reads those of its shards, and that of ranks that share a sequence.
+    """
     at = "parallelism_config.parallelism_config_"
-    for name in ("tp", "cp", "sp"):
+    for name in ("tp", "sp") if cuts else ("tp", "cp", "sp"):
         degree = reader.integer(f"{at}{name}_size")
         if degree is not None and degree.value > 1:
             draft.refuse(degree, f"{name} of accelerate's parallelism_config: without it the answer would be of "
-                         "another layout, so --loose does not leave it out", always=True)
+                         f"another layout, so --loose does not leave it out{_STOPS * (name == 'tp' and cuts)}",
+                         always=True)
         else:
             draft.idle(degree, "one rank")
-    draft.idle(reader.matching(f"{at}cp_*", f"{at}sp_*", f"{at}tp_*"), "settings of a degree of one rank")
+    draft.idle(reader.matching(f"{at}sp_*", f"{at}tp_*"), "settings of a degree of one rank")
     if not cuts:
+        draft.idle(reader.matching(f"{at}cp_*"), "settings of a degree of one rank")
         shards = reader.integer(f"{at}dp_shard_size")
         if shards is not None and shards.value > 1:
             draft.refuse(shards, "shards without FSDP")
@@ -193,16 +202,37 @@ def _read_fsdp(reader: Reader, draft: Draft, mixed: Taken[Any] | None) -> Launch
         draft.default("framework", "fsdp1", "accelerate 1.15.0", "commands/launch.py --fsdp_version")
     checkpoints = read_plugin(reader, draft, _PLUGIN, second=second)
     at = "parallelism_config.parallelism_config_"
-    sizes = [reader.integer(f"{at}{name}_size") for name in ("dp_replicate", "dp_shard")]
+    sizes = [reader.integer(f"{at}{name}_size") for name in ("dp_replicate", "dp_shard", "cp")]
     said = next((one for one in sizes if one is not None and one.value > 1), None)
     if said is not None and not second:
         draft.fail(said.where, f"{said.key}: accelerate 1.15.0 has it with version 2 of FSDP alone")
-    if said is not None and not any(draft.refuses(f"{at}{name}_size") for name in ("tp", "cp", "sp")):
+    if said is not None and not any(draft.refuses(f"{at}{name}_size") for name in ("tp", "sp")):
         _expect_all(draft, prod(one.value for one in sizes if one is not None), said)
-        if sizes[1] is None or sizes[1].value == 1:
+        if all(one is None or one.value == 1 for one in sizes[1:]):
             draft.fail(said.where, f"{said.key}: without {at}dp_shard_size above 1 FSDP has no ranks to cut over")
-    share_ranks(reader, draft, f"{at}dp_replicate_size", f"{at}dp_shard_size")
+    shared = _read_context(reader, draft, sizes[2], at)
+    share_ranks(reader, draft, f"{at}dp_replicate_size", f"{at}dp_shard_size", shared)
     return Launch(Shards.EACH if second else Shards.FLAT, mixed, checkpoints=checkpoints)
+
+
+def _read_context(reader: Reader, draft: Draft, degree: Taken[int] | None, at: str) -> Taken[int] | None:
+    """Writes the ranks that share a sequence, and returns their degree; None for one rank.
+
+    torch's ring is the one backend, and takes SDPA (1.15.0 parallelism_config.py __post_init__).
+    """
+    if degree is None or degree.value == 1:
+        draft.idle(degree, "one rank")
+        draft.idle(reader.matching(f"{at}cp_*"), "settings of a degree of one rank")
+        return None
+    draft.put("mesh.cp", degree)
+    attend_by_ring(draft, degree)
+    way = reader.text(f"{at}cp_comm_strategy")
+    if way is not None and way.value == "alltoall":
+        draft.refuse(way, "keys and values that pass from rank to rank (served: allgather)")
+    else:
+        draft.use(way, why="keys and values are gathered")
+    draft.idle(reader.matching(f"{at}cp_*"), "the one backend, torch's")
+    return degree
 
 
 def _read_zero(reader: Reader, draft: Draft, mixed: Taken[Any] | None, file: Reader | None) -> Launch:

@@ -8,7 +8,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.modules import family_of
 from simcore.recipes.reader import Taken
 
-__all__ = ["read_attention"]
+__all__ = ["attend_by_ring", "read_attention"]
 
 _KEY: Final = "framework_options.attn_implementation"
 _RELEASE: Final = "transformers 5.23.0"
@@ -18,11 +18,29 @@ _SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-
 _ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
 
 
+def attend_by_ring(draft: Draft, degree: Taken[int]) -> None:
+    """Writes torch's SDPA as the attention of `degree` ranks that share a sequence, which transformers demands."""
+    said = draft.values.get("framework_options", {}).get("attn_implementation", "sdpa")
+    if said != "sdpa":
+        draft.fail(degree.where, f"{degree.key}: {_ring_refuses(said)}")
+    draft.infer(_KEY, "sdpa", "ranks that share a sequence", degree)
+
+
+def _ring_refuses(name: str) -> str:
+    return (f"Context parallelism is supported only with SDPA attention, you are using {name} ({_RELEASE} trainer.py "
+            "_prepare_context_parallel_inputs)")
+
+
 def read_attention(draft: Draft, asked: Taken[str] | Taken[bool] | None, name: str = "", source: str = "") -> None:
     """Writes the attention `name` that `asked` stands for; transformers' own choice is SDPA where the model has it."""
     name = _ALIKE.get(name, name)
+    shares = "attn_implementation" in draft.values.get("framework_options", {})
     has_none = family_of(draft.answers.settings.get("model") or draft.values.get("model")) in _WITHOUT_SDPA
-    if asked is None and has_none:
+    if shares:
+        draft.use(asked)
+        if asked is not None and name != "sdpa":
+            draft.fail(asked.where, f"{asked.key}: {_ring_refuses(name)}")
+    elif asked is None and has_none:
         draft.default(_KEY, "eager", _RELEASE, "modeling_utils.py:1872: the model has no SDPA")
     elif asked is None:
         draft.release_default("attn_implementation", "sdpa", _RELEASE, "modeling_utils.py: SDPA where the model has it")

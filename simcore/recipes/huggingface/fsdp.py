@@ -81,18 +81,24 @@ def wrap_adapters(draft: Draft) -> None:
                 source="transformers 5.23.0 distributed/fsdp.py update_fsdp_plugin_peft")
 
 
-def share_ranks(reader: Reader, draft: Draft, copies: str = "", shards: str = "") -> None:
-    """Writes ranks that shard, and copies of them; `copies`, `shards`: keys that may say how many of each."""
+def share_ranks(reader: Reader, draft: Draft, copies: str = "", shards: str = "",
+                shared: Taken[int] | None = None) -> None:
+    """Writes ranks that shard, and copies of them; `copies`, `shards`: keys that may say how many of each.
+
+    `shared`: ranks that share a sequence, over which FSDP cuts too; None for one.
+    """
     replicate, shard = (reader.integer(key) if key else None for key in (copies, shards))
     draft.put("mesh.dp_replicate", replicate)
     if draft.answers.gpus is None:
         draft.use(shard, why="must be the GPUs over copies of the shards")
         draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
         return
-    found = share_out(draft, draft.answers.gpus, {copies: replicate}, "mesh.dp_shard", "GPUs over copies of the shards",
+    found = share_out(draft, draft.answers.gpus, {copies: replicate} | ({shared.key: shared} if shared
+                      else {}), "mesh.dp_shard", "GPUs over copies of the shards",
                       "accelerate's FSDP shards over all ranks of a replica")
     draft.use(shard, why="must be the GPUs over copies of the shards")
-    if shard is not None and found is not None and shard.value not in (found, -1) and not draft.refused:
+    if shard is not None and found is not None and shard.value not in (found, -1) and not (
+            draft.refused or draft.barred):
         draft.fail(shard.where, f"{shards} {shard.value} x copies of them are not the {draft.answers.gpus.value} GPUs "
                                 f"of {draft.answers.gpus.where}")
 

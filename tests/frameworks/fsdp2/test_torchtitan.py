@@ -73,16 +73,6 @@ def test_context_parallel_ranks_alone_share_parameters() -> None:
     assert _titan({"cp": 2}).status == "ok"
 
 
-def test_context_parallelism_is_refused_for_other_layers() -> None:
-    report = simulate(small.scenario("fsdp2", {"dp_shard": 2, "cp": 2}, model="llama-tiny"))
-    assert "not yet: fsdp2 with context parallelism" in report.problems[0].message
-
-
-def test_tensor_parallelism_is_refused_for_other_layers() -> None:
-    report = simulate(small.scenario("fsdp2", {"dp_shard": 2, "tp": 2}, model="llama-tiny"))
-    assert "served with implementation: torchtitan" in report.problems[0].message
-
-
 def test_defaults_are_torchtitan_s_own() -> None:
     autos = {a.what: a.value for a in _titan({"dp_shard": 4, "tp": 2}).assumptions}
     assert autos["training.optimizer.implementation"] == "fused"

@@ -85,6 +85,8 @@ def test_a_plain_launch_is_a_copy_on_each_gpu() -> None:
     ({"distributed_type": "MEGATRON_LM", "num_processes": 8}, "not yet: distributed_type"),
     ({**FSDP, "parallelism_config": {"parallelism_config_tp_size": 2}}, "parallelism_config_tp_size: tp of accelerate"),
     ({**FSDP, "parallelism_config": {"parallelism_config_dp_shard_size": 4}}, "dp_shard_size 4 x copies of them"),
+    ({**FSDP, "parallelism_config": {"parallelism_config_cp_size": 16, "parallelism_config_cp_comm_strategy":
+                                     "alltoall"}}, "keys and values that pass from rank to rank"),
     ({**FSDP, "mixed_precision": "fp8"}, "products in 8 bits"),
     ({**FSDP, "num_machines": 3}, "num_processes 16 is no multiple of num_machines 3"),
     ({**FSDP, "gpus": 3}, "unknown key 'gpus'"),
@@ -122,6 +124,16 @@ def test_what_accelerate_stops_at(values: dict[str, Any], told: str) -> None:
     with pytest.raises(RankscopeError) as raised:
         imported(values).expect_complete()
     assert told in str(raised.value)
+
+
+def test_ranks_that_share_a_sequence_are_shards_too_and_attend_by_sdpa() -> None:
+    """accelerate 1.15.0 parallelism_config.py dp_shard_cp; transformers 5.23.0 trainer.py."""
+    sizes = {"parallelism_config_dp_shard_size": 2, "parallelism_config_cp_size": 4}
+    found = imported({**fsdp(2, fsdp_auto_wrap_policy="TRANSFORMER_BASED_WRAP"), "parallelism_config": sizes})
+    assert found.values["mesh"] == {"cp": 4, "dp_shard": 2}
+    assert found.values["framework_options"]["attn_implementation"] == "sdpa"
+    alone = imported({**FSDP, "parallelism_config": {"parallelism_config_cp_size": 16}})
+    assert (alone.values["mesh"]["cp"], alone.values["mesh"]["dp_shard"]) == (16, 1)
 
 
 def test_fp16_is_the_older_name_of_mixed_precision() -> None:

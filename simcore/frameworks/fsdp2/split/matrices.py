@@ -1,0 +1,105 @@
+"""Matrices of transformers' layers that ranks share under FSDP2, by transformers' own plans (`tp_plan`).
+
+transformers 5.23 `distributed/tensor_parallel.py`, apply_tensor_parallelism, before `distributed/fsdp.py`: with
+`DistributedConfig(tp_size=..., fsdp_size=...)` parameters that a plan names are DTensors over tp, and FSDP2 cuts what
+is left of them on dimension 0. Styles of the plans that are served (`models/llama/configuration_llama.py`,
+base_model_tp_plan): colwise and rowwise linears, `embedding_rowwise` (by vocabulary), `colwise_gather_output` of the
+head, whose logits are whole on every rank, and `replicated_with_grad_allreduce` of norms of heads, whose gradients are
+summed when they are there. Hidden states, and all other norms, are whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from simcore.frameworks.common import transformers
+from simcore.frameworks.common.trainer import Trainer
+from simcore.models.blocks import Attention, Mlp
+from simcore.models.tensor import TensorSpec
+from simcore.operators.hf.options import HfOptions
+from simcore.placement.job import Draft, Job
+from simcore.placement.layout import Placements, Shard
+
+__all__ = ["HF_TRAINER"]
+
+_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "seed_oss")
+_ROWS: Final = ("o_proj", "down_proj")
+_PLAN: Final = "transformers 5.23 distributed/tensor_parallel.py"
+_LOSSES: Final = ("auto", "hf", "hf_keep_logits")
+
+
+def check(job: Job, options: dict[str, Any]) -> None:
+    """Raises NotYet or IllegalLayout for a job that is not served with transformers' layers under FSDP2.
+
+    What `common/transformers.py` refuses, and of tensor parallelism what no plan does or is not modelled.
+    """
+    if job.mesh.tp > 1:
+        _check_plan(job)
+        _check_beside(job, options)
+    transformers.check(job, options)
+
+
+def _check_plan(job: Job) -> None:
+    tp, family = job.mesh.tp, job.graph.architecture.family
+    if family not in _FAMILIES or job.has_experts or job.graph.architecture.has_tower:
+        raise job.not_yet("mesh.tp", f"transformers' plan of tensor parallelism for {family} (served: "
+                          f"{', '.join(_FAMILIES)}; with implementation: torchtitan and kempnerforge their own plans)")
+    if job.graph.architecture.vocab % tp:
+        raise job.not_yet("mesh.tp", f"{job.graph.architecture.vocab} entries of the vocabulary on {tp} ranks, "
+                          "unevenly")
+    for block in (branch.block for kind in job.graph.kinds for branch in kind.branches):
+        if isinstance(block, Attention) and block.num_kv_heads % tp:
+            raise job.illegal("mesh.tp", f"{block.num_kv_heads} key and value heads are not cut evenly over {tp} "
+                              "ranks, whose view(*input_shape, -1, head_dim) then fails", f"{_PLAN} ColwiseParallel")
+        if isinstance(block, Mlp) and block.ffn % tp:
+            raise job.not_yet("mesh.tp", f"an MLP of width {block.ffn} on {tp} ranks, unevenly")
+
+
+def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
+    mesh, training = job.mesh, job.scenario.training
+    for key, said, what in (
+            ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
+            ("mesh.cp", mesh.cp > 1, "ranks that share sequences beside transformers' tensor parallelism"),
+            ("model", job.graph.has_tied_head, "a tied head that transformers' tensor parallelism splits"),
+            ("training.method", training.method != "full", f"{training.method} beside transformers' tensor "
+             "parallelism"),
+            ("training.lengths", training.lengths == "packed", "packed sequences beside transformers' tensor "
+             "parallelism"),
+            ("training.loss", training.loss not in _LOSSES, f"{training.loss} of a head that tensor parallelism "
+             "splits"),
+            ("training.offload", training.offload.part("params")[1] > 0, "parameters on the host that ranks split"),
+            ("framework_options.compile", bool(options.get("compile")), "compiled layers that ranks split"),
+            ("framework_options.use_liger_kernel", bool(options.get("use_liger_kernel")), "Liger's kernels in layers "
+             "that ranks split")):
+        if said:
+            raise job.not_yet(key, what)
+
+
+def tp_layout(spec: TensorSpec) -> Placements:
+    """Returns how transformers' plan cuts a tensor over tp, as (mesh axis, placement) pairs; empty if it is whole.
+
+    Weights are [out, in]: colwise ones, the embedding and the head are cut on rows (dimension 0), with their biases,
+    rowwise ones on columns (1), and their biases are whole.
+    """
+    if spec.is_buffer or spec.module == "norm":
+        return ()
+    if spec.path.endswith(_ROWS):
+        return () if len(spec.shape) == 1 else (("tp", Shard(1, even=True)),)
+    return (("tp", Shard(0, even=True)),)
+
+
+def layer_options(job: Draft, options: dict[str, Any]) -> HfOptions:
+    """Returns the settings of transformers' layers for a job (`HfOptions`), with their defaults.
+
+    Where the trainer waits for the last microbatch to reduce, an embedding's gradient stays whole until then: torch
+    2.13 `_fsdp_param.py`, unsharded_grad_data, redistributes it, and is called when gradients are reduced.
+    """
+    waits = job.scenario.num_microbatches > 1 and options.get("sync_gradients", "last") == "last"
+    return replace(transformers.options_of(job, options), keeps_rows=job.mesh.tp > 1 and waits)
+
+
+HF_TRAINER: Final[Trainer] = replace(
+    transformers.TRAINER, check=check, tp_layout=tp_layout, layer_options=layer_options,
+    cut_late=lambda spec: spec.module == "embedding", defaults=replace(transformers.DEFAULTS, splits_stream=False))

@@ -1,0 +1,26 @@
+"""Steps under accelerate's context parallelism, of layouts drawn at random, against the real libraries, to the byte.
+
+`tests/truth/draw_accelerate_cp.py`, `probe_accelerate_cp.py`: placement, peaks of phases, every collective in order.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import truth_cases
+from simcore.frameworks.common import kernels
+from test_truth_drawn_fsdp2 import differences
+
+FILE = "fsdp2/accelerate-cp-1.15.0.json"
+OFF = ("cp-023-qwen3",)
+"""Six tokens on a rank beside 2,047 words: torch reduces the head's gradients in the way of their loss, 1 % more at the
+peak. So it does without ranks that share sequences."""
+
+
+@pytest.mark.usefixtures("_fused_attention")
+def test_a_drawn_step_of_ranks_that_share_sequences_is_accelerates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "runs_math", lambda job, options: False)  # records are of a CPU's kernel
+    rows = truth_cases.rows(FILE)
+    assert sum("error" not in row for row in rows) >= 40
+    found = {row["name"]: differences(row) for row in rows if row["name"] not in OFF}
+    assert {name: told for name, told in found.items() if told} == {}

@@ -1,0 +1,54 @@
+"""Draws layouts for the probe of transformers' own tensor parallelism: models, ranks, precision, steps.
+
+    python tests/truth/draw_hf_tp.py [--count N] [--seed S] > cases
+
+The same seed draws the same cases. Heads, widths and vocabularies are cut evenly, and no head is tied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+
+import draw_fsdp2 as plain
+
+COUNT, SEED = 44, 20261130
+MODELS = (plain.llama, plain.llama, plain.qwen2, plain.qwen3, plain.qwen3, plain.mistral)
+
+
+def draw(seed: int, number: int) -> plain.Case:
+    """Case `number` depends on nothing but its number and the seed."""
+    pick = random.Random(f"{seed}:tp:{number}")
+    model, tp = pick.choice(MODELS)(pick), pick.choice((2, 2, 2, 3, 4, 4))
+    sizes = model["overrides"]
+    of_keys = tp * pick.choice((1, 1, 2))
+    count = of_keys * pick.choice((1, 2, 3))
+    sizes.update(num_attention_heads=count, num_key_value_heads=of_keys, tie_word_embeddings=False,
+                 hidden_size=count * pick.choice((16, 32, 48)),
+                 vocab_size=tp * pick.choice((129, 250, 333, 512)), intermediate_size=tp * pick.choice((48, 57, 116)))
+    case: plain.Case = {"name": f"tp-{number:03}-{model['preset'].split('-')[0]}", "model": model}
+    shards, copies = pick.choice((2, 2, 3, 4, 5, 8)), pick.choice((1, 1, 1, 2))
+    world = tp * shards * copies
+    case.update(tp=tp, world=world, dp_replicate=copies, rank=pick.randrange(world))
+    plain.reshard(pick, case)
+    if isinstance(case.get("reshard"), int) and not isinstance(case["reshard"], bool):
+        case["reshard"] = pick.choice(plain.divisors(shards))
+    plain.precision(pick, case)
+    plain.workload(pick, case, small=True)
+    case.pop("optim_in_bwd", None)
+    plain.wrapping(pick, case)
+    return case
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--count", type=int, default=COUNT)
+    ap.add_argument("--seed", type=int, default=SEED)
+    a = ap.parse_args()
+    for number in range(a.count):
+        print(json.dumps(draw(a.seed, number)))
+
+
+if __name__ == "__main__":
+    main()
