@@ -34,6 +34,7 @@ class HfOptions(ImplementationOptions):
     their own. `wide_sdpa`: torch's attention is given query, key and value in fp32 (Gemma 4 under Automodel).
     `casts_tower`: FSDP2's hooks cast images, and the rotary tables of each layer of a vision tower. `wide_tower`: what
     is neither packed nor a norm of a vision tower is in fp32, and with it what its layers hand on.
+    `deepspeed_exchanges`: ranks share sequences as DeepSpeed's class has it, not as verl's patch.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -58,6 +59,7 @@ class HfOptions(ImplementationOptions):
     wide_sdpa: bool = False
     casts_tower: bool = False
     wide_tower: bool = False
+    deepspeed_exchanges: bool = False
 
     @property
     def puts_out_fp32(self) -> bool:
