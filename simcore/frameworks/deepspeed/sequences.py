@@ -53,9 +53,6 @@ def check_shared(job: Job, options: Mapping[str, Any]) -> None:
         if block.num_kv_heads % ranks and ranks % block.num_kv_heads:
             raise job.illegal("mesh.cp", f"KV attention head count {block.num_kv_heads} is not divisible by SP size "
                               f"{ranks} or vice versa", f"{_CLASS} UlyssesSPAttentionHF")
-    if scenario.training.micro_batch_size > 1:
-        raise job.not_yet("training.micro_batch_size", "several sequences at once that ranks share, which are copied "
-                          "more often (served: 1)")
     if scenario.training.lengths == "packed":
         raise job.not_yet("training.lengths", "packs that ranks share under DeepSpeed")
     job.one_of("training.loss", scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))

@@ -169,8 +169,8 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     k = of_key(tape, k) if of_key else k
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim,
-                      copy_grad=core is not None or unfused or (shares_by_deepspeed(run)
-                                                                and block.num_kv_heads == run.cp))
+                      copy_grad=core is not None or unfused or (
+                          shares_by_deepspeed(run) and (block.num_kv_heads == run.cp or run.batch > 1)))
     if head_norm and block.qk_norm:
         q = head_norm(tape, run.params[f"{name}.q_norm.weight"], q)
         k = head_norm(tape, run.params[f"{name}.k_norm.weight"], k)
@@ -261,7 +261,9 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
         return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
     value, key, query = (narrowed(tape, run, part) for part in reversed(parts))
     if shares_by_deepspeed(run):
-        return over_shared(tape, run.cp, (query, key, value), partial(_of_a_part, tape, run, run.cp * pairs))
+        out = over_shared(tape, run.cp, (query, key, value), partial(_of_a_part, tape, run, run.cp * pairs),
+                          copies_once=has_flash_attention(run))
+        return aten.contiguous(tape, out, "attention") if run.batch > 1 else out
     if run.cp > 1:  # a rank has all tokens of a part of the heads: as many pairs for each as all ranks together
         return over_ranks(tape, run.cp, (query, key, value), lambda q, k, v: aten.flash_attention(
             tape, q, k, v, run.cp * pairs, run.sequences))
@@ -285,7 +287,7 @@ def _of_a_part(tape: Tape, run: LayerWorkload, pairs: int, query: Tensor, key: T
     """Attention of a part of the heads, which lie one after another."""
     if has_flash_attention(run):
         return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
-    return aten.scaled_dot_product_attention(tape, query, key, value, pairs, by_heads=query.shape[2] > 1)
+    return aten.scaled_dot_product_attention(tape, query, key, value, pairs, by_heads=True)
 
 
 def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, block: Attention, *, copy_grad: bool,

@@ -23,7 +23,6 @@ def test_sequences_that_the_class_does_not_take_are_refused() -> None:
             ("head count 3 is not divisible by SP size 2", {"model": {"config": "llama-tiny", "overrides": {
                 "hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3}}}),
             ("seqlen=511 isn't divisible by sp-size=2", {"seq_len": 511}),
-            ("several sequences at once", {"micro_batch_size": 2}),
             ("packs that ranks share", {"lengths": "packed"}),
             ("with sinks or a window", {"model": {"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 2}},
                                         "options": {"attn_implementation": "flash_attention_2"}})):

@@ -16,7 +16,7 @@ from simcore.simulate import check
 
 AT = "parallelism_config_"
 RECIPE: dict[str, Any] = {"model_name_or_path": "llama-3.2-3b", "dtype": "bfloat16", "dataset_name": "some/answers",
-                          "attn_implementation": "flash_attention_2", "per_device_train_batch_size": 1,
+                          "attn_implementation": "flash_attention_2", "per_device_train_batch_size": 2,
                           "gradient_accumulation_steps": 4}
 SHARED: dict[str, Any] = {f"{AT}sp_size": 2, f"{AT}dp_shard_size": 2, f"{AT}sp_backend": "deepspeed",
                           f"{AT}sp_seq_length_is_variable": True, f"{AT}sp_attn_implementation": "flash_attention_2"}
@@ -47,7 +47,7 @@ def test_ranks_that_share_sequences_become_the_mesh_and_the_batch() -> None:
         found.expect_complete()
         made = parse_scenario(found.document())
         assert (made.framework, made.mesh.cp, getattr(made.mesh, axis)) == (f"zero{stage}", 2, 2)
-        assert made.training.global_batch_size == 2 * 4
+        assert made.training.global_batch_size == 2 * 2 * 4
         assert check(made).problems == ()
 
 

@@ -44,8 +44,8 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
 
     Returns [batch, sequence, heads, d of `v`]. Autograd saves q, k, v, the output and the fp32 log-sum-exp. `pairs`:
     (query, key) pairs before the causal mask, all sequences together; 0 means batch x sequence x sequence. `by_heads`:
-    q lies by heads, and with it the output, which backward copies (torch 2.13 `transformers/cuda/
-    attention_backward.cu`: contiguous_out).
+    q lies by heads, and with it the output, which backward copies if there are several (torch 2.13 `transformers/cuda/
+    attention_backward.cu`: contiguous_out), and so the gradient of several rows, which comes token by token.
     """
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
@@ -55,7 +55,9 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
     out_bytes = q.nbytes // dim * v_dim
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        _copy = new(tape, out_shape, dtype, "attention_by_tokens", out_bytes, Kernel.COPY) if by_heads else None
+        num_copies = by_heads * ((batch > 1) + (heads > 1))
+        _copies = [new(tape, out_shape, dtype, "attention_by_tokens", out_bytes, Kernel.COPY)
+                   for _ in range(num_copies)]
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
         tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
                      shape_of_heads(dim, v_dim, batch * seq * heads, backward=True))
