@@ -283,8 +283,8 @@ def started(row):
         options["offload_optimizer"] = {"nvme_path": tempfile.mkdtemp(), **options["offload_optimizer"]}
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=torch.optim.AdamW(model.parameters(), fused=True), config={
-            "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
-            "zero_allow_untested_optimizer": True,
+            "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": row.get("steps", 2),
+            "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": row["stage"], **options}})
     return engine, config
 

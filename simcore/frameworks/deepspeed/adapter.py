@@ -27,7 +27,7 @@ _ZERO3 = FrameworkAdapter(
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
     serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN,
-    axes=lambda graph: ("dp_shard",),  # copies of shards are refused under each stage: `table.py`
+    axes=lambda graph: ("dp_shard", "cp"),  # copies of shards are refused under each stage: `table.py`
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
 ADAPTERS = {
@@ -35,7 +35,7 @@ ADAPTERS = {
         write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, takes_pattern=True,
         lora_dropout=peft_dropout, reads_images=True, replays_towers=True,
         versions=VERSIONS, implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
-        options=options_around, serves_qlora=True, foreign=_FOREIGN, axes=lambda graph: ("dp_replicate",)),
+        options=options_around, serves_qlora=True, foreign=_FOREIGN, axes=lambda graph: ("dp_replicate", "cp")),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
                      options=partial(options_of_stage, 1)),
     "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,

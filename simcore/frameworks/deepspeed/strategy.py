@@ -75,6 +75,7 @@ class ZeroStrategy(ParallelStrategy):
     """ZeRO's settings for one job; sizes in elements.
 
     `stage`: 1, 2 or 3. `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
+    `reduce_dtype`: format of reductions, "" for that of products.
     `states_on_host`, `params_on_host`: offload_optimizer and offload_param; `pinned`: their pin_memory; `accumulates`:
     a step has several microbatches, and states on the host. `round_robin`: round_robin_gradients. `is_apart`: gradients
     have no bucket. Only for ZeRO-3: `ahead`: stage3_prefetch_bucket_size; `live`: stage3_max_live_parameters; `reuse`:
@@ -98,6 +99,7 @@ class ZeroStrategy(ParallelStrategy):
     round_robin: bool = False
     is_apart: bool = False
     swap_buffers: int = 0
+    reduce_dtype: str = ""
 
     @property
     def holds_whole_parameters(self) -> bool:
@@ -119,11 +121,13 @@ class WholeStrategy(ParallelStrategy):
 
     `axis`: mesh axis over which gradients are all-reduced; "": one rank, which sends nothing. `is_flat_master`: the
     optimizer is DeepSpeed's FusedAdam, over flat masters. `casts`: parameters have 16 bits, and masters beside them.
+    `reduce_dtype`: format of reductions, "" for that of products.
     """
 
     axis: str
     is_flat_master: bool
     casts: bool
+    reduce_dtype: str = ""
 
     @property
     def holds_whole_parameters(self) -> bool:

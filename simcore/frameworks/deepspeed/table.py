@@ -20,11 +20,8 @@ from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
-from simcore.frameworks.common.torch import (
-    all_or_no_checkpoint,
-    check_named_adapters,
-    torch_optimizer,
-)
+from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
+from simcore.frameworks.deepspeed.sequences import axis_of_shards, check_shared, shared_format
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import check_tower
 from simcore.frameworks.preference import check_preference
@@ -42,9 +39,8 @@ VERSIONS = ("deepspeed 0.19.6",)
 CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
 OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
-AXIS: Final = "dp_shard"
 CAPABILITIES: Final = Capabilities(
-    axes=("dp_replicate", "dp_shard"), offload=("params", "optimizer", "gradients"),
+    axes=("dp_replicate", "dp_shard", "cp"), offload=("params", "optimizer", "gradients"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
            "training.optimizer.paged": "False", **ONE_STAGE},
@@ -115,6 +111,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
     options = job.options(options_of_stage(stage, job.graph.implementation))
     _check(job, options, stage)
     _check_shards(job, stage)
+    check_shared(job, options)
     idle = {name for name in _IDLE_3 if name != _GATHERS or options.get(name) or job.scenario.training.method != "full"}
     for name in sorted(idle & options.keys()) if stage == 3 else ():
         job.note(f"framework_options.{name}", "changes no number", _IDLE_3[name])
@@ -122,8 +119,8 @@ def zero_table(job: Draft, stage: int) -> Framework:
     strategy = _strategy(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, job.compute, threshold, state_names(job), _spaces(strategy), packed_weights(job, options),
-                     apart=strategy.is_apart),
+        rules=_rules(stage, strategy.axis, job.compute, threshold, state_names(job), _spaces(strategy),
+                     packed_weights(job, options), apart=strategy.is_apart),
         units=(),
         strategy=strategy,
         optimizer=_optimizer(job, strategy),
@@ -134,6 +131,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         stages=(tuple(range(len(job.graph.layers))),),
         options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
+                        deepspeed_exchanges=job.mesh.cp > 1,
                         patches_require_grad=_transformers.asks_patches(job)),
         communicators=_communicators(job, strategy),
         files=plain_files(job, stage, gathers=options.get(_GATHERS) is not False),
@@ -184,15 +182,18 @@ def _strategy(job: Draft, options: dict[str, Any], stage: int) -> ZeroStrategy:
     apart = not job.flag(options, "contiguous_gradients", f"{CONFIG} contiguous_gradients", default=True)
     if apart and any(spec.copies > 1 and spec.trainable for specs in job.graph.tensors for spec in specs):
         raise job.not_yet("framework_options.contiguous_gradients", "false with experts that train, each a module")
+    axis, reduced = axis_of_shards(job), shared_format(job)
     if stage < 3:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
-        return ZeroStrategy(stage, AXIS, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart)
-    return ZeroStrategy(stage, AXIS, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
+        return ZeroStrategy(stage, axis, bucket, 1 + overlapped, 0, 0, 0, 0, *away, round_robin=turns, is_apart=apart,
+                            reduce_dtype=reduced)
+    return ZeroStrategy(stage, axis, bucket, 1, _size(job, options, "stage3_prefetch_bucket_size", 50_000_000),
                 _size(job, options, "stage3_max_live_parameters", 1_000_000_000),
                 _size(job, options, "stage3_max_reuse_distance", 1_000_000_000),
                 _size(job, options, "sub_group_size", 1_000_000_000), *away,
-                secondary=_secondary(job, options), is_apart=apart, swap_buffers=swap)
+                secondary=_secondary(job, options), is_apart=apart, swap_buffers=swap,
+                reduce_dtype=reduced)
 
 
 def _check_shards(job: Job, stage: int) -> None:
@@ -212,13 +213,15 @@ def _check_shards(job: Job, stage: int) -> None:
 
 def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:
     """Axes of all ranks, and of the fewer ranks that share secondary shards of parameters."""
-    names = (AXIS, *((f"{AXIS}/{strategy.secondary}",) if strategy.secondary else ()))
+    axis = strategy.axis
+    names = (axis, "cp", *((f"{axis}/{strategy.secondary}",) if strategy.secondary else ()))
     return tuple(name for name in names if job.mesh.axis(name).size > 1)
 
 
 def _secondary(job: Job, options: dict[str, Any]) -> int:
     """zero_hpz_partition_size, 0 if it has no effect."""
-    size, ranks, at = options.get("zero_hpz_partition_size") or 1, job.mesh.dp_shard, "zero_hpz_partition_size"
+    at, ranks = "zero_hpz_partition_size", job.mesh.axis(axis_of_shards(job)).size
+    size = options.get(at) or 1
     if ranks % min(size, ranks):
         raise job.illegal(f"framework_options.{at}", f"{ranks} is not divisible by {size}",
                           "deepspeed 0.19.6 utils/groups.py _create_zero_param_parallel_group")
@@ -359,7 +362,7 @@ def _spaces(strategy: ZeroStrategy) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=64)
-def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
+def _rules(stage: int, axis: str, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
            packed: PackedWeights | None, *, apart: bool) -> tuple[Rule, ...]:
     """Rules of 16-bit parameters and gradients, fp32 masters and moments; gradients on the host are fp32 too.
 
@@ -368,14 +371,14 @@ def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], space
     """
     away, states_away = spaces[0], spaces[0] != "device"
     unsharded = TensorLayout((), stored)
-    part: Placements = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
+    part: Placements = ((axis, Flat("tensor" if stage == 3 else "group")),)
     states = tuple((name, TensorLayout(part, "fp32", away)) for name in ("master_param", *kept))
     rest = TensorLayout(part, stored, spaces[1]) if stage == 3 else unsharded
     grad = TensorLayout(part, stored)
     if states_away:
         grad = TensorLayout(part, stored if stage == 3 else "fp32", "host")
         states += (("grad_copy", TensorLayout(part, "fp32", "host")),) * (stage == 3 and away == "host")
-    unreduced = TensorLayout(((AXIS, Partial()),), stored)
+    unreduced = TensorLayout(((axis, Partial()),), stored)
     fp32 = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", fp32, fp32, fp32, fp32, at_rest_category="buffer", updated=UpdateTime.NEVER)
 

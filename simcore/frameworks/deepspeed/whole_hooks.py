@@ -95,14 +95,17 @@ class WholeHooks(UnrepeatedHooks):
     def _reduce(self, bucket: Sequence[int]) -> None:
         """Lays gradients of these bytes flat, all-reduces and divides them, and copies them back."""
         num_bytes, copied = sum(bucket), len(bucket) > 1
-        self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * copied)
-        self.out.compute(Kernel.COPY, 0, 2 * num_bytes * copied)
+        wire = self.strategy.reduce_dtype or self.plan.framework.compute_dtype
+        sent = num_bytes // self.size * dtype_bytes(wire)
+        held = num_bytes * copied + sent * (sent > num_bytes)
+        self.out.alloc(self.first, self.slots["flat_bucket"], held)
+        self.out.compute(Kernel.COPY, 0, 2 * num_bytes * copied + 2 * (num_bytes + sent) * (sent > num_bytes))
         if self.strategy.axis:
-            comm = self.tables.comm("all_reduce", self.strategy.axis, self.plan.framework.compute_dtype)
-            self.out.collective(self.first, comm, num_bytes, Stream.COMPUTE, int(Module.NONE))
-            self.out.compute(Kernel.ELEMENTWISE, num_bytes // self.size, 2 * num_bytes)
+            comm = self.tables.comm("all_reduce", self.strategy.axis, wire)
+            self.out.collective(self.first, comm, sent, Stream.COMPUTE, int(Module.NONE))
+            self.out.compute(Kernel.ELEMENTWISE, num_bytes // self.size, 2 * sent)
         self.out.compute(Kernel.COPY, 0, 2 * num_bytes)
-        self.out.free(self.first, self.slots["flat_bucket"], num_bytes * copied)
+        self.out.free(self.first, self.slots["flat_bucket"], held)
 
     def optimize(self) -> None:
         """Simulates this rank's optimizer step, and the release of gradients."""

@@ -18,6 +18,7 @@ from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
+from simcore.frameworks.deepspeed.sequences import check_shared, shared_format
 from simcore.frameworks.deepspeed.strategy import WholeStrategy
 from simcore.frameworks.deepspeed.table import IN_COMPUTE, LOSSES, VERSIONS, packed_weights, state_names
 from simcore.frameworks.preference import check_preference
@@ -34,7 +35,7 @@ AXIS: Final = "dp_replicate"
 ENGINE: Final = "deepspeed 0.19.6 runtime/engine.py"
 _OWN: Final = "torch_adam"
 CAPABILITIES: Final = Capabilities(
-    axes=(AXIS,),
+    axes=(AXIS, "cp"),
     axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate", "deepspeed 0.19.6 runtime/zero/config.py stage"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
@@ -57,7 +58,8 @@ def whole_table(job: Draft) -> Framework:
     strategy = _strategy(job, options)
     return Framework(
         name="zero0", version=VERSIONS[0],
-        rules=_rules(job.compute, state_names(job), packed_weights(job, options), casts=strategy.casts),
+        rules=_rules(strategy.axis or AXIS, job.compute, state_names(job), packed_weights(job, options),
+                     casts=strategy.casts),
         units=(),
         strategy=strategy,
         optimizer=_optimizer(job, strategy),
@@ -68,8 +70,9 @@ def whole_table(job: Draft) -> Framework:
         stages=(tuple(range(len(job.graph.layers))),),
         options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
+                        deepspeed_exchanges=job.mesh.cp > 1,
                         patches_require_grad=_transformers.asks_patches(job)),
-        communicators=(AXIS,) if strategy.axis else (),
+        communicators=tuple(name for name in (strategy.axis, "cp") if name and job.mesh.axis(name).size > 1),
         files=plain_files(job),
         afterwards=trainer_afterwards(job, job.compute, whole=True),
         libraries=torch_libraries(job, options),
@@ -86,13 +89,15 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
         check_named_adapters(job)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
     check_preference(job, options, second=False)
+    check_shared(job, options)
 
 
 def _strategy(job: Draft, options: dict[str, Any]) -> WholeStrategy:
     torchs = job.flag(options, _OWN, "the optimizer is the Trainer's (transformers 5.23 training_args.py); FusedAdam "
                       f"where DeepSpeed's configuration names Adam ({ENGINE} _configure_basic_optimizer)", default=True)
-    return WholeStrategy(AXIS if job.mesh.dp_replicate > 1 else "", not torchs and job.compute != "fp32",
-                         job.compute != "fp32")
+    axis = "dp_cp" if job.mesh.cp > 1 else AXIS
+    return WholeStrategy(axis if job.mesh.axis(axis).size > 1 else "", not torchs and job.compute != "fp32",
+                         job.compute != "fp32", shared_format(job))
 
 
 def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
@@ -108,12 +113,13 @@ def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, kept: tuple[str, ...], packed: PackedWeights | None, *, casts: bool) -> tuple[Rule, ...]:
+def _rules(axis: str, stored: str, kept: tuple[str, ...], packed: PackedWeights | None, *,
+           casts: bool) -> tuple[Rule, ...]:
     """Rules of whole tensors: parameters and gradients in the format of products, masters and moments in fp32."""
     rest, wide = TensorLayout((), stored), TensorLayout((), "fp32")
     states = tuple((name, wide) for name in (*(("master_param",) if casts else ()), *kept))
     buffer = TensorPolicy("buffer", wide, wide, wide, wide, at_rest_category="buffer", updated=UpdateTime.NEVER)
-    whole = TensorPolicy("whole", rest, rest, TensorLayout(((AXIS, Partial()),), stored), rest, states)
+    whole = TensorPolicy("whole", rest, rest, TensorLayout(((axis, Partial()),), stored), rest, states)
     in_bits = () if packed is None else (Rule(is_packed, replace(
         whole, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed))),)
     return (Rule(lambda t: t.is_buffer, buffer), *in_bits, Rule(lambda t: True, whole))

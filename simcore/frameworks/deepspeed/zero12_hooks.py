@@ -45,6 +45,7 @@ class Zero12Hooks(UnrepeatedHooks):
         self.plan, self.tables, self.out = plan, tables, builder
         self.strategy = plan.framework.strategy_as(ZeroStrategy)
         self.size = dtype_bytes(plan.framework.compute_dtype)
+        self.wire = self.strategy.reduce_dtype or plan.framework.compute_dtype
         self.first = plan.layers[0]
         self.part = aligned(plan) // plan.mesh.axis(self.strategy.axis).size
         self.kept = gradient_elements(plan) * self.size
@@ -156,13 +157,14 @@ class Zero12Hooks(UnrepeatedHooks):
         """
         if not self.filled:
             return
-        comm = self.tables.comm("all_reduce", self.strategy.axis, self.plan.framework.compute_dtype)
+        comm, wide = self.tables.comm("all_reduce", self.strategy.axis, self.wire), dtype_bytes(self.wire)
         for pieces in self._together():
-            num_bytes = sum(pieces) * self.size
-            is_copied = len(self.in_bucket if self.strategy.is_apart else pieces) > 1
-            self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
-            self.out.collective(self.first, comm, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
-            self.out.free(self.first, self.slots["flat_bucket"], num_bytes * is_copied)
+            is_copied, cast = len(self.in_bucket if self.strategy.is_apart else pieces) > 1, wide > self.size
+            num_bytes = sum(pieces) * (self.size * is_copied + wide * cast)
+            self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes)
+            self.out.compute(Kernel.COPY, 0, 2 * sum(pieces) * (self.size + wide) * cast)
+            self.out.collective(self.first, comm, sum(pieces) * wide, Stream.REDUCE, REDUCE_HANDLE)
+            self.out.free(self.first, self.slots["flat_bucket"], num_bytes)
         if self.strategy.states_on_host:
             self._send_to_host()
         elif self.strategy.is_apart:

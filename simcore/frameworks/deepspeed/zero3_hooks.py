@@ -51,6 +51,8 @@ class Zero3Hooks(UnrepeatedHooks):
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
         self.strategy = plan.framework.strategy_as(ZeroStrategy)
+        self.wire = self.strategy.reduce_dtype or plan.framework.compute_dtype
+        self.wide = dtype_bytes(self.wire)
         self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.strategy.axis).size
         self.first = plan.layers[0]
         self.calls, self.closed = zip(*recorded(plan), strict=True)
@@ -67,11 +69,11 @@ class Zero3Hooks(UnrepeatedHooks):
         self.leaving: dict[Key, int] = {}
         self.held: dict[Key, int] = {}
         self.seen_by_nodes = seen_by_nodes(plan)
-        self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = 0
+        self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = self.loose = 0
         stored = sorted({parameter.policy.at_rest.dtype for parameter in placed.values()}
                         | {plan.framework.compute_dtype})
         self.gather = {dtype: tables.comm("all_gather", self.strategy.axis, dtype) for dtype in stored}
-        self.reduce = tables.comm("reduce_scatter", self.strategy.axis, plan.framework.compute_dtype)
+        self.reduce = tables.comm("reduce_scatter", self.strategy.axis, self.wire)
         self.slots = [tables.slot(name, category) for name, category in (
             ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
             ("flat_bucket", "reduce_scatter_input"), ("persistent", "unsharded_param"),
@@ -101,7 +103,7 @@ class Zero3Hooks(UnrepeatedHooks):
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
                 ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.strategy.states_on_host)),
-                ("ipg_bucket", "reduce_scatter_input", self.size * self.strategy.bucket * (not self.strategy.is_apart)),
+                ("ipg_bucket", "reduce_scatter_input", self.wide * self.strategy.bucket * (not self.strategy.is_apart)),
                 ("persistent", "unsharded_param", self._persistent())):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
@@ -310,18 +312,24 @@ class Zero3Hooks(UnrepeatedHooks):
         """Puts a gradient into the bucket, which is reduced first if there is no room."""
         if self.filled and self.filled + numel > self.strategy.bucket:
             self._reduce()
-        self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * (not self.strategy.is_apart))
+        self.out.compute(Kernel.COPY, 0, numel * (self.size + self.wide) * (not self.strategy.is_apart))
         self.filled += numel
+        self.loose += numel * (numel > self.strategy.bucket or self.strategy.is_apart)
         self.num_in_bucket += 1
         self.padded += padded
         self.in_bucket.append(padded // self.ranks)
 
     def _reduce(self) -> None:
-        """Reduces the bucket (`reduce_scatter_coalesced`), from a copy ordered by ranks if the order differs."""
+        """Reduces the bucket (`reduce_scatter_coalesced`), from a copy ordered by ranks if the order differs.
+
+        In another format than that of products, gradients that are not in the bucket are cast before, shards after.
+        """
         if not self.filled:
             return
-        num_bytes = self.padded * self.size
+        num_bytes, cast = self.padded * self.wide, self.wide > self.size
         copied = num_bytes * (self.num_in_bucket > 1 or self.padded > self.filled)
+        copied += cast * (self.wide * self.loose + self.size * self.padded // self.ranks)
+        self.out.compute(Kernel.COPY, 0, cast * (self.size + self.wide) * (self.loose + self.padded // self.ranks))
         self.out.alloc(self.first, self.slots[2], copied)
         self.out.collective(self.first, self.reduce, num_bytes, Stream.REDUCE, REDUCE_HANDLE)
         self.on_host.send(self.in_bucket, is_last=self.is_last)
@@ -329,5 +337,5 @@ class Zero3Hooks(UnrepeatedHooks):
         for layer, slot, size in self.waiting:
             self.out.free(layer, slot, size)
         self.waiting.clear()
-        self.filled = self.num_in_bucket = self.padded = 0
+        self.filled = self.num_in_bucket = self.padded = self.loose = 0
         self.in_bucket.clear()

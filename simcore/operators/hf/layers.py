@@ -25,13 +25,14 @@ from simcore.operators.shared.float8_linear import float8_linear
 from simcore.operators.shared.math_attention import math_attention
 from simcore.operators.shared.ring_attention import ring_attention
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
-from simcore.operators.shared.ulysses import over_ranks
+from simcore.operators.shared.sequences.deepspeed import over_shared
+from simcore.operators.shared.sequences.verl import over_ranks
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["Inputs", "attention", "column", "core_of", "gated_attention", "has_eager_attention", "has_flash_attention",
            "is_of_hub", "linear", "mlp", "pair_of", "rotate", "rotate_a_part", "rotate_half", "row", "runs_math",
-           "swiglu"]
+           "shares_by_deepspeed", "swiglu"]
 
 
 class Inputs(NamedTuple):
@@ -170,7 +171,8 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     q = _heads(tape, run, name, "q", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     k = of_key(tape, k) if of_key else k
-    apart = core is not None or unfused or HfOptions.of(run.options).rings
+    apart = core is not None or unfused or HfOptions.of(run.options).rings or (
+        shares_by_deepspeed(run) and (block.num_kv_heads == run.cp or run.batch > 1))
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=apart)
     if head_norm and block.qk_norm:
         q = head_norm(tape, run.params[f"{name}.q_norm.weight"], q)
@@ -263,6 +265,10 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
     value, key, query = (narrowed(tape, run, part) for part in reversed(parts))
     if HfOptions.of(run.options).rings:
         return ring_attention(tape, run, query, key, value)
+    if shares_by_deepspeed(run):
+        out = over_shared(tape, run.cp, (query, key, value), partial(_of_a_part, tape, run, run.cp * pairs),
+                          copies_once=has_flash_attention(run))
+        return aten.contiguous(tape, out, "attention") if run.batch > 1 else out
     if run.cp > 1:  # a rank has all tokens of a part of the heads: as many pairs for each as all ranks together
         return over_ranks(tape, run.cp, (query, key, value), lambda q, k, v: aten.flash_attention(
             tape, q, k, v, run.cp * pairs, run.sequences))
@@ -275,6 +281,18 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
     if runs_math(run, block, mask):
         return math_attention(tape, query, key, value)
     return aten.scaled_dot_product_attention(tape, query, key, value)
+
+
+def shares_by_deepspeed(run: LayerWorkload) -> bool:
+    """True if ranks share sequences by the exchanges of DeepSpeed's class: [Note: ALST]."""
+    return run.cp > 1 and HfOptions.of(run.options).deepspeed_exchanges
+
+
+def _of_a_part(tape: Tape, run: LayerWorkload, pairs: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of a part of the heads, which lie one after another."""
+    if has_flash_attention(run):
+        return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
+    return aten.scaled_dot_product_attention(tape, query, key, value, pairs, by_heads=True)
 
 
 def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, block: Attention, *, copy_grad: bool,

@@ -36,6 +36,7 @@ class HfOptions(ImplementationOptions):
     is neither packed nor a norm of a vision tower is in fp32, and with it what its layers hand on. `rings`: context
     parallel ranks attend by torch's ring, with the inputs of transformers' Trainer. `keeps_rows`: a gradient of all
     rows of the embedding, of which tp leaves a rank its own, stays between microbatches.
+    `deepspeed_exchanges`: ranks share sequences as DeepSpeed's class has it, not as verl's patch.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -62,6 +63,7 @@ class HfOptions(ImplementationOptions):
     wide_tower: bool = False
     rings: bool = False
     keeps_rows: bool = False
+    deepspeed_exchanges: bool = False
 
     @property
     def puts_out_fp32(self) -> bool:

@@ -57,7 +57,8 @@ _OF_ZERO: Final[tuple[Row, ...]] = (
           "deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_inclusion_filter"),
          "how ranks are started"),
     Idle(("deepspeed_config.gradient_clipping",), CLIP),
-    Idle(("deepspeed_config.seq_parallel_communication_data_type",), "about ranks that split a sequence"),
+    Idle(("deepspeed_config.seq_parallel_communication_data_type",), "accelerate 1.15.0 hands it on to no one "
+         "(utils/launch.py prepare_deepspeed_cmd_env)"),
     Idle(("deepspeed_config.deepspeed_moe_layer_cls_names",), "experts are fetched layer by layer in any case"),
 )
 
@@ -66,7 +67,8 @@ _OF_ZERO: Final[tuple[Row, ...]] = (
 class Launch:
     """Decisions of the launcher.
 
-    `mixed`: the key `mixed_precision`; `zero`: DeepSpeed's configuration, if there is one; `steps`: microbatches
+    `attention`: that of ranks that share sequences, which must be the model's, None without them. `mixed`: the key
+    `mixed_precision`; `zero`: DeepSpeed's configuration, if there is one; `steps`: microbatches
     of a step in the launcher's file; `checkpoints`: what asks FSDP to checkpoint layers. `is_refused`: what the
     file asks for is not served, and nothing else is worth reading.
     """
@@ -77,6 +79,15 @@ class Launch:
     steps: Taken[int] | None = None
     checkpoints: list[Taken[bool]] = field(default_factory=list)
     is_refused: bool = False
+    attention: Shared | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Attention of ranks that share sequences: its `name`, and the key that says so, None for the default."""
+
+    name: str
+    said: Taken[str] | None
 
 
 def read_processes(reader: Reader, draft: Draft) -> Draft:
@@ -132,7 +143,8 @@ def read_launch(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
         return Launch(Shards.NONE, is_refused=True)
     if name not in _COPIES:
         draft.use(kind, why="says whose block is read")
-    _read_degrees(reader, draft, cuts=name == "FSDP")
+    shared = _read_shared(reader, draft) if name == "DEEPSPEED" else None
+    _read_degrees(reader, draft, cuts=name == "FSDP", shares=shared is not None)
     for block, owner in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED"), ("megatron_lm_config", "")):
         if owner != name:
             draft.idle(reader.matching(block, f"{block}.*"), f"distributed_type is {name}")
@@ -142,7 +154,38 @@ def read_launch(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
         return Launch(Shards.NONE, mixed)
     if name == "FSDP":
         return _read_fsdp(reader, draft, mixed)
-    return _read_zero(reader, draft, mixed, file)
+    return replace(_read_zero(reader, draft, mixed, file), attention=shared)
+
+
+def _read_shared(reader: Reader, draft: Draft) -> Shared | None:
+    """Reads ranks that share sequences by DeepSpeed's exchanges (`sp_size`), and writes `mesh.cp`.
+
+    The product of the data-parallel degrees must be the other ranks: 1.15.0 accelerator.py:2360 takes it for the batch,
+    which DeepSpeed compares (`runtime/config.py`, _batch_assertion).
+    """
+    at = "parallelism_config.parallelism_config_"
+    degree = reader.integer(f"{at}sp_size")
+    if degree is None or degree.value <= 1:
+        draft.idle(degree, "one rank")
+        return None
+    draft.infer("mesh.cp", degree.value, "ranks that share sequences (Ulysses)", degree,
+                source="accelerate 1.15.0 accelerator.py:2424")
+    sizes = [reader.integer(f"{at}{name}_size") for name in ("dp_replicate", "dp_shard")]
+    draft.use(*sizes, why="their product is the number of data-parallel ranks")
+    copies, gpus = prod(one.value for one in sizes if one is not None), draft.answers.gpus
+    if gpus is not None and copies * degree.value != gpus.value:
+        draft.fail(degree.where, f"{at}dp_replicate_size x dp_shard_size is {copies}, and {gpus.value} ranks over "
+                                 f"sp_size {degree.value} are another number: DeepSpeed's batch is then wrong, and it "
+                                 "stops (accelerate 1.15.0 accelerator.py:2360)")
+    draft.idle(reader.matching(f"{at}sp_backend", f"{at}sp_seq_length", f"{at}sp_seq_length_is_variable"),
+               "DeepSpeed's is the only one, and lengths are the recipe's")
+    named = reader.text(f"{at}sp_attn_implementation")
+    name = named.value if named else "sdpa"
+    if name not in ("sdpa", "flash_attention_2"):
+        draft.refuse(named, f"shared sequences around attention by {name}")
+    else:
+        draft.use(named, why="must be the attention of the model")
+    return Shared(name, named)
 
 
 def copy_to_ranks(draft: Draft, *, one: bool = False) -> None:
@@ -156,13 +199,14 @@ def copy_to_ranks(draft: Draft, *, one: bool = False) -> None:
         share_out(draft, gpus, {}, "mesh.dp_replicate", "a copy on each GPU", "torch DDP")
 
 
-def _read_degrees(reader: Reader, draft: Draft, *, cuts: bool) -> None:
+def _read_degrees(reader: Reader, draft: Draft, *, cuts: bool, shares: bool) -> None:
     """Refuses degrees that transformers' models get beside data parallelism.
 
-    `cuts`: FSDP reads those of its shards, and that of ranks that share a sequence.
+    `cuts`: FSDP reads those of its shards, and that of ranks that share a sequence. `shares`: those of ranks that share
+    sequences have been read.
     """
     at = "parallelism_config.parallelism_config_"
-    for name in ("tp", "sp") if cuts else ("tp", "cp", "sp"):
+    for name in ("tp", "sp") if cuts else ("tp", "cp") if shares else ("tp", "cp", "sp"):
         degree = reader.integer(f"{at}{name}_size")
         if degree is not None and degree.value > 1:
             draft.refuse(degree, f"{name} of accelerate's parallelism_config: without it the answer would be of "
@@ -173,6 +217,7 @@ def _read_degrees(reader: Reader, draft: Draft, *, cuts: bool) -> None:
     draft.idle(reader.matching(f"{at}sp_*", f"{at}tp_*"), "settings of a degree of one rank")
     if not cuts:
         draft.idle(reader.matching(f"{at}cp_*"), "settings of a degree of one rank")
+    if not (cuts or shares):
         shards = reader.integer(f"{at}dp_shard_size")
         if shards is not None and shards.value > 1:
             draft.refuse(shards, "shards without FSDP")

@@ -76,6 +76,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     draft.use(forced, why="whether the trainer's optimizer stays where states are on the host")
     read_rows(reader, draft, [*switches(at, zero, number), *without_effect(at, zero)])
     refuse_blocks(reader, draft, at, zero)
+    _read_shared_format(reader, draft, f"{at}seq_parallel_communication_data_type", number)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.", whole=number == 0)
     read_clipping(reader, draft, f"{at}gradient_clipping")
     keeps = forced is not None and not forced.value and not has_optimizer
@@ -85,6 +86,18 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     steps = number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
     whole = read_whole(reader, draft, at, micro, steps)
     return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, number == 0, keeps, autos)
+
+
+def _read_shared_format(reader: Reader, draft: Draft, key: str, stage: int) -> None:
+    """Reads the format of reductions among ranks that share sequences; stages 1 and 2 have fp32 in any case."""
+    said = reader.text(key)
+    if said is None or "cp" not in draft.values.get("mesh", {}):
+        draft.idle(said, "no ranks share sequences")
+    elif stage in (1, 2) or said.value == "fp32":
+        draft.idle(said, "fp32 in any case (0.19.6 runtime/zero/stage_1_and_2.py:1847)" if stage in (1, 2)
+                   else "the default")
+    else:
+        draft.refuse(said, "gradients reduced among ranks that share sequences in")
 
 
 def _write_stage(draft: Draft, stage: Taken[int] | None) -> int:
@@ -321,9 +334,17 @@ def holds_states_on_host(draft: Draft) -> bool:
 
 
 def shard_over_ranks(draft: Draft, *, whole: bool = False) -> None:
-    """Writes the ranks that ZeRO cuts over, all of them; with `whole` (stage 0) each has a copy."""
+    """Writes the ranks that ZeRO cuts over, all of them; with `whole` (stage 0) each has a copy.
+
+    Where ranks share sequences (`mesh.cp`), it is the number of groups of them.
+    """
     axis, rule = ("mesh.dp_replicate", "a copy on each GPU") if whole else ("mesh.dp_shard", "ZeRO cuts over all ranks")
     if draft.answers.gpus is None:
         draft.ask(axis, "--gpus N", "number of GPUs")
     else:
-        share_out(draft, draft.answers.gpus, {}, axis, rule, "DeepSpeed's ZeRO")
+        shared = draft.values.get("mesh", {}).get("cp")
+        if shared is None:
+            share_out(draft, draft.answers.gpus, {}, axis, rule, "DeepSpeed's ZeRO")
+        elif draft.answers.gpus.value % shared == 0:
+            draft.infer(axis, draft.answers.gpus.value // shared, f"{rule}: {shared} of them share sequences",
+                        source="DeepSpeed's ZeRO", where=draft.answers.gpus.where)

@@ -169,6 +169,6 @@ def without_effect(at: str, zero: str) -> list[Row]:
         Idle((f"{at}tensor_parallel.*",), "no ranks split a tensor"),
         Idle((f"{at}aio.*", f"{at}compile.*", f"{at}autotuning.*", f"{at}amp.*", f"{at}torch_autocast.*",
               f"{at}elasticity.*", f"{at}data_efficiency.*", f"{at}curriculum_learning.*",
-              f"{at}progressive_layer_drop.*", f"{at}eigenvalue.*", f"{at}hybrid_engine.*", f"{at}graph_harvesting",
-              f"{at}seq_parallel_communication_data_type"), "settings of what is not asked for"),
+              f"{at}progressive_layer_drop.*", f"{at}eigenvalue.*", f"{at}hybrid_engine.*", f"{at}graph_harvesting"),
+             "settings of what is not asked for"),
     ]

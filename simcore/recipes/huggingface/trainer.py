@@ -110,6 +110,7 @@ def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
 def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
     """Writes the sequences (packs, where they are one row) of an optimizer step."""
     steps = _read_steps(reader, draft)
+    _check_attention(draft, launch)
     check_numbers(draft, launch.zero, reader.integer("per_device_train_batch_size"), steps, micro_default=8)
     if launch.steps is not None:
         _compare_launch(draft, steps, launch.steps)
@@ -120,6 +121,16 @@ def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
         return
     draft.infer("training.global_batch_size", micro * steps.value * ranks,
                 f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_TRAINER)
+
+
+def _check_attention(draft: Draft, launch: Launch) -> None:
+    """Compares the attention of ranks that share sequences with the model's."""
+    shared = launch.attention
+    name = draft.values.get("framework_options", {}).get("attn_implementation", "sdpa")
+    if shared is not None and shared.name != name:
+        draft.fail(shared.said.where if shared.said else draft.path,
+                   f"core_attn_implementation='{shared.name}' does not match model config attn_implementation='{name}' "
+                   "(DeepSpeed 0.19.6 runtime/sequence_parallel/ulysses_sp.py register_with_transformers)")
 
 
 def _read_steps(reader: Reader, draft: Draft) -> Taken[int] | None:

@@ -1,7 +1,7 @@
 """Sequences that ranks share under FSDP, as verl's workers do it: which axis shards then, and what is refused.
 
 verl b178a3cd `workers/fsdp_workers.py` __init__: the mesh of FSDP has all ranks, groups that share sequences are
-neighbours in it; `operators/shared/ulysses.py` has the exchanges.
+neighbours in it; `operators/shared/sequences/verl.py` has the exchanges.
 """
 
 from __future__ import annotations

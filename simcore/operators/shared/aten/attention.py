@@ -38,19 +38,26 @@ def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> 
     return out
 
 
-def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int = 0) -> Tensor:
+def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int = 0, *,
+                                 by_heads: bool = False) -> Tensor:
     """Causal flash attention of `q` [batch, sequence, heads, d].
 
     Returns [batch, sequence, heads, d of `v`]. Autograd saves q, k, v, the output and the fp32 log-sum-exp. `pairs`:
-    (query, key) pairs before the causal mask, all sequences together; 0 means batch x sequence x sequence.
+    (query, key) pairs before the causal mask, all sequences together; 0 means batch x sequence x sequence. `by_heads`:
+    q lies by heads, and with it the output, which backward copies if there are several (torch 2.13 `transformers/cuda/
+    attention_backward.cu`: contiguous_out), and so the gradient of several rows, which comes token by token.
     """
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
     v_dim = v.shape[3]
     flops = (pairs or batch * seq * seq) * heads * (dim + v_dim)  # two products of 2 s^2 d, half of each masked
-    moved = q.nbytes + k.nbytes + v.nbytes
+    moved, out_shape = q.nbytes + k.nbytes + v.nbytes, (batch, seq, heads, v_dim)
+    out_bytes = q.nbytes // dim * v_dim
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        num_copies = by_heads * ((batch > 1) + (heads > 1))
+        _copies = [new(tape, out_shape, dtype, "attention_by_tokens", out_bytes, Kernel.COPY)
+                   for _ in range(num_copies)]
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
         tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
                      shape_of_heads(dim, v_dim, batch * seq * heads, backward=True))
