@@ -13,7 +13,7 @@ import random
 
 import draw_fsdp2 as plain
 
-COUNT, SEED = 44, 20261130
+COUNT, SEED = 52, 20261130
 MODELS = (plain.llama, plain.llama, plain.qwen2, plain.qwen3, plain.mistral, plain.phi3, plain.qwen3_moe, plain.mixtral)
 
 

@@ -19,11 +19,10 @@ _ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
 
 
 def attend_by_ring(draft: Draft, degree: Taken[int]) -> None:
-    """Writes torch's SDPA as the attention of `degree` ranks that share a sequence, which transformers demands."""
+    """Fails where another attention than torch's SDPA is asked of `degree` ranks that share a sequence by its ring."""
     said = draft.values.get("framework_options", {}).get("attn_implementation", "sdpa")
     if said != "sdpa":
         draft.fail(degree.where, f"{degree.key}: {_ring_refuses(said)}")
-    draft.infer(_KEY, "sdpa", "ranks that share a sequence", degree)
 
 
 def _ring_refuses(name: str) -> str:
@@ -34,12 +33,11 @@ def _ring_refuses(name: str) -> str:
 def read_attention(draft: Draft, asked: Taken[str] | Taken[bool] | None, name: str = "", source: str = "") -> None:
     """Writes the attention `name` that `asked` stands for; transformers' own choice is SDPA where the model has it."""
     name = _ALIKE.get(name, name)
-    shares = "attn_implementation" in draft.values.get("framework_options", {})
+    shares = draft.values.get("mesh", {}).get("cp", 1) > 1
     has_none = family_of(draft.answers.settings.get("model") or draft.values.get("model")) in _WITHOUT_SDPA
-    if shares:
+    if shares and asked is not None and name != "sdpa":
         draft.use(asked)
-        if asked is not None and name != "sdpa":
-            draft.fail(asked.where, f"{asked.key}: {_ring_refuses(name)}")
+        draft.fail(asked.where, f"{asked.key}: {_ring_refuses(name)}")
     elif asked is None and has_none:
         draft.default(_KEY, "eager", _RELEASE, "modeling_utils.py:1872: the model has no SDPA")
     elif asked is None:

@@ -48,6 +48,12 @@ num_machines: 2  # beside it machine_rank of each, and main_process_ip of the fi
                            "--config trainers-trainer-fsdp2-sft.yaml\n")
 
 
+def test_ranks_that_share_a_sequence_are_written_and_read_back() -> None:
+    text = written("trainer-fsdp2", "accelerate", mesh={"dp_shard": 2, "cp": 4}, training__loss="cut",
+                   training__seq_len=4096).text
+    assert "dp_shard_size: 2\n  parallelism_config_cp_size: 4\nmixed_precision: bf16\nnum_processes: 8\n" in text
+
+
 def test_a_word_that_is_false_in_yaml_1_1_is_quoted() -> None:
     assert written("trl-one-gpu", "accelerate").text == """\
 distributed_type: "NO"

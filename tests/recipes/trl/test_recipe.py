@@ -209,6 +209,8 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     ((RECIPE, FSDP2, ZERO), "the launcher's YAML asks for no DeepSpeed"),
     (({**RECIPE, "fsdp": True}, FSDP2), "a launcher's YAML beside a recipe that asks for FSDP"),
     ((RECIPE, RECIPE), "is no part of the trl recipe"),
+    (({**RECIPE, "attn_implementation": "flash_attention_2"}, {**FSDP2, "parallelism_config": {
+        "parallelism_config_cp_size": 8}}), "Context parallelism is supported only with SDPA attention, you are using"),
     ((RECIPE, {**FSDP2, "num_processes": 4}), "--gpus 8: the launcher starts 4 ranks: num_processes (beside1.yaml:4)"),
 ])
 def test_what_cannot_be_followed_is_refused_by_name(files: tuple[dict[str, Any], ...], told: str) -> None:
