@@ -51,9 +51,11 @@ class KernelLibraries:
     collectives run in pieces beside products, 0 for none; `paired`: part of the passes, 0 to 1, that run in pairs of a
     forward and a backward pass, whose kernels and exchanges of tokens run at the same time; `beside_exchanges`: what
     runs on a separate stream at the same time as exchanges: "shared_experts", kernels of a shared expert; "stash",
-    copies to pages and back, which also run beside the kernels before experts; `counts_zeros`: after the optimizer's
-    step torch goes over all gradients, one by one, to log how many of their numbers are zero; `logged`: what the host
-    gathers after each step, while the device waits.
+    copies to pages and back, which also run beside the kernels before experts; `beside_attention`: messages around a
+    ring of context parallelism run at the same time as attention; `clips`: torch takes the norm of all gradients
+    before the optimizer's step, and multiplies them; `counts_zeros`: after that step torch goes over all gradients, one
+    by one, to log how many of their numbers are zero; `logged`: what the host gathers after each step, while the device
+    waits.
     """
 
     date: str = "2026-07"
@@ -78,5 +80,7 @@ class KernelLibraries:
     pipelined: int = 0
     paired: float = 0.0
     beside_exchanges: tuple[str, ...] = ()
+    beside_attention: bool = False
+    clips: bool = False
     counts_zeros: bool = False
     logged: Logged = NOTHING_LOGGED

@@ -42,6 +42,7 @@ from simcore.recording.kernel_shape import module_of
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Op, Stream
 from simcore.timing.pipelined import pipelined_shares
+from simcore.timing.rings import ring_shares
 from simcore.timing.streams import hidden_shares
 
 __all__ = ["hidden_beside", "paired_shares", "shown"]
@@ -69,6 +70,9 @@ def hidden_beside(program: Program, kernel_ns: IntArray, call_ns: Times, overlap
         shares = paired if shares is None else 1.0 - (1.0 - shares) * (1.0 - paired)
     if libraries.pipelined:
         shares = pipelined_shares(program, kernel_ns, call_ns, libraries.pipelined, overlap.tensor.si)
+    if libraries.beside_attention:
+        shares = np.zeros(len(program.distinct)) if shares is None else shares
+        shares += ring_shares(program, kernel_ns, call_ns) * (1.0 - contention)
     if "stash" in libraries.beside_exchanges:
         shares = np.zeros(len(program.distinct)) if shares is None else shares
         shares += _paged_shares(program, kernel_ns, call_ns) * (1.0 - contention)

@@ -6,6 +6,7 @@ pace of Python. Host times are calibrated, see `topologies/efficiency`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -34,17 +35,19 @@ _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
 def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: KernelLibraries,
-              bytes_per_s: HostRates) -> IntArray:
+              bytes_per_s: HostRates, rings: Sequence[int] = ()) -> IntArray:
     """Host time in ns that the issue of each row takes, in the order of `rows`.
 
     `kernel_rows`: indices of the rows that are kernels; `kernels`: their classes, as indices in `kernel.KERNELS`. In a
     CUDA graph (`libraries.graphs`) only a share of the time remains. `bytes_per_s`: rates of the host's memory and
-    drives, for work that the host does itself.
+    drives, for work that the host does itself. `rings`: communicators of messages around a ring, which are modules'.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = _kernel_s(host, rows[kernel_rows], kernels, libraries)
     calls = rows[:, OP] == Op.COLLECTIVE
     each[calls] = _call_s(host, rows[calls, STREAM], libraries)
+    if rings and libraries.module_calls:
+        each[calls & np.isin(rows[:, SLOT], rings)] = host.module.si
     each[rows[:, OP] == Op.COPY] = host.operator.si
     if libraries.graphs:
         each[graphed_rows(rows, libraries.graphs)] *= host.graphed.si
@@ -87,7 +90,8 @@ def _call_s(host: Host, streams: IntArray, libraries: KernelLibraries) -> NDArra
 
     This is assumed: no timing of `batch_isend_irecv` is known. A stage sends in the batch in which it receives
     (core 0.16.1 `p2p_communication.py`, send_forward_recv_backward and its like), so sending adds no time;
-    the few batches of the first and the last passes that only send are ignored.
+    the few batches of the first and the last passes that only send are ignored. A message around a ring, of the same
+    calls, takes as long.
     """
     seconds = np.full(len(streams), host.collective.si)
     if libraries.waits_for_messages:

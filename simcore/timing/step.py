@@ -195,7 +195,10 @@ def host_ns(program: Program, kernels: Kernels, routes: Routes, framework: Frame
     rows = program.distinct
     has_work = (rows[:, OP] == Op.HOST).any()
     updates = host_rates(routes.topology, routes.mesh.size) if has_work else HostRates(math.inf, math.inf, math.inf)
-    return launch_ns(routes.topology.efficiency.host, rows, kernels.rows, kernels.kinds, framework.libraries, updates)
+    rings = [number for number, (kind, axis, _) in enumerate(program.tables.comms)
+             if kind == "send_recv" and axis != "pp"]
+    return launch_ns(routes.topology.efficiency.host, rows, kernels.rows, kernels.kinds, framework.libraries, updates,
+                     rings)
 
 
 class _Wires:

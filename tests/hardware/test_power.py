@@ -11,6 +11,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import InputError
+from simcore.hardware.efficiency import load_efficiency
 from simcore.hardware.power import LEAST, MEASURED, rate_share
 from simcore.hardware.topology import load_topology
 from simcore.inputs.document import parse_document
@@ -102,3 +103,9 @@ def test_torchtitan_s_500_w_from_the_part_of_700_w(tmp_path: Path) -> None:
     assert abs(errors[1]) < 0.065
 
 
+def test_shares_of_the_part_under_a_limit_are_those_of_the_part_without_it() -> None:
+    """flash-attention 2's, and of what is told by it, on the GPU of 500 W; products and others have their own."""
+    limited, whole = load_efficiency("h100-hbm2e").kernels, load_efficiency("h100").kernels
+    for name in ("attention_flash2", "attention_triton", "attention_efficient"):
+        share = getattr(limited, name).compute.si / getattr(whole, name).compute.si
+        assert share == pytest.approx(rate_share(500 / 700), abs=0.005), name

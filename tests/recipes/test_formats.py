@@ -110,7 +110,7 @@ def test_every_key_of_the_scenario_has_an_origin(tmp_path: Path, name: str) -> N
     ("bridge", "optimizer.clip_grad", 0.0, "not modelled", "fixed time of a step"),
     ("automodel", "clip_grad_norm.max_norm", 0.0, "no effect", "whatever it says"),
     ("torchtitan", "training.max_norm", -2.0, "no effect", "whatever it says"),
-    ("nemo_rl", "policy.max_grad_norm", 0.7, "no effect", "neither is timed"),
+    ("nemo_rl", "policy.max_grad_norm", 0.7, "no effect", "both are timed"),
     ("nemo_rl", "policy.max_grad_norm", None, "no effect", "nothing is clipped"),
     ("verl", "optim.clip_grad", 0.0, "no effect", "whatever it says"),
     ("trl", "max_grad_norm", 0.0, "no effect", "whatever it says"),

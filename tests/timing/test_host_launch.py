@@ -115,6 +115,15 @@ def test_nobody_is_waited_for_in_the_call_of_a_message(waits: bool) -> None:
     assert values.tolist() == of(sent, received, collective)
 
 
+def test_a_message_around_a_ring_is_a_modules_call() -> None:
+    """As one to a stage for which the host stops (`timing/host_launch.py`, _call_s); in torch's own it is a call."""
+    rows = np.array([(Op.COLLECTIVE, 0, comm, 1, Stream.COMPUTE, 0) for comm in (0, 1)])
+    none = np.zeros(0, dtype=np.int64)
+    for calls, first in ((True, HOST.module.si), (False, HOST.collective.si)):
+        found = launch_ns(HOST, rows, none, none, KernelLibraries(module_calls=calls), NO_DRIVES, [0]).tolist()
+        assert found == of(first, HOST.collective.si)
+
+
 def test_a_copy_or_a_norm_is_as_many_operators_as_it_says() -> None:
     """Hooks of FSDP2 around a copy, Python of a layer with its first norm."""
     kernels = [Kernel.COPY, Kernel.COPY, Kernel.NORM, Kernel.NORM]

@@ -40,6 +40,9 @@ ATTENTION: Final = {"a100": 0.60, "h100": 0.53, "h100-hbm2e": 0.48, "b200": 0.50
 """Isolated causal attention (aiconfigurator 095f58a5), of which 0.8 in training: B300 and GB300 have twice the rate of
 exponents."""
 FLASH2: Final = {"ampere": 0.60, "hopper": 0.30, "blackwell": 0.25}
+LIMITED_TO: Final = {"h100-hbm2e": 0.90}
+"""Share of the rate that a limit of 500 of 700 W leaves (`simcore/hardware/power.py`, rate_share: 0.90), where a share
+is of the part without the limit. That torchtitan's long sequences on this part came out too fast was known."""
 TRITON: Final = 1 / 1.83
 """Of flash-attention 2: forward takes 1.3 to 1.5 times as long, backward, of 2.5 times the FLOPs, about twice (arXiv
 2307.08691, section 4.1, A100)."""
@@ -129,12 +132,13 @@ def _of_kernels(file: str, family: str) -> Iterator[Number]:
     yield compute("grouped_gemm", gemm * GROUPED[family], (*products, f"grouped {family}"),
                   f"{GROUPED[family]} of dense products, many rows an expert")
     yield compute("attention", ATTENTION[file], (f"attention {family}",), "cuDNN and flash-attention 3, causal")
-    yield compute("attention_flash2", FLASH2[family], (f"attention {family}", f"flash2 {family}"),
+    flash2 = FLASH2[family] * LIMITED_TO.get(file, 1.0)
+    yield compute("attention_flash2", flash2, (f"attention {family}", f"flash2 {family}"),
                   "flash-attention 2 uses the instructions of Ampere")
-    yield compute("attention_triton", FLASH2[family] * TRITON,
+    yield compute("attention_triton", flash2 * TRITON,
                   (f"attention {family}", f"flash2 {family}", f"triton {family}"),
                   "the first flash-attention, written in Triton: slower than flash-attention 2 by 1.83")
-    yield compute("attention_efficient", FLASH2[family] * EFFICIENT, (f"attention {family}", f"flash2 {family}"),
+    yield compute("attention_efficient", flash2 * EFFICIENT, (f"attention {family}", f"flash2 {family}"),
                   "the memory-efficient kernel of CUTLASS: slower than flash-attention 2 by 2")
     rest_s = 1.4 * SCAN_S[family] - SCAN_BYTES / HBM[file] / MEMORY  # a kernel takes time for FLOPs and for bytes
     scan = SCAN_FLOPS / max(rest_s, 0.2 * SCAN_S[family]) / PEAK[file]

@@ -154,7 +154,8 @@ def table(job: Draft) -> Framework:
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
-                            beside_exchanges=("shared_experts",) * (version in _BESIDE)),
+                            beside_exchanges=("shared_experts",) * (version in _BESIDE),
+                            beside_attention=job.mesh.cp > 1, clips=True),
         assumptions=assumptions(job, options, is_read=version in _BESIDE, has_liger=job.graph.implementation == "hf" and
                                 patched_by_liger(job, options)),
     )

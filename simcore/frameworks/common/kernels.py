@@ -23,6 +23,10 @@ _KERNELS: Final = {"cudnn": "attention", "flash": "attention_flash2", "efficient
 """Kernel of each backend; layers with a mask have one also where the others run plain operators."""
 _GROUPED: Final = ("hf", "hf4")
 """Implementations that ask SDPA for grouped heads where they pass no mask (use_gqa_in_sdpa)."""
+_CLIPPED: Final = ("hf", "hf4", "torchtitan")
+"""Implementations whose trainers clip gradients unless told otherwise: transformers 5.23 (`training_args.py`,
+max_grad_norm 1.0) and torchtitan (b5bcd76c `distributed/utils.py`, clip_grad_norm_; max_norm 1.0), both at infinity
+too. Composer and KempnerForge clip where their files say so: not timed."""
 _WIDEST: Final = 256
 _FILE: Final = "torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp"
 _RULE: Final = (f"{_FILE}, check_prefer_cudnn_attention: on compute capability 9.0 and 10.0 with cuDNN 9.15.1 or "
@@ -38,7 +42,8 @@ def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
     compiled = options.get("compile") not in (None, False, "loss")
     as_eager = options.get("compile") is True and job.graph.implementation != "torchtitan"
     return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0,
-                           pipelined=job.mesh.tp if options.get("async_tp") else 0)
+                           pipelined=job.mesh.tp if options.get("async_tp") else 0,
+                           clips=job.graph.implementation in _CLIPPED)
 
 
 def _attention(job: Draft, options: Mapping[str, Any]) -> str:

@@ -67,12 +67,16 @@ def _rest_postings(placed: Placed) -> list[Posting]:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSizes:
-    """Bytes that an optimizer's step holds for a moment, its FLOPs, bytes moved, and FLOPs of Newton-Schulz steps."""
+    """Bytes that an optimizer's step holds for a moment, its FLOPs, bytes moved, and FLOPs of Newton-Schulz steps.
+
+    `clipped`: bytes that the norm of all gradients and their product with a number move before it; 0 without.
+    """
 
     held: int
     flops: int
     moved: int
     newton_schulz: int
+    clipped: int = 0
 
 
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -83,6 +87,8 @@ def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
 def update(sizes: OptimizerSizes, layer: int, tables: Tables, builder: Builder) -> None:
     """Writes an optimizer's step of these sizes to `builder`; its memory is listed under layer number `layer`."""
     slot = tables.slot("sqrt_exp_avg_sq", "optim_temp")
+    if sizes.clipped:
+        builder.compute(Kernel.OPTIMIZER, 0, sizes.clipped)
     builder.alloc(layer, slot, sizes.held)
     builder.compute(Kernel.OPTIMIZER, sizes.flops, sizes.moved)
     if sizes.newton_schulz:
@@ -112,7 +118,18 @@ def optimizer_sizes(plan: Plan) -> OptimizerSizes:
     held = max([held, *(newton_schulz_bytes(p) for p, _ in matrices)])
     moved = sum(count * sum(_moved(p, implementation) for p in per_kind[kind]) for kind, count in plan.kind_counts)
     flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
-    return OptimizerSizes(held, flops, moved, sum(count * _newton_schulz_flops(p) for p, count in matrices))
+    return OptimizerSizes(held, flops, moved, sum(count * _newton_schulz_flops(p) for p, count in matrices),
+                          sum(count * sum(_clipped(p) for p in per_kind[kind]) for kind, count in plan.kind_counts)
+                          * plan.framework.libraries.clips)
+
+
+def _clipped(placed: Placed) -> int:
+    """Bytes of a gradient's norm, which reads it, and of its product, which reads and writes it.
+
+    torch 2.13 `nn/utils/clip_grad.py`: _get_total_norm by _foreach_norm, _clip_grads_with_norm_ by _foreach_mul_,
+    which multiplies whatever the norm is.
+    """
+    return 3 * placed.local * dtype_bytes(placed.policy.grad.dtype)
 
 
 def _root_bytes(placed: Placed) -> int:

@@ -38,7 +38,7 @@ class Fsdp2Sizes:
         """All sizes, as `renumbered` takes them."""
         update = self.optimizer
         return (*(size for kind in self.kinds for size in kind.numbers), update.held, update.flops, update.moved,
-                update.newton_schulz, self.counts)
+                update.newton_schulz, update.clipped, self.counts)
 
     @property
     def form(self) -> Hashable:

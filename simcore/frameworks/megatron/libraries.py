@@ -97,7 +97,7 @@ def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> Ker
         overlapped=("tp",) * (options.get("tp_comm_overlap") is True),  # core 0.16.1 model_parallel_config.py:265
         paired=paired(job, options), beside_exchanges=("shared_experts",) * (
             options.get("moe_shared_expert_overlap") is True) + ("stash",) * (options.get("moe_paged_stash") is True),
-        counts_zeros=options.get("log_num_zeros_in_grad") is True)
+        beside_attention=job.mesh.cp > 1, counts_zeros=options.get("log_num_zeros_in_grad") is True)
 
 
 def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:

@@ -244,10 +244,10 @@ def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor, *, sinks: Param | No
         if sinks is not None:
             made.append(tape.empty(sinks.shape, dtype, "grad_sinks") if sinks.trainable else None)
         _work = tape.empty((batch, seq, heads, dim + 1), "fp32", "attention_workspace")
-        tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved,
-                     shape_of_heads(dim, v_dim, batch * seq * heads, backward=True))
         if exchange:
             tape.collective("send_recv", "cp", 2 * exchange, dtype)
+        tape.compute(Kernel.ATTENTION, flops * run.cp * 5 // 2, 3 * moved,
+                     shape_of_heads(dim, v_dim, batch * seq * heads, backward=True))
         return made
 
     node = tape.node((q, k, v, *([] if sinks is None else [sinks])), (q, k, v), backward)

@@ -13,7 +13,7 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
 from simcore.operators.megatron.attention_8_bits import attends_by_tensor, core_8_bits
-from simcore.operators.megatron.exchange_heads import send_output, send_parts
+from simcore.operators.megatron.exchange_heads import Work, attend, differentiate, send_output
 from simcore.operators.megatron.ops.capped import capped_attention
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
@@ -257,7 +257,7 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     flash = c.has_flash_attention and sinks is None and not bias
     flops = (pairs or c.run.pairs) * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
     shapes = [t.shape for t in (q, k, v)]
-    moved = [t.nbytes for t in parts]
+    moved = q.nbytes, k.nbytes, v.nbytes
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         grads = _grads_of_parts(c, rows, shapes, plain=plain)
@@ -267,8 +267,8 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
         send_output(c, c.size * rows * columns)
         kernel = _in_8_bits(c, rows, (columns,))
-        tape.compute(kernel, flops * 5 // 2, 2 * sum(t.nbytes for t in saved), shape_of_heads(*sizes, backward=True))
-        send_parts(c, moved, backward=True)
+        differentiate(c, Work(kernel, flops * 5 // 2, shape_of_heads(*sizes, backward=True), moved,
+                              others=2 * sum(t.nbytes for t in saved)))
         of_bias.clear()
         del work
         return [*grads, grad_of_sinks(c, sinks) if sinks else None]
@@ -278,10 +278,8 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     own = () if sinks is None else (own_sinks(c, sinks),)
     out = c.new(rows, columns, "attention_out")
     stats = c.new(rows, heads, "softmax_stats", "fp32")
-    send_parts(c, moved)
     kernel = _in_8_bits(c, rows, [s[1] for s in shapes])
-    c.tape.compute(kernel, flops, 2 * q.nbytes + k.nbytes + v.nbytes, shape_of_heads(*sizes))
-    send_output(c, out.nbytes)
+    attend(c, Work(kernel, flops, shape_of_heads(*sizes), moved, out.nbytes, stats.nbytes))
     c.node(out, (q, k, v, sinks), (*made, out, stats, *own), back)
     return _handed_on(c, out) if (flash and c.run.batch > 1) or c.swaps_heads else out
 

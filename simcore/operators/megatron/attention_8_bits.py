@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.operators.megatron.exchange_heads import send_output, send_parts
+from simcore.operators.megatron.exchange_heads import Work, attend, differentiate, send_output
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.fp8 import quantized
 from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
@@ -50,22 +50,22 @@ def core_8_bits(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor]
         send_output(c, rows * columns)
         work = tape.empty((rows, widths[0] + heads), "fp32", "attention_workspace")
         made = c.new(rows, sum(widths), "grad_qkv_fp8" if _is_delayed(c) else "grad_qkv_whole", _written(c))
-        tape.compute(Kernel.FP8_ATTENTION, flops * 5 // 2, 2 * sum(t.nbytes for t in saved),
-                     shape_of_heads(*sizes, backward=True))
+        query, key, value = (made.nbytes // sum(widths) * width for width in widths)
+        differentiate(c, Work(Kernel.FP8_ATTENTION, flops * 5 // 2, shape_of_heads(*sizes, backward=True),
+                              (query, key, value), others=2 * sum(t.nbytes for t in saved)))
         del work, given
-        send_parts(c, [made.nbytes // sum(widths) * width for width in widths], backward=True)
         whole = _widened(c, made, "grad_qkv_whole")
         del made
         grads: list[Tensor | None] = [Tensor(whole.storage, (rows, width), c.dtype) for width in widths]
         return [*grads, *(() if sinks is None else (grad_of_sinks(c, sinks),))]
 
     made = _together(c, own, rows, sum(widths), plain=plain)
-    send_parts(c, [rows * width for width in widths])
     numbers = () if sinks is None else (own_sinks(c, sinks),)
     stats = c.new(rows, heads, "softmax_stats", "fp32")
     first = c.new(rows, columns, "attention_out_fp8" if _is_delayed(c) else "attention_out", _written(c))
-    c.tape.compute(Kernel.FP8_ATTENTION, flops, rows * sum(widths) + first.nbytes, shape_of_heads(*sizes))
-    send_output(c, first.nbytes)
+    query, key, value = (rows * width for width in widths)
+    attend(c, Work(Kernel.FP8_ATTENTION, flops, shape_of_heads(*sizes), (query, key, value), first.nbytes,
+                   stats.nbytes))
     out = _widened(c, first, "attention_out")
     if c.swaps_heads and not _is_delayed(c):
         out = c.new(rows, columns, "attention_handed_on")

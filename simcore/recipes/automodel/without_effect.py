@@ -44,8 +44,8 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
     Idle(("parallelizer.*", "autopipeline.*", "distributed_config.*"), "nothing reads this block: it is that of "
          "releases before the block distributed"),
     Idle(_LEARNING_RATE, "values of the learning rate"),
-    Idle(("clip_grad_norm.*",), "the norm is taken and gradients are multiplied whatever it says (null: 1.0): neither "
-         "is timed"),
+    Idle(("clip_grad_norm.*",), "the norm is taken and gradients are multiplied whatever it says (null: 1.0): both "
+         "are timed"),
     Idle(_FILES, "reading and writing files: not part of a step"),
     Idle(("validation_*", "_validation_*", "tool_call_eval.*"), "validation: not part of a step"),
     Idle(_LENGTH, "length of the run: not part of a step"),

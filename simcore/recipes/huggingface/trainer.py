@@ -163,7 +163,7 @@ def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
     named = reader.text("optim")
     if reader.look("max_grad_norm") is None:
         draft.idle(reader.matching("max_grad_norm"), f"{_TRAINER} compares it with 0, and stops; 4.46.3 clips nothing "
-                                                     "at null: no clip is timed")
+                                                     "at null, but norm and product are timed")
     read_clipping(reader, draft, "max_grad_norm")
     draft.idle(reader.matching("optim_target_modules"), "read by GaLore and APOLLO alone")
     if launch.zero is not None and launch.zero.has_optimizer:

@@ -126,9 +126,9 @@ def _read_clipping(reader: Reader, draft: Draft) -> None:
     """Lists the norm at which Automodel clips gradients; null leaves out norm and product (`clip_grad_norm`)."""
     key = "policy.max_grad_norm"
     if reader.look(key) is None:
-        draft.idle(reader.matching(key), "nothing is clipped, and no clip is timed")
+        draft.idle(reader.matching(key), "nothing is clipped; norm and product are timed all the same")
     else:
-        draft.idle(reader.number(key), "the norm is taken and gradients are multiplied at any number: neither is timed")
+        draft.idle(reader.number(key), "the norm is taken and gradients are multiplied at any number: both are timed")
 
 
 def _read_layers(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:

@@ -39,7 +39,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
          "which samples are read, and how, on the host"),
     Idle(_keys("training", "steps gc_freq gc_debug"), "length of the run, and Python's own memory"),
     Idle(("training.max_norm",), "the norm is taken and gradients are multiplied whatever it says (b5bcd76c "
-         "distributed/utils.py clip_grad_norm_): neither is timed"),
+         "distributed/utils.py clip_grad_norm_): both are timed"),
     Idle(_keys("checkpoint", "folder interval initial_load_model_only initial_load_in_hf_quantized "
                              "last_save_model_only last_save_model_weights_only model_weights_only export_dtype "
                              "keep_latest_k load_step exclude_from_loading enable_first_step_checkpoint"),

@@ -38,7 +38,7 @@ _ROWS: Final = (
          what="an optimizer of"),
     Off("model.lora_adapter_path", "adapters that are read from files"),
     Idle(("hydra.*",), "the trainer, and its groups of defaults"),
-    Idle(("optim.clip_grad",), "the norm is taken and gradients are multiplied whatever it says: neither is timed"),
+    Idle(("optim.clip_grad",), "the norm is taken and gradients are multiplied whatever it says: both are timed"),
     Unmodelled(("optim.override_optimizer_config", "optim.override_optimizer_config.*"),
                "arguments of the optimizer are those of torch's defaults", (None,)),
     Idle(("optim.*",), "values, not tensors"),

@@ -15,8 +15,8 @@ from simcore.placement.framework import TensorPolicy
 from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import Placed
 from simcore.program.outline import Phase
-from simcore.program.tile import AUX, OP
-from simcore.recording.tape import Op
+from simcore.program.tile import AMOUNT, AUX, OP, SLOT
+from simcore.recording.tape import Kernel, Op
 
 WHOLE = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 688 + 2 * 256) + 2 * 1000 * 256 + 256
 ROTARY = 2 * 4 * 16
@@ -76,14 +76,25 @@ def test_a_loop_takes_the_largest_root_and_quotients() -> None:
 
 
 def test_a_loop_reads_and_writes_everything_several_times() -> None:
-    """80 bytes an element in fp32; fused kernels 24 as they are counted."""
+    """80 bytes an element in fp32; fused kernels 24 as they are counted; norm and product of gradients 12 before."""
     moved = []
     for implementation in ("for_loop", "fused"):
         program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny",
                                    optimizer={"implementation": implementation})
         updates = (program.columns[:, OP] == Op.COMPUTE) & (program.phase == Phase.OPTIMIZER)
-        moved.append(int(program.columns[updates, AUX].sum()))
-    assert moved == [80 * WHOLE // 2, 24 * WHOLE // 2]
+        moved.append(program.columns[updates, AUX].tolist())
+    assert moved == [[12 * WHOLE // 2, 80 * WHOLE // 2], [12 * WHOLE // 2, 24 * WHOLE // 2]]
+
+
+def test_gradients_are_clipped_where_a_trainer_does_so_and_in_one_pass_of_all() -> None:
+    """Not in KempnerForge's layers, whose files say so or not; nor where the optimizer runs in backward."""
+    counts = []
+    for implementation, options in (("kempnerforge", {}), ("hf", {}), ("hf", {"optimizer_in_bwd": True})):
+        program = small.program_of("fsdp2", {"dp_shard": 2}, model="llama-tiny", implementation=implementation,
+                                   optimizer={"implementation": "fused"}, options=options)
+        is_update = (program.columns[:, OP] == Op.COMPUTE) & (program.columns[:, SLOT] == Kernel.OPTIMIZER)
+        counts.append(int((is_update & (program.columns[:, AMOUNT] == 0) & (program.columns[:, AUX] > 0)).sum()))
+    assert counts == [0, 1, 0]
 
 
 # ---- Muon ------------------------------------------------------------------------------------------------------------

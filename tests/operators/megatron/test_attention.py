@@ -34,6 +34,7 @@ from simcore.errors import NotYet
 from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
 from simcore.operators.megatron.implementation import record
 from simcore.operators.megatron.ops.options import ContextParallelComm, MegatronOptions
+from simcore.recording.rows import Row
 from simcore.recording.tape import Kernel, Op
 
 
@@ -122,7 +123,10 @@ def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: ContextParal
 
 
 def test_ranks_that_swap_heads_send_each_tensor_once() -> None:
-    """Query, key, value and output of 4096, 1024, 1024 and 4096 columns; a ring sends keys and values to each other."""
+    """Query, key, value and output of 4096, 1024, 1024 and 4096 columns; a ring passes keys and values on step by step.
+
+    In backward keys and values go on in all steps but the last, and their gradients in all but the first.
+    """
     sent = {}
     kinds: tuple[ContextParallelComm, ...] = ("a2a", "p2p")
     for kind in kinds:
@@ -134,7 +138,45 @@ def test_ranks_that_swap_heads_send_each_tensor_once() -> None:
     query, key = 2 * T * 4096, 2 * T * 1024
     assert sent["a2a"][0] == [("all_to_all", size) for size in (query, key, key, query)]
     assert sent["a2a"][1] == [("all_to_all", size) for size in (query, query, key, key)]
-    assert sent["p2p"] == [[("send_recv", 3 * 2 * key)], [("send_recv", 6 * 2 * key)]]
+    assert sent["p2p"] == [[("send_recv", 2 * key)] * 3, [("send_recv", n * 2 * key) for n in (1, 2, 2, 1)]]
+
+
+def ring_of(options: MegatronOptions, cp: int) -> tuple[list[list[Row]], dict[str, int]]:
+    """Kernels of LLAMA's attention from its first one on, by pass, and bytes born in forward by name."""
+    run, slots = run_of(LLAMA, cp=cp, options=options), dict[tuple[str, str], int]()
+    tape = record(replace(LLAMA, fp8=options.fp8_dot_product_attention), run, slots, {})
+    kinds = (Kernel.ATTENTION, Kernel.FP8_ATTENTION)
+    parts = [[row for row in part.rows if row[0] == Op.COMPUTE] for part in (tape.forward, tape.backward)]
+    spans = [[n for n, row in enumerate(rows) if row[2] in kinds] for rows in parts]
+    around = [rows[span[0]:span[-1] + 1 + 2 * cp] for rows, span in zip(parts, spans, strict=True)]
+    born = {name: sum(row[3] for row in tape.forward.rows if row[0] == Op.ALLOC and row[2] == slot)
+            for (name, _), slot in slots.items()}
+    return around, born
+
+
+def test_a_ring_computes_as_much_as_ranks_that_swap_heads_and_merges_its_steps() -> None:
+    """4096, 1024 and 1024 columns of query, key and value over 32 heads, bf16; outputs of later steps are half."""
+    query, keys, rows = 2 * T * 4096, 2 * 2 * T * 1024, 4 * T * 32
+    (forward, backward), born = ring_of(PLAIN, 4)
+    (whole, whole_back), _ = ring_of(MegatronOptions(cp_comm_type="a2a"), 4)
+    for mine, theirs in ((forward, whole), (backward, whole_back)):
+        flops = [row[3] for row in mine if row[2] == Kernel.ATTENTION]
+        assert len(flops) == 4
+        assert set(flops) == {sum(row[3] for row in theirs if row[2] == Kernel.ATTENTION) // 4}
+    moved = [[row[5] for row in part if row[2] == Kernel.ELEMENTWISE] for part in (forward, backward)]
+    assert [row[5] for row in forward if row[2] == Kernel.ATTENTION] == [2 * query + keys, *[query + keys] * 3]
+    assert moved[0][:8] == [2 * rows, *[3 * rows // 2] * 3, 2 * query, *[3 * query // 2] * 3]
+    assert moved[1][:8] == [query, 2 * keys, *[3 * query // 2, 3 * keys] * 2, 5 * query // 2, 5 * keys // 2]
+    assert (born["ring_keys"], born["ring_out"]) == (4 * keys, 5 * query // 2)
+
+
+def test_a_ring_in_8_bits_sums_in_fp32() -> None:
+    """A step's output is widened from 16 bits before it is merged: a read of 2 and a write of 4 bytes a number."""
+    options = MegatronOptions(fp8_recipe="tensorwise", fp8_dot_product_attention=True)
+    (forward, _), _ = ring_of(options, 2)
+    out = 2 * T * 4096
+    kernels = [row[5] for row in forward if row[2] == Kernel.ELEMENTWISE]
+    assert kernels[:6] == [3 * out, 2 * 4 * T * 32, 3 * out // 2, 3 * 4 * T * 32 // 2, 4 * out, 3 * out]
 
 
 def test_swiglu_keeps_its_input_in_8_bits() -> None:
