@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from command import Ran, Run
 from simcore.cli import app as cli
 from simcore.frameworks.common import transformers
 
 pytest.register_assert_rewrite("eventlog", "claims")
+settings.register_profile("shared machine", deadline=None)  # an example may wait for a core
+settings.load_profile("shared machine")
 gc.set_threshold(100_000, 20, 50)  # as the command does; tests, too, seldom make circles
 os.environ.pop("COLUMNS", None)  # a terminal may tell its width; tables are tested as a pipe gets them
 
