@@ -16,29 +16,34 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.results.report import RankReport
 from simcore.simulate import simulate
+from truth_cases import told_layouts
 
 TAPE = ROOT / "tests/truth/tape"
 WRITTEN, DRAWN = (json.loads((TAPE / f"automodel-{name}-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
                   for name in ("vision", "drawn-vision"))
 """Cases of `probe_automodel_vision.py`, and those that `draw_automodel_vision.py` draws."""
 STEPS: dict[str, Any] = WRITTEN | DRAWN
-NOT_YET = ("a8", "a14", "a19", "a25", "a26", "a27", "a31", "a32", "a34", "a37", "a38", "a42", "a43")
+NOT_YET = ("a8", "a14", "a19", "a25", "a26", "a27", "a31", "a32", "a34", "a37", "a38", "a42", "a43", "a44", "a47",
+           "a49", "a58", "a59", "a61", "a64", "a68", "a69", "a72", "a78", "a80", "a86")
 """Drawn cases that are not described: towers that are trained or stand before checkpoints, but of some families."""
-ILLEGAL = ("a18", "a22")
-"""Drawn cases of which nothing is trained, which torch's optimizer refuses."""
+ILLEGAL = ("a18", "a22", "a60")
+"""Drawn cases of which nothing is trained, which torch's optimizer refuses, or that copy what is not cut."""
 WRAPPED = [name for name in STEPS if name not in (*NOT_YET, *ILLEGAL)]
 RUN = [name for name in WRAPPED if "placed" not in STEPS[name]["case"]]
 """Cases that ran a step; of others the wrapped units alone are known, as experts run on a GPU alone."""
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (TAPE / "cases-vision.json").read_text(encoding="utf-8"))}
-HIGHER = {"qwen3.5, checkpointed": 0.06, "a4": 0.021, "a6": 0.113, "a10": 0.042, "a23": 0.047,
-          "a11": 0.0015, "a20": 0.0004, "a24": 0.0004, "gemma4, inputs of layers, adapted, SDPA in fp32": 0.0001}
+AHEAD = {"qwen3.5, checkpointed": 0.06, "a4": 0.021, "a6": 0.113, "a10": 0.042, "a23": 0.047, "a53": 0.03, "a65": 0.013,
+         "a75": 0.08}
 """Cases whose peak is at most so much higher than measured, of 1: the unit of fp32 parameters inside a layer is
-gathered with it, so that the layer before is gathered ahead of a replay, not behind it. CUDA's kernel of SDPA makes
-sums of rows in backward, which a CPU's does not. a11 and a24: of layers of which none or one has a window, a mask of
-its kind is counted as long as the other; a20: tables that no layer keeps, as none has attention."""
-UNREAD = {"a20": 2 * 16 * 384}
-"""Bytes of rotary tables in 16 bits that go when the decoder returns, as no layer keeps them."""
+gathered with it, so that the layer before is gathered when backward of this one begins, not inside of it."""
+OF_ONE_KIND = {"a11": 0.0015, "a20": 0.0004, "a24": 0.0004, "a73": 0.0006, "a82": 0.0004}
+"""The same of decoders whose layers are of one kind, or but one is: tables, ids and masks that only layers of the other
+kind keep are counted as long as the others."""
+HIGHER = AHEAD | OF_ONE_KIND | {"gemma4, inputs of layers, adapted, SDPA in fp32": 0.0001}
+"""The same, of all: CUDA's kernel of SDPA makes sums of rows in backward, which a CPU's does not."""
+UNREAD = {"a20": 2 * 16 * 384, "a82": 3 * 8 * 384}
+"""Bytes of rotary tables in 16 bits, or of positions, that go when the decoder returns, as no layer keeps them."""
 PREDICTING = 0.015
 """Part by which a peak with a module of multi-token prediction may differ: its loss is computed in the module's place,
 before the last gathered unit is let go, and ids and the output of a frozen head are left out."""
@@ -101,9 +106,11 @@ def ran(name: str, config: Path) -> RankReport:
 
 
 def test_drawn_models_that_are_not_run() -> None:
-    """At least 40 are drawn; some are refused by both, or not described."""
-    assert len(DRAWN) >= 40
+    """Some are refused by both, or not described; of a14 the libraries refuse something else."""
     assert [name for name, row in DRAWN.items() if "error" in row] == ["a14", *ILLEGAL]
+    numbers = [len(DRAWN), len(set(DRAWN) & set(RUN) - set(HIGHER)), len(set(DRAWN) & set(HIGHER)), len(ILLEGAL),
+               len(NOT_YET)]
+    assert told_layouts("tape/automodel-drawn-vision-*") == tuple(numbers)
 
 
 @pytest.mark.parametrize("name", NOT_YET + ILLEGAL)
@@ -182,9 +189,9 @@ def _statistics(name: str) -> int:
 
 
 def _places(row: dict[str, Any]) -> int:
-    """Bytes of what a Qwen 3.5 holds of its ids while its layers run."""
+    """Bytes of the places of one sequence, which a Qwen 3.5 holds while its layers run."""
     case, where = row["case"], row["forward"]["where"]
-    return 8 * tokens_of(case) * (case.get("model") == "qwen3.5" and "layers" in where)
+    return 8 * int(case.get("seq", 512)) * (case.get("model") == "qwen3.5" and "layers" in where)
 
 
 def _held(case: dict[str, Any]) -> int:
@@ -209,7 +216,8 @@ def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
     held = 2 * ("ep" in row["case"] and row["forward"]["where"] != "fwd:post_forward_end:root")
     held += _held(row["case"]) + _places(row) - UNREAD.get(name, 0)
     found = row["forward"]["peak"] - peak.by_phase["forward"] - (apart + held - _statistics(name))
-    assert abs(found) <= 8 * (name == "a12")  # the count of image tokens is gone in its last layer
+    # The count of image tokens is gone in a12's last layer, and a63's peak is before its tower runs.
+    assert abs(found) <= {"a12": 8, "a63": 824}.get(name, 0)
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -16,7 +16,7 @@ import image_stand_ins as stand
 import probe_automodel_vision as probe
 from drawing import Case, by_name, maybe, numbered, print_apart
 
-SEED, COUNT = 20261211, 44
+SEED, COUNT = 20261211, 88
 MODELS = ("gemma3-vision", "gemma4-vision", "mistral3", "qwen2.5-vl", "qwen3-vl", "qwen3.5")
 TILES = {"gemma4": 24, "mistral3": 28, "qwen2_5_vl": 28, "qwen3_vl": 32, "qwen3_5": 32}
 """Pixels of a side that become one token's."""
