@@ -66,7 +66,8 @@ implementation = "foreach"
 def staged(ranks: int, stages: int, schedule: str = "1f1b") -> Scenario:
     """16 microbatches of one sequence on pipeline ranks, each with a number of stages."""
     return scenario(model="llama-3.1-8b", mesh={"dp_shard": 2, "pp": ranks}, training__micro_batch_size=1,
-                    training__global_batch_size=32, training__pipeline={"schedule": schedule, "virtual_stages": stages}, framework_options={})
+                    training__global_batch_size=32, framework_options={},
+                    training__pipeline={"schedule": schedule, "virtual_stages": stages})
 
 
 @pytest.mark.parametrize(("stages", "schedule", "name", "layers"), [
