@@ -2,7 +2,8 @@
 
     python tests/truth/draw_hf_tp.py [--count N] [--seed S] > cases
 
-The same seed draws the same cases. Heads, widths and vocabularies are cut evenly, and no head is tied.
+The same seed draws the same cases. Heads, widths and vocabularies are cut evenly, and no head is tied. Behind them come
+two cases each of further families.
 """
 
 from __future__ import annotations
@@ -15,6 +16,21 @@ import draw_fsdp2 as plain
 
 COUNT, SEED = 48, 20261130
 MODELS = (plain.llama, plain.llama, plain.qwen2, plain.qwen3, plain.qwen3, plain.mistral)
+
+
+CHOSEN = {
+    "seed-oss-36b": {"head_dim": 32, "attention_dropout": 0.0, "residual_dropout": 0.0}, "afm-4.5b": {"head_dim": 32},
+    "ernie-4.5-0.3b": {"head_dim": 32}, "granite-3.3-2b": {}, "minicpm5-1b": {}, "qwen2.5-7b": {},
+    "phi-2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0, "num_key_value_heads": 4},
+    "starcoder2-3b": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}}
+SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+         "num_hidden_layers": 2, "intermediate_size": 192, "tie_word_embeddings": False}
+
+
+def chosen() -> list[plain.Case]:
+    """Cases of `CHOSEN`, without and with checkpoints."""
+    return [{"name": f"{preset} {ac}", "model": {"preset": preset, "overrides": {**SIZES, **more}}, "world": 4, "tp": 2,
+             "seq": 64, "batch": 2, "ac": ac} for preset, more in CHOSEN.items() for ac in ("none", "layer")]
 
 
 def draw(seed: int, number: int) -> plain.Case:
@@ -46,8 +62,8 @@ def main() -> None:
     ap.add_argument("--count", type=int, default=COUNT)
     ap.add_argument("--seed", type=int, default=SEED)
     a = ap.parse_args()
-    for number in range(a.count):
-        print(json.dumps(draw(a.seed, number)))
+    for case in (*(draw(a.seed, number) for number in range(a.count)), *chosen()):
+        print(json.dumps(case))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def _whole_linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tenso
     return aten.cast(tape, total, dtype)
 
 
-_ROWS = ("o_proj", "down_proj", "dense", "fc2")
+_ROWS = ("o_proj", "down_proj", "dense", "fc2", "c_proj")
 """Modules whose inputs tp splits; outputs of all others are."""
 
 

@@ -24,8 +24,10 @@ from simcore.placement.layout import Placements, Shard
 
 __all__ = ["HF_TRAINER"]
 
-_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "seed_oss")
-_ROWS: Final = ("o_proj", "down_proj")
+_FAMILIES: Final = ("arcee", "ernie4_5", "granite", "llama", "mistral", "phi", "qwen2", "qwen3", "seed_oss",
+                    "starcoder2")
+"""Families with a plan of these styles alone, whose steps are measured (`tests/truth/draw_hf_tp.py`)."""
+_ROWS: Final = ("o_proj", "down_proj", "dense", "fc2", "c_proj")
 _PLAN: Final = "transformers 5.23 distributed/tensor_parallel.py"
 _LOSSES: Final = ("auto", "hf", "hf_keep_logits")
 
@@ -69,6 +71,9 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
              "parallelism"),
             ("training.loss", training.loss not in _LOSSES, f"{training.loss} of a head that tensor parallelism "
              "splits"),
+            ("model", any(kind.dropout for kind in job.graph.kinds) or any(
+                isinstance(branch.block, Attention) and branch.block.dropout for kind in job.graph.kinds
+                for branch in kind.branches), "dropout in layers that tensor parallelism splits"),
             ("training.offload", training.offload.part("params")[1] > 0, "parameters on the host that ranks split"),
             ("framework_options.compile", bool(options.get("compile")), "compiled layers that ranks split"),
             ("framework_options.use_liger_kernel", bool(options.get("use_liger_kernel")), "Liger's kernels in layers "
