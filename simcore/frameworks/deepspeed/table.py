@@ -208,9 +208,9 @@ def _check_shards(job: Job, stage: int) -> None:
     mics = job.scenario.framework_options.get("mics_shard_size")
     if job.mesh.dp_replicate > 1 or mics not in (None, -1):
         at = "mesh.dp_replicate" if job.mesh.dp_replicate > 1 else "framework_options.mics_shard_size"
-        raise job.not_yet(at, "copies of shards (MiCS: with from_pretrained this version stops: Sharded parameters "
-                          "don't have the MiCS_CommGroups attached; else it scatters gradients over all ranks, pieces "
-                          "of another length than the parts; served: zero_hpz_partition_size)")
+        raise job.not_yet(at, "copies of shards (MiCS: this version scatters its gradients over all ranks, pieces of "
+                          "another length than the parts, and stops with from_pretrained: Sharded parameters don't "
+                          "have the MiCS_CommGroups attached; served: zero_hpz_partition_size)")
 
 
 def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:
