@@ -200,7 +200,8 @@ def _check_shards(job: Job, stage: int) -> None:
     """Refuses copies of shards, which would be MiCS.
 
     As measured (`tests/truth/deepspeed/shards-0.19.6.json`), 0.19.6 scatters MiCS's gradients over all ranks and not
-    over a shard's, so that shards get pieces of half their length; 0.19.8 has no MiCS.
+    over a shard's, so that shards get pieces of half their length; 0.19.8 has no MiCS. transformers 5.23 makes
+    parameters by zero.Init (`modeling_utils.py`, get_init_context), at which `mics.py`:385 stops.
     """
     if job.mesh.dp_replicate > 1 and stage < 3:
         raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard", CONFIG)
@@ -208,21 +209,21 @@ def _check_shards(job: Job, stage: int) -> None:
     if job.mesh.dp_replicate > 1 or mics not in (None, -1):
         at = "mesh.dp_replicate" if job.mesh.dp_replicate > 1 else "framework_options.mics_shard_size"
         raise job.not_yet(at, "copies of shards (MiCS: this version scatters its gradients over all ranks, pieces of "
-                          "another length than the parts, the next ones have none; served: zero_hpz_partition_size)")
+                          "another length than the parts, and stops with from_pretrained: Sharded parameters don't "
+                          "have the MiCS_CommGroups attached; served: zero_hpz_partition_size)")
 
 
 def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:
     """Axes of all ranks, and of the fewer ranks that share secondary shards of parameters."""
     axis = strategy.axis
-    names = (axis, "cp", *((f"{axis}/{strategy.secondary}",) if strategy.secondary else ()))
+    names = (axis, "cp", *[f"{axis}/{strategy.secondary}"] * (strategy.secondary > 0))
     return tuple(name for name in names if job.mesh.axis(name).size > 1)
 
 
 def _secondary(job: Job, options: dict[str, Any]) -> int:
     """zero_hpz_partition_size, 0 if it has no effect."""
     at, ranks = "zero_hpz_partition_size", job.mesh.axis(axis_of_shards(job)).size
-    size = options.get(at) or 1
-    if ranks % min(size, ranks):
+    if ranks % min(size := options.get(at) or 1, ranks):
         raise job.illegal(f"framework_options.{at}", f"{ranks} is not divisible by {size}",
                           "deepspeed 0.19.6 utils/groups.py _create_zero_param_parallel_group")
     if size > 1 and _part(job, "params"):

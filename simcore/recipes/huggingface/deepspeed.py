@@ -76,7 +76,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     draft.use(forced, why="whether the trainer's optimizer stays where states are on the host")
     read_rows(reader, draft, [*switches(at, zero, number), *without_effect(at, zero)])
     refuse_blocks(reader, draft, at, zero)
-    _read_shared_format(reader, draft, f"{at}seq_parallel_communication_data_type", number)
+    _read_shared(reader, draft, at, number)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.", whole=number == 0)
     read_clipping(reader, draft, f"{at}gradient_clipping")
     keeps = forced is not None and not forced.value and not has_optimizer
@@ -88,10 +88,18 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     return Zero(Shards.ZERO, compute, formats, micro, steps, whole, has_optimizer, number == 0, keeps, autos)
 
 
-def _read_shared_format(reader: Reader, draft: Draft, key: str, stage: int) -> None:
-    """Reads the format of reductions among ranks that share sequences; stages 1 and 2 have fp32 in any case."""
-    said = reader.text(key)
-    if said is None or "cp" not in draft.values.get("mesh", {}):
+def _read_shared(reader: Reader, draft: Draft, at: str, stage: int) -> None:
+    """Reads the format of reductions among ranks that share sequences, and their number, which the launcher decides.
+
+    Stages 1 and 2 reduce in fp32 in any case.
+    """
+    size, shared = reader.integer(f"{at}sequence_parallel_size"), draft.values.get("mesh", {}).get("cp", 1)
+    if size is None or size.value in (0, 1) or size.value == shared:
+        draft.idle(size, "the launcher's" if shared > 1 else "one rank")
+    else:
+        draft.refuse(size, "sequence_parallel_size of ranks:")
+    said = reader.text(f"{at}seq_parallel_communication_data_type")
+    if said is None or shared == 1:
         draft.idle(said, "no ranks share sequences")
     elif stage in (1, 2) or said.value == "fp32":
         draft.idle(said, "fp32 in any case (0.19.6 runtime/zero/stage_1_and_2.py:1847)" if stage in (1, 2)

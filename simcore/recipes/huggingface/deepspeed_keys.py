@@ -126,8 +126,8 @@ def _of_the_engine(at: str) -> list[Row]:
             ("hybrid_engine", "the engine for reinforcement learning"), ("autotuning", "trials of settings"),
             ("elasticity", "a batch that follows from the ranks at hand"),
             ("data_efficiency", "layers that drop tokens"), ("curriculum_learning", "sequences that grow"))),
-        *(Says(f"{at}{name}", "", idle={0: "off", 1: "one rank"}, words={None: None}, what=f"{name} of ranks:")
-          for name in ("sequence_parallel_size", "tensor_parallel.autotp_size")),
+        Says(f"{at}tensor_parallel.autotp_size", "", idle={0: "off", 1: "one rank"}, words={None: None},
+             what="tensor_parallel.autotp_size of ranks:"),
         Off(f"{at}sparse_gradients", "sparse gradients"),
         Off(f"{at}use_data_before_expert_parallelism", "expert parallelism of DeepSpeed"),
         Says(f"{at}communication_data_type", "", "text", {None: None}, what="reductions in"),

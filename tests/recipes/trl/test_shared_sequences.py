@@ -63,7 +63,9 @@ def test_what_upstream_stops_at_is_told() -> None:
                 "parallelism_config": SHARED | {f"{AT}sp_attn_implementation": "flash_attention_3"}})),
             ("gradients reduced among ranks that share sequences in", (RECIPE, LAUNCH | {
                 "deepspeed_config": {"deepspeed_config_file": "zero.json"}}, JSON | {
-                    "seq_parallel_communication_data_type": "bf16"}))):
+                    "seq_parallel_communication_data_type": "bf16"})),
+            ("sequence_parallel_size of ranks:", (RECIPE, LAUNCH | {
+                "deepspeed_config": {"deepspeed_config_file": "zero.json"}}, JSON | {"sequence_parallel_size": 4}))):
         found = imported(*files)
         problems = [problem.message for problem in (*found.refused, *found.wrong)]
         assert any(told in message for message in problems), (told, problems)
@@ -72,7 +74,8 @@ def test_what_upstream_stops_at_is_told() -> None:
 def test_a_file_of_deepspeed_says_what_it_reduces_in() -> None:
     named = LAUNCH | {"deepspeed_config": {"deepspeed_config_file": "zero.json"}}
     for stage, dtype in ((3, "fp32"), (2, "bf16")):  # stage 2 has fp32 in any case
-        values = JSON | {"zero_optimization": {"stage": stage}, "seq_parallel_communication_data_type": dtype}
+        values = JSON | {"zero_optimization": {"stage": stage}, "seq_parallel_communication_data_type": dtype,
+                         "sequence_parallel_size": 2}
         found = imported(RECIPE, named, values)
         found.expect_complete()
         assert parse_scenario(found.document()).mesh.cp == 2
