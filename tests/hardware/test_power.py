@@ -108,4 +108,4 @@ def test_shares_of_the_part_under_a_limit_are_those_of_the_part_without_it() -> 
     limited, whole = load_efficiency("h100-hbm2e").kernels, load_efficiency("h100").kernels
     for name in ("attention_flash2", "attention_triton", "attention_efficient"):
         share = getattr(limited, name).compute.si / getattr(whole, name).compute.si
-        assert share == pytest.approx(rate_share(500 / 700), abs=0.005), name
+        assert share == pytest.approx(rate_share(500 / 700), abs=0.007), name  # three digits each
