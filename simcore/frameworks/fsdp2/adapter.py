@@ -19,7 +19,7 @@ ADAPTERS = {"fsdp2": FrameworkAdapter(
     quantize=in_fp8, serves_qlora=True, casts_parameters=True,
     reads_images=True, replays_towers=True,
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
-    axes=lambda graph: open_axes(graph, axes_of(graph.implementation)),
+    axes=lambda graph: open_axes(graph, axes_of(graph)),
     dispatchers={"alltoall": {}},  # rows are exchanged by NCCL's all-to-all: `operators/hf/moe.py`
     memory_options=(
         MemoryOption("reshard", {"framework_options.reshard_after_forward": True}),

@@ -9,10 +9,12 @@ from typing import Any
 
 from simcore.frameworks.common.pipeline import check_schedule
 from simcore.frameworks.common.torch import check_named_adapters, offloaded_together
-from simcore.frameworks.fsdp2.split.rings import check_context
+from simcore.frameworks.fsdp2.split.matrices import has_plan
+from simcore.frameworks.fsdp2.split.rings import check_context, shares_sequences
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Moe
+from simcore.models.graph import ModelGraph
 from simcore.models.placed_blocks import PlacedPatches
 from simcore.models.vision_blocks import VisionPart
 from simcore.placement.capabilities import ALL_AXES, PLAIN_TORCH, Capabilities
@@ -43,9 +45,11 @@ def is_separate(job: Job, options: dict[str, Any]) -> bool:
     return not job.graph.has_tied_head if wrap == TAIL else wrap != "layers_root"
 
 
-def axes_of(implementation: str) -> tuple[str, ...]:
-    """Returns the mesh axes that may have more than one rank with the layers of an implementation."""
-    own = TRAINERS[implementation].defaults.axes
+def axes_of(graph: ModelGraph) -> tuple[str, ...]:
+    """Returns the mesh axes that may have more than one rank with the layers of a model's implementation."""
+    own = TRAINERS[graph.implementation].defaults.axes
+    if graph.implementation == "hf":
+        own = (*own, *("cp",) * shares_sequences(graph), *("tp",) * has_plan(graph))
     return tuple(axis for axis in ALL_AXES if axis in (*_AXES, *own))
 
 

@@ -311,7 +311,8 @@ def _log_probs_loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLaye
     """Recording of the loss of each token by the trainer itself, behind the model's own, which nothing reads.
 
     LLaMA-Factory ff6d4d12 `v1/core/base_trainer.py`, compute_log_probs: the model gets the labels too, so that it makes
-    its loss, whose graph lives as long as its output, until the trainer's losses are there.
+    its loss, whose graph lives as long as its output, until the trainer's losses are there. Ranks that share sequences
+    shift labels alone (`v1/plugins/model_plugins/parallelization/sequence_parallel.py`, sequence_parallel_loss).
     """
     if block.upcast or is_of_hub(run):
         raise NotYet(Problem("training.loss", "not yet: log_probs of logits that the model casts, or of a repository"))
@@ -319,7 +320,7 @@ def _log_probs_loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLaye
     leaf = logits.node
     of_model = _causal_loss(tape, run, logits)
     wide = aten.cast(tape, logits, "fp32")
-    shifted = remote_code.shifted(tape, wide)
+    shifted = wide if run.cp > 1 else remote_code.shifted(tape, wide)
     count = shifted.shape[0] * shifted.shape[1]
     target = aten.new(tape, (count,), "int64", "shifted_labels", 8 * run.tokens)
     losses = aten.cross_entropy(tape, shifted.view(count, block.vocab), target, each=True)

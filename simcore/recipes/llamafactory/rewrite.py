@@ -91,11 +91,25 @@ def _refuse_others(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(kernels, "`auto` has none for a GPU, but for NPUs (v1/plugins/model_plugins/kernels/interface.py)")
     draft.idle(reader.matching("kernel_config", "kernel_config.*"), "of kernels")
-    split = reader.integer("cp_size")
-    if split is not None and split.value > 1:
-        draft.refuse(split, "sequences that are split over ranks (Ulysses)")
+
+
+def _read_context(reader: Reader, draft: Draft, name: Taken[str]) -> Taken[int] | None:
+    """Writes ranks that share sequences (Ulysses), and returns their degree; None for one rank."""
+    split, mode = reader.integer("cp_size"), reader.text("cp_mode")
+    if split is None or split.value == 1:
+        draft.idle([one for one in (split, mode) if one is not None], "sequences are not split")
+        return None
+    said = draft.values.get("framework_options", {}).get("attn_implementation")
+    if said != "flash_attention_2":
+        draft.fail(split.where, "Sequence parallelism requires flash attention. Please set `flash_attn: "
+                                f"flash_attention_2` ({_TRAINER})")
+    if mode is not None and mode.value != "ulysses":
+        draft.refuse(mode, f"sequences that are split by {mode.value}")
     else:
-        draft.idle(split, "one rank")
+        draft.use(mode, why="exchanges around attention")
+    draft.put("mesh.cp", split)
+    draft.use(name)
+    return split
 
 
 def _refuse_block(reader: Reader, draft: Draft, block: str, what: str) -> None:
@@ -113,14 +127,21 @@ def _read_fsdp(reader: Reader, draft: Draft) -> bool:
         draft.refuse(name, f"ranks that {name.value if name else ''} splits")
         draft.idle(reader.matching("dist_config", "dist_config.*"), "of a block that is refused, or of none")
         draft.idle([one for one in sizes.values() if one], "each GPU has the whole model")
+        split = reader.integer("cp_size")
+        if split is not None and split.value > 1:
+            draft.refuse(split, "sequences that are split over ranks without FSDP 2", always=True)
+        else:
+            draft.idle(split, "one rank")
         draft.infer("framework", "ddp", "no dist_config is said", source=f"{_TRAINER} _shard_model")
         draft.idle(half, "the policy of FSDP 2 alone: nothing is cast here")
         draft.default("training.precision.compute", "fp32", _RELEASE, f"{_ENGINE}: model.to(torch.float32)")
         return False
     draft.infer("framework", "fsdp2", "dist_config", name, source=_FSDP)
     _check_tied(draft, name)
-    draft.idle(sizes["dp_size"], "all ranks read samples of their own")
-    share_ranks(reader, draft, "mp_replicate_size", "mp_shard_size")
+    draft.idle(sizes["dp_size"], "all ranks, or groups of them that share samples, read samples of their own")
+    split = _read_context(reader, draft, name)
+    share_ranks(reader, draft, "mp_replicate_size", "" if split else "mp_shard_size", split)
+    draft.use(sizes["mp_shard_size"] if split else None, why="must be the GPUs over copies of the shards")
     compute = "bf16" if half is None or half.value else "fp32"
     if half is None:
         draft.default("training.precision.compute", compute, _RELEASE, _ARGUMENTS)

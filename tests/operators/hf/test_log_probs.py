@@ -26,10 +26,10 @@ def events(case: dict[str, Any], *sections: Section) -> list[int]:
 def test_every_allocation_of_whole_logits_is_the_methods() -> None:
     """The model's own log-softmax lives until the trainer's losses are there, the trainer's until their gradient is."""
     wrong = []
-    for case in TRUTH["cases"]:
+    for case in (*TRUTH["cases"], *TRUTH["shared"]):
         graph = build(model_config("llama-3.2-3b", {"vocab_size": case["vocab"]}, "test"), "hf")
         kind = next(kind for kind in graph.kinds if kind.name == "loss")
-        run = LayerWorkload(case["batch"], case["seq"], "bf16", {}, "log_probs")
+        run = LayerWorkload(case["batch"], case["seq"], "bf16", {}, "log_probs", cp=case.get("ranks", 1))
         made = hf.record(kind, run, {}, {})
         ours = [events(case, made.forward), events(case, made.backward)]
         theirs = [case["forward"][1:], [size for at, size in enumerate(case["backward"])

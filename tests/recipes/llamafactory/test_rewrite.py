@@ -80,7 +80,9 @@ def test_what_cannot_be_followed_is_refused_by_name() -> None:
             ({"optim_config": {"name": "muon", "wd": 0.1}}, "the optimizer by muon"),
             ({"kernel_config": {"name": "liger_kernel"}}, "kernels of LLaMA-Factory's own: liger_kernel"),
             ({"dist_config": {"name": "deepspeed", "config_file": "z.json"}}, "ranks that deepspeed splits"),
-            ({"cp_size": 2}, "cp_size: sequences that are split"), ({"model_class": "cls"}, "the class cls"),
+            ({"cp_size": 2, "dist_config": None}, "sequences that are split over ranks without FSDP 2"),
+            ({"cp_size": 2}, "Sequence parallelism requires flash attention"),
+            ({"model_class": "cls"}, "the class cls"),
             ({"model": "llama-3.1-8b"}, "a unit of its own beside a root with the head"),
             ({"batching_strategy": "padding_free"}, "requires `flash_attn: flash_attention_2`"),
             ({"cutoff_length": 8}, "unknown key 'cutoff_length'")):
@@ -89,6 +91,12 @@ def test_what_cannot_be_followed_is_refused_by_name() -> None:
         if not any(told in message for message in messages):
             wrong.append((more, messages))
     assert not wrong
+
+
+def test_ranks_share_sequences_by_exchanges_around_flash_attention() -> None:
+    found = scenario(cp_size=2, cp_mode="ulysses", flash_attn="flash_attention_2")
+    assert (found.mesh.cp, found.mesh.dp_shard) == (2, 4)
+    assert not check(found).problems
 
 
 def test_few_tokens_beside_a_wide_model_are_refused() -> None:

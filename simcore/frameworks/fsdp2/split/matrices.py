@@ -16,13 +16,14 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers
 from simcore.frameworks.common.trainer import Trainer
-from simcore.models.blocks import Attention, Mlp
+from simcore.models.blocks import Attention, Mlp, Moe
+from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements, Shard
 
-__all__ = ["HF_TRAINER"]
+__all__ = ["HF_TRAINER", "has_plan"]
 
 _FAMILIES: Final = ("arcee", "ernie4_5", "granite", "llama", "mistral", "phi", "qwen2", "qwen3", "seed_oss",
                     "starcoder2")
@@ -41,6 +42,13 @@ def check(job: Job, options: dict[str, Any]) -> None:
         _check_plan(job)
         _check_beside(job, options)
     transformers.check(job, options)
+
+
+def has_plan(graph: ModelGraph) -> bool:
+    """True if ranks may share the matrices of a model: its plan has no other styles, and no head is tied."""
+    experts = any(isinstance(branch.block, Moe) for kind in graph.kinds for branch in kind.branches)
+    return graph.architecture.family in _FAMILIES and not (
+        experts or graph.architecture.has_tower or graph.has_tied_head)
 
 
 def _check_plan(job: Job) -> None:

@@ -15,11 +15,12 @@ from typing import Any, Final
 from simcore.frameworks.common import kernels
 from simcore.frameworks.fsdp2.split.ulysses import check_split
 from simcore.models.blocks import Attention, Mlp, Moe
+from simcore.models.graph import ModelGraph
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared.aten import WIDEST
 from simcore.placement.job import Draft, Job
 
-__all__ = ["check_context", "ringed"]
+__all__ = ["check_context", "ringed", "shares_sequences"]
 
 _HOOKS: Final = "accelerate 1.15.0 big_modeling.py _attach_context_parallel_hooks"
 _TRAINER: Final = "transformers 5.23 trainer.py _prepare_context_parallel_inputs"
@@ -40,6 +41,13 @@ def check_context(job: Job, options: Mapping[str, Any]) -> None:
                           f"attention, you are using {given}", _TRAINER)
     _check_layers(job, options)
     _check_training(job)
+
+
+def shares_sequences(graph: ModelGraph) -> bool:
+    """True if ranks may share sequences of a model: attention and MLPs alone, without windows, sinks and a tower."""
+    blocks = [branch.block for kind in graph.kinds for branch in kind.branches]
+    return not graph.architecture.has_tower and all(isinstance(block, Mlp | Moe) or (
+        isinstance(block, Attention) and not (block.window or block.sinks or block.two_way)) for block in blocks)
 
 
 def _check_layers(job: Job, options: Mapping[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """Sequences that ranks share under FSDP, as verl's workers do it: which axis shards then, and what is refused.
 
+LLaMA-Factory's rewrite runs the same exchanges (ff6d4d12 `v1/plugins/model_plugins/parallelization/seq_comm.py`).
+
 verl b178a3cd `workers/fsdp_workers.py` __init__: the mesh of FSDP has all ranks, groups that share sequences are
 neighbours in it; `operators/shared/sequences/verl.py` has the exchanges.
 """
@@ -36,5 +38,8 @@ def check_split(job: Job, options: Mapping[str, Any]) -> None:
             raise job.illegal("mesh.cp", f"{ranks}: {block.num_heads} heads and {block.num_kv_heads} of keys must be "
                               "divisible by it, or it by those of keys", "verl b178a3cd models/transformers/"
                               "monkey_patch.py:333 apply_monkey_patch")
+        if job.scenario.training.loss == "log_probs" and block.num_kv_heads % ranks:
+            raise job.not_yet("mesh.cp", f"{block.num_kv_heads} heads of keys over {ranks} ranks, which LLaMA-Factory "
+                              "does not repeat")
     if job.scenario.training.seq_len % ranks:
         raise job.not_yet("mesh.cp", f"sequences that {ranks} does not divide, which verl pads")
