@@ -12,6 +12,7 @@ from simcore.program.program import Program
 
 FOLDER = ROOT / "tests/truth/deepspeed"
 FEW: dict[str, Any] = json.loads((FOLDER / "sequences-0.19.6.json").read_text("utf-8"))["cases"]
+DRAWN: dict[str, Any] = json.loads((FOLDER / "drawn-sequences-0.19.6.json").read_text("utf-8"))["cases"]
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b"}
 OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter",
         "all_to_all_single": "all_to_all"}
@@ -44,14 +45,15 @@ def ours(case: dict[str, Any], program: Program, call: str) -> list[tuple[int, i
 
 
 def test_everything_is_sent_that_upstream_sends_call_by_call() -> None:
-    wrong = {name: call for name, case in FEW.items() for call in OURS
+    wrong = {name: call for name, case in (FEW | DRAWN).items() for call in OURS
              if ours(case, made(case), call) != theirs(case, call)}
     assert wrong == {}
+    assert len(DRAWN) >= 40
 
 
 def test_parts_and_buckets_are_upstreams() -> None:
     """ZeRO-3 cuts each parameter over all ranks, and its bucket is in fp32; ZeRO-1 and 2 cast what they send."""
-    for name, case in FEW.items():
+    for name, case in (FEW | DRAWN).items():
         plan, kept = small.plan_of(f"zero{case['stage']}", mesh_of(case), **asked(case)), case["found"]["kept"]
         if case["stage"] == 0:
             continue
