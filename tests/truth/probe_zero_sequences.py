@@ -29,10 +29,10 @@ SEQ = 64
 
 
 def case(stage, ranks=4, sp=2, kind="llama", checkpoint=True, seq=SEQ, model=base.LLAMA, steps=2, profiled=True,
-         **options):
+         wire="fp32", **options):
     own = {0: {}, 3: base.THREE}.get(stage, base.SMALL)
     return {"stage": stage, "type": kind, "model": model, "ranks": ranks, "rank": 0, "sp": sp, "seq": seq,
-            "profiled": profiled, "checkpoint": checkpoint, "steps": steps, "options": own | options}
+            "profiled": profiled, "wire": wire, "checkpoint": checkpoint, "steps": steps, "options": own | options}
 
 
 FEW = base.LLAMA | {"num_key_value_heads": 2}
@@ -44,6 +44,7 @@ CASES = {
     "three, all share": case(3, sp=4, model=FEW), "three, 8 ranks": case(3, ranks=8, sp=2),
     "three, small bucket": case(3, reduce_bucket_size=100_000),
     "two, overlapped": case(2, overlap_comm=True),
+    "zero, bf16": case(0, wire="bf16"), "two, bf16": case(2, wire="bf16"), "three, bf16": case(3, wire="bf16"),
 }
 
 
@@ -97,6 +98,7 @@ def started(row):
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=torch.optim.AdamW(model.parameters(), fused=True), mpu=mpu, config={
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": row["steps"], "bf16": {"enabled": True},
+            "seq_parallel_communication_data_type": row["wire"],
             "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
             "zero_optimization": {"stage": row["stage"], **row["options"]}})
     local = row["seq"] // row["sp"]

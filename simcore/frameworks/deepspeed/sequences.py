@@ -15,10 +15,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.models.blocks import Attention, Mlp, Moe
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
-__all__ = ["axis_of_shards", "check_shared", "shared_format"]
+__all__ = ["FORMATS", "FORMAT_OPTION", "axis_of_shards", "check_shared", "shared_format"]
 
+FORMAT_OPTION: Final = "seq_parallel_communication_data_type"
+"""Format in which ranks that share sequences reduce gradients."""
+FORMATS: Final = (None, "fp32", "bf16", "fp16")
+"""Its values."""
 _CLASS: Final = "deepspeed 0.19.6 runtime/sequence_parallel/ulysses_sp.py"
 
 
@@ -27,9 +31,18 @@ def axis_of_shards(job: Job) -> str:
     return "dp_shard_cp" if job.mesh.cp > 1 else "dp_shard"
 
 
-def shared_format(job: Job) -> str:
-    """Returns the format in which gradients are reduced, fp32, where ranks share sequences; else "", as computed."""
-    return "fp32" if job.mesh.cp > 1 else ""
+def shared_format(job: Draft, options: Mapping[str, Any], stage: int) -> str:
+    """Returns the format in which ranks that share sequences reduce gradients; without them "", as computed."""
+    given, at = options.get(FORMAT_OPTION), f"framework_options.{FORMAT_OPTION}"
+    if given and (job.mesh.cp == 1 or stage in (1, 2)):
+        job.note(at, "changes no number", "deepspeed 0.19.6 runtime/engine.py:1857: read where ranks share sequences"
+                 if job.mesh.cp == 1 else "deepspeed 0.19.6 runtime/zero/stage_1_and_2.py:1847: fp32 in any case")
+    if job.mesh.cp == 1:
+        return ""
+    found = "fp32" if stage in (1, 2) else job.auto(at, given or "auto", "fp32",
+                                                    "deepspeed 0.19.6 runtime/constants.py")
+    job.one_of(at, found, ("fp32", job.compute))
+    return found
 
 
 def check_shared(job: Job, options: Mapping[str, Any]) -> None:

@@ -22,7 +22,8 @@ tensor without a remainder. The step goes through groups of `sub_group_size` ele
 
 [Note: hpZ] `zero_hpz_partition_size`: when a parameter is released for the first time in a step, each rank
 keeps a shard of it over the ranks of a smaller group, from which it is gathered from then on, until the step
-(`_partition_param_sec`, invalidate_secondary_tensor).
+(`_partition_param_sec`, invalidate_secondary_tensor); a frozen one's stays. What has one and what has not are gathered
+apart (`__all_gather_params_`).
 
 [Note: ZeRO and frozen parameters] Stage 1 and 2 do not shard them: their optimizer has only trained parameters. Stage
 3 shards all, packed columns of bitsandbytes too, in elements of the column; constants are attributes and not sharded. A

@@ -21,7 +21,7 @@ from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
-from simcore.frameworks.deepspeed.sequences import axis_of_shards, check_shared, shared_format
+from simcore.frameworks.deepspeed.sequences import FORMAT_OPTION, FORMATS, axis_of_shards, check_shared, shared_format
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import check_tower
 from simcore.frameworks.preference import check_preference
@@ -57,6 +57,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "contiguous_gradients": (None, True, False),
     "reduce_scatter": (True,),
     "round_robin_gradients": (None, True, False),
+    FORMAT_OPTION: FORMATS,
     "offload_optimizer": (dict,),
     STORAGE_OPTION: STORAGES,
 }
@@ -80,7 +81,6 @@ _OF_3: Final[dict[str, tuple[Any, ...]]] = {
     "zero_hpz_partition_size": (None, int),
     "mics_shard_size": (None, int, -1),
 }
-
 
 _ALIKE: Final = ("ranks of ZeRO-1 and 2", "up to 64 each for itself, of more rank 0 stands for all", "assumed",
                  "what of which tensors lies in a rank's part decides on gradients that are kept, and on copies to the "
@@ -182,7 +182,7 @@ def _strategy(job: Draft, options: dict[str, Any], stage: int) -> ZeroStrategy:
     apart = not job.flag(options, "contiguous_gradients", f"{CONFIG} contiguous_gradients", default=True)
     if apart and any(spec.copies > 1 and spec.trainable for specs in job.graph.tensors for spec in specs):
         raise job.not_yet("framework_options.contiguous_gradients", "false with experts that train, each a module")
-    axis, reduced = axis_of_shards(job), shared_format(job)
+    axis, reduced = axis_of_shards(job), shared_format(job, options, stage)
     if stage < 3:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)

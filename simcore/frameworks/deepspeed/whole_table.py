@@ -18,7 +18,7 @@ from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
-from simcore.frameworks.deepspeed.sequences import check_shared, shared_format
+from simcore.frameworks.deepspeed.sequences import FORMAT_OPTION, FORMATS, check_shared, shared_format
 from simcore.frameworks.deepspeed.strategy import WholeStrategy
 from simcore.frameworks.deepspeed.table import IN_COMPUTE, LOSSES, VERSIONS, packed_weights, state_names
 from simcore.frameworks.preference import check_preference
@@ -45,7 +45,8 @@ CAPABILITIES: Final = Capabilities(
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
     """Returns the options of stage 0 around the layers of `implementation`: name -> allowed values or types."""
-    return {_OWN: (None, True, False), STORAGE_OPTION: STORAGES, **LAYERS[implementation].options}
+    return {_OWN: (None, True, False), FORMAT_OPTION: FORMATS, STORAGE_OPTION: STORAGES,
+            **LAYERS[implementation].options}
 
 
 def whole_table(job: Draft) -> Framework:
@@ -97,7 +98,7 @@ def _strategy(job: Draft, options: dict[str, Any]) -> WholeStrategy:
                       f"where DeepSpeed's configuration names Adam ({ENGINE} _configure_basic_optimizer)", default=True)
     axis = "dp_cp" if job.mesh.cp > 1 else AXIS
     return WholeStrategy(axis if job.mesh.axis(axis).size > 1 else "", not torchs and job.compute != "fp32",
-                         job.compute != "fp32", shared_format(job))
+                         job.compute != "fp32", shared_format(job, options, 0))
 
 
 def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:

@@ -106,6 +106,7 @@ class Zero3Hooks(UnrepeatedHooks):
                 ("ipg_bucket", "reduce_scatter_input", self.wide * self.strategy.bucket * (not self.strategy.is_apart)),
                 ("persistent", "unsharded_param", self._persistent())):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
+        self.secondary.start({key: self._whole(key) for _, key in self.trace if not self._placed(key).trainable})
 
     def _parts(self) -> list[int]:
         """Elements of this rank's shard of every trained parameter, in order."""
@@ -240,10 +241,19 @@ class Zero3Hooks(UnrepeatedHooks):
         missing = [key for key in keys if key not in self.there]
         if missing:
             self._gather(missing)
-            self._arrive(missing)
+            for key in missing:
+                if key in self.coming:
+                    self._arrive(self.coming[key])
         self.flat.asked(keys)
 
-    def _gather(self, group: list[Key]) -> None:
+    def _gather(self, keys: list[Key]) -> None:
+        """Gathers what has a second shard from that, then the others (`__all_gather_params_`)."""
+        for group in ([key for key in keys if self.secondary.has(key)],
+                      [key for key in keys if not self.secondary.has(key)]):
+            if group:
+                self._gather_together(group)
+
+    def _gather_together(self, group: list[Key]) -> None:
         num_bytes = sum(map(self._whole, group))
         for key in group:  # it was released, and is freed before it is gathered again
             self._free(key)

@@ -105,7 +105,7 @@ def _read_shared(reader: Reader, draft: Draft, at: str, stage: int) -> None:
         draft.idle(said, "fp32 in any case (0.19.6 runtime/zero/stage_1_and_2.py:1847)" if stage in (1, 2)
                    else "the default")
     else:
-        draft.refuse(said, "gradients reduced among ranks that share sequences in")
+        draft.put("framework_options.seq_parallel_communication_data_type", said)
 
 
 def _write_stage(draft: Draft, stage: Taken[int] | None) -> int:

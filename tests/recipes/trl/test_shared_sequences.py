@@ -61,9 +61,6 @@ def test_what_upstream_stops_at_is_told() -> None:
                 "distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}})),
             ("around attention by flash_attention_3", (RECIPE, LAUNCH | {
                 "parallelism_config": SHARED | {f"{AT}sp_attn_implementation": "flash_attention_3"}})),
-            ("gradients reduced among ranks that share sequences in", (RECIPE, LAUNCH | {
-                "deepspeed_config": {"deepspeed_config_file": "zero.json"}}, JSON | {
-                    "seq_parallel_communication_data_type": "bf16"})),
             ("sequence_parallel_size of ranks:", (RECIPE, LAUNCH | {
                 "deepspeed_config": {"deepspeed_config_file": "zero.json"}}, JSON | {"sequence_parallel_size": 4}))):
         found = imported(*files)
@@ -73,9 +70,10 @@ def test_what_upstream_stops_at_is_told() -> None:
 
 def test_a_file_of_deepspeed_says_what_it_reduces_in() -> None:
     named = LAUNCH | {"deepspeed_config": {"deepspeed_config_file": "zero.json"}}
-    for stage, dtype in ((3, "fp32"), (2, "bf16")):  # stage 2 has fp32 in any case
+    for stage, dtype, said in ((3, "fp32", None), (2, "bf16", None), (3, "bf16", "bf16")):  # stage 2 has fp32 always
         values = JSON | {"zero_optimization": {"stage": stage}, "seq_parallel_communication_data_type": dtype,
                          "sequence_parallel_size": 2}
         found = imported(RECIPE, named, values)
         found.expect_complete()
-        assert parse_scenario(found.document()).mesh.cp == 2
+        made = parse_scenario(found.document())
+        assert (made.mesh.cp, made.framework_options.get("seq_parallel_communication_data_type")) == (2, said)
