@@ -26,11 +26,11 @@ from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks.megatron.options import OPTIONS as MEGATRON_OPTIONS
 from simcore.frameworks.megatron.options import bucket_elements
 from simcore.frameworks.megatron.precision import Formats, formats
-from simcore.frameworks.megatron.recompute import together
+from simcore.frameworks.megatron.recompute import replays, together
 from simcore.frameworks.megatron.rules import rank_numel, rules_of, shard_axes, whole_layout
 from simcore.frameworks.megatron.stages import OVERLAP
 from simcore.frameworks.megatron.table import table_of
-from simcore.frameworks.megatron_fsdp.checks import check_adapters, check_stages, check_units, replays
+from simcore.frameworks.megatron_fsdp.checks import check_adapters, check_stages, check_units
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.blocks import Mamba2
