@@ -191,8 +191,9 @@ def _check_outer(job: Draft, options: dict[str, object]) -> None:
     key, outer = "outer_dp_sharding_strategy", options.get("outer_dp_sharding_strategy", "no_shard")
     if outer == "no_shard":
         return
-    if outer != "optim" or not _is_main(job):
-        raise job.not_yet(f"framework_options.{key}", f"{key}: {outer} under megatron_fsdp, {VERSIONS[_is_main(job)]}")
+    if outer != "optim":
+        raise job.illegal(f"framework_options.{key}", f"{outer}: it is no_shard or optim",
+                          "Megatron-LM training/arguments.py --outer-dp-sharding-strategy")
     if job.mesh.dp_replicate == 1:
         raise job.illegal(f"framework_options.{key}", "with a single optimizer instance there is no buffer between "
                           "copies, and the first all-gather of parameters fails", "Megatron-LM main core/distributed/"
