@@ -50,11 +50,14 @@ STEPS: list[dict[str, Any]] = [
     {"layers": 5, "microbatches": 1, "unit_size": 1, "double_buffer": True},
     {"layers": 5, "microbatches": 2, "unit_size": 4 * 2560, "recompute": True, "double_buffer": True},
 ]
+COPIES: list[dict[str, Any]] = [
+    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "copies": 2},
+    {"layers": 5, "microbatches": 1, "unit_size": 2 * 2560, "copies": 4, "recompute": True},
+]
 OF_MAIN: list[dict[str, Any]] = [
     {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "gathers_first": False},
     {"layers": 5, "microbatches": 1, "unit_size": 4 * 2560, "double_buffer": True, "gathers_first": False},
-    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "copies": 2},
-    {"layers": 5, "microbatches": 1, "unit_size": 2 * 2560, "copies": 4, "recompute": True},
+    *COPIES,
     {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "copies": 2, "sent": "bfloat16"},
 ]
 OF_ADAPTERS: list[dict[str, Any]] = [
@@ -133,7 +136,7 @@ def text(rows: dict[str, list[dict[str, Any]]]) -> str:
 
 def main() -> None:
     """Each case in a process of its own."""
-    of_version = (*OF_MAIN, *OF_ADAPTERS, *STAGES_WITH_ADAPTERS) if IS_MAIN else LAYOUTS
+    of_version = (*OF_MAIN, *OF_ADAPTERS, *STAGES_WITH_ADAPTERS) if IS_MAIN else (*LAYOUTS, *COPIES)
     made = run_apart({str(number): case for number, case in enumerate((*STEPS, *STAGES, *of_version))}, asked).values()
     print(text({key: [row for row in made if _kind(row) == key] for key in ("buckets", "steps", "stages")}))
 

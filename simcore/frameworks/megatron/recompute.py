@@ -8,7 +8,7 @@ from simcore.inputs.training import Recompute
 from simcore.models.blocks import LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.placement.job import Job
 
-__all__ = ["assumptions", "check_groups", "checkpoint", "kept_whole", "together"]
+__all__ = ["assumptions", "check_groups", "checkpoint", "kept_whole", "replays", "together"]
 
 MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
@@ -88,11 +88,35 @@ def together(job: Job) -> int:
     return recompute.num_layers if isinstance(recompute, Recompute) and recompute.mode == "uniform" else 1
 
 
+def replays(job: Job) -> bool:
+    """Returns True with recompute_granularity full."""
+    recompute = job.scenario.training.recompute
+    return recompute == "full" or isinstance(recompute, Recompute)
+
+
+def _check_frozen_input(job: Job) -> None:
+    """Raises IllegalLayout for adapters of a hybrid whose layers are replayed (main; core 0.16.1 replays none).
+
+    A checkpoint has a backward only if its input requires a gradient, and the output of a frozen embedding does not.
+    """
+    hybrid = job.graph.architecture.family == "nemotron_h" or any(
+        isinstance(branch.block, Mamba2) for kind in job.graph.kinds for branch in kind.branches)
+    is_main = job.scenario.framework_version.startswith("main")
+    if job.scenario.training.method != "full" and replays(job) and hybrid and is_main:
+        raise job.illegal("training.recompute", "element 0 of tensors does not require grad: a hybrid's layers run in "
+                          "a checkpoint whose input, a frozen embedding's output, requires no gradient",
+                          "Megatron-LM main core/models/hybrid/hybrid_block.py:360; Bridge main peft/recompute.py:75 "
+                          "mends TransformerBlock alone")
+
+
 def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
     """Raises IllegalLayout if groups of layers do not divide a stage, or with multi-token prediction.
 
+    Also for adapters of a hybrid whose layers are replayed (`_check_frozen_input`).
+
     `stages`: layer numbers, in the whole model, of each stage or chunk.
     """
+    _check_frozen_input(job)
     size = together(job)
     if size > 1 and any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
         raise job.illegal("training.recompute", "recompute_num_layers must be 1 for MTP recompute",

@@ -9,11 +9,9 @@ from typing import Final
 
 from simcore.frameworks.megatron.rules import rank_numel
 from simcore.frameworks.megatron.stages import KEEPS_OUTPUT
-from simcore.inputs.training import Recompute
-from simcore.models.blocks import Mamba2
 from simcore.placement.job import Draft, Job
 
-__all__ = ["check_adapters", "check_stages", "check_units", "replays"]
+__all__ = ["check_adapters", "check_stages", "check_units"]
 
 _FSDP: Final = "distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py"
 _LARGE: Final = 500_000_000
@@ -21,31 +19,15 @@ _LARGE: Final = 500_000_000
 
 
 def check_adapters(job: Draft, *, is_main: bool) -> None:
-    """Raises IllegalLayout for core 0.16.1 and for a hybrid whose layers are replayed, NotYet for a base in 8 bits."""
+    """Raises IllegalLayout for core 0.16.1, which takes no frozen parameters, and NotYet for a base in 8 bits."""
     if not is_main:
         raise job.illegal("training.method", "cannot register a hook on a tensor that doesn't require gradient: "
                           "Megatron-FSDP asks it of every parameter, and those beside adapters are frozen",
                           f"core 0.16.1 {_FSDP}:1009, torch 2.13 _tensor.py:748; use framework_version: main "
                           "2026-08-22")
-    if replays(job) and _is_hybrid(job):
-        raise job.illegal("training.recompute", "element 0 of tensors does not require grad: a hybrid's layers run in "
-                          "a checkpoint whose input, a frozen embedding's output, requires no gradient",
-                          "Megatron-LM main core/models/hybrid/hybrid_block.py:360; Bridge main peft/recompute.py:75 "
-                          "mends TransformerBlock alone")
     if job.narrow:
         raise job.not_yet("training.method", f"{job.scenario.training.method} over weights in 8 bits, under "
                           "megatron_fsdp")
-
-
-def replays(job: Job) -> bool:
-    """Returns True with recompute_granularity full."""
-    recompute = job.scenario.training.recompute
-    return recompute == "full" or isinstance(recompute, Recompute)
-
-
-def _is_hybrid(job: Job) -> bool:
-    return job.graph.architecture.family == "nemotron_h" or any(
-        isinstance(branch.block, Mamba2) for kind in job.graph.kinds for branch in kind.branches)
 
 
 def check_stages(job: Draft, options: dict[str, object]) -> None:

@@ -19,7 +19,7 @@ units with equal buckets shares two persistent buffers of each (FixedPoolAllocat
 gathered, or wait. On main the first bucket, where it is of no unit, is then gathered alone after the step. Without
 `fsdp_all_gather_in_start_param_sync` nothing is gathered there, so that forward begins with it.
 
-With `outer_dp_sharding_strategy: optim` (main) a bucket is padded to all ranks, and a rank keeps the states of one
+With `outer_dp_sharding_strategy: optim` a bucket is padded to all ranks, and a rank keeps the states of one
 part of its shard; shards of parameters and gradients are as without it (hfsdp_helper_wbuf, hfsdp_helper_gbuf). In the
 last microbatch a reduced shard is reduced further, by a reduce-scatter between copies; every gather until the first
 microbatch is over is preceded by one that fills the shard from its parts (microbatch_count 0).

@@ -26,11 +26,11 @@ from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks.megatron.options import OPTIONS as MEGATRON_OPTIONS
 from simcore.frameworks.megatron.options import bucket_elements
 from simcore.frameworks.megatron.precision import Formats, formats
-from simcore.frameworks.megatron.recompute import together
+from simcore.frameworks.megatron.recompute import replays, together
 from simcore.frameworks.megatron.rules import rank_numel, rules_of, shard_axes, whole_layout
 from simcore.frameworks.megatron.stages import OVERLAP
 from simcore.frameworks.megatron.table import table_of
-from simcore.frameworks.megatron_fsdp.checks import check_adapters, check_stages, check_units, replays
+from simcore.frameworks.megatron_fsdp.checks import check_adapters, check_stages, check_units
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.blocks import Mamba2
@@ -191,8 +191,9 @@ def _check_outer(job: Draft, options: dict[str, object]) -> None:
     key, outer = "outer_dp_sharding_strategy", options.get("outer_dp_sharding_strategy", "no_shard")
     if outer == "no_shard":
         return
-    if outer != "optim" or not _is_main(job):
-        raise job.not_yet(f"framework_options.{key}", f"{key}: {outer} under megatron_fsdp, {VERSIONS[_is_main(job)]}")
+    if outer != "optim":
+        raise job.illegal(f"framework_options.{key}", f"{outer}: it is no_shard or optim",
+                          "Megatron-LM training/arguments.py --outer-dp-sharding-strategy")
     if job.mesh.dp_replicate == 1:
         raise job.illegal(f"framework_options.{key}", "with a single optimizer instance there is no buffer between "
                           "copies, and the first all-gather of parameters fails", "Megatron-LM main core/distributed/"

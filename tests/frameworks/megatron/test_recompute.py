@@ -9,6 +9,7 @@ import pytest
 
 import small
 from frameworks.megatron.asked import DEEP, QWEN3_MOE, V2, assumed, defaults, refused_with, small_model
+from simcore.errors import IllegalLayout
 from simcore.program.outline import Phase
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import HIDDEN, Op
@@ -135,3 +136,13 @@ def test_full_recompute_of_a_hybrid_is_mains() -> None:
     assert "training.recompute" in assumed(recompute="full")
     assert "training.recompute" not in assumed(recompute="none")
     assert "training.recompute" not in assumed(model=DEEP, recompute="full")
+
+
+def test_layers_of_a_hybrid_are_not_replayed_under_a_frozen_embedding() -> None:
+    """A checkpoint has a backward if its input requires a gradient: Bridge sees to that for TransformerBlock alone."""
+    main = "main 2026-08-22"
+    with pytest.raises(IllegalLayout, match="element 0 of tensors does not require grad"):
+        small.prepared("megatron", {"dp_shard": 2}, method="lora", recompute="full", version=main)
+    for given in ({"recompute": "none", "version": main}, {"recompute": "full"},
+                  {"recompute": "full", "version": main, "model": "llama-tiny"}):
+        small.prepared("megatron", {"dp_shard": 2}, **{"method": "lora"} | given)

@@ -21,7 +21,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     if "plain" not in case]
 STEPS = [pytest.param(version, case, id="-".join([version, *(f"{k}={v}" for k, v in case.items() if k != "found")]))
          for version, case in CASES if "copies" not in case]
-OF_COPIES = [case for _, case in CASES if "copies" in case]
+OF_COPIES = [pytest.param(version, case, id=f"{version}-copies={case['copies']}-sent={case.get('sent')}")
+             for version, case in CASES if "copies" in case]
 MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
 UNIT = 2560
 """Elements of a unit of the model that was run."""
@@ -62,11 +63,11 @@ def asked(case: dict[str, Any]) -> dict[str, Any]:
     return options | {option: case[key] for key, option in given.items() if key in case}
 
 
-@pytest.mark.parametrize("case", OF_COPIES, ids=lambda case: f"copies={case['copies']}")
-def test_copies_that_share_the_optimizer_exchange_parts_of_shards(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("version", "case"), OF_COPIES)
+def test_copies_that_share_the_optimizer_exchange_parts_of_shards(version: str, case: dict[str, Any]) -> None:
     """Gathered before every gather of the first microbatch, reduced in the last one; the root is bucket 0."""
     copies, kept = case["copies"], case["found"]["kept"]
-    made = program(asked(case) | {"outer_dp_sharding_strategy": "optim"}, "main 2026-08-22",
+    made = program(asked(case) | {"outer_dp_sharding_strategy": "optim"}, version,
                    {"dp_shard": 8 // copies, "dp_replicate": copies}, microbatches=case["microbatches"],
                    recompute="full" if case.get("recompute") else "none")
     names = {number: name for (name, axis, _), number in made.tables.comms.items() if axis == "dp_replicate"}
@@ -85,7 +86,7 @@ def test_copies_that_share_the_optimizer_exchange_parts_of_shards(case: dict[str
 
 def test_gradients_are_sent_in_a_format_of_their_own() -> None:
     """Whole ones are in it, and a copy of each reduced shard between copies, until its bucket is freed."""
-    case = next(case for case in OF_COPIES if "sent" in case)
+    case = next(case for _, case in CASES if "sent" in case)
     options = asked(case) | {"outer_dp_sharding_strategy": "optim"}
     made = program(options, "main 2026-08-22", {"dp_shard": 4, "dp_replicate": 2}, microbatches=2,
                    precision={"main_grads": "fp32", "grad_reduce": "bf16"})
@@ -108,8 +109,8 @@ def test_gradients_are_sent_in_a_format_of_their_own() -> None:
 LINEAR: tuple[tuple[int, ...], ...] = ((64, 16), (64,), (16, 64), (16,))
 
 
-@pytest.mark.parametrize("case", OF_COPIES, ids=lambda case: f"copies={case['copies']}")
-def test_a_bucket_is_padded_to_all_ranks_of_copies(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("version", "case"), OF_COPIES)
+def test_a_bucket_is_padded_to_all_ranks_of_copies(version: str, case: dict[str, Any]) -> None:
     for kept, shapes in zip(case["found"]["kept"], (((64, 16), (16,), (16,), (64, 16), (64,)),
                                                     ((16,), (16,), *LINEAR)), strict=False):
         made = Bucket(0, "dp_cp", 8 // case["copies"], "bf16", True, (), lay_in_chunks(shapes, 8),

@@ -22,8 +22,7 @@ def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
 
 
 @pytest.mark.parametrize(("option", "value"), [
-    ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),  # of the release
-    ("keep_fp8_transpose_cache", True),
+    ("data_parallel_sharding_strategy", "optim_grads"), ("keep_fp8_transpose_cache", True),
     ("preserve_fp32_weights", False), ("use_precision_aware_optimizer", True), ("use_distributed_optimizer", False)])
 def test_options_that_are_not_modelled_are_named(option: str, value: object) -> None:
     assert option in refused(options={option: value})
@@ -35,7 +34,6 @@ def test_layers_that_are_replayed_together_are_not_modelled() -> None:
 
 
 @pytest.mark.parametrize(("options", "training", "told"), [
-    ({"outer_dp_sharding_strategy": "optim_grads"}, {}, "outer_dp_sharding_strategy: optim_grads"),
     ({"use_precision_aware_optimizer": True}, {"optimizer": {"master": "fp16"}}, "master in fp16"),
     ({"use_precision_aware_optimizer": True}, {"optimizer": {"moments": "fp16"}}, "moments in fp16")])
 def test_what_main_does_is_not_all_modelled(options: dict[str, Any], training: dict[str, Any], told: str) -> None:
@@ -46,6 +44,12 @@ def test_shared_buffers_and_a_format_of_their_own_between_copies_are_not_modelle
     assert "send in another format" in refused(
         version=MAIN, mesh={"dp_shard": 2, "dp_replicate": 2}, options={"fsdp_double_buffer": True},
         precision={"main_grads": "fp32", "grad_reduce": "bf16"})
+
+
+def test_copies_share_an_optimizer_or_nothing() -> None:
+    with pytest.raises(IllegalLayout, match="optim_grads: it is no_shard or optim"):
+        small.prepared("megatron_fsdp", {"dp_shard": 2, "dp_replicate": 2}, model="llama-tiny",
+                       options={"outer_dp_sharding_strategy": "optim_grads"})
 
 
 def test_copies_that_share_an_optimizer_are_several() -> None:

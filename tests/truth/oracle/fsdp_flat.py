@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from . import te_stub
@@ -173,7 +174,13 @@ def _in_copies(world: int, copies: int) -> FSDPDistributedIndex:
 
 
 class Noted:
-    """Megatron-FSDP around a small model, and what its two pipelines do."""
+    """Megatron-FSDP around a small model, and what its two pipelines do.
+
+    `between`: names of buffers within a copy, where the optimizer is cut over copies.
+    """
+
+    between = (("hfsdp_helper_wbuf", "hfsdp_helper_gbuf") if "hfsdp_helper_wbuf" in {
+        field.name for field in fields(buffers.ParameterGroup)} else ("hsdp_wbuf", "hsdp_gbuf"))
 
     def __init__(self, world: int, layers: int, *, recompute: bool, copies: int = 1, sent: str = "",
                  plain: list[int] | None = None, model: nn.Module | None = None, stages: int = 1,
@@ -231,9 +238,10 @@ class Noted:
 
     def kept(self) -> list[dict[str, int]]:
         """Elements that a rank keeps of each bucket, and of the whole one."""
+        whole, parts = self.between
         return [{"numel": group.model_weight_buffer.bucket_index.size,
-                 "params": (group.hfsdp_helper_wbuf or group.model_weight_buffer).data.numel(),
-                 "grads": _elements(group.hfsdp_helper_gbuf or group.main_grad_buffer),
+                 "params": _elements(getattr(group, whole) or group.model_weight_buffer),
+                 "grads": _elements(getattr(group, parts) or group.main_grad_buffer),
                  "masters": _elements(group.main_weight_buffer)}
                 for group in self.fsdp.param_and_grad_buffer.parameter_groups]
 
