@@ -203,6 +203,11 @@ def test_what_is_compiled(components: str, option: object) -> None:
     assert read.framework_options["compile"] == option
 
 
+def test_a_flavor_with_flex_attention_says_so() -> None:
+    recipe = (PUBLISHED % EAGER).replace('flavor = "8B"', 'flavor = "8B_flex"')
+    assert scenario(imported(recipe)).framework_options["attn"] == "flex"
+
+
 def test_a_published_run_on_stages_is_its_scenario() -> None:
     truth = published("torchtitan-llama31-405b-512g-interleaved")
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()
