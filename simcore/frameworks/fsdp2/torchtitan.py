@@ -92,8 +92,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
                           "torchtitan 0.2.2 train.py:220; models/qwen3/__init__.py: pipelining_fn=None")
     if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
-    if job.graph.has_tied_head:
-        raise job.not_yet("model", "tied embeddings in the layers of torchtitan")
+    _check_tied(job, options)
     divisor = mesh.tp * (2 * mesh.cp if mesh.cp > 1 else 1)
     if training.seq_len % divisor:
         told = f"tp {mesh.tp}" + (f" x 2 x cp {mesh.cp}" if mesh.cp > 1 else "")
@@ -102,6 +101,17 @@ def check(job: Job, options: dict[str, Any]) -> None:
     _check_cuts(job)
     if training.pipeline.schedule in ZERO_BUBBLE:
         _check_halves(job, options)
+
+
+def _check_tied(job: Job, options: dict[str, Any]) -> None:
+    """Raises IllegalLayout for a head tied to the embedding, each a unit, as torch does before the first forward."""
+    if not job.graph.has_tied_head:
+        return
+    if options.get("wrap") == "layers_root":
+        raise job.not_yet("model", "tied embeddings in the layers of torchtitan")
+    raise job.illegal("model", "Parameter 'output.weight' is shared with a parameter already managed by another FSDP "
+                      "group: embedding and head are units of their own", "torch 2.13 distributed/fsdp/_fully_shard/"
+                      "_fsdp_state.py _validate_no_duplicate_params; torchtitan 0.2.2 apply_fsdp")
 
 
 def _check_compiled(job: Job, family: str, options: dict[str, Any]) -> None:
