@@ -181,9 +181,9 @@ def test_experts_gathered_in_a_replay_by_operator_are_an_assumption() -> None:
 
 def test_the_fullest_experts_have_more_than_the_mean_unless_routing_is_stated() -> None:
     loads = []
-    for given in ({}, {"routing": "balanced"}):
+    for routing in ("auto", "balanced"):
         asked = small.scenario("fsdp2", {"dp_shard": 4, "ep": 4}, model="qwen3-30b-a3b", implementation="torchtitan",
-                               **given)
+                               routing=routing)
         simulation = legal_simulation(asked)
         loads.append((simulation.framework.fullest_load > 1, "hot ranks" in {a[0] for a in
                                                                             simulation.framework.assumptions}))
