@@ -203,7 +203,7 @@ def _titan_attention(run):
     if commit not in DEEPSEEK_ATTENTION:
         unsayable(f"which attention DeepSeek's layers have at {commit} is not written down")
     kernel = told or DEEPSEEK_ATTENTION[commit]
-    return {"attn_type": "flex"} if kernel == "flex" else {"sdpa_backend": kernel}
+    return {"attn": "flex"} if kernel == "flex" else {"sdpa_backend": kernel}
 
 
 def _titan_wrapping(run):

@@ -49,6 +49,9 @@ def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
 def _attention(job: Draft, options: Mapping[str, Any]) -> str:
     if job.graph.implementation == "llmfoundry":  # models/mpt/configuration_mpt.py: attn_impl triton
         return "attention_flash2" if options.get("attn_impl") == "flash" else "attention_triton"
+    if job.graph.implementation == "torchtitan" and options.get("attn") == "flex":
+        job.refuse_idle(options, "sdpa_backend", "with attn: flex")
+        return "attention_flash2"
     given = str(options.get("attn_implementation", ""))
     if given == "flash_attention_2" and job.compute_capability < (8, 0):
         raise job.illegal("framework_options.attn_implementation", "FlashAttention only supports Ampere GPUs or newer",

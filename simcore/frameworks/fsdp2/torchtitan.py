@@ -11,13 +11,21 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simcore.frameworks.common.afterwards import TITAN_LOOP
-from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults
 from simcore.frameworks.common.trainer import Trainer
-from simcore.inputs.training import Draws, Recompute
-from simcore.models.blocks import Attention, LatentAttention, Moe
+from simcore.frameworks.fsdp2.torchtitan_experts import (
+    assumptions,
+    check_experts,
+    counts_over,
+    experts_axes,
+    experts_dim,
+    keeps_exchange,
+    note_replays,
+)
+from simcore.inputs.training import Recompute
+from simcore.models.blocks import Attention, LatentAttention
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.torchtitan.options import TorchtitanOptions
@@ -43,6 +51,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "async_tp": (True, False),
     "return_outputs": (True, False),
     "sdpa_backend": (None, *SDPA_BACKENDS),
+    "attn": ("sdpa", "flex"),
 }
 PLAN = "torchtitan 0.2.2 models/llama3/infra/parallelize.py"
 DEFAULTS = Defaults(
@@ -56,7 +65,6 @@ DEFAULTS = Defaults(
     reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
 NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "deepseek_v2": "DeepSeek V3",
          "deepseek_v3": "DeepSeek V3"}
-EXPERTS = "torchtitan 0.2.2 models/llama4/infra/parallelize.py apply_fsdp"
 RANKS = ("q_rank", "kv_rank")
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
@@ -70,7 +78,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("implementation", f"{family} in the layers of torchtitan (served: {', '.join(NAMES)})")
     _check_tensor_parallel(job, family, options)
     if job.has_experts:
-        _check_experts(job)
+        check_experts(job)
     job.one_of("training.loss", training.loss, ("auto",))
     job.refuse_capacity("torchtitan 0.2.2 models/llama3: no experts")
     if training.lengths == "packed":
@@ -78,13 +86,13 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if training.method != "full":
         raise job.not_yet("training.method", f"{training.method} with torchtitan's layers")
     _check_compiled(job, family, options)
+    _check_attention(job, family, options)
     if mesh.pp > 1 and family.startswith("qwen3"):
         raise job.illegal("mesh.pp", "Pipeline Parallel is enabled but qwen3 does not support pipelining",
                           "torchtitan 0.2.2 train.py:220; models/qwen3/__init__.py: pipelining_fn=None")
     if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
-    if job.graph.has_tied_head:
-        raise job.not_yet("model", "tied embeddings in the layers of torchtitan")
+    _check_tied(job, options)
     divisor = mesh.tp * (2 * mesh.cp if mesh.cp > 1 else 1)
     if training.seq_len % divisor:
         told = f"tp {mesh.tp}" + (f" x 2 x cp {mesh.cp}" if mesh.cp > 1 else "")
@@ -93,6 +101,17 @@ def check(job: Job, options: dict[str, Any]) -> None:
     _check_cuts(job)
     if training.pipeline.schedule in ZERO_BUBBLE:
         _check_halves(job, options)
+
+
+def _check_tied(job: Job, options: dict[str, Any]) -> None:
+    """Raises IllegalLayout for a head tied to the embedding, each a unit, as torch does before the first forward."""
+    if not job.graph.has_tied_head:
+        return
+    if options.get("wrap") == "layers_root":
+        raise job.not_yet("model", "tied embeddings in the layers of torchtitan")
+    raise job.illegal("model", "Parameter 'output.weight' is shared with a parameter already managed by another FSDP "
+                      "group: embedding and head are units of their own", "torch 2.13 distributed/fsdp/_fully_shard/"
+                      "_fsdp_state.py _validate_no_duplicate_params; torchtitan 0.2.2 apply_fsdp")
 
 
 def _check_compiled(job: Job, family: str, options: dict[str, Any]) -> None:
@@ -108,6 +127,16 @@ def _check_compiled(job: Job, family: str, options: dict[str, Any]) -> None:
 def _compiles_blocks(options: Mapping[str, Any]) -> bool:
     """Returns True if torch.compile runs on the blocks, not only on the loss."""
     return options.get("compile") in (True, "model")
+
+
+def _check_attention(job: Job, family: str, options: dict[str, Any]) -> None:
+    """Raises IllegalLayout for FlexAttention with context parallelism, NotYet where upstream has it (Llama)."""
+    if options.get("attn") != "flex" or job.mesh.cp == 1:
+        return
+    if family == "llama":
+        raise job.not_yet("framework_options.attn", "flex_attention with context parallelism")
+    raise job.illegal("framework_options.attn", "Context Parallel only supports SDPA attention. Got attn_type='flex'",
+                      "torchtitan 0.2.2 models/*/infra/parallelize.py")
 
 
 def _check_tensor_parallel(job: Job, family: str, options: dict[str, Any]) -> None:
@@ -128,38 +157,6 @@ def _check_halves(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet(at, "backward passes in two halves with experts, tensor or context parallelism")
 
 
-def _check_experts(job: Job) -> None:
-    mesh = job.mesh
-    if mesh.etp > 1 and mesh.ep == 1:
-        raise job.illegal("mesh.etp", f"etp {mesh.etp} changes nothing without expert parallelism: tp cuts experts",
-                          "torchtitan 0.2.2 models/llama4/infra/parallelize.py apply_moe_ep_tp")
-    if mesh.etp > 1 and mesh.etp != mesh.tp:
-        raise job.illegal("mesh.etp", f"Currently we only support ETP=TP or ETP=1, not {mesh.etp} beside tp {mesh.tp}",
-                          "torchtitan 0.2.2 distributed/parallel_dims.py _validate")
-    _check_widths(job)
-    replica = mesh.dp_shard * mesh.cp * mesh.tp
-    if replica % (mesh.ep * mesh.etp):
-        raise job.illegal("mesh.ep", f"{replica} ranks of a replica must be a multiple of ep {mesh.ep} x etp "
-                          f"{mesh.etp}", "torchtitan 0.2.2 distributed/parallel_dims.py build_mesh: efsdp = fsdp * tp "
-                          "// (etp * ep)")
-    if mesh.ep > 1 and mesh.pp > 1:
-        raise job.not_yet("mesh.pp", "pipeline stages beside torchtitan's expert parallelism")
-    if job.compute != "bf16":
-        raise job.not_yet("training.precision.compute", f"experts in {job.compute}: torchtitan computes them in bf16")
-    if isinstance(job.scenario.training.routing, Draws):
-        raise job.not_yet("training.routing", "routing drawn at random in torchtitan's experts")
-
-
-def _check_widths(job: Job) -> None:
-    """Raises IllegalLayout for experts whose rows, in bf16, torch's grouped products do not take."""
-    parts = job.mesh.tp if job.mesh.ep == 1 else job.mesh.etp
-    for block in (branch.block for kind in job.graph.kinds for branch in kind.branches):
-        if isinstance(block, Moe) and (block.expert_ffn % parts or block.expert_ffn // parts % 8 or block.hidden % 8):
-            raise job.illegal("mesh.etp" if job.mesh.ep > 1 else "mesh.tp", f"Expected mat_a stride along 0 dim to be "
-                              f"multiple of 16 bytes: rows of {block.hidden} or {block.expert_ffn} / {parts} entries",
-                              "torch 2.13 _meta_registrations.py _meta_grouped_mm_common")
-
-
 def _check_cuts(job: Job) -> None:
     tp = job.mesh.tp
     vocab = job.graph.architecture.vocab
@@ -173,43 +170,6 @@ def _check_cuts(job: Job) -> None:
             if isinstance(branch.block, Attention) and branch.block.num_kv_heads % tp:
                 raise job.illegal("mesh.tp", f"{branch.block.num_kv_heads} key and value heads must be divisible by "
                                   f"tp {tp}", f"torchtitan 0.2.2 models/*/model/model.py: {_EVEN}")
-
-
-def assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns the assumption about hot ranks as (key, value, kind, source), none without expert parallelism."""
-    return hot_ranks_assumption(job)
-
-
-def experts_dim(job: Job) -> int:
-    """Returns the dimension of expert parallel tensors that the ranks of `experts_axes` cut: 1 if there are too many.
-
-    IllegalLayout where they cannot cut it evenly. [Note: torchtitan's expert parallelism] in
-    `operators/torchtitan/moe.py`.
-    """
-    block = next((branch.block for kind in job.graph.kinds for branch in kind.branches
-                  if isinstance(branch.block, Moe)), None)
-    share = job.mesh.axis(experts_axes(job)[0]).size
-    if block is None or job.mesh.ep == 1 or share * job.mesh.ep <= block.num_experts:
-        return 0
-    for size in (block.expert_ffn // job.mesh.etp, block.hidden):
-        if size % share:
-            raise job.illegal("mesh.ep", f"FSDP does not support uneven sharding on dim 1: {size} entries on {share} "
-                              f"ranks; {EXPERTS}: efsdp x ep > num_experts",
-                              "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py _init_sharded_param")
-    return 1
-
-
-def counts_over(job: Job) -> str:
-    """Returns the mesh axis over which tokens of experts are counted: DeepSeek V3's routers are balanced, Qwen3's not.
-
-    torchtitan 0.2.2 `models/*/__init__.py`: build_optimizers_with_moe_load_balancing, build_optimizers.
-    """
-    return "dp_cp" if job.has_experts and job.graph.architecture.family.startswith("deepseek") else ""
-
-
-def experts_axes(job: Job) -> tuple[str, str]:
-    """Returns the mesh axes over which experts of one rank are cut once more, and copied."""
-    return ("expert_dp_shard", "expert_dp_replicate") if job.mesh.dp_replicate > 1 else ("expert_dp", "")
 
 
 def in_fp8(job: Job) -> ModelGraph:
@@ -311,39 +271,17 @@ def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
         job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
                  "context parallelism and a loss over a split vocabulary as eager",
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
+    if options.get("attn") == "flex":
+        job.note("attention by flex_attention", "as flash attention, of whole sequences", "an assumption: torch 2.13 "
+                 "_higher_order_ops/flex_attention.py saves what flash attention does; documents' masks are not known")
     if job.mesh.tp == 1:
         job.refuse_idle(options, "async_tp", "without tensor parallelism")
-    _note_replays(job)
+    note_replays(job)
     repeated = job.flag(options, "repeat_kv", "torchtitan 0.2.2 models/*/model/model.py: enable_gqa", default=False)
     return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole, repeat_kv=repeated,
-                             keeps_exchange=_keeps_exchange(job, options), whole_batch=_splits_sequences(job),
+                             keeps_exchange=keeps_exchange(job, options), whole_batch=_splits_sequences(job),
                              compiled_blocks=_compiles_blocks(options), compiled_loss=compiled in (True, "loss"),
                              async_tp=_asynchronous(job, options), fp8_rows=options.get("fp8_recipe") == "rowwise")
-
-
-def _keeps_exchange(job: Draft, options: dict[str, Any]) -> bool:
-    """Returns True if a checkpoint by operator keeps exchanged rows, as DeepSeek's does from commit c4e22911 on."""
-    recompute, has_list = job.scenario.training.recompute, job.graph.architecture.family.startswith("deepseek")
-    by_operator = isinstance(recompute, Recompute) and recompute.mode == "per_op"
-    if job.mesh.ep == 1 or not (by_operator and has_list):
-        given = {"keeps_exchange": options.get("keeps_exchange") is not None}
-        job.refuse_idle(given, "keeps_exchange", "without expert parallelism and DeepSeek's checkpoints by operator")
-        return True
-    return job.flag(options, "keeps_exchange", "torchtitan 0.2.2 models/deepseek_v3/infra/parallelize.py: "
-                    "_op_sac_save_list", default=True)
-
-
-def _note_replays(job: Draft) -> None:
-    """[Note: experts gathered in a replay] The last layer's are, by operator, and were gathered ahead in forward.
-
-    torch 2.13 `utils/checkpoint.py` raises then ("encountered during backward but not found in storage", pytorch/
-    torchtitan issue 3427); torch before it, with which 0.2.2 was released, does not.
-    """
-    recompute, mesh = job.scenario.training.recompute, job.mesh
-    by_operator = isinstance(recompute, Recompute) and recompute.mode == "per_op"
-    if mesh.ep > 1 and by_operator and mesh.axis(experts_axes(job)[0]).size > 1:
-        job.note("experts gathered in replays", "as before torch 2.13", "an assumption: torch 2.13 raises where FSDP2 "
-                 "gathers experts in the replay by operator (pytorch/torchtitan issue 3427)")
 
 
 def _asynchronous(job: Draft, options: dict[str, Any]) -> bool:

@@ -54,11 +54,13 @@ def read_model(reader: Reader, draft: Draft) -> Mapping[str, Any] | None:
         draft.refuse(flavor, f"{word}: no flavor of {RELEASE} (it has {', '.join(flavors)})", always=True)
         return None
     found = flavors[word]
-    if found.attention != "sdpa":
+    rule, source = f"{kind} {word}", f"{RELEASE} models/{kind}/__init__.py"
+    if found.attention == "flex":
+        draft.infer("framework_options.attn", "flex", rule, flavor, name, source=source)
+    elif found.attention != "sdpa":
         draft.refuse(flavor, f"{word}: attention by {found.attention}_attention")
         flavor = None
     changed = found.changed()
-    rule, source = f"{kind} {word}", f"{RELEASE} models/{kind}/__init__.py"
     draft.infer("model.config" if changed else "model", found.preset, rule, flavor, name, source=source)
     for field, value in changed.items():
         draft.infer(f"model.overrides.{field}", value, rule, flavor, name, source=source)

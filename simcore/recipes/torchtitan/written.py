@@ -51,10 +51,11 @@ def _write_model(outline: Outline) -> None:
              and all(fields.get(key) == value for key, value in flavor.sizes.items())]
     outline.said.add("implementation")
     kernels = {FLAVORS[name][word].attention for name, word in found}
-    if found and "sdpa" not in kernels:
+    kernel = outline.given(f"{_OPTIONS}attn") or "sdpa"
+    if found and kernel not in kernels:
         outline.refuse("model", f"torchtitan's {found[0][1]} has {', '.join(sorted(kernels))} attention")
         return
-    found = [(name, word) for name, word in found if FLAVORS[name][word].attention == "sdpa"]
+    found = [(name, word) for name, word in found if FLAVORS[name][word].attention == kernel]
     if not found:
         outline.refuse("model", "no flavor of torchtitan 0.2.2 that is simulated has these sizes")
         return

@@ -45,6 +45,9 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 4, "ep": 2}, {"model": "qwen3-30b-a3b", "options": {"prefetch": 1}}, "prefetch: changes nothing"),
     ({"dp_shard": 4, "ep": 2}, {"model": "qwen3-30b-a3b", "recompute": {"mode": "per_op"}, "options": {
         "keeps_exchange": False}}, "keeps_exchange: changes nothing without"),
+    ({"dp_shard": 2, "cp": 2}, {"options": {"attn": "flex"}}, "not yet: flex_attention with context parallelism"),
+    ({"dp_shard": 2, "cp": 2}, {"model": "deepseek-v2-lite", "options": {"attn": "flex"}}, "only supports SDPA attent"),
+    ({"dp_shard": 2}, {"options": {"attn": "flex", "sdpa_backend": "flash"}}, "backend: changes nothing with attn"),
     ({"dp_shard": 2, "pp": 2}, {"model": "qwen3-8b", "microbatches": 4}, "qwen3 does not support pipelining"),
     ({"dp_shard": 2, "ep": 2, "pp": 2}, {"model": "deepseek-v2-lite"}, "not yet: pipeline stages beside torchtitan's"),
     ({"dp_shard": 2, "tp": 2, "cp": 2}, {"model": "qwen3-8b"},
@@ -168,9 +171,9 @@ def test_experts_gathered_in_a_replay_by_operator_are_an_assumption() -> None:
 
 def test_the_fullest_experts_have_more_than_the_mean_unless_routing_is_stated() -> None:
     loads = []
-    for given in ({}, {"routing": "balanced"}):
+    for routing in ("auto", "balanced"):
         asked = small.scenario("fsdp2", {"dp_shard": 4, "ep": 4}, model="qwen3-30b-a3b", implementation="torchtitan",
-                               **given)
+                               routing=routing)
         simulation = legal_simulation(asked)
         loads.append((simulation.framework.fullest_load > 1, "hot ranks" in {a[0] for a in
                                                                             simulation.framework.assumptions}))
@@ -189,3 +192,12 @@ def test_checkpoints_by_operator_keep_exchanged_rows_from_2025_09_on() -> None:
     rows, counts = 2 * 8 * 4096 * 6 * 2048 * 2, 8 * 64
     assert kept() - kept(keeps_exchange=False) == 2 * (rows + counts)
     assert kept() == kept(keeps_exchange=True)
+
+
+def test_flex_attention_is_flash_attention_s_memory_and_an_assumption() -> None:
+    flash, flex = (_titan({"dp_shard": 2}, options) for options in ({"sdpa_backend": "flash"}, {"attn": "flex"}))
+    peaks = [one.ranks[0].peak for one in (flash, flex)]
+    assert peaks[0] is not None
+    assert peaks[1] is not None
+    assert peaks[0].allocated_bytes == peaks[1].allocated_bytes
+    assert "attention by flex_attention" in {one.what for one in flex.assumptions}

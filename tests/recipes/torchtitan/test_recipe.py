@@ -203,6 +203,11 @@ def test_what_is_compiled(components: str, option: object) -> None:
     assert read.framework_options["compile"] == option
 
 
+def test_a_flavor_with_flex_attention_says_so() -> None:
+    recipe = (PUBLISHED % EAGER).replace('flavor = "8B"', 'flavor = "8B_flex"')
+    assert scenario(imported(recipe)).framework_options["attn"] == "flex"
+
+
 def test_a_published_run_on_stages_is_its_scenario() -> None:
     truth = published("torchtitan-llama31-405b-512g-interleaved")
     beside = {f"framework_options.{key}": value for key, value in truth["framework_options"].items()
@@ -352,7 +357,7 @@ def test_several_schedules_in_a_step_are_refused() -> None:
     ("seq_len = 256", "seq_length = 256", "mine.toml:17: unknown key 'training.seq_length'"),
     ('name = "qwen3"', 'name = "llama4"', "mine.toml:5: not yet: model.name: llama4: a model that is not simulated"),
     ('flavor = "14B"', 'flavor = "15B"', "mine.toml:6: not yet: model.flavor: 15B: no flavor of torchtitan 0.2.2"),
-    ('flavor = "14B"', 'flavor = "4B"', "not yet: tied embeddings"),
+    ('flavor = "14B"', 'flavor = "4B"', "Parameter 'output.weight' is shared with a parameter already managed"),
     ("converters = []", 'converters = ["mx"]', "mine.toml:7: not yet: model.converters: converter mx"),
     ("converters = []", 'converters = ["quantize.linear.float8"]', "blocks that are not compiled"),
     ("[debug]", "[experimental]\ncustom_import = 'os'\n[debug]", "experimental.custom_import: code of one's own, os"),
