@@ -186,12 +186,12 @@ def test_numbers_that_the_batch_is_no_multiple_of_are_tried_with_one_that_is(usa
     free: dict[str, Any] = {"mesh": [], "training.recompute": ["full"]}
     row = rows(said(job, free=free, frameworks=["fsdp2"]))["fsdp2"][-1]
     assert (row["value"], row["skipped"]) == (8, [5, 6, 7])
-    found = (7, 14, None) if fits else (None, None, 14)
+    found = (6, 12, None) if fits else (None, None, 14)
     other = row["other"] or {"gpus": None, "batch": None}
     assert (other["gpus"], other["batch"], row["failed"]) == found
     if fits:
-        keys = {**other["layout"]["keys"], "training.global_batch_size": 14}
+        keys = {**other["layout"]["keys"], "training.global_batch_size": 12}
         base = Question.of({"values": job}).scenario()
-        job_of_7 = changed(base, keys)
-        assert job_of_7.world_size == 7
-        assert simulate(job_of_7, timed=False).verdict == "fits"
+        job_of_6 = changed(base, keys)
+        assert job_of_6.world_size == 6
+        assert simulate(job_of_6, timed=False).verdict == "fits"
