@@ -16,8 +16,9 @@ OURS = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce
 
 
 def made(case: dict[str, Any]) -> Program:
+    adapters: dict[str, Any] = {"method": "lora", "lora": {"rank": 8, "target_modules": ["q_proj", "v_proj"]}}
     return small.program_of("zero3", {"dp_shard": case["ranks"]}, microbatches=case["steps"], options=case["options"],
-                            recompute="full" if case["checkpoint"] else "none",
+                            recompute="full" if case["checkpoint"] else "none", **adapters if "lora" in case else {},
                             model={"config": PRESETS[case["type"]], "overrides": case["model"]})
 
 
@@ -36,7 +37,7 @@ def test_everything_is_sent_in_upstreams_groups_call_by_call() -> None:
     wrong = {name: call for name, case in DRAWN.items() for call in OURS
              if ours(case, made(case), call) != theirs(case, call)}
     assert wrong == {}
-    assert len(DRAWN) >= 40
+    assert len(DRAWN) >= 44 + 6
 
 
 def test_second_shards_are_as_long_as_upstreams() -> None:

@@ -278,11 +278,17 @@ def started(row):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
     if row["checkpoint"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if "lora" in row:
+        from peft import LoraConfig, get_peft_model
+        model.enable_input_require_grads()
+        model = get_peft_model(model, LoraConfig(r=row["lora"], lora_alpha=8, target_modules=["q_proj", "v_proj"]),
+                               autocast_adapter_dtype=False)
     options = dict(row["options"])
     if sys.argv[2:] == ["nvme"]:
         options["offload_optimizer"] = {"nvme_path": tempfile.mkdtemp(), **options["offload_optimizer"]}
+    trained = [p for p in model.parameters() if p.requires_grad]
     engine, *_ = deepspeed.initialize(
-        model=model, optimizer=torch.optim.AdamW(model.parameters(), fused=True), config={
+        model=model, optimizer=torch.optim.AdamW(trained, fused=True), config={
             "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": row.get("steps", 2),
             "bf16": {"enabled": True}, "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False, "zero_optimization": {"stage": row["stage"], **options}})

@@ -44,6 +44,11 @@ def drawn():
     return found
 
 
+def adapted():
+    """The first of them with PEFT's adapters of query and value: frozen parameters keep their second shards."""
+    return {f"l{number}": case | {"lora": 8} for number, case in enumerate(list(drawn().values())[:6])}
+
+
 def counted(calls):
     """Each call with how often it comes in a row: [name, bytes, ranks, times]."""
     return [[*one, len(list(alike))] for one, alike in groupby(calls)]
@@ -70,7 +75,7 @@ def run(row):
 
 def main():
     sys.path.insert(0, sys.argv[1])
-    asked = drawn()
+    asked = drawn() | adapted()
     if sys.argv[2:]:
         asked = {name: asked[name] for name in sys.argv[2:]}
     sys.argv[2:] = []

@@ -33,6 +33,8 @@ class HpzShards:
     def start(self, frozen: Mapping[Key, int]) -> None:
         """Simulates the allocation of what is there before a step: shards of frozen parameters, which never expire.
 
+        Small ones that stay gathered have one from the start too.
+
         `frozen`: bytes of each when it is gathered. DeepSpeed 0.19.6 `stage3.py`:706, invalidate_secondary_tensor: of
         the optimizer's groups alone.
         """

@@ -8,7 +8,7 @@ bucket; one that is larger than the bucket is counted until then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.hpz import HpzShards, Key
@@ -106,7 +106,14 @@ class Zero3Hooks(UnrepeatedHooks):
                 ("ipg_bucket", "reduce_scatter_input", self.wide * self.strategy.bucket * (not self.strategy.is_apart)),
                 ("persistent", "unsharded_param", self._persistent())):
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
-        self.secondary.start({key: self._whole(key) for _, key in self.trace if not self._placed(key).trainable})
+        self.secondary.start({key: self._whole(key) for key in self._frozen()})
+
+    def _frozen(self) -> Iterator[Key]:
+        """Frozen parameters, small ones that stay gathered too."""
+        for layer in self.plan.layers:
+            for number, placed in enumerate(self.plan.of_layer(layer)):
+                if placed.spec.is_owned and not placed.trainable and not placed.spec.is_buffer:
+                    yield from ((layer, number, expert) for expert in range(placed.used_copies))
 
     def _parts(self) -> list[int]:
         """Elements of this rank's shard of every trained parameter, in order."""
