@@ -34,8 +34,6 @@ def check_experts(job: Job) -> None:
         raise job.illegal("mesh.ep", f"{replica} ranks of a replica must be a multiple of ep {mesh.ep} x etp "
                           f"{mesh.etp}", "torchtitan 0.2.2 distributed/parallel_dims.py build_mesh: efsdp = fsdp * tp "
                           "// (etp * ep)")
-    if mesh.ep > 1 and mesh.pp > 1:
-        raise job.not_yet("mesh.pp", "pipeline stages beside torchtitan's expert parallelism")
     if job.compute != "bf16":
         raise job.not_yet("training.precision.compute", f"experts in {job.compute}: torchtitan computes them in bf16")
     if isinstance(job.scenario.training.routing, Draws):

@@ -49,7 +49,6 @@ def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **traini
     ({"dp_shard": 2, "cp": 2}, {"model": "deepseek-v2-lite", "options": {"attn": "flex"}}, "only supports SDPA attent"),
     ({"dp_shard": 2}, {"options": {"attn": "flex", "sdpa_backend": "flash"}}, "backend: changes nothing with attn"),
     ({"dp_shard": 2, "pp": 2}, {"model": "qwen3-8b", "microbatches": 4}, "qwen3 does not support pipelining"),
-    ({"dp_shard": 2, "ep": 2, "pp": 2}, {"model": "deepseek-v2-lite"}, "not yet: pipeline stages beside torchtitan's"),
     ({"dp_shard": 2, "tp": 2, "cp": 2}, {"model": "qwen3-8b"},
      "not yet: tensor parallelism of torchtitan's Qwen3 beside context parallelism"),
     ({"dp_shard": 2, "tp": 2}, {"model": "qwen3-8b", "options": {"compile": True}},

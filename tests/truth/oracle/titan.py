@@ -266,13 +266,13 @@ def checkpointed(model: nn.Module, case: Case) -> None:
 
 
 @cache
-def dims(world: int, replicas: int, cp: int, tp: int, ep: int, etp: int) -> ParallelDims:
+def dims(world: int, replicas: int, cp: int, tp: int, pp: int, ep: int, etp: int) -> ParallelDims:
     """torchtitan's own meshes."""
-    return ParallelDims(replicas, world // replicas // cp // tp, cp, tp, 1, ep, etp, world)
+    return ParallelDims(replicas, world // replicas // cp // tp // pp, cp, tp, pp, ep, etp, world)
 
 
 def dims_of(case: Case) -> ParallelDims:
-    return dims(case["world"], *(case.get(name, 1) for name in ("dp_replicate", "cp", "tp", "ep", "etp")))
+    return dims(case["world"], *(case.get(name, 1) for name in ("dp_replicate", "cp", "tp", "pp", "ep", "etp")))
 
 
 def on_ranks(case: Case) -> bool:

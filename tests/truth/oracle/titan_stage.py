@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -75,13 +74,14 @@ def watch(stage: PipelineStage, tracker: Tracker) -> None:
 def logged(case: Case) -> tuple[Tracker, dict[str, tuple[int, ...]]]:
     """The log of two steps, and the local shape of every parameter."""
     dist.init_process_group("fake", store=FakeStore(), rank=case["rank"], world_size=case["world"])
-    mesh = init_device_mesh("cpu", (case["pp"], case["world"] // case["pp"]), mesh_dim_names=("pp", "fsdp"))
+    mesh = {name: titan.dims_of(case).get_mesh(name) for name in ("pp", "fsdp")}
     stages, count = stages_of(case, mesh), case["microbatches"]
     make = schedules.get_schedule_class(case.get("schedule", "1F1B" if len(stages) == 1 else "Interleaved1F1B"))
     single, loss = issubclass(make, schedules.PipelineScheduleSingle), titan.cross_entropy_loss
     schedule = make(stages[0] if single else stages, count, loss_fn=lambda *a: loss(*a) / 1000.0, scale_grads=False)
     quiet(schedule)
     model, tracker = nn.ModuleList(stage.submod for stage in stages), Tracker()
+    titan.TRACKERS.append(tracker)
     for stage in stages:
         watch(stage, tracker)
 
