@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -99,6 +99,10 @@ class TensorPolicies:
     of: tuple[tuple[TensorPolicy, ...], ...]
 
 
+Inner = Literal["", "experts", "adapter", "fp32"]
+"""Submodule inside a layer that is a unit: its experts, one matrix of an adapter, or a module in fp32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A group of tensors that is gathered, used and reduced together (an FSDP unit).
@@ -107,7 +111,7 @@ class Unit:
     layer's kind), in the order of parameters. `first`, `last`: the layers between which it is in use, from the start of
     forward of `first` to the end of forward of `last`. `shard_axis`, `replicate_axis`: mesh axes over which it is cut
     and copied ("": none). `reshard_after_forward`: True, False, or the number of ranks of a smaller group that keeps it
-    cut. `inner`: it wraps a submodule inside the layer (the experts). `is_root`: it wraps the whole model.
+    cut. `inner`: what submodule inside the layer it wraps ("": it wraps no such). `is_root`: it wraps the whole model.
     `explicit`: takes part in explicit prefetch. `joins_copies`: the copies of a tensor (one for each expert) are one
     parameter. `param_dtype`: of gathered parameters; "" gathers in the stored dtype; mixed stored dtypes are gathered
     as raw bytes. `reduce_dtype`, `gather_dtype`: of the reduce-scatter and of the all-gather. `rests`: its modules do
@@ -121,7 +125,7 @@ class Unit:
     shard_axis: str
     replicate_axis: str = ""
     reshard_after_forward: bool | int = True
-    inner: bool = False
+    inner: Inner = ""
     is_root: bool = False
     explicit: bool = False
     joins_copies: bool = False

@@ -67,10 +67,11 @@ class MemoryHooks(Protocol):
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Appends the operations of the framework where a data-parallel unit inside a layer begins or ends.
 
-        Such a unit is a group of experts' parameters that are gathered and reduced together. `layer`: number of the
-        layer in the whole model, embedding 0. `mark`: number of the border (`INNER_FORWARD_BEGIN` to
-        `INNER_BACKWARD_END` of `recording.rows`), or `GRADIENTS_BEGIN`: before the layer's first gradient of a
-        parameter. `grads`: as in `backward_end`, of experts only. `replay`: True inside a checkpoint's replay.
+        Such a unit is a group of parameters, as of experts, that are gathered and reduced together. `layer`: number of
+        the layer in the whole model, embedding 0. `mark`: number of the border (`INNER_FORWARD_BEGIN` to
+        `INNER_BACKWARD_END` or those of adapters and of modules in fp32, of `recording.rows`), or `GRADIENTS_BEGIN`:
+        before the layer's first gradient of a parameter. `grads`: as in `backward_end`, of that unit only. `replay`:
+        True inside a checkpoint's replay.
         """
 
     def end_pass(self, action: Action) -> None:

@@ -32,6 +32,8 @@ _SINGLE = 15
 """Tiles of a kind beside the pieces of forward and backward."""
 ADAPTER_MARKS = range(8, 12)
 """Marks that a tape puts around a matrix of an adapter that is a separate unit."""
+FP32_MARKS = range(14, 18)
+"""Marks that a tape puts around a module with parameters in fp32 that is a separate unit."""
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
 
@@ -84,13 +86,20 @@ class LayerPasses:
         """Entries of `grads` whose parameter is a matrix of an adapter."""
         return tuple(grad for grad in self.grads if ".lora_" in f".{grad[0].name}")
 
+    @cached_property
+    def fp32_grads(self) -> tuple[tuple[Param, int, int], ...]:
+        """Entries of `grads` whose parameter belongs to a module with parameters in fp32."""
+        return tuple(grad for grad in self.grads if "._fp32_params." in grad[0].name)
+
     def inner_grads(self, mark: int) -> tuple[tuple[Param, int, int], ...]:
         """Entries of `grads` of the units inside the layer of which `mark` is a border."""
+        if mark in FP32_MARKS:
+            return self.fp32_grads
         return self.adapter_grads if mark in ADAPTER_MARKS else self.expert_grads
 
     @cached_property
     def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Entries of `grads` without those of data-parallel units inside the layer: experts, adapters."""
+        """Entries of `grads` without those of data-parallel units inside the layer: experts, adapters, fp32."""
         marks = {mark for _, mark, _ in self.backward} - {0, STASH_BORDER}
         inner = {grad for mark in marks for grad in self.inner_grads(mark)}
         return tuple(grad for grad in self.grads if grad not in inner)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcore.frameworks.automodel.policies import is_older, ties_again, trains_policies
-from simcore.models.blocks import Mtp
+from simcore.models.blocks import GatedDeltaNet, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.tensors import layer_of, layers_of_further
-from simcore.placement.framework import Unit
+from simcore.placement.framework import Inner, Unit
 from simcore.placement.job import Draft, Job
 
 __all__ = ["is_sharded", "units"]
@@ -251,7 +251,8 @@ class _Maker:
             found.append(self._unit(at[:-1], [layer], layer, layer, reshard=reshard, explicit=True,
                                     choose=lambda t, at=at: t.name.startswith(at) and _is_unrouted(t)))  # type: ignore[misc]
             if self.wrapping.experts_dp > 1:
-                found.append(self._unit(f"{at}{branch.name}.experts", [layer], layer, layer, reshard=False, inner=True,
+                found.append(self._unit(f"{at}{branch.name}.experts", [layer], layer, layer, reshard=False,
+                                        inner="experts",
                                         choose=lambda t, at=at: t.name.startswith(at) and _is_routed(t)))  # type: ignore[misc]
         return [unit for unit in found if unit.members]
 
@@ -264,10 +265,10 @@ class _Maker:
         found = [self._unit(path, [layer], layer, layer, reshard=reshard, choose=choose, explicit=True)]
         if self.wrapping.holds_fp32:
             found.append(self._unit(f"{path}.{self._fp32_module(layer)}", [layer], layer, layer, reshard=reshard,
-                                    choose=_is_fp32, dtype="fp32"))
+                                    choose=_is_fp32, dtype="fp32", inner=self._inside(layer)))
         if separate_experts and self.wrapping.experts_dp > 1:
             found.append(self._unit(f"{path}.{mixer}.experts", [layer], layer, layer, reshard=reshard,
-                                    choose=_is_routed, inner=True))
+                                    choose=_is_routed, inner="experts"))
         return [unit for unit in found if unit.members]
 
     def _fp32_module(self, layer: int) -> str:
@@ -275,10 +276,18 @@ class _Maker:
         specs = self.graph.tensors[self.graph.layers[layer].kind]
         return next((spec.path for spec in specs if spec.is_owned and _is_fp32(spec)), "")
 
+    def _inside(self, layer: int) -> Inner:
+        """"fp32" if the layer's recording marks the module of its fp32 parameters: the gate of a delta net.
+
+        The hooks of others are taken to run where the layer's do.
+        """
+        branches = self.graph.kinds[self.graph.layers[layer].kind].branches
+        return "fp32" if any(isinstance(branch.block, GatedDeltaNet) for branch in branches) else ""
+
     def _unit(self, name: str, layers: list[int], first: int, last: int, *, reshard: bool, choose: Choose | None = None,
-              dtype: str = "", inner: bool = False, is_root: bool = False, explicit: bool = False) -> Unit:
+              dtype: str = "", inner: Inner = "", is_root: bool = False, explicit: bool = False) -> Unit:
         members = tuple((layer, self._numbers(layer, choose)) for layer in layers)
-        axis, replicate = ("expert_dp", "") if inner else ("dp_shard_cp", self.wrapping.replicate)
+        axis, replicate = ("expert_dp", "") if inner == "experts" else ("dp_shard_cp", self.wrapping.replicate)
         gathered = dtype or self.wrapping.compute
         return Unit(name, tuple(m for m in members if m[1]), first, last, axis, replicate, reshard, inner, is_root,
                     explicit, param_dtype=gathered, reduce_dtype=dtype or self.wrapping.reduce, gather_dtype=gathered)

@@ -340,7 +340,7 @@ def _with_adapters(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
             apart = [number for number in numbers if specs[number].module == "adapter"]
             members.append((layer, tuple(number for number in numbers if number not in apart)))
             inside += [replace(unit, name=f"{job.graph.layers[layer].path}.{specs[number].path}",
-                               members=((layer, (number,)),), first=layer, last=layer, inner=True, is_root=False,
+                               members=((layer, (number,)),), first=layer, last=layer, inner="adapter", is_root=False,
                                explicit=False) for number in apart]
         found += [replace(unit, members=tuple(one for one in members if one[1])), *inside]
     return tuple(found)

@@ -34,7 +34,7 @@ class Gathers:
         self.pending = [0] * len(units)
         self.held, self.held_bytes = -1, 0
         slots = (_Slots(tables, ""), _Slots(tables, "experts."))
-        self.slots = [slots[unit.inner] for unit in units]
+        self.slots = [slots[unit.inner == "experts"] for unit in units]
         known: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.comms = [_comms(unit, tables, known) for unit in units]
         copied = {count: (FSDP2_BACKWARD_GATHER.operators(count), FSDP2_FORWARD_GATHER.operators(count))

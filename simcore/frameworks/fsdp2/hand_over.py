@@ -68,7 +68,7 @@ class UnshardHooks:
         self.named = named_ahead(units, self.order.roots) if strategy.gathers_experts_ahead else None
         self.done = [False] * len(units)
         self.outermost_first = sorted(range(len(units)), key=lambda u: (not units[u].is_root, units[u].first,
-                                                                        units[u].inner))
+                                                                        units[u].inner != ""))
         self.forward_root = -1
         self.reduce_grads = True
         self.is_last_backward = True

@@ -10,19 +10,35 @@ from simcore.frameworks.fsdp2.hand_over import UnitsRead, UnshardHooks
 from simcore.frameworks.fsdp2.sizes import Fsdp2Sizes, fsdp2_sizes
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.pipeline.schedule import Action, Part
+from simcore.placement.framework import Inner
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import HookState, SizedHooks
 from simcore.program.outline import Phase, Tables
 from simcore.program.record_layers import differentiates_tower
-from simcore.recording.rows import Module
+from simcore.recording.rows import (
+    FP32_BACKWARD_BEGIN,
+    FP32_BACKWARD_END,
+    FP32_FORWARD_BEGIN,
+    FP32_FORWARD_END,
+    INNER_BACKWARD_BEGIN,
+    INNER_BACKWARD_END,
+    INNER_FORWARD_BEGIN,
+    INNER_FORWARD_END,
+    Module,
+)
 from simcore.recording.tape import Kernel, Param, Stream
 
 __all__ = ["FSDP2_HOOKS", "Fsdp2Hooks"]
 
 _Read = tuple[UnitsRead, Part, tuple[tuple[tuple[int, int], int], ...]]
 """State of the units, part of the pass, and gradients of no unit: bytes by layer and slot."""
-FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(2, 6)
+_OF_EXPERTS = (INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END)
+_OF_FP32 = (FP32_FORWARD_BEGIN, FP32_FORWARD_END, FP32_BACKWARD_BEGIN, FP32_BACKWARD_END)
+_INSIDE: dict[Inner, tuple[int, ...]] = {"experts": _OF_EXPERTS, "fp32": _OF_FP32}
+_BORDERS = {mark: (inner, border) for inner, marks in _INSIDE.items() for border, mark in enumerate(marks)}
+"""Unit inside a layer, and which of its borders, by mark."""
+FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(4)
 
 
 class Fsdp2Hooks:
@@ -45,8 +61,9 @@ class Fsdp2Hooks:
         for u in outer:
             self.starting[units[u].first].append(u)
             self.ending[units[u].last].insert(0, u)
-        self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
-        self.routes: dict[tuple[int, bool, int], list[tuple[int, int, int, int]]] = {}
+        self.inner: dict[tuple[int, Inner], int] = {
+            (unit.first, unit.inner): u for u, unit in enumerate(units) if unit.inner}
+        self.routes: dict[tuple[int, int, int], list[tuple[int, int, int, int]]] = {}
         self.unit_at = self._units_of_layers()
         carries = plan.framework.options.embeddings_require_grad
         trained = (layer for layer in range(len(plan.graph.layers)) if carries or self._trains(layer))
@@ -128,23 +145,24 @@ class Fsdp2Hooks:
                 self.hooks.post_backward(u)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Simulates the events of a layer's experts unit (a unit inside the layer) at one of its four borders.
+        """Simulates the events of a unit inside the layer (experts, a module in fp32) at one of its four borders.
 
-        `layer`: its number in the whole model, 0 the embedding. `mark`: FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN or
-        BACKWARD_END of this module. `replay`: forward runs again for recomputation. `grads`: as in `backward_end`, used
-        at the last border only.
+        `layer`: its number in the whole model, 0 the embedding. `mark`: of `recording.rows`, INNER_FORWARD_BEGIN to
+        INNER_BACKWARD_END or FP32_FORWARD_BEGIN to FP32_BACKWARD_END. `replay`: forward runs again for recomputation.
+        `grads`: as in `backward_end`, used at the last border only.
         """
-        u, phase = self.inner[layer], self.out.phase
+        inner, border = _BORDERS[mark]
+        u, phase = self.inner[layer, inner], self.out.phase
         self.out.at(Phase.RECOMPUTE if replay else phase)  # what its hooks do in a replay is part of it
         self.hooks.replay = replay
-        if mark == FORWARD_BEGIN:
+        if border == FORWARD_BEGIN:
             self.hooks.pre_forward(u)
-        elif mark == FORWARD_END:
+        elif border == FORWARD_END:
             self.hooks.post_forward(u)
-        elif mark == BACKWARD_BEGIN:
+        elif border == BACKWARD_BEGIN:
             self.hooks.pre_backward(u)
         else:
-            self._sort_grads(layer, grads, inner=True)
+            self._sort_grads(layer, grads, mark)
             self.hooks.post_backward(u)
         self.hooks.replay = False
         self.out.at(phase)
@@ -202,9 +220,9 @@ class Fsdp2Hooks:
         self.hooks.follow(HookState(before.read[0], before.depths), HookState(read, after.depths))
         self.free_grads = dict(free_grads)
 
-    def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]], *, inner: bool = False) -> None:
+    def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]], mark: int = 0) -> None:
         """Gradients of units go to their units; those of plain local parameters rest until zero_grad."""
-        key = (self.plan.graph.layers[layer].kind, inner, len(grads))  # fewer where some are added in place
+        key = (self.plan.graph.layers[layer].kind, mark, len(grads))  # fewer where some are added in place
         if key not in self.routes:
             self.routes[key] = self._route(layer, grads)
         units = self.unit_at[layer]

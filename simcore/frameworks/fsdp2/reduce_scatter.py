@@ -45,7 +45,7 @@ class Reductions:
         self.input_bytes = [0] * len(units)
         self.inputs: list[int] = []
         slots = (_Slots(tables, ""), _Slots(tables, "experts."))
-        self.slots = [slots[unit.inner] for unit in units]
+        self.slots = [slots[unit.inner == "experts"] for unit in units]
         self.to_host = [tables.comm("copy", "to_host", weight.host_dtype) if weight.offloaded else -1
                         for weight in weights]
         self.step_slot = tables.slot("sqrt_exp_avg_sq", "optim_temp")

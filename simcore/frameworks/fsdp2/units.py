@@ -124,7 +124,7 @@ def _experts_unit(graph: ModelGraph, wrapping: Wrapping, layer: int, *, reshard:
     name = f"{graph.layers[layer].path}{inside}.{_moe_name(graph, layer)}.experts"
     numbers = _numbers(graph, layer, _is_routed)
     return Unit(name, ((layer, numbers),) if numbers else (), layer, layer, *wrapping.experts_axes,
-                reshard_after_forward=reshard, inner=True, param_dtype=wrapping.compute,
+                reshard_after_forward=reshard, inner="experts", param_dtype=wrapping.compute,
                 reduce_dtype=wrapping.reduce, gather_dtype=wrapping.compute)
 
 

@@ -19,8 +19,8 @@ class AutomodelOptions(ImplementationOptions):
     `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `flex`: that is flex, of
     GPT-OSS; `sdpa`: torch's, of Qwen 3.5. `masks_padding`: its batch has a mask of tokens. `dispatcher`: exchange of
     tokens between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save x A of their
-    adapters. `experts_unit`: the experts are a separate FSDP2 unit. `fake_balanced_gate`: experts are chosen in turn
-    with equal weights. `fp8_recipe`: recipe of
+    adapters. `experts_unit`: the experts are a separate FSDP2 unit; `fp32_unit`: so is the gate of a delta net.
+    `fake_balanced_gate`: experts are chosen in turn with equal weights. `fp8_recipe`: recipe of
     TransformerEngine's products in 8 bits, where a layer has some; `fp8_transposes`: the device's products read them
     along rows alone; `fp8_linears`, `fp8_experts`: which products they are. `rope`: with "quack", a fused rotation.
     `turns_adapters_from`: bytes, the limit of `adapters.split.is_turned`. `gathers_logits`: a head that tp splits
@@ -41,6 +41,7 @@ class AutomodelOptions(ImplementationOptions):
     dispatcher: Dispatcher = "deepep"
     linear: Literal["torch", "te"] = "torch"
     experts_unit: bool = False
+    fp32_unit: bool = False
     fake_balanced_gate: bool = False
     rope: Literal["torch", "quack"] = "torch"
     turns_adapters_from: int = 0

@@ -7,7 +7,8 @@ that of `operators/shared/mamba_scan.py`.
 `components/models/qwen3_5_moe/cp_linear_attn.py`, CPAwareGatedDeltaNet._forward_no_cp: transformers' projections,
 convolution, rule and norm, with two differences. Query and key are repeated for every value head before the rule, which
 then copies the value alone (fla-core 0.6.0 `utils`, input_guard). The decay is that of a module with A_log and dt_bias
-in fp32. Where the batch has a mask of its tokens, what the net is given is multiplied by it first
+in fp32, an FSDP2 unit whose hooks run around it (`components/distributed/parallelizer_utils.py`, fully_shard_by_dtype).
+Where the batch has a mask of its tokens, what the net is given is multiplied by it first
 (`apply_mask_to_padding_states`). Qwen3-Next's (`models/qwen3_next/layers.py`, Qwen3NextFp32GatedDeltaNet) is the same
 net behind two joint projections.
 """
@@ -21,6 +22,7 @@ from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, norm
 from simcore.operators.shared import aten, delta_rule
 from simcore.operators.shared.aten import Grads, Saved, new
+from simcore.operators.shared.layer_borders import OF_FP32, as_inner_unit
 from simcore.operators.shared.mamba_scan import split_conv_scan
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -91,7 +93,7 @@ def delta_net(env: Env, x: Tensor, block: GatedDeltaNet, path: str) -> Tensor:
     query, key, value = aten.split(tape, mixed, (block.keys, block.keys, block.values))
     pieces.clear()
     beta = aten.sigmoid(tape, b)
-    g = _decay(env, a, f"{path}._fp32_params")
+    g = _gate(env, a, f"{path}._fp32_params")
     times = block.num_value_heads // block.num_key_heads
     query, key = (_repeated(tape, block, part, times) for part in (query, key))
     whole = replace(block, num_key_heads=block.num_value_heads)
@@ -112,6 +114,13 @@ def _masked(tape: Tape, x: Tensor) -> Tensor:
     out = new(tape, shape, dtype, "masked", moved)
     out.node = node
     return out
+
+
+def _gate(env: Env, a: Tensor, path: str) -> Tensor:
+    """Decay of `a` by the module `path`, around which hooks run where FSDP2 gathers it apart."""
+    if env.options.fp32_unit:
+        return as_inner_unit(env.tape, a, lambda given: _decay(env, given, path), OF_FP32)
+    return _decay(env, a, path)
 
 
 def _decay(env: Env, a: Tensor, path: str) -> Tensor:

@@ -7,6 +7,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.rows import (
+    FP32_BACKWARD_BEGIN,
+    FP32_BACKWARD_END,
+    FP32_FORWARD_BEGIN,
+    FP32_FORWARD_END,
+)
 from simcore.recording.split_backward import SplitBackward
 from simcore.recording.tape import (
     GRAD_HIDDEN,
@@ -22,8 +28,8 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["AFTER", "BEFORE", "GRAD_EMBEDDED", "TIED_HEAD", "as_inner_unit", "drop_held_logits", "hand_back", "hand_on",
-           "hidden_state", "hold_logits", "leave_waiting", "meet_waiting", "nothing", "run_backward",
+__all__ = ["AFTER", "BEFORE", "GRAD_EMBEDDED", "OF_FP32", "TIED_HEAD", "as_inner_unit", "drop_held_logits", "hand_back",
+           "hand_on", "hidden_state", "hold_logits", "leave_waiting", "meet_waiting", "nothing", "run_backward",
            "run_backward_of_loss", "run_halves", "simple_part", "stream_dtype"]
 
 TIED_HEAD: Final = 1 << 30
@@ -35,6 +41,11 @@ AFTER: Final = 1
 
 GRAD_EMBEDDED: Final = "grad_embedded"
 """Storage of the gradient that the end of a trained vision tower makes for the embedding, beside that of the tower."""
+
+Marks = tuple[int, int, int, int]
+OF_EXPERTS: Final[Marks] = (INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END)
+OF_FP32: Final[Marks] = (FP32_FORWARD_BEGIN, FP32_FORWARD_END, FP32_BACKWARD_BEGIN, FP32_BACKWARD_END)
+"""Marks around a unit inside a layer: of experts, of a module with parameters in fp32."""
 
 
 def stream_dtype(run: LayerWorkload) -> str:
@@ -181,17 +192,19 @@ def hand_back(tape: Tape, inputs: Node, slot: int = GRAD_HIDDEN) -> None:
     grad.disown()
 
 
-def as_inner_unit(tape: Tape, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+def as_inner_unit(tape: Tape, x: Tensor, run: Callable[[Tensor], Tensor], marks: Marks = OF_EXPERTS) -> Tensor:
     """Output of `run(x)`, a module inside the layer that FSDP2 gathers apart: its hooks run around it.
 
-    They are marked in both passes: `INNER_FORWARD_BEGIN` and its like. FSDP2 casts nothing here.
+    They are marked in both passes by `marks`, at the begin and end of forward, then of backward. FSDP2 casts nothing
+    here.
     """
-    tape.mark(INNER_FORWARD_BEGIN)
+    forward_begin, forward_end, backward_begin, backward_end = marks
+    tape.mark(forward_begin)
     given = Tensor(x.storage, x.shape, x.dtype, tape.node((x,), (), lambda tape, grads, saved: _marked(
-        tape, grads, INNER_BACKWARD_END)))
+        tape, grads, backward_end)))
     out = run(given)
-    out.node = tape.node((out,), (), lambda tape, grads, saved: _marked(tape, grads, INNER_BACKWARD_BEGIN))
-    tape.mark(INNER_FORWARD_END)
+    out.node = tape.node((out,), (), lambda tape, grads, saved: _marked(tape, grads, backward_begin))
+    tape.mark(forward_end)
     return out
 
 
