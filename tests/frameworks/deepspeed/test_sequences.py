@@ -26,7 +26,7 @@ def test_sequences_that_the_class_does_not_take_are_refused() -> None:
             ("packs that ranks share", {"lengths": "packed"}),
             ("with sinks or a window", {"model": {"config": "gpt-oss-20b", "overrides": {"num_hidden_layers": 2}},
                                         "options": {"attn_implementation": "flash_attention_2"}})):
-        given = {"mesh": {"dp_shard": 2, "cp": 2}, **SMALL} | changed
+        given: dict[str, Any] = {"mesh": {"dp_shard": 2, "cp": 2}, **SMALL} | changed
         mesh = given.pop("mesh")
         for stage in (0, 3):
             shares = "dp_shard" if stage else "dp_replicate"
