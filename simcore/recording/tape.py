@@ -9,8 +9,14 @@ the same way, so the operator functions *are* the lifetime model: a local variab
 that line, an autograd node keeps what it saves until it has run, and a node without references is
 deleted with its saved tensors. Nodes run in reverse order of creation (torch 2.13, `torch/csrc/autograd/engine.cpp`:
 the ready queue is ordered by sequence number), the incoming gradients of a node are freed before its saved tensors, and
-two gradients for one tensor are added into a new one. Parameters take their gradient after the node has passed on all
-others.
+two gradients for one tensor are added into a new one ([Note: sums of gradients]). Parameters take their gradient after
+the node has passed on all others.
+
+[Note: sums of gradients]
+torch 2.13 `csrc/autograd/input_buffer.cpp`, accumulate: a sum takes the place of the first gradient where nothing else
+refers to it, but a new tensor under a dispatch mode and beside a DTensor. All stored truth is measured under a dispatch
+mode, so this is what is recorded. Without one a layer's backward holds one gradient of the hidden states less for a
+moment; recorded that way, none of the 212 training jobs in `scenarios/` has a lower peak.
 
 [Note: checkpointing]
 Inside a non-reentrant checkpoint nodes save only the region's inputs. The first node that needs a saved tensor runs the

@@ -23,7 +23,7 @@ _KERNELS: Final = {"cudnn": "attention", "flash": "attention_flash2", "efficient
 """Kernel of each backend; layers with a mask have one also where the others run plain operators."""
 _GROUPED: Final = ("hf", "hf4")
 """Implementations that ask SDPA for grouped heads where they pass no mask (use_gqa_in_sdpa)."""
-_CLIPPED: Final = ("hf", "hf4", "torchtitan")
+_CLIPPED: Final = ("hf", "hf4", "hub", "torchtitan")
 """Implementations whose trainers clip gradients unless told otherwise: transformers 5.23 (`training_args.py`,
 max_grad_norm 1.0) and torchtitan (b5bcd76c `distributed/utils.py`, clip_grad_norm_; max_norm 1.0), both at infinity
 too. Composer and KempnerForge clip where their files say so: not timed."""

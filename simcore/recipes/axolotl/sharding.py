@@ -132,6 +132,8 @@ def _shards(reader: Reader, draft: Draft) -> None:
     found = share_out(draft, draft.answers.gpus, {"dp_replicate_size": copies}, "mesh.dp_shard",
                       "GPUs / dp_replicate_size", "accelerate's FSDP shards over all ranks of a replica")
     draft.use(shard, why="must be the GPUs over dp_replicate_size")
+    if any(draft.refuses(name) for name in _DEGREES):
+        return  # the GPUs are shared out over that degree too
     if shard is not None and found is not None and shard.value != found:
         draft.fail(shard.where, f"dp_shard_size {shard.value} x dp_replicate_size are not the GPUs of "
                                 f"{draft.answers.gpus.where}")

@@ -253,7 +253,12 @@ def _read_fsdp(reader: Reader, draft: Draft, mixed: Taken[Any] | None) -> Launch
         draft.fail(said.where, f"{said.key}: accelerate 1.15.0 has it with version 2 of FSDP alone")
     if said is not None and not any(draft.refuses(f"{at}{name}_size") for name in ("tp", "sp")):
         _expect_all(draft, prod(one.value for one in sizes if one is not None), said)
-        if all(one is None or one.value == 1 for one in sizes[1:]):
+        copies, shards, ring = (1 if one is None else one.value for one in sizes)
+        if copies > 1 and shards == 1 and ring > 1:
+            draft.fail(said.where, "Tensor/Context parallelism (tp/cp_size > 1) cannot be used with pure data "
+                       "parallelism (dp_replicate_size > 1 and dp_shard_size == 1): accelerate 1.15.0 "
+                       "parallelism_config.py:336")
+        elif shards == ring == 1:
             draft.fail(said.where, f"{said.key}: without {at}dp_shard_size above 1 FSDP has no ranks to cut over")
     shared = _read_context(reader, draft, sizes[2], at)
     share_ranks(reader, draft, f"{at}dp_replicate_size", f"{at}dp_shard_size", shared)

@@ -97,7 +97,7 @@ def _read_shared(reader: Reader, draft: Draft, at: str, stage: int) -> None:
     if size is None or size.value in (0, 1) or size.value == shared:
         draft.idle(size, "the launcher's" if shared > 1 else "one rank")
     else:
-        draft.refuse(size, "sequence_parallel_size of ranks:")
+        draft.refuse(size, f"{size.value} ranks that share sequences, without accelerate's sp_size that starts them")
     said = reader.text(f"{at}seq_parallel_communication_data_type")
     if said is None or shared == 1:
         draft.idle(said, "no ranks share sequences")

@@ -114,6 +114,8 @@ def test_other_gpus_than_the_launchers_are_a_contradiction() -> None:
 @pytest.mark.parametrize(("values", "told"), [
     ({**FSDP, "parallelism_config": {"parallelism_config_dp_replicate_size": 2}}, "ParallelismConfig is of 2 ranks"),
     ({**FSDP, "parallelism_config": {"parallelism_config_dp_replicate_size": 16}}, "FSDP has no ranks to cut over"),
+    ({**fsdp(2), "parallelism_config": {"parallelism_config_dp_replicate_size": 8, "parallelism_config_cp_size": 2}},
+     "cannot be used with pure data parallelism"),
     ({**fsdp(1), "parallelism_config": {"parallelism_config_dp_shard_size": 16}}, "with version 2 of FSDP alone"),
     ({"distributed_type": "MULTI_GPU", "num_processes": 4, "parallelism_config": {
         "parallelism_config_dp_replicate_size": 2}}, "ParallelismConfig is of 2 ranks, and 4 are started"),

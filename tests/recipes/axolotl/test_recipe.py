@@ -312,6 +312,14 @@ def test_the_number_of_gpus_is_asked_once(tmp_path: Path) -> None:
         f"{tmp_path / 'mine.yaml'}: the recipe leaves open: number of GPUs; answer with --gpus N"]
 
 
+def test_gpus_are_shared_out_over_a_degree_that_is_refused_too(tmp_path: Path) -> None:
+    """16 GPUs: 8 shards of 2 ranks each that split matrices."""
+    with pytest.raises(RankscopeError) as caught:
+        imported(tmp_path, FSDP2 + "dp_shard_size: 8\ntensor_parallel_size: 2\n").expect_complete()
+    assert "split over 2 ranks" in str(caught.value)
+    assert "are not the GPUs" not in str(caught.value)
+
+
 def test_gpus_that_contradict_the_recipe_are_told(tmp_path: Path) -> None:
     with pytest.raises(RankscopeError, match="dp_shard_size 3"):
         imported(tmp_path, FSDP2 + "dp_shard_size: 3\n").expect_complete()

@@ -61,7 +61,7 @@ def test_what_upstream_stops_at_is_told() -> None:
                 "distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}})),
             ("around attention by flash_attention_3", (RECIPE, LAUNCH | {
                 "parallelism_config": SHARED | {f"{AT}sp_attn_implementation": "flash_attention_3"}})),
-            ("sequence_parallel_size of ranks:", (RECIPE, LAUNCH | {
+            ("4 ranks that share sequences, without accelerate's sp_size", (RECIPE, LAUNCH | {
                 "deepspeed_config": {"deepspeed_config_file": "zero.json"}}, JSON | {"sequence_parallel_size": 4}))):
         found = imported(*files)
         problems = [problem.message for problem in (*found.refused, *found.wrong)]

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers
 from simcore.frameworks.common.trainer import Trainer
+from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -69,7 +70,12 @@ def _check_plan(job: Job) -> None:
 
 def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
     mesh, training = job.mesh, job.scenario.training
+    optimizers = optimizers_of("torch", by_matrix=False)
     for key, said, what in (
+            ("workload", job.scenario.workload != "train", f"{job.scenario.workload} with transformers' tensor "
+             "parallelism (NeMo RL has plans of its own, whose logits stay cut)"),
+            ("training.optimizer.name", training.optimizer.name not in optimizers, f"{training.optimizer.name} of "
+             "matrices that ranks split"),
             ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
             ("mesh.cp", mesh.cp > 1, "ranks that share sequences beside transformers' tensor parallelism"),
             ("model", job.graph.has_tied_head, "a tied head that transformers' tensor parallelism splits"),

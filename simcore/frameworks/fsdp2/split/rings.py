@@ -71,6 +71,13 @@ def _check_layers(job: Job, options: Mapping[str, Any]) -> None:
 
 def _check_training(job: Job) -> None:
     training, ranks = job.scenario.training, job.mesh.cp
+    if job.scenario.workload != "train":
+        raise job.not_yet("workload", f"{job.scenario.workload} with accelerate's context parallelism (NeMo RL has a "
+                          "context of its own)")
+    if job.mesh.dp_shard == 1 and job.mesh.dp_replicate > 1:
+        raise job.illegal("mesh.cp", "Tensor/Context parallelism (tp/cp_size > 1) cannot be used with pure data "
+                          "parallelism (dp_replicate_size > 1 and dp_shard_size == 1)",
+                          "accelerate 1.15.0 parallelism_config.py:336")
     if training.seq_len % (2 * ranks):
         raise job.not_yet("training.seq_len", f"{training.seq_len} over cp {ranks}, which torch shares without a "
                           f"balance of head and tail (served: multiples of {2 * ranks})")

@@ -36,6 +36,7 @@ def _told(mesh: dict[str, int] | None = None, model: Any = UNTIED, options: dict
     (SPLIT, "mixtral-8x7b", {}, {}, "transformers' plan of tensor parallelism for mixtral"),
     (SPLIT, "phi-2", {}, {}, "dropout in layers that tensor parallelism splits"),
     (SPLIT, UNTIED, {}, {"loss": "cut"}, "cut of a head that tensor parallelism splits"),
+    (SPLIT, UNTIED, {}, {"optimizer": {"name": "muon"}}, "muon of matrices that ranks split"),
     (SPLIT, UNTIED, {}, {"method": "lora"}, "lora beside transformers' tensor parallelism"),
     (SPLIT, UNTIED, {}, {"lengths": "packed", "packed_length": 16}, "packed sequences beside"),
     (SPLIT, UNTIED, {"use_liger_kernel": True}, {}, "Liger's kernels in layers that ranks split"),

@@ -33,6 +33,18 @@ def test_what_accelerates_context_parallelism_does_not_do(options: dict[str, Any
     assert told in _told(options, model, **training)
 
 
+def test_copies_without_shards_are_refused_as_accelerate_refuses_them() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_replicate": 2, "cp": 2}, model="llama-tiny"))
+    assert "cannot be used with pure data parallelism" in report.problems[0].message
+
+
+@pytest.mark.parametrize(("axis", "told"), [("cp", "dpo with accelerate's context"), ("tp", "dpo with transformers'")])
+def test_preferences_are_not_answered_with_the_trainers_plans(axis: str, told: str) -> None:
+    """NeMo RL's DPO has plans and a context of its own."""
+    given = small.scenario("fsdp2", {"dp_shard": 2, axis: 2}, model="llama-tiny").model_copy(update={"workload": "dpo"})
+    assert told in simulate(given).problems[0].message
+
+
 def test_ranks_that_share_sequences_run_sdpa_by_a_ring_and_flash_attn_by_verls_exchanges() -> None:
     assert _told() == _told({"attn_implementation": "flash_attention_2"}) == ""
     rings, exchanges = (small.prepared("fsdp2", SHARED, model="llama-tiny", options=options)[1].options
