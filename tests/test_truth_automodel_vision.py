@@ -33,14 +33,11 @@ RUN = [name for name in WRAPPED if "placed" not in STEPS[name]["case"]]
 """Cases that ran a step; of others the wrapped units alone are known, as experts run on a GPU alone."""
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (TAPE / "cases-vision.json").read_text(encoding="utf-8"))}
-OF_ONE_KIND = {"qwen3.5, checkpointed": 0.0007, "a11": 0.0015, "a20": 0.0004, "a23": 0.0003, "a24": 0.0004,
-               "a73": 0.0006, "a75": 0.0004, "a82": 0.0004}
+OF_ONE_KIND = {"qwen3.5, checkpointed": 0.0007, "a11": 0.0015, "a23": 0.0003, "a24": 0.0004, "a75": 0.0004}
 """Cases whose peak is at most so much higher than measured, of 1: tables, ids and masks that only layers of one kind
 keep are counted as long as others run in backward."""
 HIGHER = OF_ONE_KIND | {"gemma4, inputs of layers, adapted, SDPA in fp32": 0.0001}
 """The same, of all: CUDA's kernel of SDPA makes sums of rows in backward, which a CPU's does not."""
-UNREAD = {"a20": 2 * 16 * 384, "a82": 3 * 8 * 384}
-"""Bytes of rotary tables in 16 bits, or of positions, that go when the decoder returns, as no layer keeps them."""
 PREDICTING = 0.015
 """Part by which a peak with a module of multi-token prediction may differ: its loss is computed in the module's place,
 before the last gathered unit is let go, and ids and the output of a frozen head are left out."""
@@ -211,7 +208,7 @@ def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
     apart += row["forward"]["breakdown"]["input"] - _without_mask(name, row["forward"]["breakdown"])["input"]
     # Inside of the model with experts, where it knows whether there are images or videos.
     held = 2 * ("ep" in row["case"] and row["forward"]["where"] != "fwd:post_forward_end:root")
-    held += _held(row["case"]) + _places(row) - UNREAD.get(name, 0)
+    held += _held(row["case"]) + _places(row)
     found = row["forward"]["peak"] - peak.by_phase["forward"] - (apart + held - _statistics(name))
     # The count of image tokens is gone in a12's last layer, and a63's peak is before its tower runs.
     assert abs(found) <= {"a12": 8, "a63": 824}.get(name, 0)

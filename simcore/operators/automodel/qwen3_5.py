@@ -8,8 +8,8 @@ SDPA, not for TE; the output is multiplied by a sigmoid of the gate.
 [Note: tables of grids]
 `components/models/{qwen3_5*,qwen3_vl_moe}`: cosines and sines of each token in the type of the stream, of which half
 stands side by side in `freqs_cis`, and position ids, which images make [3, batch, sequence] of (`get_rope_index`).
-Layers keep `freqs_cis`, checkpoints what they are given besides: positions, of Qwen 3 VL the mask of padding. The rest
-lives until the model returns.
+Attention keeps `freqs_cis`, checkpoints what they are given besides: positions, of Qwen 3 VL the mask of padding. The
+rest lives until the model returns.
 
 [Note: a further token]
 `components/models/qwen3_5/model.py`, Qwen3_5DenseMTPSublayer: transformers' decoder layer with SDPA behind the fusion
@@ -155,10 +155,22 @@ def stem_tables(env: Env, kind: LayerKind) -> StemTables:
         return StemTables([], [])
     found = {name: env.tape.external(*spec, env.tape.slot(name, "activation"), BEFORE)
              for name, spec in _specs(env, kind.family, kind.tables or _rotated(kind)).items()}
-    given = "position_ids" if kind.family in QWEN3_5 else "padding_mask"
-    names = () if env.run.no_grad else ("freqs_cis", *(given,) * (env.run.checkpoint == "full" and given in found))
-    kept = [found.pop(name) for name in names]
+    kept = [found.pop(name) for name in _kept(env, kind.family) if name in found]
     return StemTables(list(found.values()), kept)
+
+
+def _kept(env: Env, family: str) -> list[str]:
+    """Names of the tables that a layer keeps for its backward: attention angles, checkpoints what they are given.
+
+    A Qwen 3.5's parts are checkpoints apart without expert parallelism, of which a delta net alone is given positions
+    (`components/models/qwen3_5/model.py`, Qwen3_5DenseBlock).
+    """
+    options, whole = env.options, env.run.checkpoint == "full"
+    apart = family in QWEN3_5 and env.run.ep == 1
+    angles = options.attends or (whole and not apart)
+    given = whole and (options.recurs or not apart)
+    names = {"freqs_cis": angles, "position_ids" if family in QWEN3_5 else "padding_mask": given}
+    return [name for name, kept in names.items() if kept and not env.run.no_grad]
 
 
 def kept_on_stage(family: str, run: LayerWorkload, dim: int) -> dict[str, int]:
