@@ -61,6 +61,11 @@ class AutomodelOptions(ImplementationOptions):
     attends: bool = True
     recurs: bool = True
 
+    @property
+    def frees_tables_by_mixer(self) -> bool:
+        """True if a decoder has both attention and delta nets, as a Qwen 3.5's."""
+        return self.attends and self.recurs
+
 
 RELEASE_0_7_0: Final = AutomodelOptions(keeps_norm_rstd=False, fuses_lora_mlp=False, keeps_logits=False,
                                         replays_dispatch=True)

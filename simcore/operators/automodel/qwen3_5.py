@@ -109,7 +109,7 @@ def _partly_turned(tape: Tape, q: Tensor, k: Tensor, tables: tuple[Tensor, Tenso
 
 @dataclass(slots=True)
 class StemTables:
-    """Tables whose deaths the first layer records: `late` when the model returns, `kept` at the end of backward."""
+    """Tables whose deaths a layer records: `late` when the model returns, `kept` at the end of its backward."""
 
     late: list[Tensor]
     kept: list[Tensor]
@@ -150,13 +150,37 @@ def make_tables(env: Env, family: str, dim: int) -> None:
 
 
 def stem_tables(env: Env, kind: LayerKind) -> StemTables:
-    """The tables that this layer frees: all of them if it is the first of a model with grids, behind their maker."""
-    if kind.family not in OF_GRIDS or not env.run.first:
+    """The tables that this layer frees, of a model with grids.
+
+    The first layer, behind their maker, frees those that no layer keeps. It frees the others too, or the lowest layer
+    with the mixer that keeps a table frees it.
+    """
+    run = env.run
+    if kind.family not in OF_GRIDS or not (run.first or run.stem):
         return StemTables([], [])
-    found = {name: env.tape.external(*spec, env.tape.slot(name, "activation"), BEFORE)
-             for name, spec in _specs(env, kind.family, kind.tables or _rotated(kind)).items()}
-    kept = [found.pop(name) for name in _kept(env, kind.family) if name in found]
-    return StemTables(list(found.values()), kept)
+    specs, kept = _specs(env, kind.family, kind.tables or _rotated(kind)), _kept(env, kind.family)
+    mine = [name for name in kept if name in specs and (_keeps(kind, name) if _by_mixer(env, kind) else run.first)]
+    late = [name for name in specs if name not in kept] if run.first else []
+
+    def given(name: str) -> Tensor:
+        return env.tape.external(*specs[name], env.tape.slot(name, "activation"), BEFORE * (run.stem or 1))
+
+    return StemTables([given(name) for name in late], [given(name) for name in mine])
+
+
+def _by_mixer(env: Env, kind: LayerKind) -> bool:
+    """True if a table is kept by layers with one mixer alone; a checkpoint of a whole layer keeps all."""
+    whole = env.run.checkpoint == "full" and not _is_apart(env, kind.family)
+    return kind.family in QWEN3_5 and env.options.frees_tables_by_mixer and not whole
+
+
+def _keeps(kind: LayerKind, name: str) -> bool:
+    return (name == "freqs_cis") == isinstance(kind.branches[0].block, Attention)
+
+
+def _is_apart(env: Env, family: str) -> bool:
+    """True if a layer's parts are checkpoints apart, where there are any."""
+    return family in QWEN3_5 and env.run.ep == 1
 
 
 def _kept(env: Env, family: str) -> list[str]:
@@ -165,8 +189,7 @@ def _kept(env: Env, family: str) -> list[str]:
     A Qwen 3.5's parts are checkpoints apart without expert parallelism, of which a delta net alone is given positions
     (`components/models/qwen3_5/model.py`, Qwen3_5DenseBlock).
     """
-    options, whole = env.options, env.run.checkpoint == "full"
-    apart = family in QWEN3_5 and env.run.ep == 1
+    options, whole, apart = env.options, env.run.checkpoint == "full", _is_apart(env, family)
     angles = options.attends or (whole and not apart)
     given = whole and (options.recurs or not apart)
     names = {"freqs_cis": angles, "position_ids" if family in QWEN3_5 else "padding_mask": given}
