@@ -182,12 +182,6 @@ def _statistics(name: str) -> int:
     return 2 * 2 * norms * images_of(case) * int(height * width)
 
 
-def _places(row: dict[str, Any]) -> int:
-    """Bytes of the places of one sequence, which a Qwen 3.5 holds while its layers run."""
-    case, where = row["case"], row["forward"]["where"]
-    return 8 * int(case.get("seq", 512)) * (case.get("model") == "qwen3.5" and "layers" in where)
-
-
 def _held(case: dict[str, Any]) -> int:
     """Gemma 4 holds a count of image tokens, and the ids that it looks up, also where no gradient needs them."""
     return (8 + 8 * tokens_of(case) * ("lora" in case)) * is_gemma4(case)
@@ -208,7 +202,7 @@ def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
     apart += row["forward"]["breakdown"]["input"] - _without_mask(name, row["forward"]["breakdown"])["input"]
     # Inside of the model with experts, where it knows whether there are images or videos.
     held = 2 * ("ep" in row["case"] and row["forward"]["where"] != "fwd:post_forward_end:root")
-    held += _held(row["case"]) + _places(row)
+    held += _held(row["case"])
     found = row["forward"]["peak"] - peak.by_phase["forward"] - (apart + held - _statistics(name))
     # The count of image tokens is gone in a12's last layer, and a63's peak is before its tower runs.
     assert abs(found) <= {"a12": 8, "a63": 824}.get(name, 0)

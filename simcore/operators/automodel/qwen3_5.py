@@ -9,7 +9,7 @@ SDPA, not for TE; the output is multiplied by a sigmoid of the gate.
 `components/models/{qwen3_5*,qwen3_vl_moe}`: cosines and sines of each token in the type of the stream, of which half
 stands side by side in `freqs_cis`, and position ids, which images make [3, batch, sequence] of (`get_rope_index`).
 Attention keeps `freqs_cis`, checkpoints what they are given besides: positions, of Qwen 3 VL the mask of padding. The
-rest lives until the model returns.
+rest lives until the model returns, places of one sequence (`cache_position`) too.
 
 [Note: a further token]
 `components/models/qwen3_5/model.py`, Qwen3_5DenseMTPSublayer: transformers' decoder layer with SDPA behind the fusion
@@ -132,7 +132,7 @@ def _specs(env: Env, family: str, dim: int) -> dict[str, _Spec]:
     table: _Spec = ((run.batch, run.seq, dim), run.compute)
     positions = (3, run.batch, run.seq) if seen else (run.seq,)
     masks: dict[str, _Spec] = {"padding_mask": ((run.batch, run.seq), "uint8")} if seen else {}
-    if family.startswith("qwen3_vl"):
+    if family.startswith("qwen3_vl") or (seen and family.startswith("qwen3_5")):
         masks["cache_position"] = ((run.seq,), "int64")
     return {"position_ids": (positions, "int64"), **masks, "rotary.cos": table, "rotary.sin": table,
             "freqs_cis": table}
