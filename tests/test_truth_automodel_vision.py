@@ -33,14 +33,11 @@ RUN = [name for name in WRAPPED if "placed" not in STEPS[name]["case"]]
 """Cases that ran a step; of others the wrapped units alone are known, as experts run on a GPU alone."""
 MODELS: dict[str, Any] = {one["name"]: one for one in json.loads(
     (TAPE / "cases-vision.json").read_text(encoding="utf-8"))}
-OF_ONE_KIND = {"qwen3.5, checkpointed": 0.0007, "a11": 0.0015, "a20": 0.0004, "a23": 0.0003, "a24": 0.0004,
-               "a73": 0.0006, "a75": 0.0004, "a82": 0.0004}
-"""Cases whose peak is at most so much higher than measured, of 1: tables, ids and masks that only layers of one kind
-keep are counted as long as others run in backward."""
+OF_ONE_KIND = {"a11": 0.0015, "a24": 0.0004}
+"""Cases whose peak is at most so much higher than measured, of 1: tables, ids and masks of a Gemma 4 that only layers
+of one kind keep are counted as long as others run in backward."""
 HIGHER = OF_ONE_KIND | {"gemma4, inputs of layers, adapted, SDPA in fp32": 0.0001}
 """The same, of all: CUDA's kernel of SDPA makes sums of rows in backward, which a CPU's does not."""
-UNREAD = {"a20": 2 * 16 * 384, "a82": 3 * 8 * 384}
-"""Bytes of rotary tables in 16 bits, or of positions, that go when the decoder returns, as no layer keeps them."""
 PREDICTING = 0.015
 """Part by which a peak with a module of multi-token prediction may differ: its loss is computed in the module's place,
 before the last gathered unit is let go, and ids and the output of a frozen head are left out."""
@@ -185,12 +182,6 @@ def _statistics(name: str) -> int:
     return 2 * 2 * norms * images_of(case) * int(height * width)
 
 
-def _places(row: dict[str, Any]) -> int:
-    """Bytes of the places of one sequence, which a Qwen 3.5 holds while its layers run."""
-    case, where = row["case"], row["forward"]["where"]
-    return 8 * int(case.get("seq", 512)) * (case.get("model") == "qwen3.5" and "layers" in where)
-
-
 def _held(case: dict[str, Any]) -> int:
     """Gemma 4 holds a count of image tokens, and the ids that it looks up, also where no gradient needs them."""
     return (8 + 8 * tokens_of(case) * ("lora" in case)) * is_gemma4(case)
@@ -211,7 +202,7 @@ def test_forward_is_as_high_as_measured(name: str, config: Path) -> None:
     apart += row["forward"]["breakdown"]["input"] - _without_mask(name, row["forward"]["breakdown"])["input"]
     # Inside of the model with experts, where it knows whether there are images or videos.
     held = 2 * ("ep" in row["case"] and row["forward"]["where"] != "fwd:post_forward_end:root")
-    held += _held(row["case"]) + _places(row) - UNREAD.get(name, 0)
+    held += _held(row["case"])
     found = row["forward"]["peak"] - peak.by_phase["forward"] - (apart + held - _statistics(name))
     # The count of image tokens is gone in a12's last layer, and a63's peak is before its tower runs.
     assert abs(found) <= {"a12": 8, "a63": 824}.get(name, 0)

@@ -128,11 +128,11 @@ def keys_of(plan: Plan) -> Mapping[int, Key]:
     named = dict.fromkeys(framework.kept_inputs, INPUT_STAYS) | dict.fromkeys(framework.kept_whole, "none")
     named |= dict.fromkeys(leaving(plan), SAVED_LEAVES)
     moved = moved_modules(plan)
-    splits, lowest = framework.schedule.splits_backward, _last_user_of_stem(plan, below) if plan.stage == 0 else -1
+    splits, lowest = framework.schedule.splits_backward, _last_users_of_stem(plan, below) if plan.stage == 0 else ()
     unsplit = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
                     named.get(layer, framework.checkpoint), layer not in unsplit,
-                    layer - stem if layer == lowest else 0, moved.get(layer, NONE))
+                    layer - stem if layer in lowest else 0, moved.get(layer, NONE))
             for layer in plan.layers}
 
 
@@ -287,6 +287,21 @@ def _trained_of_images(plan: Plan, *, no_grad: bool) -> dict[str, bool]:
         inputs = {"inputs_train": (stem or any(trains)) and not no_grad}
     return {"embedding_trains": stem and not no_grad, "features_train": features and not no_grad,
             "embedding_stays": stem and not trains[0] and not no_grad, **inputs}
+
+
+def _last_users_of_stem(plan: Plan, below: dict[int, bool]) -> tuple[int, ...]:
+    """Numbers (in the whole model) of the layers whose backward frees tensors of the stem: `_last_user_of_stem`.
+
+    Or the lowest with each class of mixer, where each keeps tensors of its own. `below`: as there.
+    """
+    if not plan.framework.options.frees_tables_by_mixer:
+        return (_last_user_of_stem(plan, below),)
+    found: dict[type, int] = {}
+    for layer in plan.chunks[0]:
+        kind = plan.graph.kinds[plan.graph.layers[layer].kind]
+        if kind.block is None:
+            found.setdefault(type(kind.branches[0].block), layer)
+    return tuple(found.values())
 
 
 def _last_user_of_stem(plan: Plan, below: dict[int, bool]) -> int:

@@ -45,6 +45,11 @@ class ImplementationOptions:
         return 2 * 8 * batch * seq
 
     @property
+    def frees_tables_by_mixer(self) -> bool:
+        """True if the lowest layer with each class of mixer frees the stem's tables that such layers alone keep."""
+        return False
+
+    @property
     def puts_out_fp32(self) -> bool:
         """True if the model's logits come out in fp32, whatever it computes in."""
         return False

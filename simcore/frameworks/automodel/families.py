@@ -10,7 +10,7 @@ from typing import Final
 from simcore.models.graph import ModelGraph
 from simcore.operators.automodel.tensors import moves_stem
 
-__all__ = ["BY_TRANSFORMERS", "REGISTERED", "implementation_of", "trains_stem"]
+__all__ = ["BY_TRANSFORMERS", "REGISTERED", "has_mixer", "implementation_of", "trains_stem"]
 
 _NOT_REGISTERED: Final = (
     "arcee", "cohere2", "ernie4_5", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
@@ -31,6 +31,12 @@ def implementation_of(family: str, method: str) -> str:
     for the method qlora, because bitsandbytes packs transformers' layers only.
     """
     return "hf" if family in _NOT_REGISTERED or method == "qlora" else "automodel"
+
+
+def has_mixer(graph: ModelGraph, mixer: type) -> bool:
+    """True if a layer of the decoder has a block of the class `mixer`."""
+    return any(kind.block is None and any(isinstance(branch.block, mixer) for branch in kind.branches)
+               for kind in graph.kinds)
 
 
 def trains_stem(graph: ModelGraph) -> bool:

@@ -30,7 +30,7 @@ from simcore.frameworks.automodel.attention import (
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
-from simcore.frameworks.automodel.families import BY_TRANSFORMERS, trains_stem
+from simcore.frameworks.automodel.families import BY_TRANSFORMERS, has_mixer, trains_stem
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
 from simcore.frameworks.automodel.fused_adam import FUSED_ADAM_OPTIONS, kept_states, optimizer_of
 from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
@@ -75,6 +75,7 @@ from simcore.frameworks.common.liger import LIGER_OPTION
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
+from simcore.models.blocks import Attention, GatedDeltaNet
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
@@ -194,6 +195,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
         return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", sdpa=options.get("attn") == "sdpa",
                        trains_stem=trains_stem(job.graph), fp32_unit=version not in _ONE_TYPE and is_sharded(job),
+                       attends=has_mixer(job.graph, Attention), recurs=has_mixer(job.graph, GatedDeltaNet),
                        keeps_logits=made.keeps_logits or seen)  # recipes/vlm/finetune.py has no `del out`
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)

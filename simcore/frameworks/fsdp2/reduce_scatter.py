@@ -223,8 +223,11 @@ class Reductions:
             self.zero_grad(u)
 
     def _take(self, u: int) -> list[Grad]:
-        """The unit's gradients, new or accumulated; those of sideways cuts are concatenated into new ones."""
-        layer, slots, grads = self.layers[u], self.slots[u], list(self.grads[u].values())
+        """The unit's gradients, new or accumulated; those of sideways cuts are concatenated into new ones.
+
+        In the order of the unit's parameters (torch 2.13 `_fsdp_param_group.py`, post_backward), not of their births.
+        """
+        layer, slots, grads = self.layers[u], self.slots[u], [grad for _, grad in sorted(self.grads[u].items())]
         if self.accumulated[u]:
             params = self.weights[u].params
             grads = [(layer, slots.accumulated, params[place].accumulated) for place in self.accumulated[u]]

@@ -31,7 +31,7 @@ class AutomodelOptions(ImplementationOptions):
     `replays_dispatch`: a checkpoint keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's
     product and its top-k. `wide_inputs`: the head is given a hidden state in fp32, which autocast narrows, and
     FSDP2's hook casts the logits to fp32. `trains_stem`: a module of multi-token prediction takes the sequence's
-    embeddings, whose table is trained.
+    embeddings, whose table is trained. `attends`, `recurs`: a layer of the decoder has attention, a delta net.
     """
 
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
@@ -58,6 +58,13 @@ class AutomodelOptions(ImplementationOptions):
     replays_dispatch: bool = False
     keeps_router: bool = True
     trains_stem: bool = False
+    attends: bool = True
+    recurs: bool = True
+
+    @property
+    def frees_tables_by_mixer(self) -> bool:
+        """True if a decoder has both attention and delta nets, as a Qwen 3.5's."""
+        return self.attends and self.recurs
 
 
 RELEASE_0_7_0: Final = AutomodelOptions(keeps_norm_rstd=False, fuses_lora_mlp=False, keeps_logits=False,

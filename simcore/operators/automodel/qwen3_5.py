@@ -8,8 +8,8 @@ SDPA, not for TE; the output is multiplied by a sigmoid of the gate.
 [Note: tables of grids]
 `components/models/{qwen3_5*,qwen3_vl_moe}`: cosines and sines of each token in the type of the stream, of which half
 stands side by side in `freqs_cis`, and position ids, which images make [3, batch, sequence] of (`get_rope_index`).
-Layers keep `freqs_cis`, checkpoints what they are given besides: positions, of Qwen 3 VL the mask of padding. The rest
-lives until the model returns.
+Attention keeps `freqs_cis`, checkpoints what they are given besides: positions, of Qwen 3 VL the mask of padding. The
+rest lives until the model returns, places of one sequence (`cache_position`) too.
 
 [Note: a further token]
 `components/models/qwen3_5/model.py`, Qwen3_5DenseMTPSublayer: transformers' decoder layer with SDPA behind the fusion
@@ -109,7 +109,7 @@ def _partly_turned(tape: Tape, q: Tensor, k: Tensor, tables: tuple[Tensor, Tenso
 
 @dataclass(slots=True)
 class StemTables:
-    """Tables whose deaths the first layer records: `late` when the model returns, `kept` at the end of backward."""
+    """Tables whose deaths a layer records: `late` when the model returns, `kept` at the end of its backward."""
 
     late: list[Tensor]
     kept: list[Tensor]
@@ -132,7 +132,7 @@ def _specs(env: Env, family: str, dim: int) -> dict[str, _Spec]:
     table: _Spec = ((run.batch, run.seq, dim), run.compute)
     positions = (3, run.batch, run.seq) if seen else (run.seq,)
     masks: dict[str, _Spec] = {"padding_mask": ((run.batch, run.seq), "uint8")} if seen else {}
-    if family.startswith("qwen3_vl"):
+    if family.startswith("qwen3_vl") or (seen and family.startswith("qwen3_5")):
         masks["cache_position"] = ((run.seq,), "int64")
     return {"position_ids": (positions, "int64"), **masks, "rotary.cos": table, "rotary.sin": table,
             "freqs_cis": table}
@@ -150,15 +150,50 @@ def make_tables(env: Env, family: str, dim: int) -> None:
 
 
 def stem_tables(env: Env, kind: LayerKind) -> StemTables:
-    """The tables that this layer frees: all of them if it is the first of a model with grids, behind their maker."""
-    if kind.family not in OF_GRIDS or not env.run.first:
+    """The tables that this layer frees, of a model with grids.
+
+    The first layer, behind their maker, frees those that no layer keeps. It frees the others too, or the lowest layer
+    with the mixer that keeps a table frees it.
+    """
+    run = env.run
+    if kind.family not in OF_GRIDS or not (run.first or run.stem):
         return StemTables([], [])
-    found = {name: env.tape.external(*spec, env.tape.slot(name, "activation"), BEFORE)
-             for name, spec in _specs(env, kind.family, kind.tables or _rotated(kind)).items()}
-    given = "position_ids" if kind.family in QWEN3_5 else "padding_mask"
-    names = () if env.run.no_grad else ("freqs_cis", *(given,) * (env.run.checkpoint == "full" and given in found))
-    kept = [found.pop(name) for name in names]
-    return StemTables(list(found.values()), kept)
+    specs, kept = _specs(env, kind.family, kind.tables or _rotated(kind)), _kept(env, kind.family)
+    mine = [name for name in kept if name in specs and (_keeps(kind, name) if _by_mixer(env, kind) else run.first)]
+    late = [name for name in specs if name not in kept] if run.first else []
+
+    def given(name: str) -> Tensor:
+        return env.tape.external(*specs[name], env.tape.slot(name, "activation"), BEFORE * (run.stem or 1))
+
+    return StemTables([given(name) for name in late], [given(name) for name in mine])
+
+
+def _by_mixer(env: Env, kind: LayerKind) -> bool:
+    """True if a table is kept by layers with one mixer alone; a checkpoint of a whole layer keeps all."""
+    whole = env.run.checkpoint == "full" and not _is_apart(env, kind.family)
+    return kind.family in QWEN3_5 and env.options.frees_tables_by_mixer and not whole
+
+
+def _keeps(kind: LayerKind, name: str) -> bool:
+    return (name == "freqs_cis") == isinstance(kind.branches[0].block, Attention)
+
+
+def _is_apart(env: Env, family: str) -> bool:
+    """True if a layer's parts are checkpoints apart, where there are any."""
+    return family in QWEN3_5 and env.run.ep == 1
+
+
+def _kept(env: Env, family: str) -> list[str]:
+    """Names of the tables that a layer keeps for its backward: attention angles, checkpoints what they are given.
+
+    A Qwen 3.5's parts are checkpoints apart without expert parallelism, of which a delta net alone is given positions
+    (`components/models/qwen3_5/model.py`, Qwen3_5DenseBlock).
+    """
+    options, whole, apart = env.options, env.run.checkpoint == "full", _is_apart(env, family)
+    angles = options.attends or (whole and not apart)
+    given = whole and (options.recurs or not apart)
+    names = {"freqs_cis": angles, "position_ids" if family in QWEN3_5 else "padding_mask": given}
+    return [name for name, kept in names.items() if kept and not env.run.no_grad]
 
 
 def kept_on_stage(family: str, run: LayerWorkload, dim: int) -> dict[str, int]:

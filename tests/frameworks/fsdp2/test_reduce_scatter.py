@@ -66,10 +66,14 @@ def test_padding_of_gradients_is_that_of_adapters_alone() -> None:
     assert rank.padding_bytes > 8 * rank.grads_padding_bytes
 
 
-@pytest.mark.parametrize(("shards", "last"), [(1, 0), (2, 2 * 1000 * 256)])
-def test_only_more_than_one_shard_holds_a_last_gradient_while_it_is_reduced(shards: int, last: int) -> None:
-    """The head's, in bf16, is there when the root's reduced gradients are made (torch 2.13: a loop's own variable)."""
-    program = small.program_of("fsdp2", {"dp_shard": shards}, model="llama-tiny", precision={"grad_reduce": "bf16"})
+@pytest.mark.parametrize(("shards", "tied", "last"), [(1, False, 0), (2, False, 2 * 1000 * 256), (2, True, 2 * 256)])
+def test_only_more_than_one_shard_holds_a_last_gradient_while_it_is_reduced(shards: int, tied: bool, last: int) -> None:
+    """The head's, in bf16, is there when the root's reduced gradients are made (torch 2.13: a loop's own variable).
+
+    With a tied head the norm's, the root's last parameter, although the table's gradient is made last.
+    """
+    program = small.program_of("fsdp2", {"dp_shard": shards}, precision={"grad_reduce": "bf16"}, model={
+        "config": "llama-tiny", "overrides": {"tie_word_embeddings": tied}})
     owners = program.outline.owners
     held, seen = 0, []
     for op, layer, slot, amount, *_ in program.columns.tolist():
