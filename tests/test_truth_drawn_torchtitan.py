@@ -15,7 +15,7 @@ from simcore.placement.plan import Plan
 from simcore.simulation.report import report
 from simcore.simulation.simulation import placed_simulation
 from simcore.simulation.step import program_of
-from test_truth_torchtitan import ELSEWHERE, scenario_of, sizes_of, whole_step
+from test_truth_torchtitan import ELSEWHERE, ringed, scenario_of, sizes_of, whole_step
 
 CASES: dict[str, Any] = json.loads((ROOT / "tests/truth/tape/torchtitan-drawn-0.2.2-torch-2.13.0.json").read_text(
     encoding="utf-8"))
@@ -50,7 +50,7 @@ def differences(row: dict[str, Any]) -> list[Any]:
         early, row["breakdown"])]
     theirs = {name: math.prod(shape) for name, shape in row["shapes"].items()}
     pairs: list[tuple[Any, Any]] = [(placed(parts.plans[0]), theirs), (peaks[0], peaks[1]), (
-        collectives_apart(whole_step(row), seen.traffic, sizes_of(case)), {})]
+        collectives_apart(whole_step(row), ringed(seen.traffic), sizes_of(case)), {})]
     return [pair for pair in pairs if pair[0] != pair[1]]
 
 
