@@ -19,7 +19,7 @@ from simcore.operators.automodel.dense import DENSE
 from simcore.placement.job import Draft
 
 __all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "packed_assumptions",
-           "rope_of", "runs_flex", "te_calls"]
+           "rings_by_te", "rope_of", "runs_flex", "te_calls"]
 
 Asked = Literal["sdpa", "eager", "flash_attention_2"]
 ATTENTION_OPTION: Final = "attn_implementation"
@@ -96,6 +96,16 @@ def _backend_by_default(job: Draft) -> tuple[str, str]:
     if job.graph.architecture.family == "gpt_oss":
         return "flex", "0.7.0 models/gpt_oss/model.py: GptOssForCausalLM takes BackendConfig(attn=\"flex\")"
     return "te", "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed"
+
+
+def rings_by_te(job: Draft, options: dict[str, object]) -> bool:
+    """True if keys and values go round cp ranks by TransformerEngine, whose messages run beside attention.
+
+    False without cp, and for torch's ring, which takes SDPA's place (0.7.0 `components/distributed/context_parallel/
+    utils.py`, create_context_parallel_ctx).
+    """
+    by_sdpa = job.graph.architecture.decoder in DENSE or options.get("attn") == "sdpa"
+    return job.mesh.cp > 1 and (job.scenario.training.lengths == "packed" or not by_sdpa)
 
 
 def runs_flex(job: Draft, options: dict[str, object]) -> bool:

@@ -25,6 +25,7 @@ from simcore.frameworks.automodel.attention import (
     ATTENTIONS,
     attention_library,
     attention_of,
+    rings_by_te,
     rope_of,
     runs_flex,
     te_calls,
@@ -156,7 +157,7 @@ def table(job: Draft) -> Framework:
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
                             beside_exchanges=("shared_experts",) * (version in _BESIDE),
-                            beside_attention=job.mesh.cp > 1, clips=True),
+                            beside_attention=rings_by_te(job, options), clips=True),
         assumptions=assumptions(job, options, is_read=version in _BESIDE, has_liger=job.graph.implementation == "hf" and
                                 patched_by_liger(job, options)),
     )

@@ -83,9 +83,10 @@ def _core(env: Env, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """SDPA, or for eager attention transformers' own function, whose probabilities the decoder layer holds.
 
     `models/llama/model.py:237`, `models/qwen2/model.py:221`, `models/qwen3/model.py:122`; a replay drops them at once.
+    Packed sequences are TransformerEngine's (`models/llama/model.py`, is_thd), also over cp.
     """
     if not _is_eager(env):
-        return core_attention(env, query, key, value)
+        return core_attention(env, query, key, value, by_torch=not env.run.sequences)
     batch, seq, *_ = query.shape
     held = env.held if env.tape.phase != "recompute" else []
     return eager_core(env.tape, Tensor(None, (batch, seq, seq), query.dtype), held, by_heads=False)(query, key, value)

@@ -19,6 +19,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.operators.shared.dtensor import same_everywhere, sum_everywhere
 from simcore.operators.shared.float8_linear import float8_linear
+from simcore.operators.shared.ring_attention import ring_attention
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
@@ -186,21 +187,36 @@ def attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
     """
     tape, dim = env.tape, block.head_dim
     q, k, v = (aten.to_heads(tape, linear(env, x, f"{path}.{part}_proj"), dim) for part in "qkv")
-    out = core_attention(env, q, k, v)
+    out = core_attention(env, q, k, v, by_torch=env.options.sdpa)
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
 
 
-def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor, *, by_torch: bool = False) -> Tensor:
     """Causal attention by SDPA of `q` [batch, sequence, heads, d]; returns q's shape.
 
-    `k` and `v` may have fewer heads and are not expanded. With context parallelism their exchange is recorded too.
+    `k` and `v` may have fewer heads and are not expanded. With context parallelism keys and values go round the group:
+    by TransformerEngine, which rings as in `te_attention`, or if `by_torch` by torch's ring, as its `context_parallel`
+    replaces SDPA (0.7.0 `components/distributed/context_parallel/utils.py`, create_context_parallel_ctx; rotated by
+    all-gather: `sharder.py`, shard_batch_load_balanced).
     """
-    tape, (batch, seq, heads, dim) = env.tape, q.shape
-    if env.run.cp > 1:  # TE rings keys and values round the group
-        tape.collective("send_recv", "cp", (env.run.cp - 1) * (k.nbytes + v.nbytes), k.dtype)
-        tape.compute(Kernel.ATTENTION, 2 * batch * heads * seq * seq * dim * (env.run.cp - 1), 0,
-                     shape_of_heads(dim, dim, batch * seq * heads))
-    return aten.scaled_dot_product_attention(tape, q, k, v, env.run.pairs // env.run.cp)
+    tape, run = env.tape, env.run
+    if run.cp > 1 and by_torch:
+        return ring_attention(tape, run, q, k, v)
+    exchange, dtype = (run.cp - 1) * (k.nbytes + v.nbytes), k.dtype
+    if exchange:
+        tape.collective("send_recv", "cp", exchange, dtype)
+    out = aten.scaled_dot_product_attention(tape, q, k, v, run.pairs)
+    return _with_message(tape, out, 2 * exchange, dtype) if exchange else out
+
+
+def _with_message(tape: Tape, out: Tensor, num_bytes: int, dtype: str) -> Tensor:
+    """Tensor `out`, before whose gradient is used backward sends keys and values on again, and their gradients."""
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        tape.collective("send_recv", "cp", num_bytes, dtype)
+        return list(grads)
+
+    return Tensor(out.storage, out.shape, out.dtype, tape.node((out,), (), backward))
 
 
 def by_heads(env: Env, parts: list[Tensor]) -> Tensor:
@@ -215,6 +231,8 @@ def by_heads(env: Env, parts: list[Tensor]) -> Tensor:
         _has_padding(env)
     parts[:] = copies
     copies.clear()
+    if env.run.cp > 1:
+        return ring_attention(tape, env.run, *parts, by_heads=True)
     return aten.contiguous(tape, core_attention(env, *parts), "attention")
 
 

@@ -24,13 +24,15 @@ Grads = list[Tensor | None]
 Shape = tuple[int, ...]
 
 
-def ring_attention(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def ring_attention(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, v: Tensor, *,
+                   by_heads: bool = False) -> Tensor:
     """Causal attention of this rank's `q` [b, s, heads, d] over the sequences of all `run.cp` ranks.
 
     Returns q's shape. Autograd saves its inputs, the merged output and the fp32 log-sum-exp. The output and the
-    gradients are made in the order of heads; the output is then copied to the order of tokens.
+    gradients are made in the order of heads; the output is then copied to the order of tokens. `by_heads`: `k` and `v`
+    lie in the order of heads and are not copied to it.
     """
-    ring = Ring(run.cp, (q.shape, k.shape, v.shape), q.dtype)
+    ring = Ring(run.cp, (q.shape, k.shape, v.shape), q.dtype, by_heads=by_heads)
     node = tape.node((q, k, v), (q, k, v), lambda tape, grads, saved: ring.backward(tape, grads))
     out, lse = tape.outputs("attention", lambda: ring.forward(tape))
     tape.save(node, out, lse)
@@ -43,11 +45,11 @@ class Ring:
     """One call of ring attention: shapes of its tensors and FLOPs of a step of the ring.
 
     It keeps no tensor, its methods record on a tape. `size`: ranks of the ring; `shapes`: of q, k and v on this rank,
-    each [batch, sequence, heads, d].
+    each [batch, sequence, heads, d]; `by_heads`: k and v lie in the order of heads.
     """
 
-    def __init__(self, size: int, shapes: tuple[Shape, Shape, Shape], dtype: str) -> None:
-        self.size, self.dtype = size, dtype
+    def __init__(self, size: int, shapes: tuple[Shape, Shape, Shape], dtype: str, *, by_heads: bool = False) -> None:
+        self.size, self.dtype, self.by_heads = size, dtype, by_heads
         self.q, self.k, self.v = shapes
         batch, seq, heads, dim = self.q
         self.out, self.lse = (batch, seq, heads, self.v[3]), (batch, seq, heads)
@@ -71,8 +73,10 @@ class Ring:
         del gathered, mine
         return out, merged[1]
 
-    def own(self, tape: Tape) -> tuple[Tensor, Tensor]:
-        """(copy of the keys, copy of the values) of this rank, in the order of heads."""
+    def own(self, tape: Tape) -> tuple[Tensor, ...]:
+        """(copy of the keys, copy of the values) of this rank, in the order of heads; nothing if they lie so."""
+        if self.by_heads:
+            return ()
         key, value = (aten.new(tape, shape, self.dtype, name, kernel=Kernel.COPY)
                       for shape, name in ((self.k, "ring_key"), (self.v, "ring_value")))
         return key, value

@@ -83,11 +83,25 @@ def test_packs_in_transformers_layers_run_flash_whatever_is_asked(asked: str | N
 
 
 def test_packs_go_round_a_ring_by_te_alone() -> None:
-    """A rank keeps a part of the pack; the pairs of its sequences are those of short ones."""
-    packed, rows = (_ran({"cp": 2}, **given) for given in ({"lengths": "packed", "packed_length": 128}, {}))
-    assert packed.peak == rows.peak
+    """A rank keeps a part of the pack, whatever the lengths of its sequences; rows go round by torch's ring."""
+    short, whole, rows = (_ran({"cp": 2}, **given) for given in (
+        {"lengths": "packed", "packed_length": 128}, {"lengths": "packed", "packed_length": 512}, {}))
+    assert short.peak == whole.peak
+    called = [{(c.collective, c.phase, c.dtype) for c in run.traffic if c.axis == "cp"} for run in (short, rows)]
+    assert called == [{("send_recv", phase, "bf16") for phase in ("forward", "backward")},
+                      {("all_gather", phase, "bf16") for phase in ("forward", "backward")}
+                      | {("send_recv", "backward", "fp32")}]
     with pytest.raises(IllegalLayout, match="switch to the TE attention backend"):
         small.prepared("automodel", {"cp": 2, "dp_shard": 2}, options={"attn": "sdpa"}, lengths="packed", **LLAMA)
+
+
+@pytest.mark.parametrize(("beside", "mesh", "given"), [
+    (False, {}, {}), (False, {"cp": 2}, LLAMA), (True, {"cp": 2}, LLAMA | {"lengths": "packed"}), (True, {"cp": 2}, {}),
+    (False, {"cp": 2}, {"options": {"attn": "sdpa"}})])
+def test_messages_of_te_s_ring_alone_run_beside_attention(beside: bool, mesh: dict[str, int], given: Any) -> None:
+    """torch's are in line, as under fsdp2."""
+    _, table = small.prepared("automodel", {"dp_shard": 2, **mesh}, **given)
+    assert table.libraries.beside_attention is beside
 
 
 def test_packs_over_tp_attend_by_a_rank_s_heads() -> None:
