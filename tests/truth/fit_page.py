@@ -166,7 +166,7 @@ CAUSES = """## Causes that are known
   has the mean length, where engines wait for the longest: up to four times as long in Llama's lines. Eight steps off
   policy is 31 % too slow: engines decode answers of several steps together, here those of one. That engines over 16 and
   32 ranks were 64 to 76 % too fast was known when their collectives began to take time.
-- **PEFT's LoRA on an L40S** is 46 to 69 % too slow: tensors of 840 tokens are 5 MiB, and that card's cache holds 96 MiB,
+- **PEFT's LoRA on an L40S** is 46 to 69 % too slow: tensors of 840 tokens are 5 MiB, and that card's cache holds 96,
   where kernels are counted from memory. Full fine-tuning is 26 % too fast, which is not explained.
 - **Nemotron 3 Super in Automodel on 64 H100** is 35 % too slow: kernels alone take as long as the printed step, and 2.2
   s are exchanges of tokens over eight hosts. Its file is of later than the release that the table names.
