@@ -19,7 +19,7 @@ def opened(page: Page, **changes: Any) -> None:
 
 def test_a_search_in_which_nothing_fits_tells_what_was_tried_and_the_nearest(page: Page) -> None:
     """Once it is over, and where it is stopped before."""
-    opened(page, framework="fsdp2", limits={"usable_memory": "20 GiB"})
+    opened(page, framework="fsdp2", limits={"usable_memory": "16 GiB"})
     page.choose("#search-gpus", "8")
     page.click("#searching [type=submit]")
     page.until("document.getElementById('none')", LONG_S)
