@@ -15,6 +15,7 @@ LONG_S = 240.0
 
 def opened(page: Page, **changes: Any) -> None:
     page.open(address=f"{page.address}#{packed({**JOB, **changes})}")
+    page.drawn()
 
 
 def test_a_search_in_which_nothing_fits_tells_what_was_tried_and_the_nearest(page: Page) -> None:
