@@ -1,4 +1,4 @@
-"""What a wheel has otherwise than a checkout: the configurations of all models are one file, an eighth as large.
+"""Build hook of the wheel: the configurations of all models become one file, an eighth as large as the files.
 
 `simcore.models.graph` reads both. Called by hatchling (pyproject.toml), in an environment of its own.
 """

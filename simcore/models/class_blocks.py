@@ -8,52 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.decoder_stem import DecoderStem
+from simcore.models.tower_shapes import SquareLayer, SquarePatches
 
 __all__ = ["ClassEnd", "ClassLayer", "ClassPatches", "ScaledLayer", "ScaledPatches", "ShuffledEnd"]
 
 
 @dataclass(frozen=True, slots=True)
-class ClassPatches:
+class ClassPatches(SquarePatches):
     """Cut of an image into patches behind a learned token, with learned positions, and a LayerNorm behind them.
 
-    A convolution without a bias whose stride is its size. `image`, `patch`: length of the side of an image and of a
-    patch, in pixels; `channels`: of a pixel; `width`: elements of a patch in the tower.
+    The convolution has no bias.
     """
-
-    image: int
-    patch: int
-    channels: int
-    width: int
 
     @property
     def count(self) -> int:
         """Number of patches of an image, with the token before them."""
-        return (self.image // self.patch) ** 2 + 1
-
-    @property
-    def pixels(self) -> int:
-        """Number of values of an image."""
-        return self.channels * self.image**2
+        return self.squares + 1
 
 
 @dataclass(frozen=True, slots=True)
-class ClassLayer:
-    """Layer of a tower: attention of each patch to all of its image, and an MLP around a quick GELU, with LayerNorms.
-
-    All linears and norms have biases. `patches`: of an image, with the token; `width`: elements of a patch; `ffn`: of
-    the MLP. `first`: the first layer, whose input the tower holds until it has returned.
-    """
-
-    patches: int
-    width: int
-    num_heads: int
-    ffn: int
-    first: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head of a patch."""
-        return self.width // self.num_heads
+class ClassLayer(SquareLayer):
+    """Layer of a tower: the MLP is around a quick GELU, attention and MLP are behind LayerNorms with biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,47 +59,27 @@ class ClassEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledPatches:
+class ScaledPatches(SquarePatches):
     """Cut of an image into patches behind a learned token, with learned positions, and no norm behind them.
 
-    A convolution with a bias whose stride is its size. Fields: see `ClassPatches`.
+    The convolution has a bias.
     """
-
-    image: int
-    patch: int
-    channels: int
-    width: int
 
     @property
     def count(self) -> int:
         """Number of patches of an image, with the token before them."""
-        return (self.image // self.patch) ** 2 + 1
-
-    @property
-    def pixels(self) -> int:
-        """Number of values of an image."""
-        return self.channels * self.image**2
+        return self.squares + 1
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledLayer:
+class ScaledLayer(SquareLayer):
     """Layer of a tower: outputs of attention and of a GELU MLP are scaled, element by element, before they are added.
 
     Each is behind a LayerNorm. `bias`: query, key and value have biases, as all other linears have. Other fields: see
-    `ClassLayer`.
+    `SquareLayer`.
     """
 
-    patches: int
-    width: int
-    num_heads: int
-    ffn: int
-    first: bool = False
     bias: bool = True
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head of a patch."""
-        return self.width // self.num_heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.decoder_stem import DecoderStem
-from simcore.models.sized_patches import SizedPatches
+from simcore.models.tower_shapes import SizedPatches
 
 __all__ = ["DeepMerger", "PlacedLayer", "PlacedMerger", "PlacedPatches"]
 

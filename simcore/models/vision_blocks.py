@@ -20,7 +20,7 @@ from simcore.models.pooled_blocks import (
     PooledStem,
 )
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector, SoundEncoder, SoundProjector
-from simcore.models.sized_patches import SizedPatches
+from simcore.models.tower_shapes import SizedPatches, SquareLayer, SquarePatches
 
 __all__ = ["PARTS", "TOWER_LAYERS", "AnySize", "GridLayer", "GridPatches", "Merger", "Patches", "Projector",
            "RowLayer", "RowPatches", "RowProjector", "SoundPart", "TowerEnd", "TowerLayer", "TowerNorm", "VisionPart",
@@ -28,47 +28,18 @@ __all__ = ["PARTS", "TOWER_LAYERS", "AnySize", "GridLayer", "GridPatches", "Merg
 
 
 @dataclass(frozen=True, slots=True)
-class Patches:
-    """Cut of an image into patches: a convolution with a bias whose stride is its size, and learned positions.
-
-    `image`, `patch`: length of the side of an image and of a patch, in pixels; `channels`: of a pixel. `width`:
-    elements of a patch in the tower.
-    """
-
-    image: int
-    patch: int
-    channels: int
-    width: int
+class Patches(SquarePatches):
+    """Cut of an image into patches with learned positions; the convolution has a bias."""
 
     @property
     def count(self) -> int:
         """Number of patches of an image."""
-        return (self.image // self.patch) ** 2
-
-    @property
-    def pixels(self) -> int:
-        """Number of values of an image."""
-        return self.channels * self.image**2
+        return self.squares
 
 
 @dataclass(frozen=True, slots=True)
-class TowerLayer:
-    """Layer of a tower: attention of each patch to all of its image, and a GELU MLP, each behind a LayerNorm.
-
-    All linears and norms have biases. `patches`: of an image; `width`: elements of a patch; `ffn`: of the MLP. `first`:
-    the first layer, whose input the tower holds until it has returned.
-    """
-
-    patches: int
-    width: int
-    num_heads: int
-    ffn: int
-    first: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head of a patch."""
-        return self.width // self.num_heads
+class TowerLayer(SquareLayer):
+    """Layer of a tower: the MLP is around a GELU, attention and MLP are behind LayerNorms with biases."""
 
 
 @dataclass(frozen=True, slots=True)

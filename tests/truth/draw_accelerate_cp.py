@@ -7,11 +7,10 @@ The same seed draws the same cases. Every case is one that upstream runs: sequen
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 
 import draw_fsdp2 as plain
+from drawing import print_cases
 
 COUNT, SEED = 52, 20261130
 MODELS = (plain.llama, plain.llama, plain.qwen2, plain.qwen3, plain.mistral, plain.phi3, plain.qwen3_moe, plain.mixtral)
@@ -41,14 +40,10 @@ def draw(seed: int, number: int) -> plain.Case:
     return case
 
 
-def main() -> None:
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--count", type=int, default=COUNT)
-    ap.add_argument("--seed", type=int, default=SEED)
-    a = ap.parse_args()
-    for number in range(a.count):
-        print(json.dumps(draw(a.seed, number)))
+def drawn(seed: int, count: int) -> list[plain.Case]:
+    """Cases 0 to `count` - 1."""
+    return [draw(seed, number) for number in range(count)]
 
 
 if __name__ == "__main__":
-    main()
+    print_cases(drawn, __doc__, SEED, COUNT)

@@ -37,7 +37,7 @@ def one(rng: random.Random) -> Case:
 
 
 def measured(case: Case) -> Case:
-    """What is measured of a case."""
+    """Measured values of a case."""
     step.SEQ = case["seq"]
     probe.start(case["world"])
     return probe.measure(case)

@@ -81,7 +81,7 @@ def one(rng: random.Random) -> Case:
 
 
 def measured(case: Case) -> Case:
-    """What is measured of a case."""
+    """Measured values of a case."""
     probe.start(case["world"])
     return probe.measure(case)
 

@@ -8,16 +8,13 @@ two cases each of further families.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 
 import draw_fsdp2 as plain
+from drawing import print_cases
 
 COUNT, SEED = 48, 20261130
 MODELS = (plain.llama, plain.llama, plain.qwen2, plain.qwen3, plain.qwen3, plain.mistral)
-
-
 CHOSEN = {
     "seed-oss-36b": {"head_dim": 32, "attention_dropout": 0.0, "residual_dropout": 0.0}, "afm-4.5b": {"head_dim": 32},
     "ernie-4.5-0.3b": {"head_dim": 32}, "granite-3.3-2b": {}, "minicpm5-1b": {}, "qwen2.5-7b": {},
@@ -57,14 +54,10 @@ def draw(seed: int, number: int) -> plain.Case:
     return case
 
 
-def main() -> None:
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--count", type=int, default=COUNT)
-    ap.add_argument("--seed", type=int, default=SEED)
-    a = ap.parse_args()
-    for case in (*(draw(a.seed, number) for number in range(a.count)), *chosen()):
-        print(json.dumps(case))
+def drawn(seed: int, count: int) -> list[plain.Case]:
+    """Cases 0 to `count` - 1, and those of further families."""
+    return [draw(seed, number) for number in range(count)] + chosen()
 
 
 if __name__ == "__main__":
-    main()
+    print_cases(drawn, __doc__, SEED, COUNT)

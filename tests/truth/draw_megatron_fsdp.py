@@ -18,7 +18,7 @@ from drawing import chosen, maybe
 Case = dict[str, Any]
 SEED = 20261130
 COUNTS = {"buckets": 18, "steps": 26, "stages": 22}
-"""Of each version; buckets with adapters are core's (main groups parameters with the same code), their steps main's."""
+"""Cases of each version; buckets with adapters are core's (main groups parameters alike), their steps main's."""
 DENSE = (["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"], ["linear_qkv"], ["linear_fc1", "linear_fc2"],
          ["linear_proj"], ["*layers.*.mlp.linear_fc2"])
 SPARSE = (*DENSE[:4], ["*mlp.experts.linear_fc1"], ["linear_proj", "*mlp.experts.linear_fc2"])

@@ -1,4 +1,4 @@
-"""What the drawings of layouts share: weighted choices, sizes of small models, and the command line."""
+"""Parts that drawings of layouts share: weighted choices, sizes of small models, and the command line."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ def numbered(letter: str, one: Callable[[random.Random], Case]) -> Callable[[int
 def by_name(cases: list[Case]) -> dict[str, Case]:
     """The cases by their names."""
     return {case["name"]: {key: value for key, value in case.items() if key != "name"} for case in cases}
+
+
+def print_cases(drawn: Callable[[int, int], list[Case]], about: str | None, seed: int, count: int) -> None:
+    """Prints the cases of a drawing, one a line. `about`: its page of help."""
+    asked = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--count", type=int, default=count)
+    asked.add_argument("--seed", type=int, default=seed)
+    given = asked.parse_args()
+    print("\n".join(json.dumps(case) for case in drawn(given.seed, given.count)))
 
 
 def main(drawn: Callable[[int, int], list[Case]], probe: str, stored: Path, seed: int, count: int) -> None:

@@ -149,7 +149,7 @@ AT = torch.Tensor.__getitem__
 
 
 def stand_in_for_filled(case: dict[str, Any]) -> None:
-    """What Gemma 4 reads of a mask's values: how many averages are an image's, and tokens of the sequence."""
+    """Numbers that Gemma 4 reads off a mask: how many averages are an image's, and tokens of the sequence."""
     vision, images = case["fields"]["vision_config"], case["batch"] * case["images"]
     rows, columns = (side // vision["patch_size"] // vision["pooling_kernel_size"] for side in case["sides"])
     tokens = rows * columns
@@ -229,7 +229,7 @@ def grid(case: dict[str, Any]) -> int:
 
 
 def stand_in_for_grids(case: dict[str, Any]) -> None:
-    """What Qwen computes of an image's grid: lengths of attention, and positions without values."""
+    """Numbers that Qwen computes of an image's grid: lengths of attention, and positions without values."""
     vision, images, count = case["fields"]["vision_config"], case["batch"] * case["images"], grid(case)
     if case["fields"]["model_type"].startswith(("qwen3_vl", "qwen3_5")):
         stand_in_for_places(images, count)

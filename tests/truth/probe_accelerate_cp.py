@@ -23,7 +23,7 @@ from typing import Any
 import oracle.ring  # noqa: F401 - the ring around the CPU's kernel
 import torch
 from accelerate.big_modeling import _attach_context_parallel_hooks
-from oracle.rows import drawn_step_row
+from oracle.rows import drawn_step_row, of_functional
 from oracle.steps import run, setup
 from oracle.worker import serve
 from torch import nn
@@ -34,7 +34,7 @@ from transformers import Trainer, trainer
 
 
 class Accelerator:
-    """What `_prepare_context_parallel_inputs` asks of accelerate's."""
+    """Stand-in for accelerate's, as far as `_prepare_context_parallel_inputs` asks."""
 
     class parallelism_config:
         cp_enabled, cp_backend = True, "torch"
@@ -98,14 +98,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     if os.environ.get("REAL"):
         run.FakeTensorMode = lambda **_: contextlib.nullcontext()  # type: ignore[assignment,misc]
     row = run.measure(case)
-    row["calls"] = [sent(*call) for call in row["calls"] if call[0] != "_wrap_tensor_autograd"]
+    row["calls"] = of_functional(row["calls"])
     return row
-
-
-def sent(kind: str, phase: str, ranks: int, dtype: str, size: int) -> tuple[str, str, int, str, int]:
-    """A collective in the words of `drawn_step_row`; that of the ring is a functional one, which tells of its input."""
-    return ("all_gather", phase, ranks, dtype, size * ranks) if kind == "all_gather_into_tensor" else (
-        kind, phase, ranks, dtype, size)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What DeepSpeed's attention over shared sequences allocates (`UlyssesSPAttentionHF`, ALST), on one CPU.
+"""Measures allocations of DeepSpeed's attention over shared sequences (`UlyssesSPAttentionHF`, ALST), on one CPU.
 
     python tests/truth/probe_alst.py CHECKOUT > tests/truth/tape/alst-deepspeed-0.19.6-torch-2.13.0.json
 

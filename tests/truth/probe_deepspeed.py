@@ -264,8 +264,8 @@ def profiled(call):
                                        if event.name() == "[memory]" and abs(event.nbytes()) >= 100_000)]
 
 
-def started(row):
-    """The engine and the configuration of its model."""
+def model_of(row):
+    """The case's model and its configuration, in the case's rank of torch's fake process group."""
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -278,6 +278,14 @@ def started(row):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
     if row["checkpoint"]:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model, config
+
+
+def started(row):
+    """The engine and the configuration of its model."""
+    import deepspeed
+    import torch
+    model, config = model_of(row)
     if "lora" in row:
         from peft import LoraConfig, get_peft_model
         model.enable_input_require_grads()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from oracle.rows import drawn_step_row
+from oracle.rows import drawn_step_row, of_functional
 from oracle.steps import run, setup
 from oracle.worker import serve
 from torch import nn
@@ -48,14 +48,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     TensorParallelLayer._from_local_last_dim_shard = staticmethod(split_at_the_end)
     setup.dp_mesh = lambda spec: meshes[0][NAMES[:2]] if spec["dp_replicate"] > 1 else meshes[0]["dp_shard"]
     row = run.measure(case)
-    row["calls"] = [sent(*call) for call in row["calls"] if call[0] != "_wrap_tensor_autograd"]
+    row["calls"] = of_functional(row["calls"])
     return row
-
-
-def sent(kind: str, phase: str, ranks: int, dtype: str, size: int) -> tuple[str, str, int, str, int]:
-    """A collective in the words of `drawn_step_row`; functional all-gathers tell of their input."""
-    return ("all_gather", phase, ranks, dtype, size * ranks) if kind == "all_gather_into_tensor" else (
-        kind, phase, ranks, dtype, size)
 
 
 if __name__ == "__main__":

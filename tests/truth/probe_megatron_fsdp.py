@@ -121,7 +121,7 @@ def asked_step(case: dict[str, Any]) -> Any:
 
 
 def asked(case: dict[str, Any]) -> Any:
-    """What upstream does in one case."""
+    """Events of upstream in one case."""
     return {"buckets": asked_buckets, "steps": asked_step, "stages": fsdp_stages.run}[_kind(case)](case)
 
 

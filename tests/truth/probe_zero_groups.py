@@ -1,4 +1,4 @@
-"""What ZeRO-3 sends over fewer ranks than all (hpZ), over drawn small models on one CPU.
+"""Measures messages of ZeRO-3 over fewer ranks than all (hpZ), over drawn small models on one CPU.
 
     python tests/truth/probe_zero_groups.py CHECKOUT > tests/truth/deepspeed/drawn-hpz-0.19.6.json
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's ZeRO sends and keeps where ranks share sequences (Ulysses, `UlyssesSPAttentionHF`), on one CPU.
+"""Measures messages and parts of ZeRO where ranks share sequences (DeepSpeed's `UlyssesSPAttentionHF`), on one CPU.
 
     python tests/truth/probe_zero_sequences.py CHECKOUT > tests/truth/deepspeed/sequences-0.19.6.json
     python tests/truth/probe_zero_sequences.py CHECKOUT drawn > tests/truth/deepspeed/drawn-sequences-0.19.6.json
@@ -14,7 +14,6 @@ because of what came out.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 from functools import partial
@@ -80,18 +79,9 @@ def started(row):
     """The engine, the configuration of its model, and a function of a loss."""
     import deepspeed
     import torch
-    import torch.distributed as dist
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.integrations.deepspeed import deepspeed_sp_compute_loss
-    os.environ |= {"RANK": str(row["rank"]), "WORLD_SIZE": str(row["ranks"])}
-    dist.init_process_group("fake", store=FakeStore(), rank=row["rank"], world_size=row["ranks"])
-    deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
-    config = AutoConfig.for_model(row["type"], **row["model"])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").train()
-    if row["checkpoint"]:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model, config = base.model_of(row)
     mpu = UlyssesSPAttentionHF.register_with_transformers(
         model_name_or_path=model, core_attn_implementation="sdpa", sequence_parallel_size=row["sp"],
         micro_batch_size=1, seq_length=None, seq_length_is_variable=True, disable_in_eval=True)

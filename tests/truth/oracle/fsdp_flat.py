@@ -162,7 +162,7 @@ def held(allocator: Any) -> set[int]:
 
 
 def _elements(buffer: Any) -> int:
-    """Of what a rank keeps; frozen parameters have no such buffer."""
+    """Elements that a rank keeps; frozen parameters have no such buffer."""
     return int(buffer.data.numel()) if buffer else 0
 
 
@@ -300,7 +300,7 @@ class Noted:
         return list(self.events)
 
     def end_step(self) -> None:
-        """What the trainer calls when all gradients exist."""
+        """Call of the trainer when all gradients exist."""
         self.fsdp.finish_grad_sync()
         self.events.append("step")
         self.fsdp.start_param_sync()

@@ -69,7 +69,7 @@ class Wire:
 
 
 def run(case: dict[str, Any]) -> list[str]:
-    """What happens in a step that follows another, in order; an assertion of upstream's is the last word."""
+    """Events of a step that follows another, in order; an assertion of upstream's is the last word."""
     stage, stages = case["stage"], case["stages"]
     fsdp_flat.start(WORLD, stage * WORLD // stages)
     fsdp_flat.without_gpu()

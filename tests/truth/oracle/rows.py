@@ -87,6 +87,16 @@ def fsdp2_row(raw: Row) -> Row:
     return row
 
 
+def of_functional(calls: Iterable[list[Any]]) -> list[list[Any]]:
+    """Calls [kind, phase, ranks, dtype, size] with functional collectives in the words of `drawn_step_row`.
+
+    A functional all-gather tells of its input; what wraps a tensor for autograd sends nothing.
+    """
+    return [["all_gather", phase, ranks, dtype, size * ranks] if kind == "all_gather_into_tensor"
+            else [kind, phase, ranks, dtype, size]
+            for kind, phase, ranks, dtype, size in calls if kind != "_wrap_tensor_autograd"]
+
+
 def drawn_step_row(raw: Row) -> Row:
     """A whole step, short: placement, highest bytes of phases, and every collective in the order it was called."""
     spec = raw.get("spec") or raw["case"]

@@ -360,7 +360,7 @@ def logged(case: Case) -> tuple[Tracker, dict[str, tuple[int, ...]]]:
 
 
 def balance(model: nn.Module, case: Case, tr: Tracker) -> None:
-    """What torchtitan's optimizer does before a step to balance its routers."""
+    """Collectives of torchtitan's optimizer before a step, which balance its routers."""
     tr.phase = "opt"
     made = build_optimizers_with_moe_load_balancing([model], Optimizer(), dims_of(case))
     tr.mark("balance:begin")
