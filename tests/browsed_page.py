@@ -55,13 +55,20 @@ class Page:
                             f"(document.querySelector({json.dumps(selector)}) || {{}})"))
 
     def click(self, selector: str) -> None:
-        """A click of the mouse, where a person would click."""
+        """A click of the mouse, where a person would click: on what has stopped to move."""
         self.clicks += 1
-        place = self.run(f"""(() => {{ const found = document.querySelector({json.dumps(selector)});
-            found.scrollIntoView({{ block: 'center' }}); const box = found.getBoundingClientRect();
-            return [box.left + box.width / 2, box.top + box.height / 2]; }})()""")
+        place, before = self._place(selector), None
+        while place != before:
+            time.sleep(0.05)
+            place, before = self._place(selector), place
         for kind in ("mousePressed", "mouseReleased"):
             self.tab.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
+    def _place(self, selector: str) -> Any:
+        """Middle of an element, [x, y], once it is in view."""
+        return self.run(f"""(() => {{ const found = document.querySelector({json.dumps(selector)});
+            found.scrollIntoView({{ block: 'center' }}); const box = found.getBoundingClientRect();
+            return [box.left + box.width / 2, box.top + box.height / 2]; }})()""")
 
     def step(self, axis: str, by: int) -> None:
         """A click on plus or minus of a degree, once its legal values are there."""
