@@ -55,14 +55,28 @@ class Page:
                             f"(document.querySelector({json.dumps(selector)}) || {{}})"))
 
     def click(self, selector: str) -> None:
-        """A click of the mouse, where a person would click: on what has stopped to move."""
+        """A click of the mouse, where a person would click: on what has stopped to move.
+
+        Parts far from the screen are laid out after a scroll has reached them, so a click that follows at once can
+        fall beside the element; like a person, this then clicks again.
+        """
         self.clicks += 1
+        end = time.monotonic() + LIMIT_S
+        while not self._clicked(selector):
+            assert time.monotonic() < end, f"{selector}: no click falls on it"
+
+    def _clicked(self, selector: str) -> bool:
+        """One press of the mouse on an element that stands still; false where it fell beside the element."""
         place, before = self._place(selector), None
         while place != before:
             time.sleep(0.05)
             place, before = self._place(selector), place
+        self.run(f"""(() => {{ const found = document.querySelector({json.dumps(selector)}); window.fell_on = null;
+            addEventListener('click', event => {{ window.fell_on = found.contains(event.target); }},
+                             {{ capture: true, once: true }}); }})()""")
         for kind in ("mousePressed", "mouseReleased"):
             self.tab.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+        return self.run("window.fell_on") is not False
 
     def _place(self, selector: str) -> Any:
         """Middle of an element, [x, y], once it is in view."""
