@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "GatedDeltaNet", "Head", "LatentAttention",
-           "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "OwnInput", "SharedTransformer"]
+__all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "GatedDeltaNet", "Head", "Indexer",
+           "LatentAttention", "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "OwnInput",
+           "SharedTransformer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,22 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """Scores of every query and key by `num_heads` small heads of size `head_dim`; attention sees the `top_k` best."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
 class LatentAttention:
     """Multi-head latent attention: q, and k with v, are projected down to a rank and up again.
 
     `q_rank` 0: the query is not compressed. `nope`, `rope`: sizes of a query head without and with rotation (all heads
     share one rotated key); `value`: size of a value head. `inner_norms`: what was projected down passes a norm on its
-    way up. `bias`: of the output projection. `dropout`: some of the softmax is dropped.
+    way up. `bias`: of the output projection. `dropout`: some of the softmax is dropped. `indexer`: chooses the keys
+    that each query attends to.
     """
 
     hidden: int
@@ -80,6 +91,7 @@ class LatentAttention:
     inner_norms: bool = True
     bias: bool = False
     dropout: bool = False
+    indexer: Indexer | None = None
 
     @property
     def q_size(self) -> int:

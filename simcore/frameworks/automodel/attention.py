@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Final, Literal, cast
 
 from simcore.frameworks.common.kernels import torch_libraries
+from simcore.models.blocks import LatentAttention, Mixer
 from simcore.operators.automodel.dense import DENSE
 from simcore.placement.job import Draft
 
@@ -84,12 +85,38 @@ def attention_library(job: Draft, options: dict[str, object]) -> str:
         return torch_libraries(job, options | {ATTENTION_OPTION: attention_of(job, options)}).attention
     if options.get(ATTENTION_OPTION) is not None:
         return torch_libraries(job, options).attention
+    _check_indexer(job, options)
     backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), *_backend_by_default(job))
     if backend != "sdpa":
         job.refuse_idle(options, "sdpa_backend", f"with attention by {backend}")
     if backend == "flex":
         return "attention_flash2"
     return "attention" if backend == "te" else torch_libraries(job, options).attention
+
+
+def _check_indexer(job: Draft, options: dict[str, object]) -> None:
+    """Refuses what is not modelled of layers whose indexer chooses keys (DeepSeek-V3.2, GLM-5).
+
+    IllegalLayout for ranks that share sequences, NotYet for the rest.
+    """
+    if not any(isinstance(block, LatentAttention) and block.indexer for block in _mixers(job)):
+        return
+    at, source = "0.7.0 models/{deepseek_v32,glm_moe_dsa}/layers.py", options.get("attn", "te")
+    if job.mesh.cp > 1 and source == "sdpa":
+        raise job.illegal("mesh.cp", "GLM DSA context parallelism is implemented only for backend.attn in "
+                          "{'tilelang', 'cudnn'}", f"{at}; DeepSeek-V3.2 supports none")
+    if source != "sdpa":
+        raise job.not_yet("framework_options.attn", f"attention by {source} behind an indexer of keys (served: sdpa): "
+                          "which of TransformerEngine's ways takes the mask of chosen keys is not known")
+    if job.scenario.training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences behind an indexer of keys")
+    if any(".indexer." in spec.name and spec.module == "adapter" for specs in job.graph.tensors for spec in specs):
+        raise job.not_yet("training.lora.target_modules", "adapters of an indexer of keys, which get no gradient (name "
+                          "the modules, or exclude *indexer*)")
+
+
+def _mixers(job: Draft) -> list[Mixer]:
+    return [branch.block for kind in job.graph.kinds for branch in kind.branches]
 
 
 def _backend_by_default(job: Draft) -> tuple[str, str]:

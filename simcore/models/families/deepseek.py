@@ -1,7 +1,8 @@
-"""The DeepSeek family with latent attention, as transformers 5.23 `models/deepseek_v2` and `models/deepseek_v3`.
+"""The DeepSeek family with latent attention: transformers 5.23 `models/deepseek_v2`, `deepseek_v3`, `deepseek_v32`.
 
 The first `first_k_dense_replace` layers are dense, the others have routed and shared experts. Shared experts are one
-MLP of `n_shared_experts` times the width. V2 routes by softmax, V3 (and Moonlight, which is a V3) by sigmoid.
+MLP of `n_shared_experts` times the width. V2 routes by softmax, V3 (and Moonlight, which is a V3) by sigmoid. V3.2 is
+a V3 in which an indexer chooses the keys that each query attends to.
 
 [Note: multi-token prediction]
 Published configurations say `num_nextn_predict_layers: 1`, and neither transformers nor Megatron-Bridge 0.3.1 builds
@@ -11,17 +12,19 @@ None`). Here Megatron's option `mtp_num_layers` adds it.
 
 from __future__ import annotations
 
-from simcore.models.blocks import LatentAttention, Moe
+from dataclasses import replace
+
+from simcore.models.blocks import Indexer, LatentAttention, Moe
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import chain, check_fair_heads, decoder_layer, mlp, top_k
 
-__all__ = ["FAMILY", "latent_attention", "sigmoid_experts"]
+__all__ = ["FAMILY", "indexer", "latent_attention", "sigmoid_experts"]
 
-_ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid"}
+_ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid", "deepseek_v32": "sigmoid"}
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers and sizes of a model with a `DeepseekV2Config` or `DeepseekV3Config`.
+    """Layers and sizes of a model with a `DeepseekV2Config`, `DeepseekV3Config` or `DeepseekV32Config`.
 
     InputError for values that are not modelled.
     """
@@ -32,6 +35,8 @@ def architecture(config: Config) -> Architecture:
     if config.integer("moe_layer_freq", default=1) != 1:
         raise config.fail("moe_layer_freq", "experts in some layers only are not modelled yet")
     mixer = latent_attention(config)
+    if family == "deepseek_v32":
+        mixer = replace(mixer, indexer=indexer(config, heads=64))
     dense = decoder_layer(family, mixer, mlp(config))
     sparse = decoder_layer(family, mixer, _moe(config, _ROUTERS[family]))
     count = config.integer("num_hidden_layers")
@@ -48,6 +53,12 @@ def latent_attention(config: Config) -> LatentAttention:
     return LatentAttention(
         config.integer("hidden_size"), heads, config.integer("q_lora_rank", default=0), config.integer("kv_lora_rank"),
         config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim"), config.integer("v_head_dim"))
+
+
+def indexer(config: Config, heads: int) -> Indexer:
+    """The indexer of attention that sees chosen keys. `heads`: their number where the configuration has none."""
+    return Indexer(config.integer("index_n_heads", default=heads), config.integer("index_head_dim", default=128),
+                   config.integer("index_topk", default=2048))
 
 
 def sigmoid_experts(config: Config) -> Moe:

@@ -231,11 +231,17 @@ def _by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
 
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     """`x + block(norm(x))` for every branch; some blocks name what a branch made until they return."""
+    try:
+        return _branches(env, kind, hidden)
+    finally:  # a replay stops before its layer returns
+        env.held.clear()
+
+
+def _branches(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     named = []
     region = env.tape.checkpoint if _by_parts(kind, env.run) else _at_once
     for branch in kind.branches:
-        residual = hidden
-        env.tape.scope = ""
+        residual, env.tape.scope = hidden, ""
         hidden = region(partial(dense_norm, env, hidden, branch.norm, kind.family))
         given, env.tape.scope = hidden, f"{branch.name}."
         hidden = region(partial(_block, env, kind, branch, hidden))
@@ -244,7 +250,6 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
             named += [hidden, *([given] if _holds_given(kind, branch) else [])]
         del given
         hidden = aten.add(env.tape, residual, hidden, "residual")
-    env.held.clear()
     return hidden
 
 

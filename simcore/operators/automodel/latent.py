@@ -16,6 +16,7 @@ from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, norm, te_attention
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import new
+from simcore.operators.shared.indexer import Projections, chosen_keys, mask_of
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["latent_attention"]
@@ -27,30 +28,55 @@ def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> 
     Returns x's shape. `path`: name of the attention module in the layer. The caller adds the residual.
     """
     tape, (batch, seq, _), heads = env.tape, x.shape, block.num_heads
-    plain_query, turned_query = _split(tape, _query(env, x, block, path), block.nope)
+    named: dict[str, Tensor] = {}
+    plain_query, turned_query = _split(tape, _query(env, x, block, path, named), block.nope)
     latent, turned_key = _split(tape, linear(env, x, f"{path}.kv_a_proj_with_mqa"), block.kv_rank)
     latent = norm(env, latent, f"{path}.kv_a_layernorm")
     turned_query = _rotated(tape, turned_query)
     turned_key = _rotated(tape, turned_key.view(batch, seq, 1, block.rope))
+    hadamard = env.options.hadamard
+    if "indices" in named and not hadamard:
+        named["mask"] = mask_of(tape, named["indices"], x.dtype, hadamard=hadamard)
+        env.held.append(named["indices"])  # the block returns them
     query = aten.cat(tape, plain_query, turned_query)
     latent = linear(env, latent, f"{path}.kv_b_proj").view(batch, seq, heads, block.nope + block.value)
     turned_key = _expanded(tape, turned_key, heads)
     plain_key, value = _split(tape, latent, block.nope)
     key = aten.cat(tape, plain_key, turned_key)
+    if "mask" in named:
+        query, key, value = (aten.contiguous(tape, query, "q"), aten.contiguous(tape, key, "k"),
+                             aten.contiguous(tape, value, "v"))
+        out = aten.masked_attention(tape, query, key, value, None if hadamard else named["mask"])
+        return linear(env, out.view(batch, seq, block.out_size), f"{path}.o_proj")
     # A view with strides of its own, which TE makes contiguous (TransformerEngine 2.18
     # `dot_product_attention/utils.py`, get_qkv_layout); no other reference holds the copy.
     out = te_attention(env, query, key, aten.contiguous(tape, value, "value_contiguous"))
     return linear(env, out.view(batch, seq, block.out_size), f"{path}.o_proj")
 
 
-def _query(env: Env, x: Tensor, block: LatentAttention, path: str) -> Tensor:
-    """[b, s, heads, nope + rope], through a rank and a norm if the query is compressed."""
-    if block.q_rank:
-        low = norm(env, linear(env, x, f"{path}.q_a_proj"), f"{path}.q_a_layernorm")
-        query = linear(env, low, f"{path}.q_b_proj")
-    else:
+def _query(env: Env, x: Tensor, block: LatentAttention, path: str, named: dict[str, Tensor]) -> Tensor:
+    """[b, s, heads, nope + rope], through a rank and a norm if the query is compressed.
+
+    `named`: takes what a module with an indexer names until it returns.
+    """
+    tape, hadamard = env.tape, env.options.hadamard
+    if not block.q_rank:
         query = linear(env, x, f"{path}.q_proj")
+    else:
+        low = norm(env, linear(env, x, f"{path}.q_a_proj"), f"{path}.q_a_layernorm")
+        if block.indexer is not None:
+            made = _projections(env, x, low, f"{path}.indexer")
+            named |= {"low": low, "indices": chosen_keys(tape, made, block.indexer, block.rope, hadamard=hadamard)}
+        if hadamard:
+            named["mask"] = mask_of(tape, named["indices"], x.dtype, hadamard=hadamard)
+        query = linear(env, low, f"{path}.q_b_proj")
     return query.view(*x.shape[:2], block.num_heads, block.nope + block.rope)
+
+
+def _projections(env: Env, x: Tensor, low: Tensor, path: str) -> Projections:
+    return Projections(lambda: linear(env, low, f"{path}.wq_b"), lambda: linear(env, x, f"{path}.wk"),
+                       lambda: linear(env, x, f"{path}.weights_proj"),
+                       (env.param(f"{path}.k_norm.weight"), env.param(f"{path}.k_norm.bias")))
 
 
 def _split(tape: Tape, x: Tensor, first: int) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Families with experts in every layer, or in every one but the first, whose models NeMo Automodel 0.7.0 writes alike.
 
-`components/models/{deepseek_v3,glm4_moe,glm4_moe_lite,gpt_oss,hy_v3,ling_v2,minimax_m2,qwen3_moe,qwen3_next}/
-model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or experts, each behind its norm, with rotary
-tables that the model makes of position ids. Nemotron-H has a model of another kind.
+`components/models/{deepseek_v3,deepseek_v32,glm4_moe,glm4_moe_lite,glm_moe_dsa,gpt_oss,hy_v3,ling_v2,minimax_m2,
+qwen3_moe,qwen3_next}/model.py`, `{qwen3_5_moe,qwen3_vl_moe}/model.py`: attention, then an MLP or experts, each behind
+its norm, with rotary tables that the model makes of position ids. Nemotron-H has a model of another kind.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ class SparseFamily:
 SPARSE: Final = {
     "bailing_moe": SparseFamily("BailingMoeV2ForCausalLM", "ling_v2", holds_stem=True, splits=("pp",)),
     "deepseek_v3": SparseFamily("DeepseekV3ForCausalLM", "deepseek_v3", holds_stem=True),
+    "deepseek_v32": SparseFamily("DeepseekV32ForCausalLM", "deepseek_v32", holds_stem=True, splits=("pp",)),
     "gpt_oss": SparseFamily("GptOssForCausalLM", "gpt_oss", routes_alone=False, wide=False, wide_product=False,
                              holds_given=True, splits=()),
     "glm4_moe": SparseFamily("Glm4MoeForCausalLM", "glm4_moe", splits=("pp",)),
     "glm4_moe_lite": SparseFamily("Glm4MoeLiteForCausalLM", "glm4_moe_lite", splits=()),
+    "glm_moe_dsa": SparseFamily("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
     "hy_v3": SparseFamily("HYV3ForCausalLM", "hy_v3", wide=False, wide_product=False, splits=("pp",)),
     "minimax_m2": SparseFamily("MiniMaxM2ForCausalLM", "minimax_m2", wide_gate=True, splits=("pp",)),
     "qwen3_5_moe_text": SparseFamily("Qwen3_5MoeForCausalLM", "qwen3_5_moe", holds_stem=True, wide=False,

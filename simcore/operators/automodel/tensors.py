@@ -39,6 +39,7 @@ from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.hf.vision.specs.towers import tower_tensors
 from simcore.operators.shared.features import refuse_megatrons
+from simcore.operators.shared.indexer import indexer_tensors
 
 __all__ = ["FAMILIES", "layer_of", "layers_of_further", "moves_stem", "tensors"]
 
@@ -211,6 +212,7 @@ def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
         TensorSpec(f"{at}.kv_a_layernorm.weight", (b.kv_rank,), ("kv_rank",), "norms", "norm"),
         _linear(f"{at}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention"),
         _linear(f"{at}.o_proj", hidden, (b.out_size, "heads"), "attention"),
+        *(() if b.indexer is None else indexer_tensors(f"{at}.indexer", b)),
     )
 
 

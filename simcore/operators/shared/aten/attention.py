@@ -76,12 +76,13 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
 def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
     """Attention of `q` [batch, sequence, heads, d] under a mask by the memory-efficient kernel.
 
-    Returns q's shape. torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes a boolean
-    mask out anew in the type of q, for every row of the batch, and the node saves it. `bias`: a mask that is of that
-    type already, and saved as it is if 8 divide the sequence (preprocess_mask, which else pads it). Keys and values are
-    repeated for every head before (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to
-    32 positions (`transformers/cuda/attention.cu`). It is not known which fully masked blocks the kernel skips: FLOPs
-    are those of the whole square.
+    Returns q's shape, with the last dimension of `v`. torch 2.13 `transformers/attention.cpp`,
+    convert_boolean_attn_mask: each call writes a boolean mask out anew in the type of q, for every row of the batch,
+    and the node saves it. `bias`: a mask that is of that type already, and saved as it is if 8 divide the sequence
+    (preprocess_mask, which else pads it). Keys and values are repeated for every head before
+    (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions
+    (`transformers/cuda/attention.cu`). It is not known which fully masked blocks the kernel skips: FLOPs are those of
+    the whole square.
     """
     k, v = (expand_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
     batch, seq, heads, dim = q.shape
@@ -92,7 +93,7 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor |
         columns = seq if bias is None else -(-seq // 8) * 8
         return new(tape, (batch, seq, columns), q.dtype, "attention_bias", seq * seq)
 
-    return _efficient(tape, q, k, v, 4 * batch * seq * seq * heads * dim, mask)
+    return _efficient(tape, q, k, v, 2 * batch * seq * seq * heads * (dim + v.shape[3]), mask)
 
 
 def wide_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -112,22 +113,21 @@ def _efficient(tape: Tape, q: Tensor, k: Tensor, v: Tensor, flops: int,
     """The memory-efficient kernel of as many heads of each; `bias_of`: makes the mask as it is added, None without."""
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
-    moved = q.nbytes + k.nbytes + v.nbytes
+    v_dim, moved = v.shape[3], q.nbytes + k.nbytes + v.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
         _delta = tape.empty((batch, heads, seq), "fp32", "attention_delta")
         tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved,
-                     shape_of_heads(dim, dim, batch * seq * heads, backward=True))
+                     shape_of_heads(dim, v_dim, batch * seq * heads, backward=True))
         return made
 
     bias = [bias_of()] if bias_of else []
     node = tape.node((q, k, v), (q, k, v, *bias), backward)
     moved += sum(one.nbytes for one in bias)
-    del bias
     out, lse = tape.outputs("attention", lambda: (
-        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
-            shape_of_heads(dim, dim, batch * seq * heads)),
+        new(tape, (batch, seq, heads, v_dim), dtype, "attention", moved, Kernel.ATTENTION, flops,
+            shape_of_heads(dim, v_dim, batch * seq * heads)),
         tape.empty((batch, heads, -(-seq // 32) * 32), "fp32", "log_sum_exp")))
     tape.save(node, out, lse)
     out.node = node

@@ -1,0 +1,130 @@
+"""Measures dense layers whose indexer chooses keys in nemo-automodel 0.7.0, event by event, and what models register.
+
+    python tests/truth/probe_automodel_chosen.py > tests/truth/tape/automodel-chosen-0.7.0-torch-2.13.0.json
+
+Fake tensors on a CPU, one process: DeepSeek-V3.2 and GLM-5 with `attn: sdpa`. Attention is torch's memory-efficient
+kernel, the one that takes a mask on a GPU, by a stand-in with its tensors; as `scaled_dot_product_attention` does, a
+mask of truth values is written out anew in the type of the query. LayerNorm's statistics are in
+fp32, as CUDA's. Other stand-ins are those of `probe_automodel_mla.py`. `grads`: parameters
+that backward gave a gradient to.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+import probe_automodel_mla as mla
+import torch
+from json_lines import by_name
+from nemo_automodel.components.models.deepseek_v32 import layers as chosen
+from nemo_automodel.components.models.deepseek_v32.config import DeepseekV32Config
+from nemo_automodel.components.models.deepseek_v32.model import DeepseekV32Block, DeepseekV32ForCausalLM
+from nemo_automodel.components.models.glm_moe_dsa.model import Block, GlmMoeDsaForCausalLM
+from oracle.steps.tracker import Tracker
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from transformers.models.glm_moe_dsa.configuration_glm_moe_dsa import GlmMoeDsaConfig
+
+SHAPE = mla.SHAPE | {"index_n_heads": 4, "index_head_dim": 32, "index_topk": 40}
+CONFIGS: dict[str, Any] = {"deepseek_v32": DeepseekV32Config, "glm_moe_dsa": GlmMoeDsaConfig}
+MODELS: dict[str, Any] = {"deepseek_v32": DeepseekV32ForCausalLM, "glm_moe_dsa": GlmMoeDsaForCausalLM}
+BLOCKS: dict[str, Any] = {"deepseek_v32": DeepseekV32Block, "glm_moe_dsa": Block}
+CASES: dict[str, dict[str, Any]] = {
+    f"{family}{name}": {"family": family, **case} for family in CONFIGS for name, case in {
+        "": {"batch": 2, "seq": 192}, " of one": {"batch": 1, "seq": 128}, " short": {"batch": 1, "seq": 32},
+        " checkpointed": {"batch": 2, "seq": 192, "checkpoint": True}}.items()}
+
+
+class LayerNorm(torch.autograd.Function):
+    """CUDA's kernel, whose statistics are in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        rows = [x.new_empty((*x.shape[:-1], 1), dtype=torch.float32) for _ in range(2)]
+        ctx.save_for_backward(x, weight, bias, *rows)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, _grad: torch.Tensor) -> Any:
+        raise AssertionError("indices have no gradient")
+
+
+class Attention(torch.autograd.Function):
+    """The memory-efficient kernel of [b, heads, s, d] and a mask that is added; its output lies token by token."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, heads, seq, _ = q.shape
+        out = q.new_empty((batch, seq, heads, v.shape[3])).transpose(1, 2)
+        statistics = q.new_empty((batch, heads, -(-seq // 32) * 32), dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, mask, out, statistics)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, _grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, _mask, _out, _statistics = ctx.saved_tensors
+        made = tuple(x.new_empty((x.shape[0], x.shape[2], x.shape[1], x.shape[3])).transpose(1, 2) for x in (q, k, v))
+        _delta = q.new_empty(q.shape[:3], dtype=torch.float32)
+        return *made, None
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, attn_mask: torch.Tensor, **_: Any) -> torch.Tensor:
+    if attn_mask.dtype == torch.bool:
+        attn_mask = torch.empty_like(attn_mask, dtype=q.dtype)
+    out: torch.Tensor = Attention.apply(q, k, v, attn_mask)
+    return out
+
+
+def config(family: str) -> Any:
+    given = {"qk_head_dim": SHAPE["qk_nope_head_dim"] + SHAPE["qk_rope_head_dim"]} if family == "deepseek_v32" else {}
+    made = CONFIGS[family](**SHAPE, **given)
+    made.torch_dtype = torch.bfloat16
+    return made
+
+
+def registered(family: str) -> dict[str, Any]:
+    with torch.device("meta"):
+        model = MODELS[family](config(family), backend=mla.BACKEND)
+    return {"parameters": [[n, list(p.shape)] for n, p in model.named_parameters()],
+            "buffers": [[n, list(b.shape), str(b.dtype)] for n, b in model.named_buffers()]}
+
+
+def events(case: dict[str, Any]) -> dict[str, Any]:
+    tr, fake = Tracker(), FakeTensorMode()
+    with fake:
+        block = BLOCKS[case["family"]](0, config(case["family"]), None, mla.BACKEND).train()
+        block.self_attn.attn_func = attention
+        norm = block.self_attn.indexer.k_norm
+        norm.forward = lambda x: LayerNorm.apply(x, norm.weight, norm.bias)
+    shape, seen = (case["batch"], case["seq"], SHAPE["hidden_size"]), []
+    with fake, tr:
+        run = checkpoint_wrapper(block, preserve_rng_state=False) if case.get("checkpoint") else block
+        leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
+        x = mla.Around.apply(leaf, shape, seen, tr.events)
+        table = torch.empty(*shape[:2], SHAPE["qk_rope_head_dim"] // 2, dtype=torch.complex64)
+        for known in (*block.parameters(), table):
+            tr.number_of(known)
+        gc.collect()
+        start, tr.phase = len(tr.events), "fwd"
+        out = run(x=x, freqs_cis=table)
+        out = out[0] if isinstance(out, tuple) else out
+        middle = len(tr.events)
+        del x
+        mla.Around.apply(out, (), seen, tr.events).backward()
+    found = [change for _, change in tr.events]
+    after, before = seen
+    return {"case": case, "grads": sorted(n for n, p in block.named_parameters() if p.grad is not None),
+            "forward": found[start:middle], "backward": found[after:before - 1]}
+
+
+if __name__ == "__main__":
+    mla.stand_in()
+    assert not chosen._FAST_HADAMARD_AVAILABLE, "the kernel of fast_hadamard_transform makes other temporaries"
+    rows = {name: events(case) for name, case in CASES.items()}
+    print(json.dumps({"shape": SHAPE, "registered": {family: registered(family) for family in CONFIGS}})[:-1]
+          + ', "layers": {')
+    print(by_name(rows, compact=True))
+    print("}}")
