@@ -5,10 +5,12 @@ Routing cannot be known here: it is perfectly balanced, batched products over eq
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators.hf import remote_code
+from simcore.operators.hf.across_ranks.width import by_width
 from simcore.operators.hf.autocast import is_autocast, product
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
@@ -33,7 +35,8 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
     """Output of an MoE block for `x` [b, s, hidden], in x's shape.
 
     Router, routed experts and, if there is one, a shared expert on the same input. `wide`: a softmax router's weights
-    are fp32 instead of the compute dtype (a sigmoid router's always are, beside a gated shared expert never).
+    are fp32 instead of the compute dtype (a sigmoid router's always are, beside a gated shared expert never). Over tp
+    the router is whole on every rank.
     """
     block = branch.block
     assert isinstance(block, Moe)
@@ -42,11 +45,12 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
     name, shape = branch.name, x.shape
     rows = x.view(run.tokens, block.hidden)
     # The logits stay in a local variable that is not read; those of the hub's router are its own.
+    whole = replace(run, tp=1)
     if block.router == "sigmoid":
-        logits, weights, indices = _route(tape, run, name, block, rows)
+        logits, weights, indices = _route(tape, whole, name, block, rows)
     else:
         dtype = "fp32" if wide else run.compute
-        logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
+        logits, weights, indices = _route_by_softmax(tape, whole, name, block, rows, dtype)
     _kept = None if is_of_hub(run) else logits
     del rows, logits
     flat = as_rows(tape, x, (run.tokens, block.hidden))
@@ -71,7 +75,8 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
     if is_of_hub(run):
         return remote_code.experts(tape, run, name, block, x, indices, weights)
     if HfOptions.of(run.options).grouped_experts:
-        return _grouped_experts(tape, run, name, block, x, indices, weights)
+        return by_width(tape, run, x, weights, lambda x, weights: _grouped_experts(
+            tape, run, name, block, x, indices, weights))
     if HfOptions.of(run.options).experts_unit:
         return _inner_unit(tape, run, name, block, x, indices, weights)
     return _experts(tape, run, name, block, x, indices, weights)
@@ -90,13 +95,13 @@ def returning_logits(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) 
 
 
 def _with_gated_shared(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> Tensor:
-    """`Qwen2MoeSparseMoeBlock`: the shared expert first, its gate last."""
-    flat = as_rows(tape, x, (run.tokens, block.hidden))
-    shared = mlp(tape, run, f"{name}.shared_expert", Mlp(block.hidden, block.shared_ffn), flat)
-    _logits, weights, indices = _route_by_softmax(tape, run, name, block, flat, run.compute)
+    """`Qwen2MoeSparseMoeBlock`: the shared expert first, its gate last; over tp no plan splits either."""
+    flat, whole = as_rows(tape, x, (run.tokens, block.hidden)), replace(run, tp=1)
+    shared = mlp(tape, whole, f"{name}.shared_expert", Mlp(block.hidden, block.shared_ffn), flat)
+    _logits, weights, indices = _route_by_softmax(tape, whole, name, block, flat, run.compute)
     y = routed(tape, run, name, block, flat, indices, weights)
     gate = f"{name}.shared_expert_gate"
-    shared = aten.mul(tape, aten.sigmoid(tape, linear(tape, run, gate, flat)), shared, "gated")
+    shared = aten.mul(tape, aten.sigmoid(tape, linear(tape, whole, gate, flat)), shared, "gated")
     y = aten.add(tape, y, shared, "output")
     return y.view(*x.shape)
 
@@ -219,12 +224,19 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
                      weights: Tensor) -> Tensor:
     """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, its default on a GPU; local experts."""
     first = "gate_up_proj" if block.gated else "up_proj"
-    matrices = ExpertWeights(tape, run, f"{name}.experts", (first, "down_proj"), whole_experts)
+    matrices = _local(tape, run, name, first) if run.tp > 1 else ExpertWeights(
+        tape, run, f"{name}.experts", (first, "down_proj"), whole_experts)
     found = by_expert(tape, block, hidden, indices, weights)
     x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
     x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)
     x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
     return by_token(tape, run, block, x, found, hidden.dtype)
+
+
+def _local(tape: Tape, run: LayerWorkload, name: str, first: str) -> dict[str, Tensor]:
+    """This rank's part of both weights: DTensor.to_local() makes its nodes ahead of what the experts do."""
+    params = ((part, run.params[f"{name}.experts.{part}"]) for part in (first, "down_proj"))
+    return {part: aten.reshaped(tape, param, param.shape) for part, param in params}
 
 
 class ByExpert(NamedTuple):
