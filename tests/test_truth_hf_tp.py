@@ -1,7 +1,7 @@
-"""Steps under transformers' own tensor parallel plans and FSDP2, of layouts drawn at random, to the byte.
+"""Steps under transformers' own plans of tensor and expert parallelism and FSDP2, of drawn layouts, to the byte.
 
-`tests/truth/draw_hf_tp.py` and, of mixtures, `draw_hf_mixtures.py`, `probe_hf_tp.py`: placement, peaks of phases, every
-collective in its order.
+`tests/truth/draw_hf_tp.py` and, of mixtures, `draw_hf_mixtures.py`, `probe_hf_tp.py`; `draw_hf_experts.py`,
+`probe_hf_ep.py`: placement, peaks of phases, every collective in its order.
 """
 
 from __future__ import annotations

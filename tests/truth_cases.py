@@ -165,5 +165,6 @@ def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
     if spec.get("optim_in_bwd"):
         options["optimizer_in_bwd"] = True
     if spec.get("ep", 1) > 1:
-        options["experts"] = {"dtensor": "fully_shard"}.get(spec.get("ep_mode", "ignored"), "ignored")
+        ways = {"dtensor": "fully_shard", "exchange": "ep_dispatch_experts"}
+        options["experts"] = ways.get(spec.get("ep_mode", "ignored"), "ignored")
     return options

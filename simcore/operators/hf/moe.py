@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators.hf import remote_code
+from simcore.operators.hf.across_ranks.exchange import by_exchange, masked_in_place
 from simcore.operators.hf.across_ranks.width import by_width
 from simcore.operators.hf.autocast import is_autocast, product
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
@@ -74,6 +75,8 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
         return remote_code.experts_of_four(tape, run, name, block, x, indices, weights)
     if is_of_hub(run):
         return remote_code.experts(tape, run, name, block, x, indices, weights)
+    if HfOptions.of(run.options).dispatches:
+        return _inner_unit(tape, run, name, block, x, indices, weights)
     if HfOptions.of(run.options).grouped_experts:
         return by_width(tape, run, x, weights, lambda x, weights: _grouped_experts(
             tape, run, name, block, x, indices, weights))
@@ -164,10 +167,11 @@ def _inner_unit(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor
     the forward's hooks out (torch 2.13 `_fsdp_state.py`, _pre_forward in state PRE_BACKWARD).
     """
     weights = aten.cast(tape, weights, run.compute)
+    run_experts = _dispatched if HfOptions.of(run.options).dispatches else _experts
     if _backward_has_begun(tape):
-        return _experts(tape, run, name, block, x, indices, weights)
+        return run_experts(tape, run, name, block, x, indices, weights)
     tape.mark(INNER_FORWARD_BEGIN)
-    y = _experts(tape, run, name, block, *_unit_inputs(tape, x, indices, weights))
+    y = run_experts(tape, run, name, block, *_unit_inputs(tape, x, indices, weights))
     y.node = tape.node((y,), (), _unit_backward_begin)
     tape.mark(INNER_FORWARD_END)
     return y
@@ -231,6 +235,27 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
     x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)
     x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
     return by_token(tape, run, block, x, found, hidden.dtype)
+
+
+def _dispatched(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
+                weights: Tensor) -> Tensor:
+    """`AllToAllEP` of transformers 5.23 around `grouped_mm_experts_forward` of this rank's experts, one a row."""
+    first = "gate_up_proj" if block.gated else "up_proj"
+    matrices = _local(tape, run, name, first)
+    own = replace(block, top_k=1, num_experts=block.num_experts // run.ep)
+
+    def experts(rows: Tensor, ids: Tensor, ones: Tensor) -> Tensor:
+        found = by_expert(tape, own, rows, ids, ones)
+        mask = aten.select(tape, found.ids, (rows.shape[0], 1), "uint8", "sentinel_mask")
+        found = found._replace(rows=masked_in_place(tape, found.rows, mask))
+        x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
+        x = aten.masked_fill(tape, x, mask)
+        x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), rows.dtype)
+        x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
+        x = aten.masked_fill(tape, x, mask)
+        return by_token(tape, run, own, x, found, rows.dtype)
+
+    return by_exchange(tape, run, block, hidden, indices, weights, experts)
 
 
 def _local(tape: Tape, run: LayerWorkload, name: str, first: str) -> dict[str, Tensor]:

@@ -43,6 +43,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if job.mesh.tp > 1:
         _check_plan(job)
         _check_beside(job, options)
+    mixtures.check_exchange(job)
     transformers.check(job, options)
 
 
@@ -121,10 +122,11 @@ def layer_options(job: Draft, options: dict[str, Any]) -> HfOptions:
     2.13 `_fsdp_param.py`, unsharded_grad_data, redistributes it, and is called when gradients are reduced.
     """
     waits = job.scenario.num_microbatches > 1 and options.get("sync_gradients", "last") == "last"
-    given = mixtures.grouped(job, options) if job.mesh.tp > 1 else options
+    given = mixtures.grouped(job, options)
     return replace(transformers.options_of(job, given), keeps_rows=job.mesh.tp > 1 and waits)
 
 
 HF_TRAINER: Final[Trainer] = replace(
     transformers.TRAINER, check=check, tp_layout=tp_layout, layer_options=layer_options,
-    cut_late=lambda spec: spec.module == "embedding", defaults=replace(transformers.DEFAULTS, splits_stream=False))
+    experts_axes=mixtures.experts_axes, cut_late=lambda spec: spec.module == "embedding",
+    defaults=replace(transformers.DEFAULTS, splits_stream=False))

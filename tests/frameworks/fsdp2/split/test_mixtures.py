@@ -19,8 +19,11 @@ GLM = {"config": "glm-4.5-air", "overrides": {**SIZES, "head_dim": 32, "num_hidd
                                                "first_k_dense_replace": 0, "use_qk_norm": True}}
 
 
-def _told(mesh: dict[str, int], model: Any) -> str:
-    report = simulate(small.scenario("fsdp2", mesh, model=model))
+EXCHANGE = {"experts": "ep_dispatch_experts"}
+
+
+def _told(mesh: dict[str, int], model: Any, options: dict[str, Any] | None = None) -> str:
+    report = simulate(small.scenario("fsdp2", mesh, model=model, options=options))
     return "; ".join(str(problem.message) for problem in report.problems)
 
 
@@ -45,3 +48,22 @@ def test_what_plans_of_mixtures_do_not_do() -> None:
             "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "intermediate_size": 192}}),
     }
     assert {text: told for text, case in refused.items() if text not in (told := _told(*case))} == {}
+
+
+def test_what_transformers_own_exchange_does_not_do() -> None:
+    mixtral = {"config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_local_experts": 8}}
+    refused = {
+        "`ep_size` must divide `fsdp_size * tp_size`: 4, 2 x 1": ({"dp_shard": 2, "dp_replicate": 2, "ep": 4}, mixtral),
+        "ep_dispatch_experts of gpt_oss": ({"dp_shard": 2, "ep": 2}, "gpt-oss-20b"),
+        "Combining FSDP with pipeline parallelism is not supported yet": ({"dp_shard": 2, "pp": 2}, mixtral),
+    }
+    assert {text: told for text, case in refused.items() if text not in (told := _told(*case, EXCHANGE))} == {}
+
+
+def test_experts_of_copies_are_cut_over_ranks_of_one_copy() -> None:
+    """transformers 5.23 distributed/utils.py TransformersDeviceMesh: (dp_replicate, efsdp, ep)."""
+    given = {"config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_local_experts": 8}}
+    parts = placed_simulation(small.scenario("fsdp2", {"dp_replicate": 2, "dp_shard": 4, "ep": 2}, model=given,
+                                             options=EXCHANGE), rank=0)
+    placed = next(placed for kind in parts.plans[0].kinds for placed in kind if placed.spec.name.endswith("down_proj"))
+    assert (placed.used_shape[0], placed.used // placed.padded) == (4, 2)
