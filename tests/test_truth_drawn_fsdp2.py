@@ -31,7 +31,7 @@ FILE = "fsdp2/drawn-torch-2.13.0.json"
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
 CALL_PHASES = {Phase.FORWARD: "fwd", Phase.LOSS: "fwd", Phase.BACKWARD: "bwd", Phase.RECOMPUTE: "recompute",
                Phase.OPTIMIZER: "opt"}
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "uint8": "uint8"}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "uint8": "uint8", "int64": "int64"}
 Row = dict[str, Any]
 Call = tuple[Any, ...]
 

@@ -154,7 +154,8 @@ def _optimizer(name: str) -> dict[str, Any]:
 def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"wrap": "separate_embedding_head" if spec.get("wrap") == "titan" else "layers_root",
                                "sync_gradients": spec.get("accum_sync", "last")}
-    for theirs, ours in (("reshard", "reshard_after_forward"), ("set_last_reshard",) * 2, ("prefetch",) * 2):
+    for theirs, ours in (("reshard", "reshard_after_forward"), ("set_last_reshard",) * 2, ("prefetch",) * 2,
+                         ("experts_implementation",) * 2):
         if spec.get(theirs) is not None:
             options[ours] = spec[theirs]
     if spec.get("ac") == "hf":
@@ -164,5 +165,6 @@ def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
     if spec.get("optim_in_bwd"):
         options["optimizer_in_bwd"] = True
     if spec.get("ep", 1) > 1:
-        options["experts"] = {"dtensor": "fully_shard"}.get(spec.get("ep_mode", "ignored"), "ignored")
+        ways = {"dtensor": "fully_shard", "exchange": "ep_dispatch_experts"}
+        options["experts"] = ways.get(spec.get("ep_mode", "ignored"), "ignored")
     return options

@@ -21,11 +21,14 @@ from simcore.models.vision_blocks import GridPatches, Patches, RowPatches
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["DEFAULTS", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "asks_patches",
-           "check", "check_factors", "check_layers", "dense_options_of", "options_of", "replayed", "stored_as"]
+__all__ = ["DEFAULTS", "DISPATCHED", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3",
+           "asks_patches", "check", "check_factors", "check_layers", "dense_options_of", "options_of", "replayed",
+           "stored_as"]
 
 NO_CAPACITY: Final = "transformers 5.23 integrations/moe.py: tokens are never dropped"
 """The rule by which experts have no capacity."""
+DISPATCHED: Final = "ep_dispatch_experts"
+"""Value of `experts`: transformers' own exchange of rows between ranks, by the name of its style."""
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 LAYER_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2"),
@@ -42,7 +45,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "set_is_last_backward": ("every", "last"),
     "recompute_by": ("wrapper", "transformers"),
     "prefetch": (None, int),
-    "experts": ("fully_shard", "ignored"),
+    "experts": ("fully_shard", "ignored", DISPATCHED),
     **LAYER_OPTIONS,
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
     "use_kernels": (True, False),
@@ -193,9 +196,11 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
             job.auto("framework_options.experts_implementation", "auto", "batched products over equal groups of rows",
                      "a stand-in; transformers 5.23 integrations/moe.py has grouped_mm as its default on a GPU")
         return apart
-    if job.mesh.ep > 1:
-        raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
-    return replace(apart, grouped_experts=True)
+    dispatches = job.mesh.ep > 1 and options.get("experts") == DISPATCHED
+    if job.mesh.ep > 1 and not dispatches:
+        raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks "
+                          f"(served with experts: {DISPATCHED})")
+    return replace(apart, grouped_experts=True, dispatches=dispatches)
 
 
 def _is_apart(options: dict[str, Any]) -> bool:
@@ -211,7 +216,7 @@ def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
         job.note("kernels of the gated delta rule", "flash-linear-attention and causal-conv1d",
                  "transformers 5.23 models/qwen3_next: its own code in fp32 runs where these packages are missing, and "
                  "keeps several times as much")
-    unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    unit = job.mesh.ep > 1 and options.get("experts") != "ignored"
     attention = _attention(job, options)
     return HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
                      attn_implementation=attention, liger=has_liger(job, options),

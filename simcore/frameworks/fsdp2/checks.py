@@ -25,6 +25,10 @@ __all__ = ["OUTSIDE", "RULE", "TAIL", "axes_of", "check", "check_last_backward",
            "is_separate"]
 
 _AXES = ("dp_replicate", "dp_shard", "ep")
+_STAGES = ("Combining FSDP with pipeline parallelism is not supported yet; without FSDP transformers' stages have no "
+           "backward: they return logits and no loss, and what a stage receives has no gradient (torch's own stages: "
+           "implementation: torchtitan)", "transformers 5.23 distributed/configuration_utils.py:188, distributed/"
+           "pipeline_parallel.py:262 and :283; accelerate 1.15.0 parallelism_config.py has no such axis")
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 OUTSIDE = "log_probs"
 """Loss whose last part the trainer computes from the model's output, when the root has been resharded."""
@@ -61,6 +65,8 @@ def check(job: Draft) -> None:
     mesh, training = job.mesh, job.scenario.training
     axes = TRAINERS[job.graph.implementation].defaults.axes
     waits = ("activations",) if job.graph.implementation == "hf" else ()
+    if mesh.pp > 1 and job.graph.implementation == "hf":
+        raise job.illegal("mesh.pp", *_STAGES)
     if mesh.cp > 1 and job.graph.implementation == "hf":
         check_context(job, job.scenario.framework_options)
         axes = (*axes, "cp")

@@ -10,6 +10,7 @@ from typing import Any
 
 from simcore.frameworks.common.torch import Defaults
 from simcore.frameworks.fsdp2.checks import OUTSIDE, RULE, TAIL, is_separate
+from simcore.frameworks.fsdp2.split.mixtures import dispatches
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import Wrapping
@@ -37,7 +38,8 @@ def strategy(job: Draft, options: dict[str, Any], given: Defaults) -> Fsdp2Strat
     if ahead:
         job.refuse_idle(options, "prefetch", "beside expert parallelism, whose units are gathered ahead one by one")
     made = Fsdp2Strategy(prefetch, prefetch, gathers_experts_ahead=ahead,
-                         counts_over=TRAINERS[job.graph.implementation].counts_over(job), divides_alone=ahead)
+                         counts_over=TRAINERS[job.graph.implementation].counts_over(job),
+                         divides_alone="all" if ahead else "experts" if dispatches(job) else "")
     if job.mesh.pp > 1:
         job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
         return replace(made, sync="end", reshard_after_backward=False)

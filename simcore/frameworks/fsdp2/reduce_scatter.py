@@ -33,8 +33,9 @@ class Reductions:
     """
 
     def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder, *,
-                 divides: bool) -> None:
-        self.units, self.weights, self.out, self.divides = units, weights, builder, divides
+                 divides: str) -> None:
+        self.units, self.weights, self.out = units, weights, builder
+        self.divides = [divides == "all" or divides == unit.inner != "" for unit in units]
         self.layers = [unit.first for unit in units]
         self.grads: list[dict[int, Grad]] = [{} for _ in units]
         self.accumulated: list[Places] = [() for _ in units]
@@ -135,7 +136,7 @@ class Reductions:
         scatter, replicate = self.comms[u]
         if self.weights[u].world > 1:
             self.out.collective(layer, scatter, weight.input, _SCATTER, REDUCE)
-        elif self.divides:  # torch 2.13 foreach_reduce: reduce_output.copy_(reduce_scatter_input / divide_factor)
+        elif self.divides[u]:  # torch 2.13 foreach_reduce: reduce_output.copy_(reduce_scatter_input / divide_factor)
             self.out.alloc(layer, slots.relayout, weight.input)
             self.out.free(layer, slots.relayout, weight.input)
         if self.units[u].replicate_axis:

@@ -21,7 +21,8 @@ class Fsdp2Strategy(ParallelStrategy):
     "every" microbatch's backward or the "last". `unshards_passes`: all units are gathered before a policy's passes.
     `gathers_experts_ahead`: [Note: torchtitan's prefetch] in `forward_order.py`. `counts_over`: mesh axis over which
     tokens of each expert are summed up before the optimizer's step, to correct the biases of routers; "" for none.
-    `divides_alone`: the trainer sets a factor that gradients are divided by, which a unit of one rank does in a copy.
+    `divides_alone`: units, "" for none, for which the trainer sets a factor that gradients are divided by, which a unit
+    of one rank does in a copy.
     """
 
     prefetch: int = 0
@@ -32,7 +33,7 @@ class Fsdp2Strategy(ParallelStrategy):
     unshards_passes: bool = False
     gathers_experts_ahead: bool = False
     counts_over: str = ""
-    divides_alone: bool = False
+    divides_alone: Literal["", "experts", "all"] = ""
 
     @property
     def is_flat(self) -> bool:

@@ -58,7 +58,7 @@ def table(job: Draft) -> Framework:
     check_last_backward(job, options)
     stages = trainer.stages(job)
     packed = packed_weights(job, options)
-    fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    fully = job.mesh.ep > 1 and options.get("experts") != "ignored"
     check_shared(job, separate=is_separate(job, options))
     optimizer = _grouped(job, torch_optimizer(job, *reversed(given.optimizer), by_matrix=trainer.serves_muon),
                          mixes=job.mesh.ep > 1 and not fully and stored == job.compute)

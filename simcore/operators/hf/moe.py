@@ -5,10 +5,13 @@ Routing cannot be known here: it is perfectly balanced, batched products over eq
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators.hf import remote_code
+from simcore.operators.hf.across_ranks.exchange import by_exchange, masked_in_place
+from simcore.operators.hf.across_ranks.width import by_width
 from simcore.operators.hf.autocast import is_autocast, product
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
@@ -33,7 +36,8 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
     """Output of an MoE block for `x` [b, s, hidden], in x's shape.
 
     Router, routed experts and, if there is one, a shared expert on the same input. `wide`: a softmax router's weights
-    are fp32 instead of the compute dtype (a sigmoid router's always are, beside a gated shared expert never).
+    are fp32 instead of the compute dtype (a sigmoid router's always are, beside a gated shared expert never). Over tp
+    the router is whole on every rank.
     """
     block = branch.block
     assert isinstance(block, Moe)
@@ -42,11 +46,12 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
     name, shape = branch.name, x.shape
     rows = x.view(run.tokens, block.hidden)
     # The logits stay in a local variable that is not read; those of the hub's router are its own.
+    whole = replace(run, tp=1)
     if block.router == "sigmoid":
-        logits, weights, indices = _route(tape, run, name, block, rows)
+        logits, weights, indices = _route(tape, whole, name, block, rows)
     else:
         dtype = "fp32" if wide else run.compute
-        logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
+        logits, weights, indices = _route_by_softmax(tape, whole, name, block, rows, dtype)
     _kept = None if is_of_hub(run) else logits
     del rows, logits
     flat = as_rows(tape, x, (run.tokens, block.hidden))
@@ -70,8 +75,11 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
         return remote_code.experts_of_four(tape, run, name, block, x, indices, weights)
     if is_of_hub(run):
         return remote_code.experts(tape, run, name, block, x, indices, weights)
+    if HfOptions.of(run.options).dispatches:
+        return _inner_unit(tape, run, name, block, x, indices, weights)
     if HfOptions.of(run.options).grouped_experts:
-        return _grouped_experts(tape, run, name, block, x, indices, weights)
+        return by_width(tape, run, x, weights, lambda x, weights: _grouped_experts(
+            tape, run, name, block, x, indices, weights))
     if HfOptions.of(run.options).experts_unit:
         return _inner_unit(tape, run, name, block, x, indices, weights)
     return _experts(tape, run, name, block, x, indices, weights)
@@ -90,13 +98,13 @@ def returning_logits(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) 
 
 
 def _with_gated_shared(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> Tensor:
-    """`Qwen2MoeSparseMoeBlock`: the shared expert first, its gate last."""
-    flat = as_rows(tape, x, (run.tokens, block.hidden))
-    shared = mlp(tape, run, f"{name}.shared_expert", Mlp(block.hidden, block.shared_ffn), flat)
-    _logits, weights, indices = _route_by_softmax(tape, run, name, block, flat, run.compute)
+    """`Qwen2MoeSparseMoeBlock`: the shared expert first, its gate last; over tp no plan splits either."""
+    flat, whole = as_rows(tape, x, (run.tokens, block.hidden)), replace(run, tp=1)
+    shared = mlp(tape, whole, f"{name}.shared_expert", Mlp(block.hidden, block.shared_ffn), flat)
+    _logits, weights, indices = _route_by_softmax(tape, whole, name, block, flat, run.compute)
     y = routed(tape, run, name, block, flat, indices, weights)
     gate = f"{name}.shared_expert_gate"
-    shared = aten.mul(tape, aten.sigmoid(tape, linear(tape, run, gate, flat)), shared, "gated")
+    shared = aten.mul(tape, aten.sigmoid(tape, linear(tape, whole, gate, flat)), shared, "gated")
     y = aten.add(tape, y, shared, "output")
     return y.view(*x.shape)
 
@@ -159,10 +167,11 @@ def _inner_unit(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor
     the forward's hooks out (torch 2.13 `_fsdp_state.py`, _pre_forward in state PRE_BACKWARD).
     """
     weights = aten.cast(tape, weights, run.compute)
+    run_experts = _dispatched if HfOptions.of(run.options).dispatches else _experts
     if _backward_has_begun(tape):
-        return _experts(tape, run, name, block, x, indices, weights)
+        return run_experts(tape, run, name, block, x, indices, weights)
     tape.mark(INNER_FORWARD_BEGIN)
-    y = _experts(tape, run, name, block, *_unit_inputs(tape, x, indices, weights))
+    y = run_experts(tape, run, name, block, *_unit_inputs(tape, x, indices, weights))
     y.node = tape.node((y,), (), _unit_backward_begin)
     tape.mark(INNER_FORWARD_END)
     return y
@@ -219,12 +228,40 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
                      weights: Tensor) -> Tensor:
     """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, its default on a GPU; local experts."""
     first = "gate_up_proj" if block.gated else "up_proj"
-    matrices = ExpertWeights(tape, run, f"{name}.experts", (first, "down_proj"), whole_experts)
+    matrices = _local(tape, run, name, first) if run.tp > 1 else ExpertWeights(
+        tape, run, f"{name}.experts", (first, "down_proj"), whole_experts)
     found = by_expert(tape, block, hidden, indices, weights)
     x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
     x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), hidden.dtype)
     x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
     return by_token(tape, run, block, x, found, hidden.dtype)
+
+
+def _dispatched(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
+                weights: Tensor) -> Tensor:
+    """`AllToAllEP` of transformers 5.23 around `grouped_mm_experts_forward` of this rank's experts, one a row."""
+    first = "gate_up_proj" if block.gated else "up_proj"
+    matrices = _local(tape, run, name, first)
+    own = replace(block, top_k=1, num_experts=block.num_experts // run.ep)
+
+    def experts(rows: Tensor, ids: Tensor, ones: Tensor) -> Tensor:
+        found = by_expert(tape, own, rows, ids, ones)
+        mask = aten.select(tape, found.ids, (rows.shape[0], 1), "uint8", "sentinel_mask")
+        found = found._replace(rows=masked_in_place(tape, found.rows, mask))
+        x = aten.grouped_mm(tape, found.rows, matrices[first], found.offsets, f"experts.{first}")
+        x = aten.masked_fill(tape, x, mask)
+        x = _swiglu(tape, x) if block.gated else aten.cast(tape, relu2(tape, run, x), rows.dtype)
+        x = aten.grouped_mm(tape, x, matrices["down_proj"], found.offsets, "experts.down_proj")
+        x = aten.masked_fill(tape, x, mask)
+        return by_token(tape, run, own, x, found, rows.dtype)
+
+    return by_exchange(tape, run, block, hidden, indices, weights, experts)
+
+
+def _local(tape: Tape, run: LayerWorkload, name: str, first: str) -> dict[str, Tensor]:
+    """This rank's part of both weights: DTensor.to_local() makes its nodes ahead of what the experts do."""
+    params = ((part, run.params[f"{name}.experts.{part}"]) for part in (first, "down_proj"))
+    return {part: aten.reshaped(tape, param, param.shape) for part, param in params}
 
 
 class ByExpert(NamedTuple):

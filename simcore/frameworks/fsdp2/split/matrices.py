@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers
 from simcore.frameworks.common.trainer import Trainer
+from simcore.frameworks.fsdp2.split import mixtures
 from simcore.inputs.optimizers import optimizers_of
-from simcore.models.blocks import Attention, Mlp, Moe
+from simcore.models.blocks import Attention, Mlp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf.options import HfOptions
@@ -42,21 +43,23 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if job.mesh.tp > 1:
         _check_plan(job)
         _check_beside(job, options)
+    mixtures.check_exchange(job)
     transformers.check(job, options)
 
 
 def has_plan(graph: ModelGraph) -> bool:
     """True if ranks may share the matrices of a model: its plan has no other styles, and no head is tied."""
-    experts = any(isinstance(branch.block, Moe) for kind in graph.kinds for branch in kind.branches)
-    return graph.architecture.family in _FAMILIES and not (
-        experts or graph.architecture.has_tower or graph.has_tied_head)
+    return graph.architecture.family in (*_FAMILIES, *mixtures.FAMILIES) and not (
+        graph.architecture.has_tower or graph.has_tied_head)
 
 
 def _check_plan(job: Job) -> None:
     tp, family = job.mesh.tp, job.graph.architecture.family
-    if family not in _FAMILIES or job.has_experts or job.graph.architecture.has_tower:
+    served = tuple(sorted((*_FAMILIES, *mixtures.FAMILIES)))
+    if family not in served or job.graph.architecture.has_tower:
         raise job.not_yet("mesh.tp", f"transformers' plan of tensor parallelism for {family} (served: "
-                          f"{', '.join(_FAMILIES)}; with implementation: torchtitan and kempnerforge their own plans)")
+                          f"{', '.join(served)}; with implementation: torchtitan and kempnerforge their own plans)")
+    mixtures.check_width(job)
     if job.graph.architecture.vocab % tp:
         raise job.not_yet("mesh.tp", f"{job.graph.architecture.vocab} entries of the vocabulary on {tp} ranks, "
                           "unevenly")
@@ -77,6 +80,7 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
             ("training.optimizer.name", training.optimizer.name not in optimizers, f"{training.optimizer.name} of "
              "matrices that ranks split"),
             ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
+            ("mesh.ep", mesh.ep > 1, "experts that ranks hold whole beside tensor parallelism"),
             ("mesh.cp", mesh.cp > 1, "ranks that share sequences beside transformers' tensor parallelism"),
             ("model", job.graph.has_tied_head, "a tied head that transformers' tensor parallelism splits"),
             ("training.method", training.method != "full", f"{training.method} beside transformers' tensor "
@@ -100,9 +104,11 @@ def tp_layout(spec: TensorSpec) -> Placements:
     """Returns how transformers' plan cuts a tensor over tp, as (mesh axis, placement) pairs; empty if it is whole.
 
     Weights are [out, in]: colwise ones, the embedding and the head are cut on rows (dimension 0), with their biases,
-    rowwise ones on columns (1), and their biases are whole.
+    rowwise ones on columns (1), and their biases are whole. Experts are cut by their width.
     """
-    if spec.is_buffer or spec.module == "norm":
+    if spec.component == "routed_experts":
+        return (("tp", Shard(spec.dims.index("expert_ffn"), even=True)),)
+    if spec.is_buffer or spec.module == "norm" or mixtures.is_whole(spec):
         return ()
     if spec.path.endswith(_ROWS):
         return () if len(spec.shape) == 1 else (("tp", Shard(1, even=True)),)
@@ -116,9 +122,11 @@ def layer_options(job: Draft, options: dict[str, Any]) -> HfOptions:
     2.13 `_fsdp_param.py`, unsharded_grad_data, redistributes it, and is called when gradients are reduced.
     """
     waits = job.scenario.num_microbatches > 1 and options.get("sync_gradients", "last") == "last"
-    return replace(transformers.options_of(job, options), keeps_rows=job.mesh.tp > 1 and waits)
+    given = mixtures.grouped(job, options)
+    return replace(transformers.options_of(job, given), keeps_rows=job.mesh.tp > 1 and waits)
 
 
 HF_TRAINER: Final[Trainer] = replace(
     transformers.TRAINER, check=check, tp_layout=tp_layout, layer_options=layer_options,
-    cut_late=lambda spec: spec.module == "embedding", defaults=replace(transformers.DEFAULTS, splits_stream=False))
+    experts_axes=mixtures.experts_axes, cut_late=lambda spec: spec.module == "embedding",
+    defaults=replace(transformers.DEFAULTS, splits_stream=False))

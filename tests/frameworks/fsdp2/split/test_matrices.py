@@ -33,7 +33,7 @@ def _told(mesh: dict[str, int] | None = None, model: Any = UNTIED, options: dict
     (SPLIT, TIED, {}, {}, "a tied head that transformers' tensor parallelism splits"),
     ({"dp_shard": 2, "tp": 3}, QWEN3, {}, {}, "512 entries of the vocabulary on 3 ranks"),
     ({"dp_shard": 2, "tp": 4}, QWEN3, {}, {}, "2 key and value heads are not cut evenly over 4 ranks"),
-    (SPLIT, "mixtral-8x7b", {}, {}, "transformers' plan of tensor parallelism for mixtral"),
+    (SPLIT, "olmoe-1b-7b", {}, {}, "transformers' plan of tensor parallelism for olmoe"),
     (SPLIT, "phi-2", {}, {}, "dropout in layers that tensor parallelism splits"),
     (SPLIT, UNTIED, {}, {"loss": "cut"}, "cut of a head that tensor parallelism splits"),
     (SPLIT, UNTIED, {}, {"optimizer": {"name": "muon"}}, "muon of matrices that ranks split"),

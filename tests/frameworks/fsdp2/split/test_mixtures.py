@@ -1,0 +1,69 @@
+"""Experts that ranks share under FSDP2, by transformers' own plans: what is cut how, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import small
+from simcore.simulate import simulate
+from simcore.simulation.simulation import placed_simulation
+
+SPLIT = {"dp_shard": 2, "tp": 2}
+SIZES: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+                         "num_hidden_layers": 2}
+QWEN2 = {"config": "qwen1.5-moe-a2.7b", "overrides": {
+    **SIZES, "num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96,
+    "intermediate_size": 192}}
+MIXTRAL = {**SIZES, "head_dim": 32, "num_local_experts": 4}
+GLM = {"config": "glm-4.5-air", "overrides": {**SIZES, "head_dim": 32, "num_hidden_layers": 1,
+                                               "first_k_dense_replace": 0, "use_qk_norm": True}}
+
+
+EXCHANGE = {"experts": "ep_dispatch_experts"}
+
+
+def _told(mesh: dict[str, int], model: Any, options: dict[str, Any] | None = None) -> str:
+    report = simulate(small.scenario("fsdp2", mesh, model=model, options=options))
+    return "; ".join(str(problem.message) for problem in report.problems)
+
+
+def test_experts_are_cut_by_width_routers_and_what_no_plan_names_are_whole() -> None:
+    """transformers 5.23 models/qwen2_moe/configuration_qwen2_moe.py base_model_tp_plan has no shared_expert."""
+    parts = placed_simulation(small.scenario("fsdp2", SPLIT, model=QWEN2), rank=0)
+    shapes = {placed.spec.name: placed.used_shape for kind in parts.plans[0].kinds for placed in kind}
+    found = {name: shapes[f"mlp.{name}"] for name in ("experts.gate_up_proj", "experts.down_proj", "gate.weight",
+                                                      "shared_expert.up_proj.weight", "shared_expert_gate.weight")}
+    assert found == {"experts.gate_up_proj": (4, 64, 128), "experts.down_proj": (4, 128, 32), "gate.weight": (4, 128),
+                     "shared_expert.up_proj.weight": (96, 128), "shared_expert_gate.weight": (1, 128)}
+
+
+def test_what_plans_of_mixtures_do_not_do() -> None:
+    refused = {
+        "norms of query and key that no rule of the plan sums": (SPLIT, GLM),
+        "experts of width 102 on 4 ranks, unevenly": ({"dp_shard": 2, "tp": 4}, {
+            "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_key_value_heads": 4, "intermediate_size": 102}}),
+        "rows of 51 entries in bf16": (SPLIT, {"config": "mixtral-8x7b", "overrides": {
+            **MIXTRAL, "intermediate_size": 102}}),
+        "experts that ranks hold whole beside tensor parallelism": ({"dp_shard": 2, "tp": 2, "ep": 2}, {
+            "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "intermediate_size": 192}}),
+    }
+    assert {text: told for text, case in refused.items() if text not in (told := _told(*case))} == {}
+
+
+def test_what_transformers_own_exchange_does_not_do() -> None:
+    mixtral = {"config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_local_experts": 8}}
+    refused = {
+        "`ep_size` must divide `fsdp_size * tp_size`: 4, 2 x 1": ({"dp_shard": 2, "dp_replicate": 2, "ep": 4}, mixtral),
+        "ep_dispatch_experts of gpt_oss": ({"dp_shard": 2, "ep": 2}, "gpt-oss-20b"),
+        "Combining FSDP with pipeline parallelism is not supported yet": ({"dp_shard": 2, "pp": 2}, mixtral),
+    }
+    assert {text: told for text, case in refused.items() if text not in (told := _told(*case, EXCHANGE))} == {}
+
+
+def test_experts_of_copies_are_cut_over_ranks_of_one_copy() -> None:
+    """transformers 5.23 distributed/utils.py TransformersDeviceMesh: (dp_replicate, efsdp, ep)."""
+    given = {"config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_local_experts": 8}}
+    parts = placed_simulation(small.scenario("fsdp2", {"dp_replicate": 2, "dp_shard": 4, "ep": 2}, model=given,
+                                             options=EXCHANGE), rank=0)
+    placed = next(placed for kind in parts.plans[0].kinds for placed in kind if placed.spec.name.endswith("down_proj"))
+    assert (placed.used_shape[0], placed.used // placed.padded) == (4, 2)
