@@ -70,6 +70,7 @@ def _check_plan(job: Job) -> None:
 
 def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
     mesh, training = job.mesh, job.scenario.training
+    _check_stops(job, options)
     optimizers = optimizers_of("torch", by_matrix=False)
     for key, said, what in (
             ("workload", job.scenario.workload != "train", f"{job.scenario.workload} with transformers' tensor "
@@ -77,10 +78,8 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
             ("training.optimizer.name", training.optimizer.name not in optimizers, f"{training.optimizer.name} of "
              "matrices that ranks split"),
             ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
-            ("mesh.cp", mesh.cp > 1, "ranks that share sequences beside transformers' tensor parallelism"),
+            ("mesh.cp", mesh.cp > 1, "sequences that verl's exchanges share beside transformers' tensor parallelism"),
             ("model", job.graph.has_tied_head, "a tied head that transformers' tensor parallelism splits"),
-            ("training.method", training.method != "full", f"{training.method} beside transformers' tensor "
-             "parallelism"),
             ("training.lengths", training.lengths == "packed", "packed sequences beside transformers' tensor "
              "parallelism"),
             ("training.loss", training.loss not in _LOSSES, f"{training.loss} of a head that tensor parallelism "
@@ -94,6 +93,27 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
              "that ranks split")):
         if said:
             raise job.not_yet(key, what)
+
+
+def _check_stops(job: Job, options: Mapping[str, Any]) -> None:
+    """Raises IllegalLayout for what upstream's own code stops at beside a plan (`tests/truth/draw_hf_tp_beside.py`).
+
+    [Note: adapters beside a plan] `from_pretrained` cuts a model over tp and FSDP2 before PEFT sees it. An adapter then
+    has the sizes of what the rank has of the weight, by both cuts (`_get_in_out_features`), or, where inputs are split,
+    says the rank's number of inputs to a style that asks for all of them: its first product raises.
+    """
+    training, split = job.scenario.training, "beside transformers' tensor parallelism and FSDP2"
+    if training.method == "lora":
+        raise job.illegal("training.method", f"adapters {split}: PEFT makes them as large as a rank's part of a "
+                          "weight, and the first product raises: shape '[...]' is invalid for input of size ...",
+                          "PEFT 0.21.2 tuners/tuners_utils.py:186 _get_in_out_features")
+    if training.method == "qlora":
+        raise job.illegal("training.method", f"adapters of weights in 4 bits {split}: 'DTensor' object has no "
+                          "attribute 'compress_statistics'", "PEFT 0.21.2 tuners/lora/bnb.py:585 dispatch_bnb_4bit")
+    if job.mesh.cp > 1 and options.get("attn_implementation") != "flash_attention_2":
+        raise job.illegal("mesh.cp", f"context parallelism {split}, which accelerate alone would make: cannot import "
+                          "name 'ReplicateParallel' from 'transformers.integrations.tensor_parallel' (transformers "
+                          "5.23.0)", "accelerate 1.15.0 accelerator.py:1618 _prepare_tp")
 
 
 def tp_layout(spec: TensorSpec) -> Placements:

@@ -28,7 +28,9 @@ def _told(mesh: dict[str, int] | None = None, model: Any = UNTIED, options: dict
 
 @pytest.mark.parametrize(("mesh", "model", "options", "training", "told"), [
     ({"tp": 2}, UNTIED, {}, {}, "tensor parallelism without shards of FSDP2"),
-    ({"dp_shard": 2, "tp": 2, "cp": 2}, UNTIED, {}, {}, "ranks that share sequences beside"),
+    ({"dp_shard": 2, "tp": 2, "cp": 2}, UNTIED, {}, {}, "cannot import name 'ReplicateParallel'"),
+    ({"dp_shard": 2, "tp": 2, "cp": 2}, UNTIED, {"attn_implementation": "flash_attention_2"}, {},
+     "verl's exchanges share beside"),
     ({"dp_shard": 4, "tp": 2}, UNTIED, {"reshard_after_forward": 2}, {}, "Resharding to smaller mesh is not supported"),
     (SPLIT, TIED, {}, {}, "a tied head that transformers' tensor parallelism splits"),
     ({"dp_shard": 2, "tp": 3}, QWEN3, {}, {}, "512 entries of the vocabulary on 3 ranks"),
@@ -37,7 +39,8 @@ def _told(mesh: dict[str, int] | None = None, model: Any = UNTIED, options: dict
     (SPLIT, "phi-2", {}, {}, "dropout in layers that tensor parallelism splits"),
     (SPLIT, UNTIED, {}, {"loss": "cut"}, "cut of a head that tensor parallelism splits"),
     (SPLIT, UNTIED, {}, {"optimizer": {"name": "muon"}}, "muon of matrices that ranks split"),
-    (SPLIT, UNTIED, {}, {"method": "lora"}, "lora beside transformers' tensor parallelism"),
+    (SPLIT, UNTIED, {}, {"method": "lora"}, "adapters beside transformers' tensor parallelism"),
+    (SPLIT, UNTIED, {}, {"method": "qlora"}, "has no attribute 'compress_statistics'"),
     (SPLIT, UNTIED, {}, {"lengths": "packed", "packed_length": 16}, "packed sequences beside"),
     (SPLIT, UNTIED, {"use_liger_kernel": True}, {}, "Liger's kernels in layers that ranks split"),
 ])
