@@ -24,7 +24,7 @@ from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements, Shard
 
-__all__ = ["HF_TRAINER", "has_plan"]
+__all__ = ["HF_TRAINER", "has_plan", "ties_again"]
 
 _FAMILIES: Final = ("arcee", "ernie4_5", "granite", "llama", "mistral", "phi", "qwen2", "qwen3", "seed_oss",
                     "starcoder2")
@@ -46,10 +46,21 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def has_plan(graph: ModelGraph) -> bool:
-    """True if ranks may share the matrices of a model: its plan has no other styles, and no head is tied."""
+    """True if ranks may share the matrices of a model: its plan has no other styles."""
     experts = any(isinstance(branch.block, Moe) for kind in graph.kinds for branch in kind.branches)
-    return graph.architecture.family in _FAMILIES and not (
-        experts or graph.architecture.has_tower or graph.has_tied_head)
+    return graph.architecture.family in _FAMILIES and not (experts or graph.architecture.has_tower)
+
+
+def ties_again(job: Job) -> bool:
+    """True if a tied head is cut by transformers' plan.
+
+    [Note: tied behind a plan] When `from_pretrained` cuts a model, on the meta device, the head has a parameter of its
+    own. transformers 5.23 `distributed/fsdp.py`, _resolve_tied_embed_lm_head_plan: embedding and last norm are one
+    unit, which never reshards, and so the head falls to the root. Behind that weights are tied, and FSDP2 finds one
+    parameter in both modules (torch 2.13 `_fsdp_param.py`, reset_sharded_param): it rests once, and is gathered and
+    reduced twice.
+    """
+    return job.mesh.tp > 1 and job.graph.implementation == "hf" and job.graph.has_tied_head
 
 
 def _check_plan(job: Job) -> None:
@@ -79,9 +90,11 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
              "matrices that ranks split"),
             ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
             ("mesh.cp", mesh.cp > 1, "sequences that verl's exchanges share beside transformers' tensor parallelism"),
-            ("model", job.graph.has_tied_head, "a tied head that transformers' tensor parallelism splits"),
-            ("training.lengths", training.lengths == "packed", "packed sequences beside transformers' tensor "
-             "parallelism"),
+            ("framework_options.wrap", ties_again(job) and options.get("wrap") != "separate_embedding_head", "a tied "
+             "head that ranks split, but in transformers' own units (wrap: separate_embedding_head)"),
+            ("model", ties_again(job) and job.graph.architecture.vocab % (mesh.tp * mesh.dp_shard) != 0,
+             f"a tied head of {job.graph.architecture.vocab} rows over tp {mesh.tp} that dp_shard {mesh.dp_shard} "
+             "pads"),
             ("training.loss", training.loss not in _LOSSES, f"{training.loss} of a head that tensor parallelism "
              "splits"),
             ("model", any(kind.dropout for kind in job.graph.kinds) or any(

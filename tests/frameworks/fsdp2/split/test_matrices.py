@@ -32,7 +32,8 @@ def _told(mesh: dict[str, int] | None = None, model: Any = UNTIED, options: dict
     ({"dp_shard": 2, "tp": 2, "cp": 2}, UNTIED, {"attn_implementation": "flash_attention_2"}, {},
      "verl's exchanges share beside"),
     ({"dp_shard": 4, "tp": 2}, UNTIED, {"reshard_after_forward": 2}, {}, "Resharding to smaller mesh is not supported"),
-    (SPLIT, TIED, {}, {}, "a tied head that transformers' tensor parallelism splits"),
+    (SPLIT, TIED, {}, {}, "but in transformers' own units (wrap: separate_embedding_head)"),
+    ({"dp_shard": 3, "tp": 2}, TIED, {"wrap": "separate_embedding_head"}, {}, "1000 rows over tp 2 that dp_shard 3"),
     ({"dp_shard": 2, "tp": 3}, QWEN3, {}, {}, "512 entries of the vocabulary on 3 ranks"),
     ({"dp_shard": 2, "tp": 4}, QWEN3, {}, {}, "2 key and value heads are not cut evenly over 4 ranks"),
     (SPLIT, "mixtral-8x7b", {}, {}, "transformers' plan of tensor parallelism for mixtral"),
@@ -41,7 +42,6 @@ def _told(mesh: dict[str, int] | None = None, model: Any = UNTIED, options: dict
     (SPLIT, UNTIED, {}, {"optimizer": {"name": "muon"}}, "muon of matrices that ranks split"),
     (SPLIT, UNTIED, {}, {"method": "lora"}, "adapters beside transformers' tensor parallelism"),
     (SPLIT, UNTIED, {}, {"method": "qlora"}, "has no attribute 'compress_statistics'"),
-    (SPLIT, UNTIED, {}, {"lengths": "packed", "packed_length": 16}, "packed sequences beside"),
     (SPLIT, UNTIED, {"use_liger_kernel": True}, {}, "Liger's kernels in layers that ranks split"),
 ])
 def test_what_is_not_served_beside_it(mesh: dict[str, int], model: Any, options: dict[str, Any],
