@@ -1,4 +1,4 @@
-"""What transformers, PEFT and accelerate say to adapters, 4 bits and shared sequences beside tensor parallelism.
+"""Words with which transformers, PEFT and accelerate stop beside tensor parallelism: adapters, 4 bits, sequences.
 
     python tests/truth/draw_hf_tp_beside.py | python tests/truth/probe_hf_tp_beside.py > rows
 

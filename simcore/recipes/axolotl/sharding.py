@@ -25,7 +25,7 @@ _DEGREES: Final = {"tensor_parallel_size": "matrices", "context_parallel_size": 
 """Degrees of transformers' own parallelism, each with what it splits over ranks."""
 _OLDER: Final = {"tensor_parallel_size": " (axolotl 067b021c pins transformers 5.14.1, whose integrations/"
                  "tensor_parallel.py:483 cuts plain tensors and sums them in place; mesh.tp has 5.23.0's DTensors)"}
-"""What is known of a degree's code."""
+"""Words about a degree's code that its refusal has."""
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args, to which axolotl hands the block",
                         ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch",
