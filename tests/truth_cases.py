@@ -129,6 +129,8 @@ def fsdp2(spec: dict[str, Any], name: str = "truth") -> Scenario:
     }
     if spec.get("frozen"):
         training["frozen"] = spec["frozen"]
+    if spec.get("packed"):
+        training |= {"lengths": "packed", "packed_length": spec["packed"]}
     if spec.get("lora"):
         lora = spec["lora"]
         training |= {"method": "lora", "lora": {"rank": lora["r"], "target_modules": lora["targets"],
@@ -158,6 +160,8 @@ def _fsdp2_options(spec: dict[str, Any]) -> dict[str, Any]:
                          ("experts_implementation",) * 2):
         if spec.get(theirs) is not None:
             options[ours] = spec[theirs]
+    if spec.get("packed"):
+        options["attn_implementation"] = "flash_attention_2"
     if spec.get("ac") == "hf":
         options["recompute_by"] = "transformers"
     if spec.get("is_last"):

@@ -3,7 +3,7 @@
     python tests/truth/draw_hf_tp.py [--count N] [--seed S] > cases
 
 The same seed draws the same cases. Heads, widths and vocabularies are cut evenly, and no head is tied. Behind them come
-two cases each of further families.
+two cases each of further families, then layouts of packed sequences, and of tied heads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import draw_fsdp2 as plain
 from drawing import print_cases
 
-COUNT, SEED = 48, 20261130
+COUNT, SEED, PACKED, TIED = 48, 20261130, 44, 44
 MODELS = (plain.llama, plain.llama, plain.qwen2, plain.qwen3, plain.qwen3, plain.mistral)
 CHOSEN = {
     "seed-oss-36b": {"head_dim": 32, "attention_dropout": 0.0, "residual_dropout": 0.0}, "afm-4.5b": {"head_dim": 32},
@@ -54,9 +54,30 @@ def draw(seed: int, number: int) -> plain.Case:
     return case
 
 
+def packed(seed: int, number: int) -> plain.Case:
+    """A case of `draw` with rows of packed sequences, in the types that flash-attn has."""
+    pick, case = random.Random(f"{seed}:packed:{number}"), draw(seed + 1, number)
+    case["name"] = case["name"].replace("tp-", "packed-", 1)
+    case["packed"] = pick.choice((case["seq"], case["seq"] // 2, case["seq"] // 3, 16))
+    if case["mp_param"] != "bfloat16":
+        case.update(store_dtype="bfloat16", mp_param=None)
+    return case
+
+
+def tied(seed: int, number: int) -> plain.Case:
+    """A case of `draw` whose head is tied, in transformers' own units; the vocabulary is cut evenly."""
+    pick, case = random.Random(f"{seed}:tied:{number}"), draw(seed + 2, number)
+    case["name"] = case["name"].replace("tp-", "tied-", 1)
+    shards = case["world"] // case["dp_replicate"]
+    case["model"]["overrides"].update(tie_word_embeddings=True, vocab_size=shards * pick.choice((32, 43, 100)))
+    case["wrap"] = "titan"
+    return case
+
+
 def drawn(seed: int, count: int) -> list[plain.Case]:
-    """Cases 0 to `count` - 1, and those of further families."""
-    return [draw(seed, number) for number in range(count)] + chosen()
+    """Cases 0 to `count` - 1, those of further families, those of packed sequences and of tied heads."""
+    return [draw(seed, number) for number in range(count)] + chosen() + [
+        packed(seed, number) for number in range(PACKED)] + [tied(seed, number) for number in range(TIED)]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from simcore.frameworks.common.pipeline import check_schedule
 from simcore.frameworks.common.torch import check_named_adapters, offloaded_together
-from simcore.frameworks.fsdp2.split.matrices import has_plan
+from simcore.frameworks.fsdp2.split.matrices import has_plan, ties_again
 from simcore.frameworks.fsdp2.split.rings import check_context, shares_sequences
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.inputs.optimizers import optimizers_of
@@ -142,8 +142,11 @@ def _check_experts(job: Job) -> None:
 def check_shared(job: Job, *, separate: bool) -> None:
     """Raises IllegalLayout if two units share a parameter, as torch does before the first forward.
 
-    `separate`: embedding and head are units of their own, not parts of the root unit.
+    `separate`: embedding and head are units of their own, not parts of the root unit. A plan of tensor parallelism has
+    a parameter for each ([Note: tied behind a plan]).
     """
+    if ties_again(job):
+        return
     for layer in job.graph.layers:
         name = next((spec.name for spec in job.graph.tensors[layer.kind] if spec.tied), "")
         in_block = job.graph.kinds[layer.kind].block is None

@@ -10,6 +10,7 @@ from typing import Any
 
 from simcore.frameworks.common.torch import Defaults
 from simcore.frameworks.fsdp2.checks import OUTSIDE, RULE, TAIL, is_separate
+from simcore.frameworks.fsdp2.split.matrices import ties_again
 from simcore.frameworks.fsdp2.split.mixtures import dispatches
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.trainers import TRAINERS
@@ -86,6 +87,7 @@ def wrapping(job: Draft, options: dict[str, Any], reduce: str, packed: PackedWei
         last_experts=_reshard_policy(job, children if last is None else last, share) if fully else True,
         separate=is_separate(job, options),
         norm_in_root=options.get("wrap") == TAIL and job.scenario.training.method != "full",
+        ties_again=ties_again(job),
         loss_inside=given.loss_inside and job.scenario.training.loss != OUTSIDE,
         experts_unit=fully,
         experts_apart=mesh.ep > 1,

@@ -13,6 +13,7 @@ from typing import Any
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks.common.torch import States, states_of
+from simcore.frameworks.fsdp2.split.matrices import ties_again
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.graph import ModelGraph
@@ -47,6 +48,7 @@ class _Choice:
     on_host: bool
     in_backward: bool
     packed: PackedWeights | None
+    ties_again: bool = False
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -80,7 +82,7 @@ def rules_of(job: Draft, stored: str, packed: PackedWeights | None, *, fully: bo
     choice = _Choice(stored, job.compute, trainer.gathered_weights(job), stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, (trainer.experts_axes(job)[0], trainer.experts_dim(job)),
                      job.mesh.etp > 1, fully,
-                     job.scenario.training.offload.part("params")[1] > 0, in_backward, packed)
+                     job.scenario.training.offload.part("params")[1] > 0, in_backward, packed, ties_again(job))
     whole = trainer.defaults.whole_in_stages if job.mesh.pp > 1 else ()
     return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation, whole)
 
@@ -116,6 +118,8 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
                                                  in_use=choice.weights)) for cut in (*tp_cuts, ())]
     for cut in tp_cuts:
         early, cut_late = _policy("sharded, tp", (*cut, *dense), stored, choice, used=cut), TRAINERS[code].cut_late
+        if choice.ties_again:
+            rules.append(Rule(_both(_lies_like(code, cut), _is_tied), replace(early, name="tied again", apart=True)))
         rules += [Rule(_both(_lies_like(code, cut), cut_late), _with_whole_gradient(early)),
                   Rule(_lies_like(code, cut), early)]
     if OPTIMIZERS[choice.kept.name].matrix_states:
@@ -129,6 +133,10 @@ def _narrow(code: str, cut: Placements) -> Matches:
     """A linear of a block that torchao converts, cut so; torchtitan's filter leaves the output alone."""
     return lambda spec: (spec.module == "linear" and spec.component != "lm_head"
                          and (not cut or TRAINERS[code].tp_layout(spec) == cut))
+
+
+def _is_tied(spec: TensorSpec) -> bool:
+    return spec.tied
 
 
 def _is_wide_at(dim: int) -> Matches:

@@ -26,7 +26,7 @@ class Wrapping:
     separate units; `experts_apart`: they belong to no other unit; `packed_apart`: weights in 4 bits belong to no unit.
     `replicates`: HSDP. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer
     are one tensor (KempnerForge, packed). `experts_axes`: mesh axes over which the experts' unit is cut and copied.
-    `norm_in_root`: the last norm is the root's where the head is a unit.
+    `norm_in_root`: the last norm is the root's where the head is a unit. `ties_again`: [Note: tied behind a plan].
     `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
     """
 
@@ -47,6 +47,7 @@ class Wrapping:
     joins_copies: bool = False
     last_experts: bool | int = True
     norm_in_root: bool = False
+    ties_again: bool = False
     experts_axes: tuple[str, str] = ("expert_dp", "")
 
 
@@ -97,6 +98,8 @@ def _called(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> tu
 
 
 def _separate(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
+    if wrapping.ties_again:
+        return _tied_again(graph, wrapping, stage)
     norm = _around(graph, stage, FinalNorm) if wrapping.norm_in_root else []
     embedding, end = _around(graph, stage, Embedding), [
         layer for layer in _around(graph, stage, FinalNorm, Head) if layer not in norm]
@@ -108,10 +111,20 @@ def _separate(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> 
     return found
 
 
+def _tied_again(graph: ModelGraph, wrapping: Wrapping, stage: tuple[int, ...]) -> list[Unit]:
+    """The head is the root's; embedding and last norm are a unit that never reshards."""
+    ends = [*_around(graph, stage, Embedding), *_around(graph, stage, FinalNorm)]
+    names = ", ".join(graph.layers[layer].path for layer in ends)
+    return [_unit(graph, wrapping, "", _around(graph, stage, Head), reshard=False,
+                  span=_called(graph, wrapping, stage), is_root=True),
+            _unit(graph, wrapping, names, ends, reshard=False, span=(ends[0], ends[-1]))]
+
+
 def _unit(graph: ModelGraph, wrapping: Wrapping, name: str, layers: list[int], *, reshard: bool | int,
           span: tuple[int, int] | None = None, is_root: bool = False, explicit: bool = False) -> Unit:
     """All tensors of `layers` but experts that are apart; `span`: first and last layer, if used beyond its own."""
-    members = ((layer, _numbers(graph, layer, lambda t: not _is_apart(wrapping, t))) for layer in layers)
+    members = ((layer, _numbers(graph, layer, lambda t: not _is_apart(wrapping, t), tied=wrapping.ties_again))
+               for layer in layers)
     first, last = span or (layers[0], layers[-1])
     return Unit(name, tuple(m for m in members if m[1]), first, last, "dp_shard_cp",
                 "dp_replicate" if wrapping.replicates else "", reshard, is_root=is_root, explicit=explicit,
@@ -136,9 +149,10 @@ def _is_routed(spec: TensorSpec) -> bool:
     return spec.component == "routed_experts"
 
 
-def _numbers(graph: ModelGraph, layer: int, belongs: Callable[[TensorSpec], bool]) -> tuple[int, ...]:
+def _numbers(graph: ModelGraph, layer: int, belongs: Callable[[TensorSpec], bool], *,
+             tied: bool = False) -> tuple[int, ...]:
     specs = graph.tensors[graph.layers[layer].kind]
-    return tuple(i for i, t in enumerate(specs) if t.is_owned and belongs(t))
+    return tuple(i for i, t in enumerate(specs) if (t.is_owned or (t.tied and tied)) and belongs(t))
 
 
 def _moe_name(graph: ModelGraph, layer: int) -> str:

@@ -23,6 +23,9 @@ _VERSION: Final = "utils/schemas/validation.py _resolve_fsdp_version: version 1 
 _DEGREES: Final = {"tensor_parallel_size": "matrices", "context_parallel_size": "sequences",
                    "expert_parallel_size": "experts"}
 """Degrees of transformers' own parallelism, each with what it splits over ranks."""
+_OLDER: Final = {"tensor_parallel_size": " (axolotl 067b021c pins transformers 5.14.1, whose integrations/"
+                 "tensor_parallel.py:483 cuts plain tensors and sums them in place; mesh.tp has 5.23.0's DTensors)"}
+"""Words about a degree's code that its refusal has."""
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args, to which axolotl hands the block",
                         ("cpu_offload", "sharding_strategy", "backward_prefetch", "forward_prefetch",
@@ -47,7 +50,7 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
         degree = reader.integer(name)
         if degree is not None and degree.value > 1:
             draft.refuse(degree, f"{what} that are split over {degree.value} ranks; without it the answer would be of "
-                         "another layout, so --loose does not leave it out", always=True)
+                         f"another layout, so --loose does not leave it out{_OLDER.get(name, '')}", always=True)
         else:
             draft.idle(degree, "one rank")
     read_rows(reader, draft, _ROWS)

@@ -18,14 +18,14 @@ from simcore.frameworks.common import transformers
 from simcore.frameworks.common.trainer import Trainer
 from simcore.frameworks.fsdp2.split import mixtures
 from simcore.inputs.optimizers import optimizers_of
-from simcore.models.blocks import Attention, Mlp
+from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements, Shard
 
-__all__ = ["HF_TRAINER", "has_plan"]
+__all__ = ["HF_TRAINER", "has_plan", "ties_again"]
 
 _FAMILIES: Final = ("arcee", "ernie4_5", "granite", "llama", "mistral", "phi", "qwen2", "qwen3", "seed_oss",
                     "starcoder2")
@@ -48,9 +48,23 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def has_plan(graph: ModelGraph) -> bool:
-    """True if ranks may share the matrices of a model: its plan has no other styles, and no head is tied."""
-    return graph.architecture.family in (*_FAMILIES, *mixtures.FAMILIES) and not (
-        graph.architecture.has_tower or graph.has_tied_head)
+    """True if ranks may share the matrices of a model: its plan has no other styles, and no mixture ties its head."""
+    experts = any(isinstance(branch.block, Moe) for kind in graph.kinds for branch in kind.branches)
+    dense = graph.architecture.family in _FAMILIES and not experts
+    mixture = graph.architecture.family in mixtures.FAMILIES and not graph.has_tied_head
+    return (dense or mixture) and not graph.architecture.has_tower
+
+
+def ties_again(job: Job) -> bool:
+    """True if a tied head is cut by transformers' plan.
+
+    [Note: tied behind a plan] When `from_pretrained` cuts a model, on the meta device, the head has a parameter of its
+    own. transformers 5.23 `distributed/fsdp.py`, _resolve_tied_embed_lm_head_plan: embedding and last norm are one
+    unit, which never reshards, and so the head falls to the root. Behind that weights are tied, and FSDP2 finds one
+    parameter in both modules (torch 2.13 `_fsdp_param.py`, reset_sharded_param): it rests once, and is gathered and
+    reduced twice.
+    """
+    return job.mesh.tp > 1 and job.graph.implementation == "hf" and job.graph.has_tied_head
 
 
 def _check_plan(job: Job) -> None:
@@ -73,6 +87,7 @@ def _check_plan(job: Job) -> None:
 
 def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
     mesh, training = job.mesh, job.scenario.training
+    _check_stops(job, options)
     optimizers = optimizers_of("torch", by_matrix=False)
     for key, said, what in (
             ("workload", job.scenario.workload != "train", f"{job.scenario.workload} with transformers' tensor "
@@ -81,12 +96,14 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
              "matrices that ranks split"),
             ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
             ("mesh.ep", mesh.ep > 1, "experts that ranks hold whole beside tensor parallelism"),
-            ("mesh.cp", mesh.cp > 1, "ranks that share sequences beside transformers' tensor parallelism"),
-            ("model", job.graph.has_tied_head, "a tied head that transformers' tensor parallelism splits"),
-            ("training.method", training.method != "full", f"{training.method} beside transformers' tensor "
-             "parallelism"),
-            ("training.lengths", training.lengths == "packed", "packed sequences beside transformers' tensor "
-             "parallelism"),
+            ("mesh.cp", mesh.cp > 1, "sequences that verl's exchanges share beside transformers' tensor parallelism"),
+            ("framework_options.wrap", ties_again(job) and options.get("wrap") != "separate_embedding_head", "a tied "
+             "head that ranks split, but in transformers' own units (wrap: separate_embedding_head)"),
+            ("model", ties_again(job) and job.graph.architecture.vocab % (mesh.tp * mesh.dp_shard) != 0,
+             f"a tied head of {job.graph.architecture.vocab} rows over tp {mesh.tp} that dp_shard {mesh.dp_shard} "
+             "pads"),
+            ("training.lengths", training.lengths == "packed" and job.has_experts, "packed sequences of mixtures beside "
+             "transformers' tensor parallelism"),
             ("training.loss", training.loss not in _LOSSES, f"{training.loss} of a head that tensor parallelism "
              "splits"),
             ("model", any(kind.dropout for kind in job.graph.kinds) or any(
@@ -98,6 +115,27 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
              "that ranks split")):
         if said:
             raise job.not_yet(key, what)
+
+
+def _check_stops(job: Job, options: Mapping[str, Any]) -> None:
+    """Raises IllegalLayout for what upstream's own code stops at beside a plan (`tests/truth/draw_hf_tp_beside.py`).
+
+    [Note: adapters beside a plan] `from_pretrained` cuts a model over tp and FSDP2 before PEFT sees it. An adapter then
+    has the sizes of what the rank has of the weight, by both cuts (`_get_in_out_features`), or, where inputs are split,
+    says the rank's number of inputs to a style that asks for all of them: its first product raises.
+    """
+    training, split = job.scenario.training, "beside transformers' tensor parallelism and FSDP2"
+    if training.method == "lora":
+        raise job.illegal("training.method", f"adapters {split}: PEFT makes them as large as a rank's part of a "
+                          "weight, and the first product raises: shape '[...]' is invalid for input of size ...",
+                          "PEFT 0.21.2 tuners/tuners_utils.py:186 _get_in_out_features")
+    if training.method == "qlora":
+        raise job.illegal("training.method", f"adapters of weights in 4 bits {split}: 'DTensor' object has no "
+                          "attribute 'compress_statistics'", "PEFT 0.21.2 tuners/lora/bnb.py:585 dispatch_bnb_4bit")
+    if job.mesh.cp > 1 and options.get("attn_implementation") != "flash_attention_2":
+        raise job.illegal("mesh.cp", f"context parallelism {split}, which accelerate alone would make: cannot import "
+                          "name 'ReplicateParallel' from 'transformers.integrations.tensor_parallel' (transformers "
+                          "5.23.0)", "accelerate 1.15.0 accelerator.py:1618 _prepare_tp")
 
 
 def tp_layout(spec: TensorSpec) -> Placements:
