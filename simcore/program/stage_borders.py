@@ -93,7 +93,8 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     of_head = of_hidden + of_output
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
         _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
-    before, behind = map(LayerRows.of, sections) if sections else (small_tile(*_allocs(made)), small_tile(*_frees(made)))
+    before, behind = map(LayerRows.of, sections) if sections else (
+        small_tile(*_allocs(made)), small_tile(*_frees(made)))
     return Edges(
         small_tile((Op.ALLOC, tokens, of_tokens), *_allocs(images)),
         small_tile((Op.FREE, tokens, -of_tokens), *_frees(images)),
