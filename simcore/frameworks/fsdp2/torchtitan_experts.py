@@ -108,7 +108,8 @@ def note_replays(job: Draft) -> None:
     recompute, mesh = job.scenario.training.recompute, job.mesh
     by_operator = isinstance(recompute, Recompute) and recompute.mode == "per_op"
     if mesh.ep > 1 and by_operator and mesh.axis(experts_axes(job)[0]).size > 1:
-        job.note("experts gathered in replays", "as before torch 2.13", "an assumption: torch 2.13 raises where FSDP2 "
+        job.note("experts gathered in replays", "as before torch 2.13, which stops there (pytorch/torchtitan issue "
+                 "3427)", "an assumption: torch 2.13 raises where FSDP2 "
                  "gathers experts in the replay by operator (pytorch/torchtitan issue 3427)")
 
 
