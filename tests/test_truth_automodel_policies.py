@@ -20,8 +20,8 @@ STEPS: dict[str, Any] = json.loads((TAPE / "automodel-policies-torch-2.13.0.json
 DRAWN: dict[str, Any] = json.loads((TAPE / "automodel-drawn-policies-torch-2.13.0.json").read_text(encoding="utf-8"))
 """Cases drawn by `draw_automodel_policy.py`."""
 PRESETS = {"llama": "llama-3.1-8b", "mistral": "mistral-7b-v0.3", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b"}
-SEQ = 512
-ON_ITS_WAY = ("p19",)
+SEQ, CONFIGURATION = 512, "StrictDataclassClassValidationError: Class validation error"
+ON_ITS_WAY = ("p19", "q7", "q47", "q48")
 """Cases at whose peak a gradient in fp32 is not yet the parameter's, which is counted as if it were."""
 
 
@@ -61,7 +61,8 @@ def measured(row: dict[str, Any]) -> Counter[tuple[str, str, str]]:
 def expect_step(name: str, row: dict[str, Any]) -> None:
     found = ran(row["case"])
     assert found.peak is not None
-    steps, parts, ours = 4 * row["parameters"], dict(row["backward"]["breakdown"]), dict(found.peak.by_category)
+    steps, ours = 4 * row["parameters"], dict(found.peak.by_category)
+    parts = dict(max((row["forward"], row["backward"]), key=lambda half: int(half["peak"]))["breakdown"])
     parts["opt_state"] -= steps
     for each in (parts, ours) if name in ON_ITS_WAY else ():
         each["unsharded_grad"] += each.pop("backward_temp")
@@ -86,8 +87,14 @@ def test_drawn_steps_over_tp_are_as_measured() -> None:
         report = asked(row["case"])
         done[report.status] += 1
         if "error" in row:
+            told = report.problems[0].message
+            if row["error"].startswith(CONFIGURATION):  # transformers says no more in its first line
+                assert "expected a divisor of hidden_size" in told
+                done["illegal"] += 1
+                done["error"] -= 1
+                return
             assert report.status == "illegal"
-            assert report.problems[0].message in row["error"]
+            assert told in row["error"]
         elif report.status == "error":
             assert "not yet" in str(report.problems[0])
         else:

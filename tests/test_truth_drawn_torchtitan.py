@@ -16,9 +16,10 @@ from simcore.simulation.report import report
 from simcore.simulation.simulation import placed_simulation
 from simcore.simulation.step import program_of
 from test_truth_torchtitan import ELSEWHERE, ringed, scenario_of, sizes_of, whole_step
+from truth_cases import told_layouts
 
-CASES: dict[str, Any] = json.loads((ROOT / "tests/truth/tape/torchtitan-drawn-0.2.2-torch-2.13.0.json").read_text(
-    encoding="utf-8"))
+CASES, LLAMA4 = (json.loads((ROOT / f"tests/truth/tape/torchtitan-{name}-0.2.2-torch-2.13.0.json").read_text(
+    encoding="utf-8")) for name in ("drawn", "drawn-llama4"))
 PARTS = {"embedding": "tok_embeddings", "final_norm": "norm", "head": "output"}
 
 
@@ -66,8 +67,26 @@ def together(peak: dict[str, int]) -> dict[str, int]:
 
 
 def test_layouts_drawn_at_random_are_torchtitan_s_own() -> None:
+    assert wrongs(CASES) == {}
+
+
+def test_layouts_of_llama_4_drawn_at_random_are_torchtitan_s_own() -> None:
+    """Those with one layer and experts in every second one have none, for which ep is refused here alone."""
+    sparse = {name: row for name, row in LLAMA4.items() if has_experts(row["case"]["model"]) or "error" in row}
+    assert wrongs(sparse) == {}
+    refused = sum("error" in row for row in sparse.values())
+    assert told_layouts("tape/torchtitan-drawn-llama4-*") == (
+        len(LLAMA4), len(sparse) - refused, refused, len(LLAMA4) - len(sparse))
+
+
+def has_experts(model: dict[str, Any]) -> bool:
+    return bool(model["num_hidden_layers"] >= model["interleave_moe_layer_step"])
+
+
+def wrongs(cases: dict[str, Any]) -> dict[str, Any]:
+    """Differences of every case that has some."""
     wrong: dict[str, Any] = {}
-    for name, row in CASES.items():
+    for name, row in cases.items():
         if "error" in row:
             try:
                 placed_simulation(scenario(row["case"]), rank=0)
@@ -77,4 +96,4 @@ def test_layouts_drawn_at_random_are_torchtitan_s_own() -> None:
                 wrong[name] = "is not refused"
         elif found := differences(row):
             wrong[name] = found
-    assert wrong == {}
+    return wrong

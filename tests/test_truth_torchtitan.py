@@ -30,6 +30,8 @@ ELSEWHERE = {"buffer", "workspace", "opt_state"}
 
 def preset(case: dict[str, Any]) -> str:
     """The configuration that a case's shape is laid over."""
+    if "interleave_moe_layer_step" in case["model"]:
+        return "llama-4-scout-text"
     if "kv_lora_rank" in case["model"]:
         return "deepseek-v3" if case["model"].get("n_group", 1) > 1 else "deepseek-v2-lite"
     if "num_experts" in case["model"]:
@@ -40,9 +42,15 @@ def preset(case: dict[str, Any]) -> str:
 def scenario_of(case: dict[str, Any]) -> dict[str, Any]:
     tp, cp, batch = case.get("tp", 1), case.get("cp", 1), case.get("batch", 1)
     replicas, mode = case.get("dp_replicate", 1), case.get("checkpoint", "none")
+    sizes = case["model"]
+    if "interleave_moe_layer_step" in sizes:
+        nope, count = sizes.get("every_n_layers_nope"), sizes["num_hidden_layers"]
+        sizes = {k: v for k, v in sizes.items() if k != "every_n_layers_nope"} | {
+                         "no_rope_layers": [int(not nope or i % nope > 0) for i in range(count)],
+                         "head_dim": sizes["hidden_size"] // sizes["num_attention_heads"]}
     shards, reshard = case["world"] // replicas // tp // cp, case.get("reshard", "default")
     return {
-        "name": "torchtitan", "model": {"config": preset(case), "overrides": case["model"]}, "framework": "fsdp2",
+        "name": "torchtitan", "model": {"config": preset(case), "overrides": sizes}, "framework": "fsdp2",
         "implementation": "torchtitan", "topology": "dgx-h100", "mesh": {
             "dp_replicate": replicas, "dp_shard": shards, "cp": cp, "tp": tp, "ep": case.get("ep", 1),
             "etp": case.get("etp", 1)},
@@ -86,8 +94,9 @@ def test_what_is_there_at_the_peak_of_forward_and_backward(name: str) -> None:
 
 def _counts_of_experts(model: dict[str, Any]) -> int:
     """Two fp32 numbers an expert, in every layer that has experts."""
-    return int(8 * (model.get("num_experts") or model.get("n_routed_experts", 0))
-               * (model["num_hidden_layers"] - model.get("first_k_dense_replace", 0)))
+    experts = sum(model.get(name, 0) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+    layers = model["num_hidden_layers"] // model.get("interleave_moe_layer_step", 1)
+    return int(8 * experts * (layers - model.get("first_k_dense_replace", 0)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -103,10 +112,10 @@ def ringed(traffic: Iterable[TrafficRow]) -> list[TrafficRow]:
 
 
 def whole_step(row: dict[str, Any]) -> Counter[str]:
-    """Collectives of forward and backward, and those that balance DeepSeek's routers: not measured on one rank's."""
+    """Collectives of forward and backward, and those that balance routers, but Qwen3's: not measured on one rank's."""
     case = row["case"]
     counts, ranks = _counts_of_experts(case["model"]) // 2, sizes_of(case)["dp_cp"]
-    balance = [f"all_reduce {counts} {ranks}"] if "kv_lora_rank" in case["model"] and counts else []
+    balance = [f"all_reduce {counts} {ranks}"] if "num_experts" not in case["model"] and counts else []
     return Counter(row["traffic"]) + Counter(row.get("balance", balance))
 
 

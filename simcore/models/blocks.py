@@ -188,7 +188,8 @@ class Moe:
     chosen add up to one. `bias`: routed experts have biases; in HF the logits of "topk_softmax" have one only then.
     `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
     see so many columns, between a projection down and one up of every token; router and shared expert see all. A
-    token's experts are all in `chosen_groups` of `num_groups` equal groups.
+    token's experts are all in `chosen_groups` of `num_groups` equal groups. `weighs_input`: weights multiply what
+    experts are given, not what they put out.
     """
 
     hidden: int
@@ -205,6 +206,7 @@ class Moe:
     latent: int = 0
     num_groups: int = 1
     chosen_groups: int = 1
+    weighs_input: bool = False
 
     @property
     def expert_hidden(self) -> int:

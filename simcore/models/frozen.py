@@ -66,8 +66,9 @@ def _without_gradient(specs: tuple[TensorSpec, ...], cold: tuple[int, ...]) -> t
 
 
 def _with_tied_head(graph: ModelGraph) -> ModelGraph:
-    """A tied head's weight is trained if the embedding's is."""
-    cold = {(graph.layers[layer].kind, number) for (layer, number), (owner, its) in graph.owners.items()
+    """A tied head's weight, and another stage's copy of it, is trained if the embedding's is."""
+    same = graph.owners | graph.originals
+    cold = {(graph.layers[layer].kind, number) for (layer, number), (owner, its) in same.items()
             if not graph.tensors[graph.layers[owner].kind][its].trainable}
     tensors = [tuple(replace(spec, trainable=spec.trainable and (kind, number) not in cold)
                      for number, spec in enumerate(specs)) for kind, specs in enumerate(graph.tensors)]

@@ -171,6 +171,11 @@ class ModelGraph:
         """Tensors that several pipeline stages hold copies of, as (index of the layer, index of its tensor)."""
         return frozenset(one for pair in self._pairs(Edge.COPY) for one in pair)
 
+    @cached_property
+    def originals(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Tensor that another stage's is a copy of, by the copy; both as in `copied`."""
+        return {copy: first for first, copy in self._pairs(Edge.COPY)}
+
     def _pairs(self, wanted: Edge) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         """(owner, user) of each weight, both as (layer, number of the tensor)."""
         number = {layer.path: layer.index for layer in self.layers}

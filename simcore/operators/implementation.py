@@ -12,6 +12,7 @@ from typing import Protocol
 from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import Section
 
 __all__ = ["Implementation"]
 
@@ -21,8 +22,16 @@ class _Recorder(Protocol):
                  comms: dict[tuple[str, str, str], int]) -> RecordedLayer: ...
 
 
+_Sections = tuple[Section, Section]
+
+
 def _nothing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     return {}
+
+
+def _no_sections(runs: Sequence[tuple[LayerKind, LayerWorkload]], slots: dict[tuple[str, str], int],
+                 comms: dict[tuple[str, str, str], int]) -> _Sections | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +43,8 @@ class Implementation:
     registration order, names relative to the layer; raises NotYet for what the code base does not build. `standing`:
     from (kind, workload) of a pipeline stage's layers to the bytes on a rank, by name, of buffers that these layers
     share; `stands_by_chunk`: each of a rank's parts of the model has its own. `stage_stem`: the same of tensors that a
-    stage after the model's first makes for its layers in each microbatch, in the place of the model's stem.
+    stage after the model's first makes for its layers in each microbatch, in the place of the model's stem;
+    `stage_sections`: the same as recorded sections, before their forward and behind their backward.
     `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
     `builds_towers`: it has vision towers too. `value_heads`: families that it has with a value head in the place of the
     output projection (`models/value_head.py`); `biased_values`: that head has a bias. `predicts_last`: multi-token
@@ -45,6 +55,8 @@ class Implementation:
     tensors: Callable[[LayerKind], tuple[TensorSpec, ...]]
     standing: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
     stage_stem: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
+    stage_sections: Callable[[Sequence[tuple[LayerKind, LayerWorkload]], dict[tuple[str, str], int],
+                              dict[tuple[str, str, str], int]], _Sections | None] = _no_sections
     stands_by_chunk: bool = False
     exports_experts_apart: bool = False
     builds_towers: bool = False

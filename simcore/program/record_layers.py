@@ -344,11 +344,12 @@ def _record(graph: ModelGraph, all_runs: tuple[tuple[tuple[Key, LayerWorkload], 
     kinds = [{key: passes_of(graph, key, run, tables) for key, run in some} for some in all_runs]
     given, operators = [(graph.kinds[key[0]], run) for key, run in runs], implementation_of(graph.implementation)
     own, stem = operators.standing(given), operators.stage_stem(given)
+    sections = operators.stage_sections(given, tables.slots, tables.comms)
     times = chunks if operators.stands_by_chunk else 1
     kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
                         for name, size in (*[*own.items()] * times, *spaces) if size))
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
-                            graph.architecture.hidden * width, tables, stem) for width in (1, 2))
+                            graph.architecture.hidden * width, tables, stem, sections) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in kinds for key, kind in recorded.items()))
     form = _form_of(tables, kinds, (*edges.tiles, *wide.tiles, kept))

@@ -18,7 +18,7 @@ from simcore.models.vision_blocks import AnySize, Patches
 from simcore.program.outline import Tables
 from simcore.program.tile import LayerRows, small_tile
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Stream
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Section, Stream
 from simcore.units import dtype_bytes
 
 __all__ = ["BORDER_HANDLES", "Edges", "edges_of"]
@@ -68,13 +68,14 @@ class Edges:
 
 
 def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: Tables,
-             stem: Mapping[str, int] = NO_STEM) -> Edges:
+             stem: Mapping[str, int] = NO_STEM, sections: tuple[Section, Section] | None = None) -> Edges:
     """`Edges` of a rank's part of the model: sizes of its inputs and outputs for one microbatch.
 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
     Tokens and labels are as large as `ImplementationOptions.bytes_of_tokens` says. Hidden states are split over tp if
-    the framework runs sequence parallelism. `stem`: bytes by name (`Implementation.stage_stem`). Stages with an
-    embedding or a loss receive the data loader's mask, a byte for each pair of positions. Images are of the dtype
+    the framework runs sequence parallelism. `stem`: bytes by name (`Implementation.stage_stem`); `sections`, if there
+    are any, stand in its place (`Implementation.stage_sections`). Stages with an embedding or a loss receive the data
+    loader's mask, a byte for each pair of positions. Images are of the dtype
     `options.pixels`.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
@@ -92,10 +93,12 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     of_head = of_hidden + of_output
     (receive, wait, send), (receive_grad, wait_grad, send_grad) = (
         _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
+    before, behind = map(LayerRows.of, sections) if sections else (
+        small_tile(*_allocs(made)), small_tile(*_frees(made)))
     return Edges(
         small_tile((Op.ALLOC, tokens, of_tokens), *_allocs(images)),
         small_tile((Op.FREE, tokens, -of_tokens), *_frees(images)),
-        small_tile(*_allocs(made)), small_tile(*_frees(made)),
+        before, behind,
         small_tile(*((Op.ALLOC, mask, of_mask),) * squares), small_tile(*((Op.FREE, mask, -of_mask),) * squares),
         small_tile((Op.ALLOC, HIDDEN, of_hidden), receive), small_tile(wait), small_tile(send),
         small_tile((Op.ALLOC, HIDDEN, of_hidden)), small_tile((Op.FREE, HIDDEN, -of_hidden)),

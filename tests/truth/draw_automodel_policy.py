@@ -3,7 +3,7 @@
     python tests/truth/draw_automodel_policy.py > tests/truth/tape/automodel-drawn-policies-torch-2.13.0.json
 
 Families, ranks, sizes, lengths and tied tables; each case as `probe_automodel_policy.py` measures it. Nothing is drawn
-again because of what came out.
+again because of what came out; cases of the second seed have key heads for every rank, which the plan asks for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import probe_automodel_step as step
 from drawing import Case, by_name, chosen, numbered, print_apart
 
 SEED, COUNT = 20261212, 90
+LATER_SEED, LATER_COUNT = 20261407, 56
 
 
 def one(rng: random.Random) -> Case:
@@ -36,6 +37,19 @@ def one(rng: random.Random) -> Case:
             "seq": rng.choice((96, 192, 256, 500)), "fields": fields}
 
 
+def later(rng: random.Random) -> Case:
+    """A case whose heads of keys are as many as tp or several times that."""
+    case = one(rng)
+    heads, groups = (case["fields"][name] for name in ("num_attention_heads", "num_key_value_heads"))
+    case["fields"]["num_key_value_heads"] = case["tp"] * max(1, groups // case["tp"])
+    case["fields"]["num_attention_heads"] = case["fields"]["num_key_value_heads"] * max(1, heads // groups)
+    if case["family"] == "qwen2":
+        width = case["fields"]["hidden_size"] // case["fields"]["num_attention_heads"] // 2 * 2
+        case["fields"]["head_dim"] = width
+        case["fields"]["hidden_size"] = width * case["fields"]["num_attention_heads"]
+    return case
+
+
 def measured(case: Case) -> Case:
     """Measured values of a case."""
     step.SEQ = case["seq"]
@@ -45,4 +59,5 @@ def measured(case: Case) -> Case:
 
 if __name__ == "__main__":
     step.stand_in()
-    print_apart(by_name(numbered("p", one)(SEED, COUNT)), measured, only=sys.argv[1:])
+    cases = [*numbered("p", one)(SEED, COUNT), *numbered("q", later)(LATER_SEED, LATER_COUNT)]
+    print_apart(by_name(cases), measured, only=sys.argv[1:])

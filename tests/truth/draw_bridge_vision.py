@@ -23,6 +23,7 @@ from drawing import Case, by_name, chosen, numbered, print_apart
 
 STORED = Path(__file__).parent / "placement" / "drawn-bridge-vision-main-2026-08-22.json"
 SEED, COUNT = 20261214, 48
+LATER_SEED, LATER_COUNT = 20261523, 32
 FLAGS = ("freeze_language_model", "freeze_vision_model", "freeze_vision_projection")
 
 
@@ -79,4 +80,5 @@ def measured(case: Case) -> Case:
 
 
 if __name__ == "__main__":
-    print_apart(by_name(numbered("b", one)(SEED, COUNT)), measured, STORED)
+    cases = [*numbered("b", one)(SEED, COUNT), *numbered("c", one)(LATER_SEED, LATER_COUNT)]
+    print_apart(by_name(cases), measured, STORED)

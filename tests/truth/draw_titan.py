@@ -1,8 +1,9 @@
 """Draws layouts of torchtitan's experts at random, for `probe_titan.py --step`.
 
-    python tests/truth/draw_titan.py [--count N] [--seed S] > cases.json
+    python tests/truth/draw_titan.py [--count N] [--seed S] [--llama4] > cases.json
 
-The same seed draws the same cases, whatever the machine; torch refuses a few of their widths.
+The same seed draws the same cases, whatever the machine; torch refuses a few of their widths. `--llama4`: of Llama 4
+alone, by a seed of its own.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
-COUNT, SEED = 48, 4502
+COUNT, SEED, LLAMA4_SEED = 48, 4502, 4604
 Case = dict[str, Any]
+Model = Callable[[random.Random, int], Case]
 
 
 def divisors(n: int) -> list[int]:
@@ -44,23 +47,34 @@ def deepseek(pick: random.Random, width: int) -> Case:
     return model
 
 
+def llama4(pick: random.Random, width: int) -> Case:
+    """Every layer, or every second one, has experts and a shared one; scores weigh what experts are given."""
+    heads = pick.choice((4, 8))
+    return {"hidden_size": pick.choice((128, 256, 512)), "num_hidden_layers": pick.randint(1, 4),
+            "num_attention_heads": heads, "num_key_value_heads": pick.choice((4, heads)),
+            "vocab_size": pick.choice((512, 1000, 2048)), "intermediate_size": width,
+            "intermediate_size_mlp": pick.choice((320, 688)), "num_local_experts": pick.choice((4, 8, 16)),
+            "num_experts_per_tok": pick.choice((1, 1, 2)), "interleave_moe_layer_step": pick.choice((1, 2))}
+
+
 def mesh(pick: random.Random, case: Case) -> None:
     world = case["world"]
     case["dp_replicate"] = pick.choice((1, 1, 1, 2))
     inside = world // case["dp_replicate"]
     case["tp"] = pick.choice([d for d in (1, 1, 2, 4) if inside // d > 1])
     case["cp"] = pick.choice([d for d in (1, 1, 2) if case["tp"] == 1 and inside % d == 0] or [1])
-    experts = case["model"].get("num_experts") or case["model"]["n_routed_experts"]
+    sizes = case["model"]
+    experts = next(sizes[name] for name in ("num_experts", "n_routed_experts", "num_local_experts") if name in sizes)
     etp = pick.choice((1, case["tp"]))
     degrees = [d for d in divisors(inside // etp) if experts % d == 0]
     case["ep"] = pick.choice(degrees[1:] or [1]) if pick.random() < 0.8 else 1
     case["etp"] = etp if case["ep"] > 1 else 1
 
 
-def draw(pick: random.Random, number: int) -> Case:
+def draw(pick: random.Random, number: int, models: tuple[Model, ...]) -> Case:
     width = pick.choice((64, 96, 128, 192, 192, 200))
     case: Case = {"name": f"drawn-{number}", "world": pick.choice((4, 8, 8, 16, 32)), "seq": pick.choice((128, 256)),
-                  "model": pick.choice((qwen, deepseek))(pick, width), "batch": pick.choice((1, 1, 2))}
+                  "model": pick.choice(models)(pick, width), "batch": pick.choice((1, 1, 2))}
     mesh(pick, case)
     rank = pick.choice((0, case["world"] - 1, pick.randrange(case["world"])))
     case["rank"] = rank // case["cp"] * case["cp"]  # of a ring the first: its last one holds an output less
@@ -71,14 +85,16 @@ def draw(pick: random.Random, number: int) -> Case:
     return case
 
 
-def drawn(count: int, seed: int) -> list[Case]:
+def drawn(count: int, seed: int, models: tuple[Model, ...] = (qwen, deepseek)) -> list[Case]:
     pick = random.Random(seed)
-    return [draw(pick, number) for number in range(count)]
+    return [draw(pick, number, models) for number in range(count)]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=COUNT)
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--llama4", action="store_true")
     asked = parser.parse_args()
-    print("[\n" + ",\n".join(json.dumps(case) for case in drawn(asked.count, asked.seed)) + "\n]")
+    of = (asked.seed or LLAMA4_SEED, (llama4,)) if asked.llama4 else (asked.seed or SEED,)
+    print("[\n" + ",\n".join(json.dumps(case) for case in drawn(asked.count, *of)) + "\n]")

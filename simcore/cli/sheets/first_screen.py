@@ -43,7 +43,7 @@ _DECIDING: Final = {
 """Defaults that decide memory most often, with short names; besides these the token dispatcher."""
 
 
-_NOTED: Final = ("model", "cuda graphs", "gathered 4-bit weights")
+_NOTED: Final = ("model", "cuda graphs", "gathered 4-bit weights", "experts gathered in replays")
 """Assumptions that have a line of their own."""
 
 
@@ -140,7 +140,7 @@ def _cost(report: Report) -> Iterator[str]:
 
 
 def _noted(report: Report) -> Iterator[str]:
-    """Lines about memory that surprises: of captured graphs (in the band, not the peak), of gathered 4-bit weights."""
+    """Lines about memory that surprises, and a version of torch in which the job stops (`_NOTED`)."""
     yield from (plain(f"{one.what}: {one.value}") for one in report.assumptions if one.what in _NOTED)
 
 

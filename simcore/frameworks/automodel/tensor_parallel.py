@@ -144,6 +144,12 @@ def _check_sizes(job: Job, block: object) -> None:
             if heads % tp:
                 raise job.illegal("mesh.tp", f"{name} ({heads}) must be divisible by TP size ({tp})",
                                   "0.7.0 components/distributed/parallelizer.py validate_tp_mesh")
+    if isinstance(block, Mlp) and block.ffn % tp and job.graph.implementation == "hf":
+        training = job.scenario.training
+        rows, parts = training.micro_batch_size * training.seq_len, -(-block.ffn // tp)
+        raise job.illegal("mesh.tp", f"a and b must have same reduction dim, but got [{rows}, {parts * tp}] X "
+                          f"[{block.ffn}, {block.hidden}].", "torch 2.13 distributed/tensor/parallel/style.py "
+                          "RowwiseParallel: what a rank has of uneven columns is taken as one of equal parts")
     if isinstance(block, Mlp) and block.ffn % tp:
         raise job.not_yet("mesh.tp", f"an MLP of width {block.ffn} over tp {tp} under automodel")
 

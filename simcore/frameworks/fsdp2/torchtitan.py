@@ -64,7 +64,7 @@ DEFAULTS = Defaults(
     axes=("tp", "etp", "cp", "pp", "virtual_stages", "split_backward"),
     reshard_in_stages=("false", f"{PLAN} apply_fsdp: not pp_enabled"))
 NAMES = {"llama": "Llama 3", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE", "deepseek_v2": "DeepSeek V3",
-         "deepseek_v3": "DeepSeek V3"}
+         "deepseek_v3": "DeepSeek V3", "llama4_text": "Llama 4"}
 RANKS = ("q_rank", "kv_rank")
 COLUMNS, ROWS = ("heads", "kv_heads", "ffn", "vocab"), ("heads", "ffn")
 _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts out"
@@ -141,7 +141,7 @@ def _check_attention(job: Job, family: str, options: dict[str, Any]) -> None:
 
 def _check_tensor_parallel(job: Job, family: str, options: dict[str, Any]) -> None:
     """Qwen3's plan keeps heads as DTensors up to the output projection; it was measured in eager layers without cp."""
-    if job.mesh.tp == 1 or family == "llama":
+    if job.mesh.tp == 1 or family in ("llama", "llama4_text"):
         return
     beside = "context parallelism" if job.mesh.cp > 1 else "compiled blocks" if _compiles_blocks(options) else ""
     if beside:

@@ -11,6 +11,7 @@ from typing import Any
 from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.inputs.training import Draws, Recompute
 from simcore.models.blocks import Moe
+from simcore.operators.torchtitan.options import KEEP_EXCHANGE
 from simcore.placement.job import Draft, Job
 
 __all__ = ["assumptions", "check_experts", "counts_over", "experts_axes", "experts_dim", "keeps_exchange",
@@ -75,23 +76,24 @@ def experts_axes(job: Job) -> tuple[str, str]:
 
 
 def counts_over(job: Job) -> str:
-    """Returns the mesh axis over which tokens of experts are counted: DeepSeek V3's routers are balanced, Qwen3's not.
+    """Returns the mesh axis over which tokens of experts are counted, "" for Qwen3, whose routers are not balanced.
 
     torchtitan 0.2.2 `models/*/__init__.py`: build_optimizers_with_moe_load_balancing, build_optimizers.
     """
-    return "dp_cp" if job.has_experts and job.graph.architecture.family.startswith("deepseek") else ""
+    return "dp_cp" if job.has_experts and job.graph.architecture.family in KEEP_EXCHANGE else ""
 
 
 def keeps_exchange(job: Draft, options: dict[str, Any]) -> bool:
-    """Returns True if a checkpoint by operator keeps exchanged rows, as DeepSeek's does from commit c4e22911 on.
+    """Returns True if a checkpoint by operator keeps exchanged rows, as DeepSeek's and Llama 4's do from c4e22911 on.
 
     InputError if `options` say so where nothing is exchanged or kept.
     """
-    recompute, has_list = job.scenario.training.recompute, job.graph.architecture.family.startswith("deepseek")
+    recompute, has_list = job.scenario.training.recompute, job.graph.architecture.family in KEEP_EXCHANGE
     by_operator = isinstance(recompute, Recompute) and recompute.mode == "per_op"
     if job.mesh.ep == 1 or not (by_operator and has_list):
         given = {"keeps_exchange": options.get("keeps_exchange") is not None}
-        job.refuse_idle(given, "keeps_exchange", "without expert parallelism and DeepSeek's checkpoints by operator")
+        job.refuse_idle(given, "keeps_exchange", "without expert parallelism and checkpoints by operator of "
+                        "DeepSeek or Llama 4")
         return True
     return job.flag(options, "keeps_exchange", "torchtitan 0.2.2 models/deepseek_v3/infra/parallelize.py: "
                     "_op_sac_save_list", default=True)
@@ -108,7 +110,8 @@ def note_replays(job: Draft) -> None:
     recompute, mesh = job.scenario.training.recompute, job.mesh
     by_operator = isinstance(recompute, Recompute) and recompute.mode == "per_op"
     if mesh.ep > 1 and by_operator and mesh.axis(experts_axes(job)[0]).size > 1:
-        job.note("experts gathered in replays", "as before torch 2.13", "an assumption: torch 2.13 raises where FSDP2 "
+        job.note("experts gathered in replays", "as before torch 2.13, which stops there (pytorch/torchtitan issue "
+                 "3427)", "an assumption: torch 2.13 raises where FSDP2 "
                  "gathers experts in the replay by operator (pytorch/torchtitan issue 3427)")
 
 

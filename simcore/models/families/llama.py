@@ -7,14 +7,15 @@ attention and MLP alone, and over all heads of query and of key together; rotary
 (`models/ernie4_5`): neighbours of a head are rotated, in fp32. Arcee (`models/arcee`): relu squared, two linears.
 Hunyuan (`models/hunyuan_v1_dense`): norms of query and key behind their rotation. Nemotron (`models/nemotron`):
 LayerNorm by one more than its weight, relu squared, half of a head is rotated. OLMo 3 (`models/olmo3`): OLMo 2 with a
-window in three layers of four, and rotary tables for each kind.
+window in three layers of four, and rotary tables for each kind. Llama 4's language model (`models/llama4`): experts
+chosen by sigmoid beside a shared one, in every layer or every second one, and layers that rotate nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, LayerKind, Mlp
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, LayerKind, Mlp, Moe
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import (
     attention,
@@ -23,6 +24,7 @@ from simcore.models.families.decoder import (
     decoder_layer,
     mlp,
     rotated_dims,
+    top_k,
 )
 
 __all__ = ["FAMILY"]
@@ -108,6 +110,25 @@ def _nemotron(config: Config) -> Architecture:
                  last=FinalNorm(mixer.hidden, layer_norm=True))
 
 
-_OTHERS = {"seed_oss": _seed_oss, "olmo3": _olmo3, "arcee": _arcee, "nemotron": _nemotron}
+def _llama4(config: Config) -> Architecture:
+    """Layers of Llama 4; a 1 in `no_rope_layers` rotates, without a list three of four do (`Llama4TextConfig`)."""
+    config.choice("hidden_act", ("silu",))
+    config.refuse("attention_bias")
+    count, step = config.integer("num_hidden_layers"), config.integer("interleave_moe_layer_step", default=1)
+    turned = config.fields.get("no_rope_layers") or [int((i + 1) % 4 != 0) for i in range(count)]
+    if not isinstance(turned, list) or len(turned) != count:
+        raise config.fail("no_rope_layers", f"expected a list of {count} numbers, got {turned!r}")
+    experts, width = config.integer("num_local_experts"), config.integer("intermediate_size")
+    moe = Moe(config.integer("hidden_size"), experts, top_k(config, experts), width, width, gated=True,
+              router="sigmoid", normalised=False, weighs_input=True)
+    dense = Mlp(moe.hidden, config.integer("intermediate_size_mlp"))
+    mixer = attention(config)
+    layers = [LayerKind("decoder" if (i + 1) % step else "moe_decoder", "llama4_text", mixer.hidden, (
+        Branch("input_layernorm", "self_attn", replace(mixer, rotary=bool(turned[i]))),
+        Branch("post_attention_layernorm", "feed_forward", dense if (i + 1) % step else moe))) for i in range(count)]
+    return chain(config, "llama4_text", layers, mixer.head_dim)
+
+
+_OTHERS = {"llama4_text": _llama4, "seed_oss": _seed_oss, "olmo3": _olmo3, "arcee": _arcee, "nemotron": _nemotron}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 FAMILY = ModelFamily(architecture)

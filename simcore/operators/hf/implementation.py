@@ -42,7 +42,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.compiled_block import compiled_block
 from simcore.operators.shared.compiled_kernels import CompiledBlock
 from simcore.operators.shared.features import refuse
-from simcore.operators.shared.layer_borders import BEFORE, hand_on, run_backward, stream_dtype
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, run_around_hook, stream_dtype
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param, Section, Tape, Tensor
 
@@ -163,8 +163,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     tape.casts.clear()
     casts = tape.cut()
     del body
-    mask = inputs.mask if _keeps_mask(run, out) else None
-    given = inputs.mask
+    mask, given = inputs.mask if _keeps_mask(run, out) else None, inputs.mask
     inputs = None
     returned = tape.cut()  # copies that a hook made of what the model holds
     held_by_model = _embeddings(tape, kind, run), output_before(tape, kind, run)
@@ -176,9 +175,10 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     late = tape.cut()
     del mask
     after, late = (returned, _joined(dropped, late)) if run.first else (_joined(returned, dropped), late)
-    back = run_backward(tape, out, leaf, partial(_finished, run=run, beside=beside), held)
+    seed, back = run_around_hook(tape, out, leaf, partial(_finished, run=run, beside=beside), held,
+                                 ahead=run_layer is _between_casts and not is_whole)
     tape.graph.clear()
-    return RecordedLayer(forward, back, after, late, grads=tape.release_grads(), casts=casts, release=tape.cut(),
+    return RecordedLayer(forward, back, after, late, seed, grads=tape.release_grads(), casts=casts, release=tape.cut(),
                          behind=beside.behind(tape))
 
 

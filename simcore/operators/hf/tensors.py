@@ -260,7 +260,8 @@ def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     if family == "granitemoehybrid":
         yield from _mlp("shared_mlp", shared, family, "shared_experts")
     elif b.shared_ffn:
-        yield from _mlp(f"{name}.shared_expert{'' if b.shared_gate else 's'}", shared, family, "shared_experts")
+        ending = "" if b.shared_gate or b.weighs_input else "s"
+        yield from _mlp(f"{name}.shared_expert{ending}", shared, family, "shared_experts")
     if b.latent:
         seen, hidden = (b.latent, "latent"), (b.hidden, "hidden")
         yield _linear(f"{name}.fc1_latent_proj", seen, hidden, "latent_projections")
@@ -270,12 +271,12 @@ def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 
 
 def _experts(at: str, b: Any) -> Iterable[TensorSpec]:
-    """Gate and up are one tensor; with biases (`GptOssExperts`) the input dimension comes before the output's."""
+    """Gate and up are one tensor; in `GptOssExperts` and `Llama4TextExperts` its input's dimension comes first."""
     hidden = (b.expert_hidden, "latent" if b.latent else "hidden")
     ffn = (b.expert_ffn, "expert_ffn")
     first = ("gate_up_proj", (2 * b.expert_ffn, "expert_ffn")) if b.gated else ("up_proj", ffn)
     for part, out, into in ((*first, hidden), ("down_proj", hidden, ffn)):
-        rows, columns = (into, out) if b.bias else (out, into)
+        rows, columns = (into, out) if b.bias or b.weighs_input else (out, into)
         yield TensorSpec(f"{at}.{part}", (b.num_experts, rows[0], columns[0]), ("experts", rows[1], columns[1]),
                          "routed_experts", "grouped")
         if b.bias:
@@ -291,11 +292,11 @@ def _scaled_router(b: Any) -> Iterable[TensorSpec]:
 
 
 def _router(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
-    at = f"{name}.router" if b.router == "topk_softmax" else f"{name}.gate"
+    at = f"{name}.router" if b.router == "topk_softmax" or b.weighs_input else f"{name}.gate"
     yield TensorSpec(f"{at}.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router")
     if b.router == "topk_softmax" and b.bias:
         yield TensorSpec(f"{at}.bias", (b.num_experts,), ("experts_router",), "router", "bias")
-    if b.router == "sigmoid":
+    if b.router == "sigmoid" and not b.weighs_input:
         holder = name if family in ("hy_v3", "minimax_m2") else at
         yield TensorSpec(f"{holder}.e_score_correction_bias", (b.num_experts,), ("experts_router",), "router", "router",
                          "fp32", is_buffer=True, trainable=False)

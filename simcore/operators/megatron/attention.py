@@ -19,6 +19,7 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.ops.offload import offloaded
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.operators.megatron.ops.query_groups import own_heads, split_columns
 from simcore.operators.megatron.ops.rotation import turned_by_token
 from simcore.operators.megatron.ops.weighed import weighed
@@ -28,13 +29,18 @@ from simcore.operators.shared.quantizer import Producer
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["attention", "core", "mlp", "turning_passes"]
+__all__ = ["attention", "core", "mlp", "sees_by_bias", "turning_passes"]
 
 _BIASED: Final = ("gemma3_text",)
 """Families that see images by a bias of their scores, as all pairs without a mask (Bridge 067f987d
 models/gemma/gemma3_provider.py:260): cuDNN's kernel alone adds it."""
 _BY_POSITION: Final = ("ministral3", "gemma3_text")
 """Decoders behind a tower whose positions are those of the sequence, the same in each."""
+
+
+def sees_by_bias(options: MegatronOptions, family: str) -> bool:
+    """True if attention's scores get a bias that says which tokens of images a token sees."""
+    return options.reads_images and family in _BIASED
 
 
 def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) -> Tensor:
@@ -49,7 +55,7 @@ def attention(c: Context, block: Attention, x: Tensor, *, behind: bool = False) 
         query = weighed(c, query)
         if block.sinks:
             return _with_sinks(c, block, (query, key, value))
-        if c.options.reads_images and c.kind.family in _BIASED:
+        if sees_by_bias(c.options, c.kind.family):
             return _core(c, block.num_heads, (query, key, value), query.shape[1], plain=False,
                          pairs=2 * c.run.pairs, bias=True)
         if block.capped:

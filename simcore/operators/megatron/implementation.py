@@ -33,7 +33,7 @@ from simcore.models.blocks import (
 )
 from simcore.models.vision_blocks import VisionPart, WholePart
 from simcore.operators.implementation import Implementation
-from simcore.operators.megatron.attention import attention, mlp
+from simcore.operators.megatron.attention import attention, mlp, sees_by_bias
 from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
 from simcore.operators.megatron.latent import latent_attention
 from simcore.operators.megatron.logprobs import log_probabilities
@@ -43,6 +43,7 @@ from simcore.operators.megatron.ops.context import Context, fuses_wgrad
 from simcore.operators.megatron.ops.elementwise import add, add_dropped
 from simcore.operators.megatron.ops.fused_logprobs import FUSED, fused_log_probabilities, loss_of_log_probabilities
 from simcore.operators.megatron.ops.norm import norm
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.operators.megatron.ops.value_head import VALUE_HEADS, value_head, value_loss
 from simcore.operators.megatron.recurrent.delta_net import delta_net
 from simcore.operators.megatron.recurrent.mamba import mamba
@@ -50,6 +51,7 @@ from simcore.operators.megatron.stash import sections
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
 from simcore.operators.megatron.vision.features import add_features
 from simcore.operators.megatron.vision.parts import GRAD_EMBEDDED, record_part
+from simcore.operators.megatron.vision.pooled import biases_of_a_stage
 from simcore.operators.shared.features import LATENT, refuse
 from simcore.recording.host_copies import STAYS, HostTrip
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -94,6 +96,16 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """{"idle_weight_gradients": bytes} of the tensors of `idle_gradients`, shared by all layers of `runs`."""
     shapes = frozenset().union(*(idle_gradients(kind, run) for kind, run in runs))
     return {"idle_weight_gradients": sum(prod(shape) * dtype_bytes(dtype) for shape, dtype in shapes)}
+
+
+def _stage_sections(runs: Sequence[tuple[LayerKind, LayerWorkload]], slots: dict[tuple[str, str], int],
+                    comms: dict[tuple[str, str, str], int]) -> tuple[Section, Section] | None:
+    """Biases of attention, which every pipeline stage of Gemma 3 with a tower makes of the token ids; None of others.
+
+    Bridge 067f987d `models/gemma_vl/modeling_gemma3_vl.py`:168, `training/vlm_step.py`:141.
+    """
+    return next((biases_of_a_stage(Context(Tape(slots, comms, no_grad=run.no_grad), run, kind)) for kind, run in runs
+                 if sees_by_bias(MegatronOptions.of(run.options), kind.family) and kind.block is None), None)
 
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
@@ -273,5 +285,6 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
     return moe(c, block, x)
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, builds_towers=True,
-                                       value_heads=VALUE_HEADS, biased_values=False)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing,
+                                       stage_sections=_stage_sections, builds_towers=True, value_heads=VALUE_HEADS,
+                                       biased_values=False)

@@ -23,9 +23,10 @@ from simcore.models.blocks import (
 )
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["LATENT", "features", "refuse", "refuse_megatrons"]
+__all__ = ["LATENT", "WEIGHED_INPUT", "features", "refuse", "refuse_megatrons"]
 
 LATENT: Final = "experts of a latent width"
+WEIGHED_INPUT: Final = "experts whose input is weighed"
 PREDICTIONS: Final = "multi-token prediction"
 
 
@@ -124,6 +125,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a router with a scale of each expert", block.router == "scaled_softmax"),
                           ("gated experts chosen by sigmoid", block.gated and block.router == "sigmoid"),
                           ("a gate of the shared expert", block.shared_gate),
+                          (WEIGHED_INPUT, block.weighs_input),
                           (LATENT, block.latent > 0))
 
 

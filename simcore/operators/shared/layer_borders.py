@@ -28,9 +28,10 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["AFTER", "BEFORE", "GRAD_EMBEDDED", "OF_FP32", "TIED_HEAD", "as_inner_unit", "drop_held_logits", "hand_back",
-           "hand_on", "hidden_state", "hold_logits", "leave_waiting", "meet_waiting", "nothing", "run_backward",
-           "run_backward_of_loss", "run_halves", "simple_part", "stream_dtype"]
+__all__ = ["AFTER", "BEFORE", "GRAD_EMBEDDED", "OF_FP32", "TIED_HEAD", "as_inner_unit", "drop_held_logits",
+           "hand_back", "hand_on", "hidden_state", "hold_logits", "leave_waiting", "meet_waiting",
+           "nothing", "run_around_hook", "run_backward", "run_backward_of_loss", "run_halves", "simple_part",
+           "stream_dtype"]
 
 TIED_HEAD: Final = 1 << 30
 """Row offset: the slot is the head's, however far away that is."""
@@ -91,16 +92,34 @@ def hold_logits(tape: Tape, run: LayerWorkload, vocab: int) -> None:
     tape.empty((run.batch, run.seq, vocab), run.compute, "held_logits", "activation").disown()
 
 
+def run_around_hook(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None], held: list[Any], *,
+                    ahead: bool) -> tuple[Section, Section]:
+    """(section ahead of the layer's hook, that of `run_backward`). `ahead`: the last node runs there, a cast.
+
+    FSDP2 casts an output behind the hook that it puts on it (torch 2.13 `_fsdp_state.py`, _post_forward).
+    """
+    begun = ahead and out.node is not None
+    if begun:
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
+        tape.backward(len(tape.nodes) - 1)
+    return tape.cut(), run_backward(tape, out, inputs, finish, held, begun=begun)
+
+
 def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None],
-                 held: list[Any] | None = None, above: int = AFTER, slot: int = GRAD_HIDDEN) -> Section:
+                 held: list[Any] | None = None, above: int = AFTER, slot: int = GRAD_HIDDEN, *,
+                 begun: bool = False) -> Section:
     """Section of a layer's backward pass, from the gradient of its output to that of its input.
 
     The next layer has made the former. `inputs`: node of the layer's input, None if it needs no gradient. `finish`:
     called after the last node has run. `held`: objects that are kept until then, together with the incoming gradient,
     as in a layer that is one autograd function.
-    `above`: layers up to the one that takes in the output, whose gradient it makes, in `slot`.
+    `above`: layers up to the one that takes in the output, whose gradient it makes, in `slot`. `begun`: it has been
+    taken in.
     """
-    if out.node is not None:
+    if begun:
+        tape.backward()
+        finish(tape)
+    elif out.node is not None:
         grad: Tensor | None = tape.external(out.shape, out.dtype, slot, above)
         assert grad is not None
         tape.seed(out, grad)

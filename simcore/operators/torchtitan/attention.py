@@ -1,4 +1,6 @@
-"""Attention in torchtitan 0.2.2: Llama 3 rotates complex numbers in fp32, Qwen3 norms heads and rotates halves.
+"""Attention in torchtitan 0.2.2: Llama 3 and 4 rotate complex numbers in fp32, Qwen3 norms heads and rotates halves.
+
+Layers of Llama 4 that do not rotate (its flavors with `irope`) were not measured.
 
 Up to 0.2.1 (commit ff0829c10 of 27 January 2026) keys and values were repeated for every head before attention
 (`repeat_kv`): under context parallelism the ring gathers and sends these copies.
@@ -60,7 +62,7 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
 def attention(tape: Tape, run: LayerWorkload, block: Attention, x: Tensor, table: Tensor | None) -> Tensor:
     """Output of attention (`Attention.forward`) for `x` [b, s / tp, hidden], in x's shape.
 
-    `table`: Qwen3's rotary table, None in Llama 3.
+    `table`: Qwen3's rotary table, None in Llama.
     """
     dim = block.head_dim
     x = gather_sequence(tape, run, x, "attention_in")
@@ -68,7 +70,9 @@ def attention(tape: Tape, run: LayerWorkload, block: Attention, x: Tensor, table
     q, k = (y.view(*y.shape[:2], y.shape[2] // dim, dim) for y in (q, k))
     repeats = q.shape[2] // k.shape[2] if TorchtitanOptions.of(run.options).repeat_kv else 1
     v = aten.to_heads(tape, v, dim, copy_grad=run.cp > 1 and repeats == 1)
-    if table is None:
+    if not block.rotary:
+        q, k = (aten.to_heads(tape, y.view(*y.shape[:2], y.shape[2] * dim), dim, copy_grad=run.cp > 1) for y in (q, k))
+    elif table is None:
         q, k = _rotated_pairs(tape, run, q, k, is_repeated=repeats > 1)
     else:
         q = aten.rms_norm(tape, q, run.params["attention.q_norm.weight"], "q_norm")

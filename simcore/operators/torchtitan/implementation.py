@@ -1,4 +1,4 @@
-"""torchtitan 0.2.2 Llama 3, Qwen3 and DeepSeek V3 (`models/*/model/model.py`) on eager PyTorch 2.13: tensors and tapes.
+"""torchtitan 0.2.2 Llama 3 and 4, Qwen3, DeepSeek V3 (`models/*/model/model.py`) on eager PyTorch 2.13: tensors, tapes.
 
 Norms are one kernel each, attention is in `attention.py`, and the training loop drops the logits before
 backward. With tensor parallelism the plan is that of
@@ -28,7 +28,7 @@ from simcore.operators.shared.dtensor import (
     sum_norms,
     sum_partial,
 )
-from simcore.operators.shared.features import refuse
+from simcore.operators.shared.features import WEIGHED_INPUT, refuse
 from simcore.operators.shared.layer_borders import (
     hand_on,
     hidden_state,
@@ -43,7 +43,7 @@ from simcore.operators.torchtitan.attention import attention, linear, rotary_buf
 from simcore.operators.torchtitan.latent import latent_attention
 from simcore.operators.torchtitan.loss import cross_entropy, parallel_cross_entropy, shifted_indices
 from simcore.operators.torchtitan.moe import Places, moe
-from simcore.operators.torchtitan.options import TorchtitanOptions
+from simcore.operators.torchtitan.options import KEEP_EXCHANGE, TorchtitanOptions
 from simcore.operators.torchtitan.tensors import tensors
 from simcore.recording.checkpoint import Keeps
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -53,7 +53,7 @@ __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
                            "a router by softmax, not normalised", "a router by softmax",
-                           "gated experts chosen by sigmoid", "gated experts with a shared one"})
+                           "gated experts chosen by sigmoid", "gated experts with a shared one", WEIGHED_INPUT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 
@@ -131,12 +131,12 @@ def _places(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Places | None:
 
 
 def _kept(kind: LayerKind, run: LayerWorkload) -> Keeps:
-    """Every second product; DeepSeek V3's list of operators has the all-to-all too, Qwen3's has not.
+    """Every second product; lists of DeepSeek V3 and Llama 4 have the all-to-all too, Qwen3's has not.
 
     `models/*/infra/parallelize.py`, _op_sac_save_list.
     """
     products, left = count(1), {"gate"}
-    if isinstance(kind.branches[0].block, Attention) or not _options(run).keeps_exchange:
+    if kind.family not in KEEP_EXCHANGE or not _options(run).keeps_exchange:
         left.add("all_to_all")
     return lambda operator: operator not in left and (operator != "mm" or next(products) % 2 == 1)
 

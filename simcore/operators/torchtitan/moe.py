@@ -1,8 +1,9 @@
 """Experts of torchtitan 0.2.2 (`models/moe/moe.py`, `models/moe/utils.py`): grouped products in bf16.
 
 Rows are sorted by expert and copied once more, every expert's filled up to a multiple of 8; results are put back in the
-order of tokens, weighted in fp32 and added up (`score_before_experts=False`, as Qwen3 and DeepSeek V3 have it). With
-all experts here, how tokens are routed changes no size but what filling up leaves empty.
+order of tokens, weighted in fp32 and added up (`score_before_experts=False`, as Qwen3 and DeepSeek V3 have it), or
+added up alone where what experts are given was weighted in fp32 (Llama 4). With all experts here, how tokens are routed
+changes no size but what filling up leaves empty.
 
 [Note: torchtitan's expert parallelism] `distributed/expert_parallel.py` ExpertParallel: rows go to their experts' ranks
 and back by NCCL's all-to-all inside the hooks of the experts, which FSDP2's own hooks surround. The numbers of rows go
@@ -65,12 +66,15 @@ def _forward(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: Plac
     shape, rows = x.shape, run.tokens * block.top_k
     x = x.view(run.tokens, block.hidden)
     weights, indices, _counted = route(tape, run, block, x)
-    _sorted_weights, order, _counted = reorder(tape, block, weights, indices, parts=_parts(run))
+    by_row, order, _counted = reorder(tape, block, weights, indices, parts=_parts(run))
     routed = aten.index(tape, x, aten.select(tape, order, order.shape, "int64", "tokens"), "dispatched")
+    if block.weighs_input:
+        routed = _weighed(tape, routed, by_row)
     made = _dispatched(tape, run, block, routed, places) if places else _experts(tape, run, block, routed)
     out = _shared_expert(tape, run, x) if block.shared_ffn else None
     unsorted = _put(tape, aten.new(tape, (rows, block.hidden), made.dtype, "unsorted"), order, made)
-    combined = _combined(tape, run, weights, unsorted.view(run.tokens, block.top_k, block.hidden))
+    unsorted = unsorted.view(run.tokens, block.top_k, block.hidden)
+    combined = _summed(tape, unsorted) if block.weighs_input else _combined(tape, run, weights, unsorted)
     return (combined if out is None else aten.add(tape, out, combined)).view(*shape)
 
 
@@ -230,6 +234,27 @@ def _shared_expert(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
 
 def _for_columns(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     return same_everywhere(tape, x, "shared_experts_in") if run.tp > 1 else x
+
+
+def _weighed(tape: Tape, x: Tensor, weights: Tensor) -> Tensor:
+    """`(x.to(float32) * weights.reshape(-1, 1)).to(x.dtype)` of rows x [r, h] and fp32 weights [r]."""
+    return aten.cast(tape, aten.mul(tape, aten.cast(tape, x, "fp32"), weights.view(x.shape[0], 1), "weighed"), x.dtype)
+
+
+def _summed(tape: Tape, x: Tensor) -> Tensor:
+    """`x.sum(dim=1)` of [t, k, h]; its gradient is expanded, and copied where k rows are made of one."""
+    shape, num_bytes = x.shape, x.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
+        (grad,) = grads
+        if shape[1] == 1:
+            return [grad and grad.view(*shape)]
+        return [aten.new(tape, shape, x_dtype, "grad_sum", num_bytes, Kernel.COPY)]
+
+    x_dtype, node = x.dtype, tape.node((x,), (), backward)
+    out = aten.new(tape, (shape[0], shape[2]), x.dtype, "sum", num_bytes)
+    out.node = node
+    return out
 
 
 def _combined(tape: Tape, run: LayerWorkload, weights: Tensor, x: Tensor) -> Tensor:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from simcore.recording.options import ImplementationOptions
 
-__all__ = ["TorchtitanOptions"]
+__all__ = ["KEEP_EXCHANGE", "TorchtitanOptions"]
+
+KEEP_EXCHANGE: Final = ("deepseek_v2", "deepseek_v3", "llama4_text")
+"""Families whose checkpoints by operator keep rows that were exchanged (0.2.2 `models/*/infra/parallelize.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 Sizes are written in the words of Hugging Face's configurations. Llama's width of the MLP is the one that
 `models/llama3/model/model.py` FeedForward makes: 8/3 of the hidden size times `ffn_dim_multiplier`, rounded up to
-`multiple_of`.
+`multiple_of`; Llama 4's (`models/llama4/model/model.py` TransformerBlock) is so divided by the experts of a token, the
+shared one among them. Of Llama 4's `irope` flavors every fourth layer, from the first on, rotates nothing.
 """
 
 from __future__ import annotations
@@ -62,6 +63,15 @@ def _deepseek(preset: str, hidden: int, layers: int, heads: int, width: int, exp
         attention)
 
 
+def _llama4(preset: str, layers: int, nope: int = 0, *, small: bool = False) -> Flavor:
+    """A flavor of Llama 4; `nope`: one layer in so many rotates nothing, 0 none."""
+    sizes = dict(hidden_size=256, num_attention_heads=16, num_key_value_heads=16, head_dim=16, vocab_size=2048,
+                 intermediate_size=512, intermediate_size_mlp=768, num_local_experts=8,
+                 interleave_moe_layer_step=2) if small else {}
+    return Flavor(preset, {**sizes, "num_hidden_layers": layers, "no_rope_layers": [
+        int(not nope or number % nope > 0) for number in range(layers)]}, "flex" if nope else "sdpa")
+
+
 _LLAMA3: Final = {
     **{f"debugmodel{ending}": _llama("llama-3.1-8b", 256, 6, 16, 16, 768, 2048, attention)
        for ending, attention in (("", "sdpa"), ("_flex_attn", "flex"), ("_varlen_attn", "varlen"))},
@@ -72,6 +82,11 @@ _LLAMA3: Final = {
 }
 FLAVORS: Final[Mapping[str, Mapping[str, Flavor]]] = {
     "llama3": _LLAMA3,
+    "llama4": {
+        f"{name}{ending}": _llama4(f"llama-4-{preset}-text", layers, nope, small=name == "debugmodel")
+        for ending, nope in (("", 0), ("_irope", 4))
+        for name, preset, layers in (("debugmodel", "scout", 6), ("17bx16e", "scout", 48), ("17bx128e", "maverick", 48))
+    },
     "qwen3": {
         "debugmodel": _qwen("qwen3-0.6b", 256, 8, 16, 3072, vocab=2048, tied=True),
         "0.6B": _qwen("qwen3-0.6b", 1024, 28, 16, 3072, tied=True),
@@ -95,7 +110,7 @@ FLAVORS: Final[Mapping[str, Mapping[str, Flavor]]] = {
 }
 """Flavors by the model's name."""
 OTHER_MODELS: Final = frozenset({
-    "flux", "gpt_oss", "llama3_ft", "llama4", "vlm", "llama4-vlm", "transformers_modeling_backend",
+    "flux", "gpt_oss", "llama3_ft", "vlm", "llama4-vlm", "transformers_modeling_backend",
     *(f"{experiment}.{model}" for experiment in ("simple_fsdp", "compiler_toolkit", "autoparallel")
       for model in ("llama3", "deepseek_v3")),
     "autoparallel.local_map_deepseek_v3", "llama3_simple_fsdp", "deepseek_v3_simple_fsdp"})

@@ -80,7 +80,7 @@ def _sizes(reference: str) -> Mapping[str, Any]:
 
 def has_experts(sizes: Mapping[str, Any]) -> bool:
     """True for a model with routed experts."""
-    return bool(sizes.get("num_experts") or sizes.get("n_routed_experts"))
+    return any(sizes.get(name) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
 
 
 def read_products(reader: Reader, draft: Draft) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import small
 from frameworks.fsdp2.test_table import gathered_bytes
+from simcore.cli.sheets.first_screen import first_screen
 from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.simulation.simulation import legal_simulation
@@ -200,3 +203,11 @@ def test_flex_attention_is_flash_attention_s_memory_and_an_assumption() -> None:
     assert peaks[1] is not None
     assert peaks[0].allocated_bytes == peaks[1].allocated_bytes
     assert "attention by flex_attention" in {one.what for one in flex.assumptions}
+
+
+def test_a_job_that_torch_2_13_stops_is_told_on_the_first_screen() -> None:
+    report = _titan({"dp_shard": 8, "ep": 2}, model={"config": "qwen3-30b-a3b", "overrides": {"num_hidden_layers": 2}},
+                    recompute={"mode": "per_op"})
+    stream = io.StringIO()
+    Console(file=stream, width=120, color_system=None).print(*first_screen([report], 120), sep="\n", soft_wrap=True)
+    assert "experts gathered in replays: as before torch 2.13, which stops there" in stream.getvalue()

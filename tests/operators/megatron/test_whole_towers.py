@@ -79,11 +79,23 @@ def test_biases_of_attention_allocate_what_bridges_code_does() -> None:
     {"frozen": ["model.vision_tower", "model.multi_modal_projector"]}, {"method": "lora", "lora": {"rank": 8}}],
     ids=str)
 def test_a_step_with_biases_ends_with_what_it_began_with(pooled: str, given: dict[str, Any]) -> None:
-    expect_balance(pooled, OF_ONE_SIZE | given, {}, {"tp": 2})
+    expect_balance(pooled, OF_ONE_SIZE | given, {}, {"tp": 2}, {"pp": 2})
+
+
+def test_every_stage_makes_biases_of_its_own(pooled: str) -> None:
+    """Biases made in each microbatch, as on the first stage; they stay until its backward is over."""
+    for stage in (0, 1):
+        program = program_of(pooled, {"pp": 2}, stage=stage, **OF_ONE_SIZE)
+        for name in ("local_attention_bias", "global_attention_bias"):
+            slot = program.tables.slots[name, "activation"]
+            rows = program.columns[program.columns[:, SLOT] == slot]
+            made, dropped = (rows[rows[:, OP] == op, AMOUNT] for op in (Op.ALLOC, Op.FREE))
+            assert len(made) == len(dropped) == 4, stage
+            assert set(made) == {2 * 64 ** 2} == set(-dropped), stage
 
 
 def test_what_biases_are_not_served_with(pooled: str) -> None:
-    for mesh, given, told_so in (({"pp": 2}, {}, "biases of attention on later"), ({"cp": 2}, {}, "does not support"),
+    for mesh, given, told_so in (({"cp": 2}, {}, "does not support"),
                                  ({}, {"recompute": "full"}, "run again with a bias"),
                                  ({}, {"options": {"attention_backend": "flash"}}, "automatic or fused")):
         with pytest.raises(RankscopeError, match=told_so):

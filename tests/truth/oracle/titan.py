@@ -81,7 +81,9 @@ from torchtitan.models.llama3.infra import parallelize  # noqa: E402
 from torchtitan.models.llama3.model.args import TransformerModelArgs  # noqa: E402
 from torchtitan.models.llama3.model.model import FeedForward, Transformer  # noqa: E402
 from torchtitan.models.llama4.infra import parallelize as experts_plan  # noqa: E402
-from torchtitan.models.moe import MoEArgs  # noqa: E402
+from torchtitan.models.llama4.model import model as llama4  # noqa: E402
+from torchtitan.models.llama4.model.args import TransformerModelArgs as Llama4Args  # noqa: E402
+from torchtitan.models.moe import MoE, MoEArgs  # noqa: E402
 from torchtitan.models.qwen3.infra import parallelize as qwen3_plan  # noqa: E402
 from torchtitan.models.qwen3.model.args import Qwen3ModelArgs  # noqa: E402
 from torchtitan.models.qwen3.model.model import Qwen3Model  # noqa: E402
@@ -151,9 +153,14 @@ def is_deepseek(case: Case) -> bool:
     return "kv_lora_rank" in case["model"]
 
 
+def is_llama4(case: Case) -> bool:
+    return "interleave_moe_layer_step" in case["model"]
+
+
 def saved_operators(case: Case) -> set[Any]:
     """The model's own list, with the CPU's flash kernel."""
-    plan = deepseek_plan if is_deepseek(case) else qwen3_plan if is_qwen3(case) else parallelize
+    plan = (deepseek_plan if is_deepseek(case) else qwen3_plan if is_qwen3(case) else experts_plan if is_llama4(case)
+            else parallelize)
     return {*plan._op_sac_save_list, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
 
 
@@ -185,6 +192,24 @@ def build_deepseek(case: Case) -> nn.Module:
         return DeepSeekV3Model(args).train()
 
 
+def build_llama4(case: Case) -> nn.Module:
+    """Llama 4 with the widths of the case as such, not by torchtitan's rule."""
+    m, experts = case["model"], MoEArgs(num_experts=case["model"]["num_local_experts"],
+                                        top_k=case["model"]["num_experts_per_tok"])
+    with torch.device("meta"):
+        model = llama4.Transformer(Llama4Args(
+            dim=m["hidden_size"], n_layers=m["num_hidden_layers"], n_heads=m["num_attention_heads"],
+            n_kv_heads=m["num_key_value_heads"], vocab_size=m["vocab_size"], max_seq_len=case["seq"],
+            moe_args=experts, every_n_layers_nope=m.get("every_n_layers_nope"),
+            interleave_moe_layer_step=m["interleave_moe_layer_step"]))
+        for block in model.layers.values():
+            if block.moe_enabled:
+                block.moe = MoE(experts, dim=m["hidden_size"], hidden_dim=m["intermediate_size"])
+            else:
+                block.feed_forward = llama4.FeedForward(m["hidden_size"], 3 * m["intermediate_size_mlp"] // 2, 1, None)
+    return model.train()
+
+
 def build(case: Case) -> nn.Module:
     model = made(case)
     if case.get("repeat_kv"):
@@ -210,6 +235,8 @@ def made(case: Case) -> nn.Module:
     m = case["model"]
     if is_deepseek(case):
         return build_deepseek(case)
+    if is_llama4(case):
+        return build_llama4(case)
     if is_qwen3(case):
         routed = dict(moe_enabled=True, moe_inter_dim=m["moe_intermediate_size"],
                       moe_args=experts_of(m)) if "num_experts" in m else {}
@@ -277,7 +304,7 @@ def dims_of(case: Case) -> ParallelDims:
 
 def on_ranks(case: Case) -> bool:
     """Experts are on several ranks, or their matrices are."""
-    experts = "num_experts" in case["model"] or is_deepseek(case)
+    experts = "num_experts" in case["model"] or is_deepseek(case) or is_llama4(case)
     return case.get("ep", 1) > 1 or (experts and case.get("tp", 1) > 1)
 
 
@@ -296,13 +323,15 @@ def wrap(model: nn.Module, case: Case, stage_mesh: DeviceMesh | None = None) -> 
     """The order of `parallelize_llama` and `parallelize_qwen3`: tensor parallel, checkpoints, FSDP2."""
     dp_mesh, tp_mesh = meshes(case) if stage_mesh is None else (stage_mesh, None)
     split_loss = not case.get("disable_loss_parallel", False)
-    plan = experts_plan if is_qwen3(case) or is_deepseek(case) else parallelize
+    plan = experts_plan if is_qwen3(case) or is_deepseek(case) or is_llama4(case) else parallelize
     if tp_mesh is not None and is_deepseek(case):
         deepseek_plan.apply_non_moe_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False,
                                        cp_enabled=False)
     elif tp_mesh is not None and is_qwen3(case):
         qwen3_plan.apply_non_moe_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False,
                                     enable_async_tp=False, cp_enabled=False)
+    elif tp_mesh is not None and is_llama4(case):
+        experts_plan.apply_non_moe_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False)
     elif tp_mesh is not None:
         parallelize.apply_tp(model, tp_mesh, loss_parallel=split_loss, enable_float8_tensorwise_tp=False)
     if case.get("cp", 1) > 1:
@@ -354,7 +383,7 @@ def logged(case: Case) -> tuple[Tracker, dict[str, tuple[int, ...]]]:
         for b in model.buffers():
             tr.tag(b, "buffer")
         shapes = two_steps(model, tr, lambda: micro_step(model, case, tr))
-        if is_deepseek(case) and case.get("ep", 1) > 1:
+        if (is_deepseek(case) or is_llama4(case)) and case.get("ep", 1) > 1:
             balance(model, case, tr)
         return tr, shapes
 

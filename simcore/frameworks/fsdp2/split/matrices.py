@@ -102,8 +102,8 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
             ("model", ties_again(job) and job.graph.architecture.vocab % (mesh.tp * mesh.dp_shard) != 0,
              f"a tied head of {job.graph.architecture.vocab} rows over tp {mesh.tp} that dp_shard {mesh.dp_shard} "
              "pads"),
-            ("training.lengths", training.lengths == "packed" and job.has_experts, "packed sequences of mixtures beside "
-             "transformers' tensor parallelism"),
+            ("training.lengths", training.lengths == "packed" and job.has_experts, "packed sequences of mixtures "
+             "beside transformers' tensor parallelism"),
             ("training.loss", training.loss not in _LOSSES, f"{training.loss} of a head that tensor parallelism "
              "splits"),
             ("model", any(kind.dropout for kind in job.graph.kinds) or any(

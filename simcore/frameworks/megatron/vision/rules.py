@@ -70,8 +70,6 @@ def _check_biases(job: Job, options: dict[str, object]) -> None:
     if job.mesh.cp > 1:
         raise job.illegal("mesh.cp", "Gemma 3 VL does not support context parallelism with attention bias.",
                           f"{_GEMMA}:67")
-    if job.mesh.pp > 1:
-        raise job.not_yet("mesh.pp", "biases of attention on later pipeline stages")
     if job.scenario.training.recompute != "none":
         raise job.not_yet("training.recompute", "layers that are run again with a bias of attention")
     dims = (branch.block.head_dim for kind in job.graph.kinds for branch in kind.branches

@@ -14,9 +14,9 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.vision.tower import tower_context
 from simcore.operators.shared import aten
-from simcore.recording.tape import Kernel, Tape, Tensor
+from simcore.recording.tape import Kernel, Section, Tape, Tensor
 
-__all__ = ["attention_biases", "pooled_tokens"]
+__all__ = ["attention_biases", "biases_of_a_stage", "pooled_tokens"]
 
 
 def pooled_tokens(c: Context, block: Projector, x: Tensor) -> Tensor:
@@ -120,6 +120,14 @@ def attention_biases(c: Context) -> list[Tensor]:
     local = _filled(tape, square, c.dtype, "local_attention_bias")
     del causal, both, allowed, near, local_allowed
     return [local, whole]
+
+
+def biases_of_a_stage(c: Context) -> tuple[Section, Section]:
+    """Sections in which a pipeline stage makes the biases, as the first does, and drops them behind its backward."""
+    made = attention_biases(c)
+    forward = c.tape.cut()
+    made.clear()
+    return forward, c.tape.cut()
 
 
 def _filled(tape: Tape, shape: tuple[int, ...], dtype: str, name: str) -> Tensor:
