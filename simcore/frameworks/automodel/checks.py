@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
+from simcore.frameworks.automodel.compiled import check_compiled
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS
 from simcore.frameworks.automodel.fused_adam import runs_fused_adam
 from simcore.frameworks.automodel.pipeline import check_pipeline, stages_of
@@ -47,6 +48,7 @@ def check(job: Job) -> None:
     _check_predictions(job)
     _check_tensor_parallel(job)
     check_pipeline(job)
+    check_compiled(job)
     _check_context_parallel(job)
     loss = job.scenario.training.loss
     own = job.graph.implementation == "hub" and trains_policies(job)

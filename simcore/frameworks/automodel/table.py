@@ -31,6 +31,7 @@ from simcore.frameworks.automodel.attention import (
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.compiled import COMPILE_OPTIONS, runs_compiled
 from simcore.frameworks.automodel.families import BY_TRANSFORMERS, has_mixer, trains_stem
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
 from simcore.frameworks.automodel.fused_adam import FUSED_ADAM_OPTIONS, kept_states, optimizer_of
@@ -115,7 +116,7 @@ OPTIONS = {
     EFFICIENT_OPTION: (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
-    **STAGE_OPTIONS,
+    **STAGE_OPTIONS, **COMPILE_OPTIONS,
     **FP8_OPTIONS,
     **FLOAT8_OPTIONS,
     **FUSED_ADAM_OPTIONS,
@@ -226,7 +227,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     layers = with_fp8(job, options, version)
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
                    turns_adapters_from=turns_adapters_from(job), flex=runs_flex(job, options),
-                   keeps_logits=version.keeps_logits or job.mesh.pp > 1,
+                   keeps_logits=version.keeps_logits or job.mesh.pp > 1, compiled=runs_compiled(job),
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)

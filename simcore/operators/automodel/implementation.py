@@ -35,6 +35,7 @@ from simcore.models.blocks import (
 )
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
+from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, qwen3_moe_attention
 from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
@@ -231,6 +232,8 @@ def _by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
 
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     """`x + block(norm(x))` for every branch; some blocks name what a branch made until they return."""
+    if env.options.compiled:
+        return compiled_layer(env.tape, env.run, kind, hidden)
     try:
         return _branches(env, kind, hidden)
     finally:  # a replay stops before its layer returns
@@ -291,18 +294,14 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
                    wide_product=sparse is None or sparse.wide_product)
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
-    if isinstance(block, Attention) and block.sinks:
-        return oss_attention(env, x, block, branch.name)
     if isinstance(block, GatedDeltaNet):
         return delta_net(env, x, block, branch.name)
-    if isinstance(block, Attention) and block.gated:
-        return gated_attention(env, x, block, branch.name)
+    if isinstance(block, Attention) and (block.sinks or block.gated):
+        return (oss_attention if block.sinks else gated_attention)(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in SPARSE:
         return qwen3_moe_attention(env, x, block, branch.name)
-    if isinstance(block, Attention) and kind.family in DENSE:
-        return dense_attention(env, x, block, branch.name)
     if isinstance(block, Attention):
-        return attention(env, x, block, branch.name)
+        return (dense_attention if kind.family in DENSE else attention)(env, x, block, branch.name)
     assert isinstance(block, Mlp), "other families are refused"
     return mlp(env, x, branch.name, gated=block.gated, splits=kind.family in DENSE)
 

@@ -26,6 +26,7 @@ class AutomodelOptions(ImplementationOptions):
     along rows alone; `fp8_linears`, `fp8_experts`: which products they are. `rope`: with "quack", a fused rotation.
     `turns_adapters_from`: bytes, the limit of `adapters.split.is_turned`. `gathers_logits`: a head that tp splits
     gathers what it makes, as plans of transformers' do. `wide_logits`: the model itself casts its logits to fp32.
+    `compiled`: torch.compile runs on each decoder layer of a dense model.
 
     Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
     MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
@@ -49,6 +50,7 @@ class AutomodelOptions(ImplementationOptions):
     turns_adapters_from: int = 0
     gathers_logits: bool = False
     wide_logits: bool = False
+    compiled: bool = False
     fp8_recipe: str = ""
     fp8_transposes: bool = True
     fp8_linears: bool = False

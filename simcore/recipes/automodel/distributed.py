@@ -34,7 +34,7 @@ _OF_OTHERS: Final = (
 """Fields of the strategies megatron_fsdp and ddp (0.7.0 `components/distributed/config.py`)."""
 STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     *(Says(f"distributed.{name}", f"framework_options.{name}", "flag")
-      for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")),
+      for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch", "enable_compile")),
     *(Says(f"distributed.{name}", f"framework_options.{name}")
       for name in ("fsdp2_forward_prefetch_depth", "fsdp2_backward_prefetch_depth")),
     Says(PARAM_DTYPE, "training.precision.compute", "text", DTYPES, what="products in"),
@@ -42,7 +42,6 @@ STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     Off("distributed.enable_async_tensor_parallel", "asynchronous tensor parallelism"),
     Says("distributed.activation_checkpointing_scope", "", "text", idle={"all": "the default"}, words={None: None},
          what="checkpoints of some parts alone:"),
-    Off("distributed.enable_compile", "layers by torch.compile"),
     Unmodelled(("distributed.mp_policy.output_dtype",), "outputs are counted in the format of products: in float32 the "
                "stream between two layers and the logits take 2 bytes an element more", ("bfloat16", "torch.bfloat16")),
     Idle(("distributed.mp_policy._target_",), "the class of the block"),

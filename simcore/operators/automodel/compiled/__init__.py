@@ -1,0 +1,7 @@
+"""Dense layers of NeMo Automodel that torch.compile runs on one by one (nemo-automodel 0.7.0, torch 2.13).
+
+`distributed.enable_compile` calls `nn.Module.compile` on each decoder layer (`components/distributed/parallelizer.py`,
+_apply_per_layer_compile). `layer`: what AOTAutograd keeps and in which order the kernels of a layer run; `linears`:
+products with their adapters, split over tp as DTensor's plan does it inside the graph. Measured on a CPU by
+`tests/truth/probe_automodel_compiled.py`.
+"""

@@ -1,0 +1,92 @@
+"""Compiled layers of Automodel's dense families against Inductor's own code: tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from checkout import ROOT
+from compiled_tape import changes_of, measured_of, top
+from simcore.frameworks.adapter import LoraChoice
+from simcore.frameworks.automodel.lora import adapters
+from simcore.models.graph import build, model_config
+from simcore.operators.automodel.implementation import record
+from simcore.operators.automodel.options import AutomodelOptions
+from simcore.operators.automodel.tensors import tensors
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.rows import Op
+from simcore.recording.tape import Param, Section
+
+TRUTH = ROOT / "tests/truth/tape/automodel-compiled-0.7.0-torch-2.13.0.json"
+CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+PRESETS = {"llama": "llama-3.1-8b", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b"}
+ROWS = ("o_proj", "down_proj")
+COLUMNS = 0.01
+"""Small tensors, left out of the highest moment: inverse norms, sums over rows, low-rank rows."""
+
+
+def local(name: str, shape: tuple[int, ...], tp: int) -> tuple[int, ...]:
+    """This rank's part: norms are whole, biases behind a sum too."""
+    rows = any(part in name for part in ROWS)
+    if "norm" in name or (rows and len(shape) == 1):
+        return shape
+    return (shape[0], shape[1] // tp) if rows else (shape[0] // tp, *shape[1:])
+
+
+@cache
+def recorded(name: str) -> tuple[RecordedLayer, dict[tuple[str, str], int], dict[tuple[str, str, str], int]]:
+    case = CASES[name]["case"]
+    fields = case["fields"] | {"num_hidden_layers": 1, "vocab_size": 1024, "tie_word_embeddings": False}
+    graph, tp = build(model_config(PRESETS[case["family"]], fields, "test"), "automodel"), case.get("tp", 1)
+    kind = next(kind for kind in graph.kinds if kind.block is None)
+    chosen = LoraChoice(case["lora"], tuple(f"*{name}" for name in case["targets"])) if "lora" in case else None
+    extra = adapters(kind, tensors(kind), chosen) if chosen else ()
+    params = {t.name: Param(t.name, local(t.name, t.shape, tp), "bf16", trainable=not extra or t in extra)
+              for t in (*tensors(kind), *extra)}
+    run = LayerWorkload(case["batch"], case["seq"], "bf16", params, tp=tp, options=AutomodelOptions(compiled=True),
+                        checkpoint="full" if case.get("checkpoint") else "none")
+    slots: dict[tuple[str, str], int] = {}
+    comms: dict[tuple[str, str, str], int] = {}
+    return record(kind, run, slots, comms), slots, comms
+
+
+def changes(name: str, at: str) -> list[int]:
+    tape, slots, _ = recorded(name)
+    return changes_of(getattr(tape, at), {slots.get((label, "activation")) for label in ("position_ids", "cos", "sin")})
+
+
+def sent(section: Section, comms: dict[tuple[str, str, str], int], tp: int) -> list[str]:
+    """Collectives; what is gathered is counted whole here, and as it was sent there."""
+    kinds = {number: name[0] for name, number in comms.items()}
+    words = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+    return [f"{words.get(kinds[row[2]], kinds[row[2]])} {row[3] // tp if kinds[row[2]] == 'all_gather' else row[3]}"
+            for row in section.rows if row[0] == Op.COLLECTIVE]
+
+
+def test_compiled_layers_keep_make_and_send_what_automodel_s_do() -> None:
+    assert CASES
+    for name in CASES:
+        check(name)
+
+
+def check(name: str) -> None:
+    """Compares net bytes of both passes (forward's are what is kept), the most that is there at once, collectives."""
+    row, (layer, _, comms) = CASES[name], recorded(name)
+    tp = row["case"].get("tp", 1)
+    for at in ("forward", "backward"):
+        mine, theirs = changes(name, at), measured_of(row, at)
+        scale = top(measured_of(row, "forward"))
+        if at == "backward":
+            mine = mine[:len(mine) - 4 * len(later(layer, tp))]
+        assert abs(sum(mine) - sum(theirs)) <= COLUMNS * scale, (name, at)
+        assert abs(top(mine) - top(theirs)) <= COLUMNS * top(theirs), (name, at)
+    assert sent(layer.forward, comms, tp) == row["sent"][0], name
+    backward = sent(layer.backward, comms, tp)
+    assert backward[:len(backward) - len(later(layer, tp))] == row["sent"][1], name
+
+
+def later(layer: RecordedLayer, tp: int) -> list[str]:
+    """Gradients of B of row-split linears that FSDP2's post-backward cuts, which the probe does not run."""
+    found = [param for param, *_ in layer.grads if any(f"{part}.lora_B" in param.name for part in ROWS)]
+    return [param.name for param in found] if tp > 1 else []
