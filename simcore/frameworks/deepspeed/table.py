@@ -208,9 +208,10 @@ def _check_shards(job: Job, stage: int) -> None:
     mics = job.scenario.framework_options.get("mics_shard_size")
     if job.mesh.dp_replicate > 1 or mics not in (None, -1):
         at = "mesh.dp_replicate" if job.mesh.dp_replicate > 1 else "framework_options.mics_shard_size"
-        raise job.not_yet(at, "copies of shards (MiCS: this version scatters its gradients over all ranks, pieces of "
-                          "another length than the parts, and stops with from_pretrained: Sharded parameters don't "
-                          "have the MiCS_CommGroups attached; served: zero_hpz_partition_size)")
+        raise job.illegal(at, "copies of shards (MiCS): gradients are scattered over all ranks, in pieces of another "
+                          "length than the parts that they belong to, and a model by from_pretrained stops: Sharded "
+                          "parameters don't have the MiCS_CommGroups attached. Copies of shards that train: "
+                          "zero_hpz_partition_size", "0.19.6 runtime/zero/stage3.py:626, mics.py:385")
 
 
 def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:

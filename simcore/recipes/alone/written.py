@@ -47,6 +47,7 @@ def _write_launch(outline: Outline) -> None:
     else:
         outline.put("distributed_type", "DEEPSPEED", "framework", "mesh.dp_shard", "mesh.dp_replicate")
         _write_zero_launch(outline, steps)
+        _write_shared(outline)
     mixed = next((name for name in ("bf16", "fp16") if outline.puts.get(f"{_TRAINER}.{name}") and
                   outline.puts[f"{_TRAINER}.{name}"].value), "no")
     outline.put("mixed_precision", mixed)
@@ -65,6 +66,20 @@ def _write_copies(outline: Outline) -> None:
         outline.refuse("mesh.cp", "accelerate has ranks that share a sequence with FSDP 2 and SDPA alone")
     for axis in ("dp_replicate", "dp_shard", *["cp"] * (shared > 1)):
         outline.put(f"parallelism_config.parallelism_config_{axis}_size", outline.value(f"mesh.{axis}"), f"mesh.{axis}")
+
+
+def _write_shared(outline: Outline) -> None:
+    """Writes ranks that share sequences by DeepSpeed's exchanges, around the attention that the model has."""
+    shared, at = outline.value("mesh.cp"), "parallelism_config.parallelism_config_"
+    if shared == 1:
+        return
+    for axis in ("dp_replicate", "dp_shard"):
+        outline.put(f"{at}{axis}_size", outline.value(f"mesh.{axis}"), f"mesh.{axis}")
+    outline.put(f"{at}sp_size", shared, "mesh.cp")
+    outline.put(f"{at}sp_backend", "deepspeed", "mesh.cp")
+    outline.put(f"{at}sp_seq_length_is_variable", True, "mesh.cp")  # noqa: FBT003 - a value
+    outline.put(f"{at}sp_attn_implementation", outline.value("framework_options.attn_implementation") or "sdpa",
+                "framework_options.attn_implementation")
 
 
 def _write_zero_launch(outline: Outline, steps: int) -> None:

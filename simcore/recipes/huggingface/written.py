@@ -139,6 +139,7 @@ def write_zero(outline: Outline, at: str, steps: int) -> None:
         outline.put(f"{at}optimizer.type", "AdamW", _TORCH_ADAM)
         outline.put(f"{at}optimizer.params.lr", "auto", _TORCH_ADAM)
     outline.said.add(_TORCH_ADAM)
+    write_given(outline, f"{at}{_SEQUENCES}", f"{_OPTIONS}{_SEQUENCES}")
     for name in _ZERO_OPTIONS:
         write_given(outline, f"{at}zero_optimization.{name}", f"{_OPTIONS}{name}")
     for block, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
@@ -151,7 +152,7 @@ def write_zero(outline: Outline, at: str, steps: int) -> None:
 
 def zero_options(outline: Outline) -> tuple[str, ...]:
     """Options of DeepSpeed's own that the scenario's file says."""
-    names = (*_ZERO_OPTIONS, "offload_optimizer", "offload_param")
+    names = (*_ZERO_OPTIONS, _SEQUENCES, "offload_optimizer", "offload_param")
     own = ("torch_adam",) if outline.given(_TORCH_ADAM) is False else ()
     return (*own, *(name for name in names if outline.given(f"{_OPTIONS}{name}") is not None))
 
@@ -162,6 +163,7 @@ def _sequences(outline: Outline) -> int:
     return int(outline.value("training.seq_len") // packed if packed else outline.value("training.micro_batch_size"))
 
 
+_SEQUENCES: Final = "seq_parallel_communication_data_type"
 _ZERO_OPTIONS: Final = (
     "overlap_comm", "contiguous_gradients", "round_robin_gradients", "reduce_bucket_size", "allgather_bucket_size",
     "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",

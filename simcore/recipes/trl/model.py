@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.accelerate import Launch
 from simcore.recipes.huggingface.attention import read_attention
 from simcore.recipes.huggingface.config_fields import BALANCED
 from simcore.recipes.huggingface.modules import BALANCING, family_of, is_dense
@@ -49,10 +50,14 @@ def read_model(reader: Reader, draft: Draft) -> None:
     read_rows(reader, draft, _ROWS)
 
 
-def read_loss(reader: Reader, draft: Draft) -> None:
+def read_loss(reader: Reader, draft: Draft, launch: Launch) -> None:
     """Writes the loss, and Liger's layers: under TRL they come without Liger's own loss."""
-    kind = reader.text("loss_type")
-    if kind is not None and kind.value not in ("nll", "chunked_nll"):
+    kind, smooth = reader.text("loss_type"), reader.look("label_smoothing_factor")
+    if launch.attention is not None and ((kind is not None and kind.value == "dft") or smooth):
+        draft.fail(draft.path, "`loss_type='dft'`, `compute_loss_func` and `label_smoothing_factor` are not supported "
+                               "with DeepSpeed sequence parallelism (Ulysses/ALST): the loss is the model's own "
+                               "negative log-likelihood (TRL 1.16.0 trainer/sft_trainer.py:1184)")
+    if kind is not None and kind.value not in ("nll", "chunked_nll", "dft" if launch.attention else ""):
         draft.refuse(kind, f"the loss {kind.value}")
     elif kind is not None:
         draft.put("training.loss", kind, "cut", _LOSS)

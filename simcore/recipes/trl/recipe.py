@@ -71,7 +71,7 @@ def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) ->
     read_method(reader, draft, beside.adapter, launch, formats)
     write_formats(draft, formats, launch)
     read_tf32(reader, draft, casts=bool(formats.mixed))
-    read_loss(reader, draft)
+    read_loss(reader, draft, launch)
     read_checkpointing(reader, draft, launch)
     read_lengths(reader, draft)
     read_batches(reader, draft, launch)

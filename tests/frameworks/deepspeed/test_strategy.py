@@ -214,7 +214,7 @@ HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
 @pytest.mark.parametrize(("stage", "mesh", "given", "kind", "told"), [
     ("zero2", {"dp_shard": 2, "tp": 2}, {}, NotYet, "zero2 with tensor parallelism"),
     ("zero2", {"dp_shard": 2, "dp_replicate": 2}, {}, IllegalLayout, "stage 2 cuts over all ranks"),
-    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {}, NotYet, "scatters its gradients over all ranks"),
+    ("zero3", {"dp_shard": 2, "dp_replicate": 2}, {}, IllegalLayout, "are scattered over all ranks"),
     ("zero3", {"dp_shard": 6}, {"options": {"zero_hpz_partition_size": 4}}, IllegalLayout, "6 is not divisible by 4"),
     ("zero3", {"dp_shard": 4}, {"options": {"zero_hpz_partition_size": 2}, "offload": {"params": "host"}}, NotYet,
      "second parts of parameters on the host"),
@@ -234,7 +234,7 @@ HOSTED: dict[str, Any] = {"offload": {"optimizer": "host"}}
     ("zero2", {}, HOSTED | {"topology": "dgx-spark"}, IllegalLayout, "host and device are the same 128.00 GiB"),
     ("zero2", {}, {"options": {"stage3_max_live_parameters": 1}}, InputError, "stage3_max_live_parameters"),
     ("zero2", {}, {"options": {"mics_shard_size": 2}}, InputError, "unknown option 'mics_shard_size'"),
-    ("zero3", {}, {"options": {"mics_shard_size": 2}}, NotYet, "MiCS: this version scatters its gradients over all"),
+    ("zero3", {}, {"options": {"mics_shard_size": 2}}, IllegalLayout, "(MiCS): gradients are scattered over all ranks"),
     ("zero2", {}, {"options": {"reduce_bucket_size": 0.5}}, InputError, "reduce_bucket_size: expected"),
     ("zero1", {}, {"optimizer": {"paged": True}}, NotYet, "paged under zero1"),
     ("zero2", {}, {"method": "lora", "lora": {"expert_adapters": "shared"}}, NotYet, "shared under zero2"),

@@ -54,6 +54,20 @@ def test_ranks_that_share_a_sequence_are_written_and_read_back() -> None:
     assert "dp_shard_size: 2\n  parallelism_config_cp_size: 4\nmixed_precision: bf16\nnum_processes: 8\n" in text
 
 
+def test_ranks_that_share_sequences_by_deepspeed_are_written_and_read_back() -> None:
+    """`sp_size`, around the model's attention; the format of their reductions is DeepSpeed's own file's."""
+    asked: dict[str, Any] = {"framework": "zero3", "mesh": {"dp_shard": 4, "cp": 2}, "training__seq_len": 4096}
+    reduced = "seq_parallel_communication_data_type"
+    for said, options in (("sdpa", {}), ("flash_attention_2", {"attn_implementation": "flash_attention_2"}),
+                          ("sdpa", {reduced: "bf16"})):
+        made = written("trl-deepspeed", "accelerate", **asked, framework_options=options)
+        at = "parallelism_config_"
+        assert (f"{at}dp_shard_size: 4\n  {at}sp_size: 2\n  {at}sp_backend: deepspeed\n  "
+                f"{at}sp_seq_length_is_variable: true\n  {at}sp_attn_implementation: {said}\n") in made.text
+        assert "num_processes: 8\n" in made.text
+        assert (f'"{reduced}": "bf16"' in "".join(made.beside.values())) == (reduced in options)
+
+
 def test_a_word_that_is_false_in_yaml_1_1_is_quoted() -> None:
     assert written("trl-one-gpu", "accelerate").text == """\
 distributed_type: "NO"

@@ -55,6 +55,8 @@ def test_what_upstream_stops_at_is_told() -> None:
     without = {key: value for key, value in RECIPE.items() if key != "attn_implementation"}
     for told, files in (
             ("does not match model config attn_implementation='sdpa'", (without, LAUNCH)),
+            ("not supported with DeepSpeed sequence parallelism", (RECIPE | {"loss_type": "dft"}, LAUNCH)),
+            ("not supported with DeepSpeed sequence parallelism", (RECIPE | {"label_smoothing_factor": 0.1}, LAUNCH)),
             ("dp_replicate_size x dp_shard_size is 1, and 4 ranks", (RECIPE, LAUNCH | {
                 "parallelism_config": {key: SHARED[key] for key in SHARED if "dp_shard" not in key}})),
             ("sp of accelerate's parallelism_config", (RECIPE, LAUNCH | {
