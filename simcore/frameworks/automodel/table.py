@@ -198,7 +198,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", sdpa=options.get("attn") == "sdpa",
                        hadamard=job.graph.architecture.family == "deepseek_v32", trains_stem=trains_stem(job.graph),
                        fp32_unit=version not in _ONE_TYPE and is_sharded(job), attends=has_mixer(job.graph, Attention),
-                       recurs=has_mixer(job.graph, GatedDeltaNet), keeps_logits=made.keeps_logits or seen)  # no `del out`
+                       recurs=has_mixer(job.graph, GatedDeltaNet), keeps_logits=made.keeps_logits or seen)  # held
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     rope_of(job, options)
     # 0.7.0 recipes/vlm/finetune.py has no `del out`, as train_ft.py has; a schedule keeps what stages return.
