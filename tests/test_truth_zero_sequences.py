@@ -7,7 +7,7 @@ from typing import Any
 
 import small
 from checkout import ROOT
-from simcore.frameworks.deepspeed.sequences import FORMAT_OPTION
+from simcore.frameworks.deepspeed.split.sequences import FORMAT_OPTION
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.program.program import Program
 

@@ -57,7 +57,7 @@ def _piece(placed: Placed, at: int) -> AtRestBytes:
     """Bytes of shard number `at` of a tensor, in units of stored elements."""
     rest, grad, spec = placed.policy.at_rest, placed.policy.grad, placed.spec
     piece = placed.padded // spec.copies // rest.values
-    stored = math.prod(rest.stored_shape(spec.shape))
+    stored = math.prod(rest.stored_shape(placed.used_shape))
     inside = spec.copies * rest.values * max(0, min(piece, stored - at * piece))
     trained = inside * placed.trainable
     return AtRestBytes(rest.num_bytes(inside) * placed.rests_here + placed.constants,

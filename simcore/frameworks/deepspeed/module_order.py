@@ -29,13 +29,14 @@ from simcore.frameworks.deepspeed.module_units import (
     Refs,
     Unit,
 )
+from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import tower_calls
 from simcore.models.blocks import Attention, Branch, Embedding, Head, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.hf.remote_code import LINEARS
-from simcore.placement.plan import Plan
+from simcore.placement.plan import Placed, Plan
 
 __all__ = ["asks_inputs", "backward_calls", "forward_calls", "readiness", "released_after", "replayed"]
 
@@ -373,9 +374,14 @@ def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence
 
     `layer`: its number in the whole model. The order is that in which autograd makes them.
     A linear's bias comes before its weight; with `weight_first`, for ZeRO-3's own linear (0.19.6
-    `runtime/zero/linear.py`), after it.
+    `runtime/zero/linear.py`), after it. AutoTP's linears, whose bias is a sum, are not ZeRO-3's own.
     """
     placed = plan.of_layer(layer)
-    refs = (ref for call in reversed(forward_calls(plan, layer))
-            for ref in (call.needed if weight_first else call.needed[::-1]))
+    refs = (ref for call in reversed(forward_calls(plan, layer)) for ref in (
+        call.needed if weight_first and not _is_autotps(plan, placed, call) else call.needed[::-1]))
     return list(dict.fromkeys(ref for ref in refs if placed[ref[0]].trainable))
+
+
+def _is_autotps(plan: Plan, placed: Sequence[Placed], call: Call) -> bool:
+    """True for a call of a linear that AutoTP has replaced."""
+    return plan.mesh.tp > 1 and any(cut_of(placed[number].spec) for number, _ in call.needed)

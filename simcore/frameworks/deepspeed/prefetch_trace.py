@@ -10,6 +10,11 @@ of the gathered weight. DeepSpeed drops its own reference (`free_param`), so the
 exists until the graph is freed: with the loss, when backward is over (transformers 5.23 `trainer.py`, training_step),
 whether layers are replayed or not.
 
+[Note: ZeRO-3 and AutoTP] A linear of AutoTP is `torch.matmul(input, weight.transpose(-1, -2))`, not ZeRO-3's own
+function (`runtime/zero/linear.py`), which saves the parameter itself: the node keeps a view, and with it the gathered
+copy, until its backward is over, though DeepSpeed has released the parameter and gathers it again (0.19.6
+`module_inject/layers.py`). So without recomputation a rank's part of all matrices is there at the end of forward.
+
 [Note: a head that the model reads] The forward of Nemotron-3-Nano's model reads the type of its head's weight, which
 DeepSpeed then takes for the model's own (`parameter_offload.py`, ZeROOrderedDict.__getitem__): it is gathered when the
 model is called, in either pass, and is not released before the pass is over (`ds_active_sub_modules`; backward of the
@@ -31,11 +36,13 @@ from itertools import accumulate
 from simcore.frameworks.deepspeed.hpz import Key
 from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, released_after, replayed
 from simcore.frameworks.deepspeed.module_units import Call
+from simcore.frameworks.deepspeed.split.matrices import cut_of
 from simcore.frameworks.deepspeed.strategy import PERSISTENT
 from simcore.models.blocks import Head
 from simcore.placement.plan import Placed, Plan
 
-__all__ = ["LivePackedWeights", "ReuseDistance", "bytes_by_dtype", "elements", "recorded", "seen_by_nodes"]
+__all__ = ["LivePackedWeights", "ReuseDistance", "bytes_by_dtype", "elements", "kept_views", "recorded",
+           "seen_by_nodes"]
 
 
 def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -106,6 +113,24 @@ def seen_by_nodes(plan: Plan) -> Set[Key]:
                      for key in _keys(plan, layer, call))
     return {key for key in keys_of_calls if (packed := _placed(plan,
                                                                key).policy.at_rest.packed) and not packed.is_tensor}
+
+
+def kept_views(plan: Plan) -> tuple[Set[Key], Set[int]]:
+    """Returns what products of AutoTP keep of gathered weights: [Note: ZeRO-3 and AutoTP].
+
+    (weights, (layer, index in the layer, 0) each; numbers of the calls in a microbatch whose products keep them).
+    """
+    if plan.mesh.tp == 1:
+        return frozenset(), frozenset()
+    weights = {(layer, number, 0) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
+               if cut_of(placed.spec) and len(placed.spec.shape) > 1}
+    numbers, at = set[int](), 0
+    for layer in plan.layers:
+        count = len(forward_calls(plan, layer))
+        if not backward_calls(plan, layer)[0]:
+            numbers.update(range(at, at + count))
+        at += count
+    return weights, numbers | {number for calls, _ in _replays(plan) for number in calls}
 
 
 class LivePackedWeights:

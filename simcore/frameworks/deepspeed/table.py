@@ -8,7 +8,6 @@ ZeRO-1 is ZeRO's own optimizer and not `BF16_Optimizer` (`runtime/engine.py`, _d
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -19,17 +18,24 @@ from simcore.frameworks.common.expert_adapters import TARGETS, adapts_experts
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
-from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
+from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, packed_of
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
-from simcore.frameworks.deepspeed.sequences import FORMAT_OPTION, FORMATS, axis_of_shards, check_shared, shared_format
-from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
+from simcore.frameworks.deepspeed.rules import Choice, rules_of
+from simcore.frameworks.deepspeed.split.matrices import AS_WHOLE, check_matrices, cuts_of
+from simcore.frameworks.deepspeed.split.sequences import (
+    FORMAT_OPTION,
+    FORMATS,
+    axis_of_shards,
+    check_shared,
+    shared_format,
+)
+from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.deepspeed.tower_order import check_tower
 from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
-from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
+from simcore.placement.framework import Framework, Optimizer
 from simcore.placement.job import Draft, Job, topology_of
-from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 from simcore.recording.layer import PREFERENCE
 from simcore.recording.number_formats import PackedWeights
 
@@ -40,7 +46,7 @@ CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
 OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
 CAPABILITIES: Final = Capabilities(
-    axes=("dp_replicate", "dp_shard", "cp"), offload=("params", "optimizer", "gradients"),
+    axes=("dp_replicate", "dp_shard", "cp", "tp"), offload=("params", "optimizer", "gradients"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
            "training.optimizer.paged": "False", **ONE_STAGE},
@@ -112,6 +118,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
     _check(job, options, stage)
     _check_shards(job, stage)
     check_shared(job, options)
+    check_matrices(job)
     idle = {name for name in _IDLE_3 if name != _GATHERS or options.get(name) or job.scenario.training.method != "full"}
     for name in sorted(idle & options.keys()) if stage == 3 else ():
         job.note(f"framework_options.{name}", "changes no number", _IDLE_3[name])
@@ -119,8 +126,9 @@ def zero_table(job: Draft, stage: int) -> Framework:
     strategy = _strategy(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=_rules(stage, strategy.axis, job.compute, threshold, state_names(job), _spaces(strategy),
-                     packed_weights(job, options), apart=strategy.is_apart),
+        rules=rules_of(Choice(stage, strategy.axis, job.compute, threshold, state_names(job), _spaces(strategy),
+                              packed_weights(job, options), strategy.is_apart, job.mesh.tp,
+                              cuts_of(job.graph) if job.mesh.tp > 1 else ())),
         units=(),
         strategy=strategy,
         optimizer=_optimizer(job, strategy),
@@ -131,14 +139,15 @@ def zero_table(job: Draft, stage: int) -> Framework:
         stages=(tuple(range(len(job.graph.layers))),),
         options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
-                        deepspeed_exchanges=job.mesh.cp > 1,
+                        deepspeed_exchanges=job.mesh.cp > 1, is_autotp=job.mesh.tp > 1,
                         patches_require_grad=_transformers.asks_patches(job)),
         communicators=_communicators(job, strategy),
         files=plain_files(job, stage, gathers=options.get(_GATHERS) is not False),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
         libraries=torch_libraries(job, options),
         assumptions=(_OVERLAPPED, *(_fetched_by_layer(packed_weights(job, options)) if stage == 3 else ()),
-                     *_of_host(strategy), *((_ALIKE,) if strategy.step_varies_by_rank else ())),
+                     *((AS_WHOLE,) if stage == 3 and job.mesh.tp > 1 else ()), *_of_host(strategy),
+                     *((_ALIKE,) if strategy.step_varies_by_rank else ())),
     )
 
 
@@ -217,7 +226,7 @@ def _check_shards(job: Job, stage: int) -> None:
 def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:
     """Axes of all ranks, and of the fewer ranks that share secondary shards of parameters."""
     axis = strategy.axis
-    names = (axis, "cp", *[f"{axis}/{strategy.secondary}"] * (strategy.secondary > 0))
+    names = (axis, "cp", "tp", *[f"{axis}/{strategy.secondary}"] * (strategy.secondary > 0))
     return tuple(name for name in names if job.mesh.axis(name).size > 1)
 
 
@@ -361,41 +370,3 @@ def _fetched_by_layer(packed: PackedWeights | None) -> tuple[tuple[str, str, str
 def _spaces(strategy: ZeroStrategy) -> tuple[str, str]:
     away = "nvme" if strategy.swap_buffers else "host"
     return (away if strategy.states_on_host else "device"), ("host" if strategy.params_on_host else "device")
-
-
-@lru_cache(maxsize=64)
-def _rules(stage: int, axis: str, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
-           packed: PackedWeights | None, *, apart: bool) -> tuple[Rule, ...]:
-    """Rules of 16-bit parameters and gradients, fp32 masters and moments; gradients on the host are fp32 too.
-
-    `spaces`: of states and of parameters, without pinning: pinned memory is in flat buffers, which
-    `simcore/frameworks/deepspeed/offload_buffers.py` counts.
-    """
-    away, states_away = spaces[0], spaces[0] != "device"
-    unsharded = TensorLayout((), stored)
-    part: Placements = ((axis, Flat("tensor" if stage == 3 else "group")),)
-    states = tuple((name, TensorLayout(part, "fp32", away)) for name in ("master_param", *kept))
-    rest = TensorLayout(part, stored, spaces[1]) if stage == 3 else unsharded
-    grad = TensorLayout(part, stored)
-    if states_away:
-        grad = TensorLayout(part, stored if stage == 3 else "fp32", "host")
-        states += (("grad_copy", TensorLayout(part, "fp32", "host")),) * (stage == 3 and away == "host")
-    unreduced = TensorLayout(((axis, Partial()),), stored)
-    fp32 = TensorLayout((), "fp32")
-    buffer = TensorPolicy("buffer", fp32, fp32, fp32, fp32, at_rest_category="buffer", updated=UpdateTime.NEVER)
-
-    def policy(name: str) -> TensorPolicy:
-        return TensorPolicy(name, rest, unsharded, unreduced, grad, states,
-                            grads_persist=stage == 3 and not states_away,
-                            unreduced_grad_category="unsharded_grad" if stage == 1 or apart else "")
-
-    def in_bits(name: str) -> TensorPolicy:
-        assert packed is not None
-        return replace(policy(name), at_rest=replace(rest, dtype=packed.storage, packed=packed))
-
-    columns = () if packed is None else (
-        Rule(lambda t: is_packed(t) and stage == 3 and packed.rows(t.numel) <= threshold, in_bits(PERSISTENT)),
-        Rule(is_packed, in_bits("packed")))
-    return (Rule(lambda t: t.is_buffer, buffer), *columns,
-            Rule(lambda t: stage == 3 and t.numel <= threshold, policy(PERSISTENT)),
-            Rule(lambda t: True, policy("partitioned")))

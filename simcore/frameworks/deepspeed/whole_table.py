@@ -18,7 +18,9 @@ from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
-from simcore.frameworks.deepspeed.sequences import FORMAT_OPTION, FORMATS, check_shared, shared_format
+from simcore.frameworks.deepspeed.rules import lies_like
+from simcore.frameworks.deepspeed.split.matrices import check_matrices, cuts_of
+from simcore.frameworks.deepspeed.split.sequences import FORMAT_OPTION, FORMATS, check_shared, shared_format
 from simcore.frameworks.deepspeed.strategy import WholeStrategy
 from simcore.frameworks.deepspeed.table import IN_COMPUTE, LOSSES, VERSIONS, packed_weights, state_names
 from simcore.frameworks.preference import check_preference
@@ -26,7 +28,7 @@ from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft
-from simcore.placement.layout import Partial, TensorLayout
+from simcore.placement.layout import Partial, Placements, TensorLayout
 from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["options_around", "whole_table"]
@@ -35,7 +37,7 @@ AXIS: Final = "dp_replicate"
 ENGINE: Final = "deepspeed 0.19.6 runtime/engine.py"
 _OWN: Final = "torch_adam"
 CAPABILITIES: Final = Capabilities(
-    axes=(AXIS, "cp"),
+    axes=(AXIS, "cp", "tp"),
     axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate", "deepspeed 0.19.6 runtime/zero/config.py stage"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
@@ -60,7 +62,7 @@ def whole_table(job: Draft) -> Framework:
     return Framework(
         name="zero0", version=VERSIONS[0],
         rules=_rules(strategy.axis or AXIS, job.compute, state_names(job), packed_weights(job, options),
-                     casts=strategy.casts),
+                     cuts_of(job.graph) if job.mesh.tp > 1 else (), casts=strategy.casts),
         units=(),
         strategy=strategy,
         optimizer=_optimizer(job, strategy),
@@ -71,9 +73,9 @@ def whole_table(job: Draft) -> Framework:
         stages=(tuple(range(len(job.graph.layers))),),
         options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
-                        deepspeed_exchanges=job.mesh.cp > 1,
+                        deepspeed_exchanges=job.mesh.cp > 1, is_autotp=job.mesh.tp > 1,
                         patches_require_grad=_transformers.asks_patches(job)),
-        communicators=tuple(name for name in (strategy.axis, "cp") if name and job.mesh.axis(name).size > 1),
+        communicators=tuple(name for name in (strategy.axis, "cp", "tp") if name and job.mesh.axis(name).size > 1),
         files=plain_files(job),
         afterwards=trainer_afterwards(job, job.compute, whole=True),
         libraries=torch_libraries(job, options),
@@ -91,6 +93,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
     check_preference(job, options, second=False)
     check_shared(job, options)
+    check_matrices(job)
 
 
 def _strategy(job: Draft, options: dict[str, Any]) -> WholeStrategy:
@@ -114,13 +117,23 @@ def _optimizer(job: Draft, strategy: WholeStrategy) -> Optimizer:
 
 
 @lru_cache(maxsize=64)
-def _rules(axis: str, stored: str, kept: tuple[str, ...], packed: PackedWeights | None, *,
-           casts: bool) -> tuple[Rule, ...]:
-    """Rules of whole tensors: parameters and gradients in the format of products, masters and moments in fp32."""
-    rest, wide = TensorLayout((), stored), TensorLayout((), "fp32")
-    states = tuple((name, wide) for name in (*(("master_param",) if casts else ()), *kept))
+def _rules(axis: str, stored: str, kept: tuple[str, ...], packed: PackedWeights | None, cuts: tuple[Placements, ...],
+           *, casts: bool) -> tuple[Rule, ...]:
+    """Rules of whole tensors: parameters and gradients in the format of products, masters and moments in fp32.
+
+    `cuts`: every way in which ranks that share matrices cut one.
+    """
+    wide = TensorLayout((), "fp32")
+    names = (*(("master_param",) if casts else ()), *kept)
+
+    def policy(cut: Placements) -> TensorPolicy:
+        rest = TensorLayout(cut, stored)
+        return TensorPolicy("whole, tp" if cut else "whole", rest, rest,
+                            TensorLayout((*cut, (axis, Partial())), stored), rest,
+                            tuple((name, TensorLayout(cut, "fp32")) for name in names))
+
     buffer = TensorPolicy("buffer", wide, wide, wide, wide, at_rest_category="buffer", updated=UpdateTime.NEVER)
-    whole = TensorPolicy("whole", rest, rest, TensorLayout(((axis, Partial()),), stored), rest, states)
     in_bits = () if packed is None else (Rule(is_packed, replace(
-        whole, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed))),)
-    return (Rule(lambda t: t.is_buffer, buffer), *in_bits, Rule(lambda t: True, whole))
+        policy(()), name="packed", at_rest=TensorLayout((), packed.storage, packed=packed))),)
+    return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
+            *(Rule(lies_like(cut), policy(cut)) for cut in (*cuts, ())))

@@ -21,6 +21,7 @@ from simcore.frameworks.deepspeed.prefetch_trace import (
     ReuseDistance,
     bytes_by_dtype,
     elements,
+    kept_views,
     recorded,
     seen_by_nodes,
 )
@@ -69,6 +70,7 @@ class Zero3Hooks(UnrepeatedHooks):
         self.leaving: dict[Key, int] = {}
         self.held: dict[Key, int] = {}
         self.seen_by_nodes = seen_by_nodes(plan)
+        self.views, self.keeping = kept_views(plan)
         self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = self.loose = 0
         stored = sorted({parameter.policy.at_rest.dtype for parameter in placed.values()}
                         | {plan.framework.compute_dtype})
@@ -173,6 +175,8 @@ class Zero3Hooks(UnrepeatedHooks):
             self._put(placed.used // copies, placed.padded // copies * self.ranks)
             self.waiting += grads_by_name.get(placed.spec.name, [])
         self._call(len(rest) if replay else 0)
+        for key in [key for key in self.held if key[0] == layer and key in self.views]:
+            self.out.free(layer, self.slots[self.held.pop(key)], self._whole(key))
         self._leave()
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
@@ -311,7 +315,8 @@ class Zero3Hooks(UnrepeatedHooks):
                 self._drop(key)
 
     def _drop(self, key: Key) -> None:
-        is_held = key in self.seen_by_nodes and key not in self.held
+        is_kept = key in self.views and self.at - 1 in self.keeping
+        is_held = (key in self.seen_by_nodes or is_kept) and key not in self.held
         (self.held if is_held else self.leaving)[key] = self.there.pop(key)
         self.live -= self.elements[key]
         self.secondary.keep(key, self._whole(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -89,7 +90,7 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     The tables (position ids, rotary cosines and sines, a mask) are allocated here, and a layer records their frees;
     behind a vision tower, which then takes in the output, its projector makes them.
     """
-    weight = run.params["weight"]
+    weight, run = run.params["weight"], _of_embedding(run)
     ids = [aten.new(tape, (run.batch, run.seq), "int64", "llm_input_ids") for _ in range(_pads(kind, block))]
     out = aten.embedding(tape, weight, run.batch, run.seq, grad_rows=(run.tp > 1) * weight.shape[0] * run.tp)
     if out.node is not None:
@@ -123,6 +124,11 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     slot = tape.slot(GRAD_EMBEDDED, "backward_temp") if block.tower and run.features_train else GRAD_HIDDEN
     back = run_backward(tape, out, None, finish, above=block.tower or AFTER, slot=slot)
     return RecordedLayer(forward, back, grads=tape.release_grads())
+
+
+def _of_embedding(run: LayerWorkload) -> LayerWorkload:
+    """The workload as an embedding sees it: whole on every rank where DeepSpeed's AutoTP splits matrices."""
+    return replace(run, tp=1) if run.tp > 1 and HfOptions.of(run.options).is_autotp else run
 
 
 def _cut_rows(tape: Tape, run: LayerWorkload) -> None:

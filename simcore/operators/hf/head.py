@@ -66,6 +66,9 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
 
 
 def _logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
-    """Logits of the whole vocabulary, which a head that tp splits gathers (`colwise_gather_output`)."""
-    logits = linear(tape, run, "", hidden)
-    return logits if run.tp == 1 else gather_last(tape, run, logits)
+    """Logits of the whole vocabulary, which a head that tp splits gathers (`colwise_gather_output`).
+
+    One that is the embedding's weight is whole under DeepSpeed's AutoTP.
+    """
+    logits, is_whole = linear(tape, run, "", hidden), HfOptions.of(run.options).is_autotp and run.params["weight"].tied
+    return logits if run.tp == 1 or is_whole else gather_last(tape, run, logits)

@@ -27,6 +27,7 @@ from simcore.operators.shared.ring_attention import ring_attention
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.operators.shared.sequences.deepspeed import over_shared
 from simcore.operators.shared.sequences.verl import over_ranks
+from simcore.operators.shared.splits import autotp
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -63,7 +64,10 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """
     if run.tp == 1:
         return _whole_linear(tape, run, name, x)
-    return _split_linear(tape, run, name, name.removeprefix(tape.scope) or "logits", x)
+    label = name.removeprefix(tape.scope) or "logits"
+    if HfOptions.of(run.options).is_autotp:
+        return _of_autotp(tape, run, name, label, x)
+    return _split_linear(tape, run, name, label, x)
 
 
 def _whole_linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
@@ -101,6 +105,15 @@ def _split_linear(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tens
     if not name.endswith(_ROWS):
         return column(tape, run, name, label, x)
     return sum_everywhere(tape, row(tape, run, name, label, x), f"{label}_sum")
+
+
+def _of_autotp(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor) -> Tensor:
+    """Output of the linear `name` as DeepSpeed's AutoTP has it; a head whose weight is the embedding's is whole."""
+    prefix = f"{name}." if name else ""
+    weight, bias = run.params[f"{prefix}weight"], run.params.get(f"{prefix}bias")
+    if weight.tied:
+        return _whole_linear(tape, run, name, x)
+    return (autotp.row if name.endswith(_ROWS) else autotp.column)(tape, x, weight, bias, label)
 
 
 def column(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ class HfOptions(ImplementationOptions):
     parallel ranks attend by torch's ring, with the inputs of transformers' Trainer. `keeps_rows`: a gradient of all
     rows of the embedding, of which tp leaves a rank its own, stays between microbatches.
     `deepspeed_exchanges`: ranks share sequences as DeepSpeed's class has it, not as verl's patch. `dispatches`: rows
-    reach their experts by transformers' own exchange (`AllToAllEP`).
+    reach their experts by transformers' own exchange (`AllToAllEP`). `is_autotp`: ranks share matrices as DeepSpeed's
+    AutoTP has it, not as transformers' DTensors: embedding and tied head are whole.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -66,6 +67,7 @@ class HfOptions(ImplementationOptions):
     keeps_rows: bool = False
     deepspeed_exchanges: bool = False
     dispatches: bool = False
+    is_autotp: bool = False
 
     @property
     def puts_out_fp32(self) -> bool:

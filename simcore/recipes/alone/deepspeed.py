@@ -31,7 +31,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     draft.infer("name", Path(file.path).stem, "the file's name")
     read_machine(draft, None)
     ask_for_script(draft)
-    zero = read_deepspeed(reader, draft)
+    zero = read_deepspeed(reader, draft, by_trainer=False)
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft, whole=zero.is_whole)
         write_batches(draft, zero)
@@ -64,16 +64,26 @@ def write_batches(draft: Draft, zero: Zero) -> None:
     micro = zero.micro.value if zero.micro else draft.answers.settings.get("training.micro_batch_size")
     gpus = draft.answers.gpus
     if isinstance(micro, int) and gpus is not None:
-        draft.infer("training.global_batch_size", micro * zero.steps.value * gpus.value,
-                    f"{micro} x {zero.steps.key} x {gpus.value} ranks", zero.steps, source=_STEP)
+        ranks = gpus.value // _alike(draft)
+        draft.infer("training.global_batch_size", micro * zero.steps.value * ranks,
+                    f"{micro} x {zero.steps.key} x {ranks} ranks", zero.steps, source=_STEP)
     else:
         draft.use(zero.steps, why="microbatches of a step, whose size and ranks are asked for")
+
+
+def _alike(draft: Draft) -> int:
+    """Ranks that get the same sequences, because they share matrices; DeepSpeed's batch counts each of them."""
+    return int(draft.values.get("mesh", {}).get("tp", 1))
 
 
 def _write_whole(draft: Draft, zero: Zero, whole: Taken[int]) -> None:
     """Writes what follows from the step's batch: the steps of a microbatch that is said, or the microbatch."""
     gpus, micro, steps = draft.answers.gpus, zero.micro, zero.steps
-    draft.put("training.global_batch_size", whole)
+    if _alike(draft) > 1:
+        draft.infer("training.global_batch_size", whole.value // _alike(draft), f"{whole.key} counts every rank, of "
+                    f"which {_alike(draft)} get the same sequences", whole, source=_STEP)
+    else:
+        draft.put("training.global_batch_size", whole)
     if gpus is None:
         draft.use(micro, steps, why="of a step that so many ranks share as are asked for")
         return

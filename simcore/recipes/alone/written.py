@@ -51,7 +51,7 @@ def _write_launch(outline: Outline) -> None:
     mixed = next((name for name in ("bf16", "fp16") if outline.puts.get(f"{_TRAINER}.{name}") and
                   outline.puts[f"{_TRAINER}.{name}"].value), "no")
     outline.put("mixed_precision", mixed)
-    outline.put("num_processes", ranks * outline.value("mesh.cp"))
+    outline.put("num_processes", ranks * outline.value("mesh.cp") * outline.value("mesh.tp"))
 
 
 def _write_copies(outline: Outline) -> None:

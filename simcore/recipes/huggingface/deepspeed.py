@@ -15,6 +15,7 @@ from simcore.recipes.huggingface.deepspeed_keys import (
     FIELDS,
     ZERO_FIELDS,
     check_fields,
+    of_matrices,
     refuse_blocks,
     switches,
     without_effect,
@@ -50,8 +51,11 @@ _OFF_BY_NULL: Final = ("bf16", "aio", "zero_optimization.offload_param", "zero_o
 """Blocks that null leaves out; null in place of another one is an error of DeepSpeed 0.19.6 (`runtime/config.py`)."""
 
 
-def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
-    """Reads a configuration whose keys stand under `at`, "" or a dotted key with a full stop behind it."""
+def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, by_trainer: bool = True) -> Zero:
+    """Reads a configuration whose keys stand under `at`, "" or a dotted key with a full stop behind it.
+
+    `by_trainer`: transformers' Trainer, or accelerate, runs it, and loads a model in parts at stage 3.
+    """
     zero = f"{at}zero_optimization."
     for block in _OFF_BY_NULL:
         if not reader.has(f"{at}{block}"):
@@ -77,6 +81,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     read_rows(reader, draft, [*switches(at, zero, number), *without_effect(at, zero)])
     refuse_blocks(reader, draft, at, zero)
     _read_shared(reader, draft, at, number)
+    _read_matrices(reader, draft, f"{at}tensor_parallel.", in_parts=number == 3 and by_trainer)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.", whole=number == 0)
     read_clipping(reader, draft, f"{at}gradient_clipping")
     keeps = forced is not None and not forced.value and not has_optimizer
@@ -106,6 +111,34 @@ def _read_shared(reader: Reader, draft: Draft, at: str, stage: int) -> None:
                    else "the default")
     else:
         draft.put("framework_options.seq_parallel_communication_data_type", said)
+
+
+def _read_matrices(reader: Reader, draft: Draft, block: str, *, in_parts: bool) -> None:
+    """Reads the ranks that share matrices (AutoTP), and writes `mesh.tp`.
+
+    `in_parts`: the model is loaded so, by from_pretrained under stage 3. Then AutoTP finds no matrix (0.19.6
+    `module_inject/auto_tp.py` _replace_module asks for weights of two dimensions), and says nothing.
+    """
+    size = reader.integer(f"{block}autotp_size")
+    if size is None or size.value <= 1:
+        draft.idle(size, "one rank")
+        draft.idle(reader.matching(f"{block}*"), "no ranks split a tensor")
+        return
+    if in_parts:
+        draft.refuse(size, f"{size.value} ranks that share matrices of a model that from_pretrained has loaded in the "
+                     "parts of stage 3: AutoTP then cuts none, and says nothing (served: stages 0 to 2)", always=True)
+        draft.idle(reader.matching(f"{block}*"), "details of what is refused")
+        return
+    draft.put("mesh.tp", size)
+    again = reader.integer(f"{block}tp.tp_size")
+    draft.use(again, why="must be autotp_size, or 1")
+    if again is not None and again.value not in (1, size.value):
+        draft.fail(again.where, f"{again.key} ({again.value}) does not match {size.key} ({size.value}): deepspeed "
+                                "0.19.6 runtime/engine.py _apply_autotp_partitioning")
+    if plan := reader.matching(f"{block}partition_config", f"{block}partition_config.*"):
+        draft.refuse(plan[0], "another plan of matrices than transformers'", always=True)
+        draft.idle(plan[1:], "details of what is refused")
+    read_rows(reader, draft, of_matrices(block))
 
 
 def _write_stage(draft: Draft, stage: Taken[int] | None) -> int:
@@ -344,15 +377,19 @@ def holds_states_on_host(draft: Draft) -> bool:
 def shard_over_ranks(draft: Draft, *, whole: bool = False) -> None:
     """Writes the ranks that ZeRO cuts over, all of them; with `whole` (stage 0) each has a copy.
 
-    Where ranks share sequences (`mesh.cp`), it is the number of groups of them.
+    Where ranks share sequences (`mesh.cp`) or matrices (`mesh.tp`), it is the number of groups of them.
     """
     axis, rule = ("mesh.dp_replicate", "a copy on each GPU") if whole else ("mesh.dp_shard", "ZeRO cuts over all ranks")
-    if draft.answers.gpus is None:
+    gpus, mesh = draft.answers.gpus, draft.values.get("mesh", {})
+    if gpus is None:
         draft.ask(axis, "--gpus N", "number of GPUs")
-    else:
-        shared = draft.values.get("mesh", {}).get("cp")
-        if shared is None:
-            share_out(draft, draft.answers.gpus, {}, axis, rule, "DeepSpeed's ZeRO")
-        elif draft.answers.gpus.value % shared == 0:
-            draft.infer(axis, draft.answers.gpus.value // shared, f"{rule}: {shared} of them share sequences",
-                        source="DeepSpeed's ZeRO", where=draft.answers.gpus.where)
+        return
+    size, what = mesh.get("cp", 1) * mesh.get("tp", 1), "matrices" if "tp" in mesh else "sequences"
+    if size == 1:
+        share_out(draft, gpus, {}, axis, rule, "DeepSpeed's ZeRO")
+    elif gpus.value % size == 0:
+        draft.infer(axis, gpus.value // size, f"{rule}: {size} of them share {what}", source="DeepSpeed's ZeRO",
+                    where=gpus.where)
+    elif "tp" in mesh:
+        draft.fail(gpus.where, f"{gpus.value} GPUs are no multiple of {size}, which share {what} (tensor_parallel."
+                               "autotp_size)")

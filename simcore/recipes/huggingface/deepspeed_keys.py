@@ -12,7 +12,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
 
-__all__ = ["FIELDS", "ZERO_FIELDS", "check_fields", "refuse_blocks", "switches", "without_effect"]
+__all__ = ["FIELDS", "ZERO_FIELDS", "check_fields", "of_matrices", "refuse_blocks", "switches", "without_effect"]
 
 FIELDS: Final[Mapping[str, str]] = {
     "bf16": "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states",
@@ -126,13 +126,22 @@ def _of_the_engine(at: str) -> list[Row]:
             ("hybrid_engine", "the engine for reinforcement learning"), ("autotuning", "trials of settings"),
             ("elasticity", "a batch that follows from the ranks at hand"),
             ("data_efficiency", "layers that drop tokens"), ("curriculum_learning", "sequences that grow"))),
-        Says(f"{at}tensor_parallel.autotp_size", "", idle={0: "off", 1: "one rank"}, words={None: None},
-             what="tensor_parallel.autotp_size of ranks:"),
         Off(f"{at}sparse_gradients", "sparse gradients"),
         Off(f"{at}use_data_before_expert_parallelism", "expert parallelism of DeepSpeed"),
         Says(f"{at}communication_data_type", "", "text", {None: None}, what="reductions in"),
         Says(f"{at}data_types.grad_accum_dtype", "", "text", {None: None}, what="gradients accumulated in"),
         Says(f"{at}data_types.buffer_dtype", "", "text", {None: None}, what="buffers in"),
+    ]
+
+
+def of_matrices(block: str) -> list[Row]:
+    """Rows of `tensor_parallel` where ranks share matrices, but for their number; `block`: with a full stop behind."""
+    return [
+        Off(f"{block}tp_overlap_comm", "sums of gradients beside products (AsyncColumnParallel)"),
+        Says(f"{block}tp.tp_grain_size", "", idle={1: "the default"}, words={None: None}, what="tp_grain_size"),
+        Says(f"{block}preset_model", "", "text", {None: None}, what="another plan of matrices than transformers':"),
+        Idle((f"{block}dtype", f"{block}keep_module_on_host", f"{block}tp.mpu", f"{block}tp.tp_group",
+              f"{block}replace_with_kernel_inject", f"{block}kernel_inject"), "how a model is loaded, or of inference"),
     ]
 
 
@@ -166,7 +175,6 @@ def without_effect(at: str, zero: str) -> list[Row]:
         Idle((f"{zero}save_muon_momentum_buffer_in_memory",), "about Muon, which is refused by the optimizer's name"),
         Idle((f"{at}dataloader_drop_last", f"{at}log_level", f"{at}vocabulary_size"), "data, logging, warnings"),
         Idle((f"{at}pipeline.*",), "of PipelineModule, which no model of transformers is"),
-        Idle((f"{at}tensor_parallel.*",), "no ranks split a tensor"),
         Idle((f"{at}aio.*", f"{at}compile.*", f"{at}autotuning.*", f"{at}amp.*", f"{at}torch_autocast.*",
               f"{at}elasticity.*", f"{at}data_efficiency.*", f"{at}curriculum_learning.*",
               f"{at}progressive_layer_drop.*", f"{at}eigenvalue.*", f"{at}hybrid_engine.*", f"{at}graph_harvesting"),

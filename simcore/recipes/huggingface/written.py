@@ -135,6 +135,8 @@ def write_zero(outline: Outline, at: str, steps: int) -> None:
     if compute in ("bf16", "fp16"):
         outline.put(f"{at}{compute}.enabled", True, "training.precision.compute")  # noqa: FBT003 - a value
     outline.put(f"{at}zero_optimization.stage", stage_of(outline), "framework")
+    if outline.value("mesh.tp") > 1:
+        outline.put(f"{at}tensor_parallel.autotp_size", outline.value("mesh.tp"), "mesh.tp")
     if outline.given(_TORCH_ADAM) is False:
         outline.put(f"{at}optimizer.type", "AdamW", _TORCH_ADAM)
         outline.put(f"{at}optimizer.params.lr", "auto", _TORCH_ADAM)
@@ -151,10 +153,11 @@ def write_zero(outline: Outline, at: str, steps: int) -> None:
 
 
 def zero_options(outline: Outline) -> tuple[str, ...]:
-    """Options of DeepSpeed's own that the scenario's file says."""
+    """Options of DeepSpeed's own that the scenario's file says, and matrices that ranks share."""
     names = (*_ZERO_OPTIONS, _SEQUENCES, "offload_optimizer", "offload_param")
     own = ("torch_adam",) if outline.given(_TORCH_ADAM) is False else ()
-    return (*own, *(name for name in names if outline.given(f"{_OPTIONS}{name}") is not None))
+    split = ("autotp_size",) if outline.value("mesh.tp") > 1 else ()
+    return (*own, *split, *(name for name in names if outline.given(f"{_OPTIONS}{name}") is not None))
 
 
 def _sequences(outline: Outline) -> int:
