@@ -36,7 +36,8 @@ class HfOptions(ImplementationOptions):
     is neither packed nor a norm of a vision tower is in fp32, and with it what its layers hand on. `rings`: context
     parallel ranks attend by torch's ring, with the inputs of transformers' Trainer. `keeps_rows`: a gradient of all
     rows of the embedding, of which tp leaves a rank its own, stays between microbatches.
-    `deepspeed_exchanges`: ranks share sequences as DeepSpeed's class has it, not as verl's patch.
+    `deepspeed_exchanges`: ranks share sequences as DeepSpeed's class has it, not as verl's patch. `autoep`: blocks of
+    experts are DeepSpeed's own (`operators/autoep`).
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -64,6 +65,7 @@ class HfOptions(ImplementationOptions):
     rings: bool = False
     keeps_rows: bool = False
     deepspeed_exchanges: bool = False
+    autoep: bool = False
 
     @property
     def puts_out_fp32(self) -> bool:
