@@ -55,8 +55,9 @@ def check_experts(job: Job, stage: int) -> None:
     mesh = job.mesh
     if not has_own_experts(job):
         if mesh.ep > 1 or mesh.etp > 1:
-            raise job.not_yet("mesh.ep" if mesh.ep > 1 else "mesh.etp", "experts split over ranks under DeepSpeed in other layers than its own "
-                              "(served: implementation: autoep, which is its expert_parallel)")
+            raise job.not_yet("mesh.ep" if mesh.ep > 1 else "mesh.etp", "experts split over ranks under "
+                              "DeepSpeed in other layers than its own (served: implementation: autoep, which is its "
+                              "expert_parallel)")
         return
     if mesh.etp > 1:
         raise job.illegal("mesh.etp", f"expert_parallel.expert_tensor_parallel_size={mesh.etp} is reserved for "
