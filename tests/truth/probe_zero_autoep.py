@@ -24,6 +24,7 @@ from oracle.apart import run_apart
 from probe_zero_sequences import counted
 
 SEED, COUNT = 20261203, 48
+SEED_BELOW_3, COUNT_BELOW_3 = 20261204, 14
 MODEL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
          "vocab_size": 1000, "tie_word_embeddings": False, "num_experts_per_tok": 2}
 QWEN = MODEL | {"moe_intermediate_size": 48, "intermediate_size": 96, "num_experts": 8}
@@ -50,9 +51,15 @@ CASES = {
 
 
 def drawn():
+    """Cases of all stages, and further ones of stages 0 to 2."""
+    return (draw("e", random.Random(SEED), COUNT, (0, 1, 2, 2, 3, 3))
+            | draw("f", random.Random(SEED_BELOW_3), COUNT_BELOW_3, (0, 1, 2, 2)))
+
+
+def draw(letter, rng, count, stages):
     """Stages, ranks, expert groups, models, sizes and buckets."""
-    rng, found = random.Random(SEED), {}
-    for number in range(COUNT):
+    found = {}
+    for number in range(count):
         ep = rng.choice((2, 2, 4, 4, 8))
         kind = rng.choice(("qwen3_moe", "qwen3_moe", "mixtral"))
         experts = ep * rng.choice((1, 2, 3))
@@ -61,9 +68,9 @@ def drawn():
         width = rng.choice((48, 72, 96))
         model = sizes | ({"intermediate_size": width, "num_local_experts": experts} if kind == "mixtral" else {
             "moe_intermediate_size": width, "intermediate_size": 96, "num_experts": experts})
-        stage = rng.choice((0, 1, 2, 2, 3, 3))
+        stage = rng.choice(stages)
         options = {} if stage == 0 else {"reduce_bucket_size": rng.choice((60_000, 200_000, 2_000_000))}
-        found[f"e{number}"] = case(stage, ep * rng.choice((1, 1, 2, 3)), ep, kind, rng.random() < 0.5, model,
+        found[f"{letter}{number}"] = case(stage, ep * rng.choice((1, 1, 2, 3)), ep, kind, rng.random() < 0.5, model,
                                    rng.choice((1, 2)), **options)
     return found
 

@@ -15,6 +15,7 @@ from simcore.recipes.huggingface.deepspeed_keys import (
     FIELDS,
     ZERO_FIELDS,
     check_fields,
+    read_experts,
     refuse_blocks,
     switches,
     without_effect,
@@ -50,8 +51,11 @@ _OFF_BY_NULL: Final = ("bf16", "aio", "zero_optimization.offload_param", "zero_o
 """Blocks that null leaves out; null in place of another one is an error of DeepSpeed 0.19.6 (`runtime/config.py`)."""
 
 
-def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
-    """Reads a configuration whose keys stand under `at`, "" or a dotted key with a full stop behind it."""
+def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, is_alone: bool = False) -> Zero:
+    """Reads a configuration whose keys stand under `at`, "" or a dotted key with a full stop behind it.
+
+    `is_alone`: no Trainer is beside it.
+    """
     zero = f"{at}zero_optimization."
     for block in _OFF_BY_NULL:
         if not reader.has(f"{at}{block}"):
@@ -78,6 +82,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     refuse_blocks(reader, draft, at, zero)
     _read_shared(reader, draft, at, number)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.", whole=number == 0)
+    read_experts(reader, draft, at, is_alone=is_alone, has_optimizer=has_optimizer)
     read_clipping(reader, draft, f"{at}gradient_clipping")
     keeps = forced is not None and not forced.value and not has_optimizer
     compute, formats = _read_formats(reader, draft, at)

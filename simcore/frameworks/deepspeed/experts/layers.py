@@ -7,8 +7,9 @@ ranks (`utils/groups.py`, _create_expert_data_and_model_parallel). Router and sh
 
 [Note: who makes the optimizer] AutoEP makes new parameters, and ZeRO-1 and 2 want those of experts in groups marked
 `moe` (`stage_1_and_2.py`:779). The engine makes such groups where the optimizer is its own and it is handed no list of
-parameters (`engine.py`:2028). transformers' Trainer hands it one that it took before, and accelerate an optimizer: that
-stops, so no recipe of theirs can ask for it.
+parameters (`engine.py`:2028). transformers' Trainer hands it one that it took before, and accelerate an optimizer. As
+run, stages 1 and 2 then stop, stage 3 too ('Parameter' object has no attribute 'partition_numel'), and at stage 0 no
+expert is trained: no recipe of theirs can ask for it.
 """
 
 from __future__ import annotations
