@@ -132,8 +132,8 @@ class Scenario(Block):
         description="Preset, Hugging Face id, path of a config.json, or {config, overrides}"
     )
     implementation: Name = Field(
-        default="auto", description="Whose layer code runs: megatron, automodel, hf, hub, torchtitan, kempnerforge, "
-        "llmfoundry"
+        default="auto", description="Whose layer code runs: megatron, automodel, hf, hub, autoep, torchtitan, "
+        "kempnerforge, llmfoundry"
     )
     framework: Name = Field(description="Training framework, such as fsdp2, automodel, megatron")
     framework_version: Name = Field(default="auto", description="Version of the framework")

@@ -7,8 +7,8 @@ Start: `implementation.Implementation`: `record` (one layer), `tensors` (its par
 (buffers that all layers share). `<implementation>/implementation.py` fills it in; `registry` finds it by name.
 
 `hf`: Hugging Face transformers, also with PEFT, bitsandbytes, Liger, Unsloth. `hf4`: its release 4, whose experts are
-modules. `hub`: modelling code from a checkpoint's repository. `automodel`: NeMo Automodel. `megatron`: Megatron-Core
-with Transformer Engine. `torchtitan`, `kempnerforge`, `llmfoundry`: those trainers' own models. `shared`: operators of
-ATen and DTensor, and what several of them call. How parameters are gathered and gradients reduced around a layer is in
-`frameworks/`, not here.
+modules. `autoep`: with DeepSpeed's experts. `hub`: modelling code from a checkpoint's repository. `automodel`: NeMo
+Automodel. `megatron`: Megatron-Core with Transformer Engine. `torchtitan`, `kempnerforge`, `llmfoundry`: those
+trainers' own models. `shared`: operators of ATen and DTensor, and what several of them call. How parameters are
+gathered and gradients reduced around a layer is in `frameworks/`, not here.
 """

@@ -48,7 +48,8 @@ def given(**changed: Any) -> str:
     ({"framework": "fsdp"}, "unknown framework 'fsdp'"), ({"framework": "fsdp"}, "did you mean 'fsdp2'?"),
     ({"framework_version": "torch 1.0"}, "expected one of torch 2.13, got 'torch 1.0'"),
     ({"implementation": "jax"},
-     "expected auto or one of automodel, hf, hf4, hub, kempnerforge, llmfoundry, megatron, torchtitan, got 'jax'"),
+     "expected auto or one of autoep, automodel, hf, hf4, hub, kempnerforge, llmfoundry, megatron, torchtitan, got "
+     "'jax'"),
     ({"model": "gpt-2"}, "unknown model 'gpt-2'"),
     ({"framework_options": {"x": 1}}, "unknown option 'x'")])
 def test_what_is_not_known_is_refused(changed: dict[str, Any], told: str) -> None:

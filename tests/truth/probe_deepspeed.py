@@ -230,7 +230,8 @@ def prepare():
     def noting(name, call):
         def noted(*given, **named):
             tensors = [x for x in (*given, *named.values()) if torch.is_tensor(x)]
-            listed = [x for one in (*given, *named.values()) if isinstance(one, list) for x in one]
+            listed = [x for one in (*given, *named.values()) if isinstance(one, list) for x in one
+                      if torch.is_tensor(x)]
             size = sum(x.numel() * x.element_size() for x in listed) or max(
                 x.numel() * x.element_size() for x in tensors)
             groups = [x for x in (*given, *named.values()) if isinstance(x, dist.ProcessGroup)]

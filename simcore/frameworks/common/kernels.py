@@ -21,7 +21,7 @@ SDPA_BACKENDS: Final = ("cudnn", "flash", "efficient", "math")
 _KERNELS: Final = {"cudnn": "attention", "flash": "attention_flash2", "efficient": "attention_efficient",
                    "math": "attention_efficient"}
 """Kernel of each backend; layers with a mask have one also where the others run plain operators."""
-_GROUPED: Final = ("hf", "hf4")
+_GROUPED: Final = ("hf", "hf4", "autoep")
 """Implementations that ask SDPA for grouped heads where they pass no mask (use_gqa_in_sdpa)."""
 _CLIPPED: Final = ("hf", "hf4", "hub", "torchtitan")
 """Implementations whose trainers clip gradients unless told otherwise: transformers 5.23 (`training_args.py`,

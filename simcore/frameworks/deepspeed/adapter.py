@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter
-from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.lora import name_adapters, peft_dropout
 from simcore.frameworks.deepspeed.at_rest import exact_in_pieces, partition_padding, piece_padding
+from simcore.frameworks.deepspeed.experts.layers import LAYERS
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.frameworks.deepspeed.partitions import exact_in_parts
 from simcore.frameworks.deepspeed.split.matrices import shares_matrices
@@ -28,6 +29,12 @@ def _tp(graph: ModelGraph) -> tuple[str, ...]:
     return ("tp",) if shares_matrices(graph) else ()
 
 
+def _axes_of(ranks: str) -> Callable[[ModelGraph], tuple[str, ...]]:
+    """Axes that the search may use: expert parallelism with DeepSpeed's experts alone."""
+    return lambda graph: (
+        (ranks, "ep") if graph.implementation == "autoep" else (ranks, "cp", *_tp(graph)))
+
+
 _ZERO3 = FrameworkAdapter(
     write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, takes_pattern=True,
     lora_dropout=peft_dropout, versions=VERSIONS, reads_images=True, replays_towers=True,
@@ -35,7 +42,7 @@ _ZERO3 = FrameworkAdapter(
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
     serves_qlora=True, host_buffers=beside_tensors, foreign=_FOREIGN,
-    axes=lambda graph: ("dp_shard", "cp", *_tp(graph)),  # copies of shards are refused under each stage: `table.py`
+    axes=_axes_of("dp_shard"),  # copies of shards are refused under each stage: `table.py`
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
 ADAPTERS = {
@@ -43,8 +50,7 @@ ADAPTERS = {
         write_table=whole_table, hooks=WholeHooks, lora_tensors=name_adapters, takes_pattern=True,
         lora_dropout=peft_dropout, reads_images=True, replays_towers=True,
         versions=VERSIONS, implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
-        options=options_around, serves_qlora=True, foreign=_FOREIGN,
-        axes=lambda graph: ("dp_replicate", "cp", *_tp(graph))),
+        options=options_around, serves_qlora=True, foreign=_FOREIGN, axes=_axes_of("dp_replicate")),
     "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
                      options=partial(options_of_stage, 1)),
     "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.frameworks.common.expert_modules import LAYERS
+from simcore.frameworks.deepspeed.experts.layers import LAYERS
 from simcore.frameworks.deepspeed.module_units import (
     BLANK,
     LEAF_FAMILIES,

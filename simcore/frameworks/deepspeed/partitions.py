@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from simcore.frameworks.deepspeed.experts.groups import Group, parameter_groups
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import AtRestBytes, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "largest_trained", "of_copies", "places",
-           "touching", "trained_of"]
-
-ALIGN = 2
-"""Alignment in elements for each rank: nccl_start_alignment_factor."""
+__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "groups_of", "largest_trained",
+           "most_gradients", "of_copies", "places", "touching", "trained_of"]
 
 
 def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
@@ -36,32 +32,35 @@ def flat_padding(plan: Plan) -> int:
     return aligned(plan) - _trained(plan)
 
 
+def groups_of(plan: Plan) -> tuple[Group, ...]:
+    """Returns the parameter groups of a rank's plan, in order; one without DeepSpeed's experts."""
+    strategy = plan.framework.strategy_as(ZeroStrategy)
+    return parameter_groups(plan, strategy.axis, round_robin=strategy.round_robin)
+
+
 def _trained(plan: Plan) -> int:
     return sum(count * sum(p.used for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
 
 
 def aligned(plan: Plan) -> int:
-    """Returns the elements of ZeRO-1 and 2's flat buffer of all trained parameters.
+    """Returns the elements of ZeRO-1 and 2's flat buffers of all trained parameters, one for each parameter group.
 
-    Rounded up so that the partitions of all data-parallel ranks are equal.
+    Each is rounded up so that the partitions of all its ranks are equal.
     """
-    strategy = plan.framework.strategy_as(ZeroStrategy)
-    unit = ALIGN * plan.mesh.axis(strategy.axis).size
-    return math.ceil(_trained(plan) / unit) * unit
+    return sum(group.aligned for group in groups_of(plan))
 
 
 def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
-    """Returns (first element, end) of each trained parameter in the flat buffer.
+    """Returns (first element, end) of each trained parameter in the flat buffers, as they lie end to end.
 
-    Keys are (layer number of the whole model, index in the layer). The order is that of registration, or round robin
-    over the ranks (`_round_robin_reorder`).
+    Keys are (layer number of the whole model, index in the layer).
     """
-    strategy, ranges, at = plan.framework.strategy_as(ZeroStrategy), {}, 0
-    every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
-    ranks = plan.mesh.axis(strategy.axis).size if strategy.round_robin else 1
-    for layer, number, numel in (entry for rank in range(ranks) for entry in every[rank::ranks]):
-        ranges[layer, number] = (at, at + numel)
-        at += numel
+    ranges = {}
+    for group in groups_of(plan):
+        at = group.start
+        for layer, number, numel in group.entries:
+            ranges[layer, number] = (at, at + numel)
+            at += numel
     return ranges
 
 
@@ -76,34 +75,44 @@ def of_copies(plan: Plan, key: tuple[int, int], span: tuple[int, int]) -> list[t
     return [(start + number * size, start + (number + 1) * size) for number in range(copies)]
 
 
-def _every(plan: Plan) -> list[tuple[int, int]]:
-    return [span for key, whole in places(plan).items() for span in of_copies(plan, key, whole)]
+def _every(plan: Plan, group: Group) -> list[tuple[int, int]]:
+    found = places(plan)
+    return [span for layer, number, _ in group.entries
+            for span in of_copies(plan, (layer, number), found[layer, number])]
 
 
 def touching(plan: Plan, coordinate: int) -> list[int]:
     """Returns the elements of every parameter that is, at least in part, in the partition of one rank.
 
-    `coordinate`: the rank's place on the data-parallel axis. A parameter counts with all of its elements.
+    `coordinate`: the rank's place on the data-parallel axis; of experts the rank's own place on theirs counts. A
+    parameter counts with all of its elements.
     """
-    strategy = plan.framework.strategy_as(ZeroStrategy)
-    part = aligned(plan) // plan.mesh.axis(strategy.axis).size
-    low = coordinate * part
-    return [end - start for start, end in _every(plan) if start < low + part and end > low]
+    dense, *experts = groups_of(plan)
+    return [numel for group, at in ((dense, coordinate), *((one, one.at) for one in experts))
+            for numel in _touching(plan, group, at)]
+
+
+def _touching(plan: Plan, group: Group, coordinate: int) -> list[int]:
+    low, high = group.own(coordinate)
+    return [end - start for start, end in _every(plan, group) if start < high and end > low]
 
 
 def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
-    """Returns the elements of a rank's averaged gradients: all those of each parameter in its partition.
+    """Returns the elements of a rank's averaged gradients: all those of each parameter in its partitions.
 
     `exact`: of this rank; otherwise of the rank with the most. DeepSpeed 0.19.6 `stage_1_and_2.py`:1680,
     copy_grads_in_partition: the sum of `param_in_partition.numel()`. A rank without parameters has a partition of zeros
     (get_flat_partition).
     """
-    strategy = plan.framework.strategy_as(ZeroStrategy)
-    axis, part = plan.mesh.axis(strategy.axis), aligned(plan) // plan.mesh.axis(strategy.axis).size
-    if exact:
-        return sum(touching(plan, axis.coordinate(plan.rank))) or part
-    ends = np.array(sorted(_every(plan)), dtype=np.int64).reshape(-1, 2)
-    lows = np.arange(axis.size, dtype=np.int64) * part
+    return sum(sum(_touching(plan, group, group.at)) or group.part if exact else most_gradients(plan, group)
+               for group in groups_of(plan))
+
+
+def most_gradients(plan: Plan, group: Group) -> int:
+    """Returns the elements of the averaged gradients of the rank that has the most of a group."""
+    part = group.part
+    ends = np.array(sorted(_every(plan, group)), dtype=np.int64).reshape(-1, 2) - group.start
+    lows = np.arange(group.ranks, dtype=np.int64) * part
     first = np.searchsorted(ends[:, 1], lows, side="right")
     ends_after = np.searchsorted(ends[:, 0], lows + part, side="left")
     summed = np.concatenate([[0], np.cumsum(ends[:, 1] - ends[:, 0])])
@@ -116,15 +125,14 @@ def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
     Gradients and states are those of the elements in its own partition. Tensors are in the order of registration, as
     one parameter group (`bit16_groups_flat`).
     """
-    strategy, totals, where = plan.framework.strategy_as(ZeroStrategy), dict[str, AtRestBytes](), places(plan)
-    axis = plan.mesh.axis(strategy.axis)
-    part = aligned(plan) // axis.size
-    low = axis.coordinate(plan.rank) * part
+    totals, where = dict[str, AtRestBytes](), places(plan)
+    own = {entry[:2]: group.own(group.at) for group in groups_of(plan) for entry in group.entries}
     owned = ((layer, number, placed) for layer in plan.layers for number, placed in enumerate(plan.of_layer(layer))
              if placed.spec.is_owned)
     for layer, number, placed in owned:
         start, end = where.get((layer, number), (0, 0))
-        numel, inside = end - start, max(0, min(end, low + part) - max(start, low))
+        low, high = own.get((layer, number), (0, 0))
+        numel, inside = end - start, max(0, min(end, high) - max(start, low))
         states = sum(dtype_bytes(layout.dtype) for _,
                      layout in placed.policy.optimizer_states if layout.space == "device")
         component, here = placed.spec.component, placed.policy.grad.space == "device"

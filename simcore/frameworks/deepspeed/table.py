@@ -15,11 +15,11 @@ from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.expert_adapters import TARGETS, adapts_experts
-from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, packed_of
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
+from simcore.frameworks.deepspeed.experts import layers as experts
 from simcore.frameworks.deepspeed.rules import Choice, rules_of
 from simcore.frameworks.deepspeed.split.matrices import AS_WHOLE, check_matrices, cuts_of
 from simcore.frameworks.deepspeed.split.sequences import (
@@ -46,7 +46,7 @@ CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
 OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
 CAPABILITIES: Final = Capabilities(
-    axes=("dp_replicate", "dp_shard", "cp", "tp"), offload=("params", "optimizer", "gradients"),
+    axes=("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"), offload=("params", "optimizer", "gradients"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
            "training.optimizer.paged": "False", **ONE_STAGE},
@@ -100,7 +100,7 @@ def options_of_stage(stage: int, implementation: str) -> dict[str, tuple[Any, ..
 
     With those of the layers of `implementation`.
     """
-    return {**_OF_ALL, **LAYERS[implementation].options, **(_OF_3 if stage == 3 else {})}
+    return {**_OF_ALL, **experts.LAYERS[implementation].options, **(_OF_3 if stage == 3 else {})}
 
 
 _IDLE_3 = {
@@ -126,9 +126,10 @@ def zero_table(job: Draft, stage: int) -> Framework:
     strategy = _strategy(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=rules_of(Choice(stage, strategy.axis, job.compute, threshold, state_names(job), _spaces(strategy),
-                              packed_weights(job, options), strategy.is_apart, job.mesh.tp,
-                              cuts_of(job.graph) if job.mesh.tp > 1 else ())),
+        rules=experts.with_experts(job, rules_of(Choice(
+            stage, strategy.axis, job.compute, threshold, state_names(job), _spaces(strategy),
+            packed_weights(job, options), strategy.is_apart, job.mesh.tp,
+            cuts_of(job.graph) if job.mesh.tp > 1 else ()))),
         units=(),
         strategy=strategy,
         optimizer=_optimizer(job, strategy),
@@ -137,16 +138,17 @@ def zero_table(job: Draft, stage: int) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
+        options=replace(experts.LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
                         deepspeed_exchanges=job.mesh.cp > 1, is_autotp=job.mesh.tp > 1,
                         patches_require_grad=_transformers.asks_patches(job)),
         communicators=_communicators(job, strategy),
-        files=plain_files(job, stage, gathers=options.get(_GATHERS) is not False),
+        files=experts.files_of(job, plain_files(job, stage, gathers=options.get(_GATHERS) is not False)),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
         libraries=torch_libraries(job, options),
-        assumptions=(_OVERLAPPED, *(_fetched_by_layer(packed_weights(job, options)) if stage == 3 else ()),
-                     *((AS_WHOLE,) if stage == 3 and job.mesh.tp > 1 else ()), *_of_host(strategy),
+        assumptions=(_OVERLAPPED, *experts.assumptions(job), *_of_host(strategy),
+                     *(_fetched_by_layer(packed_weights(job, options)) if stage == 3 else ()),
+                     *((AS_WHOLE,) if stage == 3 and job.mesh.tp > 1 else ()),
                      *((_ALIKE,) if strategy.step_varies_by_rank else ())),
     )
 
@@ -155,7 +157,8 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
     if job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
-    LAYERS[job.graph.implementation].check(job, options)
+    experts.check_experts(job, stage)
+    experts.LAYERS[job.graph.implementation].check(job, options)
     job.refuse_given(dict.fromkeys(IN_COMPUTE, job.compute))
     if job.scenario.training.method != "full":
         check_named_adapters(job)
@@ -226,7 +229,7 @@ def _check_shards(job: Job, stage: int) -> None:
 def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:
     """Axes of all ranks, and of the fewer ranks that share secondary shards of parameters."""
     axis = strategy.axis
-    names = (axis, "cp", "tp", *[f"{axis}/{strategy.secondary}"] * (strategy.secondary > 0))
+    names = (axis, "cp", "tp", *[f"{axis}/{strategy.secondary}"] * (strategy.secondary > 0), *experts.axes_of(job))
     return tuple(name for name in names if job.mesh.axis(name).size > 1)
 
 
@@ -300,11 +303,9 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
             raise InputError(Problem(where, f"{key}.{name}: is about NVMe alone", OFFLOAD))
         if name not in known:
             raise InputError(Problem(where, f"unknown option {name!r} of {key}: it knows {', '.join(known)}"))
-        if not any(type(value) is (choice if isinstance(choice, type) else type(choice)) and choice in (value,
-                                                                                                        type(value))
-                   for choice in known[name]):
-            wanted = " or ".join(choice.__name__ if isinstance(choice,
-                                                               type) else repr(choice) for choice in known[name])
+        if not any(type(value) is (choice if isinstance(choice, type) else type(choice))
+                   and choice in (value, type(value)) for choice in known[name]):
+            wanted = " or ".join(one.__name__ if isinstance(one, type) else repr(one) for one in known[name])
             raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from simcore.frameworks.common.optimizer_memory import optimizer_sizes, post_rest, rest_postings
+from simcore.frameworks.deepspeed.experts.layers import EXPERTS, EXPERTS_AXIS
 from simcore.frameworks.deepspeed.partitions import largest_trained
 from simcore.frameworks.deepspeed.strategy import WholeStrategy
 from simcore.pipeline.schedule import Action
@@ -78,21 +79,37 @@ class WholeHooks(UnrepeatedHooks):
         """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Simulates, behind the step's last backward, the reduction of all gradients in the order of the model."""
+        """Simulates, behind the step's last backward, the reduction of all gradients in the order of the model.
+
+        DeepSpeed's experts come last, over their own ranks (0.19.6 engine.py, buffered_allreduce_fallback).
+        """
         if action.forward or not self.is_last:
             return
-        bucket: list[int] = []
-        for key in sorted(self.grads):
-            _, num_bytes, copies = self.grads[key]
-            for _ in range(copies):
-                bucket.append(num_bytes // copies)
-                if sum(bucket) > BUCKET * self.size:
-                    self._reduce(bucket)
-                    bucket = []
-        if bucket:
-            self._reduce(bucket)
+        ours = [key for key in sorted(self.grads) if self._is_experts(key)]
+        dense = [key for key in sorted(self.grads) if key not in set(ours)]
+        for axis, keys in ((self.strategy.axis, dense), (EXPERTS_AXIS, ours)):
+            self._reduce_all(axis, [size for key in keys for size in self._sizes(key)])
 
-    def _reduce(self, bucket: Sequence[int]) -> None:
+    def _is_experts(self, key: tuple[int, int]) -> bool:
+        return self.plan.of_layer(key[0])[key[1]].policy.name == EXPERTS
+
+    def _sizes(self, key: tuple[int, int]) -> list[int]:
+        """Bytes of a parameter's gradients: one, or one an expert."""
+        _, num_bytes, copies = self.grads[key]
+        return [num_bytes // copies] * copies
+
+    def _reduce_all(self, axis: str, sizes: Sequence[int]) -> None:
+        """Reduces gradients of these bytes over a mesh axis, as many together as exceed a bucket."""
+        bucket: list[int] = []
+        for num_bytes in sizes:
+            bucket.append(num_bytes)
+            if sum(bucket) > BUCKET * self.size:
+                self._reduce(axis, bucket)
+                bucket = []
+        if bucket:
+            self._reduce(axis, bucket)
+
+    def _reduce(self, axis: str, bucket: Sequence[int]) -> None:
         """Lays gradients of these bytes flat, all-reduces and divides them, and copies them back."""
         num_bytes, copied = sum(bucket), len(bucket) > 1
         wire = self.strategy.reduce_dtype or self.plan.framework.compute_dtype
@@ -100,8 +117,8 @@ class WholeHooks(UnrepeatedHooks):
         held = num_bytes * copied + sent * (sent > num_bytes)
         self.out.alloc(self.first, self.slots["flat_bucket"], held)
         self.out.compute(Kernel.COPY, 0, 2 * num_bytes * copied + 2 * (num_bytes + sent) * (sent > num_bytes))
-        if self.strategy.axis:
-            comm = self.tables.comm("all_reduce", self.strategy.axis, wire)
+        if axis:
+            comm = self.tables.comm("all_reduce", axis, wire)
             self.out.collective(self.first, comm, sent, Stream.COMPUTE, int(Module.NONE))
             self.out.compute(Kernel.ELEMENTWISE, num_bytes // self.size, 2 * sent)
         self.out.compute(Kernel.COPY, 0, 2 * num_bytes)

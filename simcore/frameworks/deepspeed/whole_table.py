@@ -13,11 +13,11 @@ from typing import Any, Final
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
-from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed
 from simcore.frameworks.common.torch import all_or_no_checkpoint, check_named_adapters, torch_optimizer
+from simcore.frameworks.deepspeed.experts import layers as experts
 from simcore.frameworks.deepspeed.rules import lies_like
 from simcore.frameworks.deepspeed.split.matrices import check_matrices, cuts_of
 from simcore.frameworks.deepspeed.split.sequences import FORMAT_OPTION, FORMATS, check_shared, shared_format
@@ -37,7 +37,7 @@ AXIS: Final = "dp_replicate"
 ENGINE: Final = "deepspeed 0.19.6 runtime/engine.py"
 _OWN: Final = "torch_adam"
 CAPABILITIES: Final = Capabilities(
-    axes=(AXIS, "cp", "tp"),
+    axes=(AXIS, "cp", "tp", "ep", "etp"),
     axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate", "deepspeed 0.19.6 runtime/zero/config.py stage"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
@@ -48,7 +48,7 @@ CAPABILITIES: Final = Capabilities(
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
     """Returns the options of stage 0 around the layers of `implementation`: name -> allowed values or types."""
     return {_OWN: (None, True, False), FORMAT_OPTION: FORMATS, STORAGE_OPTION: STORAGES,
-            **LAYERS[implementation].options}
+            **experts.LAYERS[implementation].options}
 
 
 def whole_table(job: Draft) -> Framework:
@@ -61,8 +61,9 @@ def whole_table(job: Draft) -> Framework:
     strategy = _strategy(job, options)
     return Framework(
         name="zero0", version=VERSIONS[0],
-        rules=_rules(strategy.axis or AXIS, job.compute, state_names(job), packed_weights(job, options),
-                     cuts_of(job.graph) if job.mesh.tp > 1 else (), casts=strategy.casts),
+        rules=experts.with_experts(job, _rules(
+            strategy.axis or AXIS, job.compute, state_names(job), packed_weights(job, options),
+            cuts_of(job.graph) if job.mesh.tp > 1 else (), casts=strategy.casts)),
         units=(),
         strategy=strategy,
         optimizer=_optimizer(job, strategy),
@@ -71,14 +72,16 @@ def whole_table(job: Draft) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
+        options=replace(experts.LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
                         deepspeed_exchanges=job.mesh.cp > 1, is_autotp=job.mesh.tp > 1,
                         patches_require_grad=_transformers.asks_patches(job)),
-        communicators=tuple(name for name in (strategy.axis, "cp", "tp") if name and job.mesh.axis(name).size > 1),
-        files=plain_files(job),
+        communicators=tuple(name for name in (strategy.axis, "cp", "tp", *experts.axes_of(job))
+                            if name and job.mesh.axis(name).size > 1),
+        files=experts.files_of(job, plain_files(job)),
         afterwards=trainer_afterwards(job, job.compute, whole=True),
         libraries=torch_libraries(job, options),
+        assumptions=experts.assumptions(job),
     )
 
 
@@ -86,7 +89,8 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     if job.compute not in ("bf16", "fp16", "fp32"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
-    LAYERS[job.graph.implementation].check(job, options)
+    experts.LAYERS[job.graph.implementation].check(job, options)
+    experts.check_experts(job, 0)
     job.refuse_given(dict.fromkeys(IN_COMPUTE, job.compute))
     if job.scenario.training.method != "full":
         check_named_adapters(job)

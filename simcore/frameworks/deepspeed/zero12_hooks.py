@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
+from simcore.frameworks.deepspeed.experts.groups import Group
 from simcore.frameworks.deepspeed.module_order import readiness
 from simcore.frameworks.deepspeed.partitions import (
-    aligned,
     flat_padding,
-    gradient_elements,
+    groups_of,
     largest_trained,
+    most_gradients,
     of_copies,
     places,
     trained_of,
@@ -47,15 +49,16 @@ class Zero12Hooks(UnrepeatedHooks):
         self.size = dtype_bytes(plan.framework.compute_dtype)
         self.wire = self.strategy.reduce_dtype or plan.framework.compute_dtype
         self.first = plan.layers[0]
-        self.part = aligned(plan) // plan.mesh.axis(self.strategy.axis).size
-        self.kept = gradient_elements(plan) * self.size
+        self.groups = groups_of(plan)
+        self.kept = [self.size * most_gradients(plan, group) for group in self.groups]
+        self.group_of = {entry[:2]: number for number, group in enumerate(self.groups) for entry in group.entries}
         self.apart = UnbucketedGradients(builder, self._is_mine, behind=self.strategy.num_buffers > 1)
         self.in_bucket: list[tuple[int, int]] = []
         self.places = places(plan)
-        self.slices: list[tuple[int, int]] = []
+        self.slices: list[tuple[str, int, int]] = []
         self.largest = largest_trained(plan)
         self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = self.microbatch = 0
-        self.own, self.dtype = plan.mesh.axis(self.strategy.axis).coordinate(plan.rank), plan.framework.compute_dtype
+        self.dtype = plan.framework.compute_dtype
         self.filled = self.parts = 0
         self.has_bucket = self.has_part = self.is_last = False
         self.slots = {name: tables.slot(name, category) for name, category in (
@@ -77,7 +80,7 @@ class Zero12Hooks(UnrepeatedHooks):
         for name, category in (("master_param", "main_param"), *((n, "opt_state") for n in self._moments())):
             counted = sum(count * self.plan.kinds[kind].state_bytes.get(name, 0) for kind,
                           count in self.plan.kind_counts)
-            self._alloc(f"flat_partition.{name}", category, 4 * self.part - counted)
+            self._alloc(f"flat_partition.{name}", category, 4 * sum(g.part for g in self.groups) - counted)
 
     def _moments(self) -> list[str]:
         policies = [p.policy for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
@@ -122,8 +125,9 @@ class Zero12Hooks(UnrepeatedHooks):
                 self._put((layer, number))
 
     def _put_whole(self) -> None:
-        """Puts ZeRO-1's gradients into the bucket, in the order of the parameters (`reduce_gradients`)."""
-        for key in sorted(self.apart.fresh) if self.strategy.stage == 1 or not self.strategy.is_apart else ():
+        """Puts ZeRO-1's gradients into the bucket, in the order of groups and their parameters (`reduce_gradients`)."""
+        ordered = sorted(self.apart.fresh, key=lambda key: (self.group_of[key], key))
+        for key in ordered if self.strategy.stage == 1 or not self.strategy.is_apart else ():
             self._put(key)
             if not self.strategy.is_apart:
                 self.apart.sent(key)
@@ -141,14 +145,13 @@ class Zero12Hooks(UnrepeatedHooks):
         self.in_bucket.append(key)
         self.filled += numel
         self.largest_in_bucket = max(self.largest_in_bucket, numel)
-        for owner in range(start // self.part, (end - 1) // self.part + 1):
-            piece = min(end, (owner + 1) * self.part) - max(start, owner * self.part)
-            if owner == self.own:
+        group = self.groups[self.group_of[key]]
+        for owner, piece in group.owners(start, end):
+            if owner == group.at:
                 self.mine_in_bucket += piece
                 self.touched_in_bucket += numel
-            if self.slices and self.slices[-1][0] == owner:
-                piece += self.slices.pop()[1]
-            self.slices.append((owner, piece))
+            before = self.slices.pop()[2] if self.slices and self.slices[-1][:2] == (group.axis, owner) else 0
+            self.slices.append((group.axis, owner, before + piece))
 
     def _reduce(self) -> None:
         """All-reduces the bucket, in a flat copy if it has pieces of several partitions; own pieces are copied out.
@@ -157,12 +160,13 @@ class Zero12Hooks(UnrepeatedHooks):
         """
         if not self.filled:
             return
-        comm, wide = self.tables.comm("all_reduce", self.strategy.axis, self.wire), dtype_bytes(self.wire)
-        for pieces in self._together():
+        wide = dtype_bytes(self.wire)
+        for axis, pieces in self._together():
             is_copied, cast = len(self.in_bucket if self.strategy.is_apart else pieces) > 1, wide > self.size
             num_bytes = sum(pieces) * (self.size * is_copied + wide * cast)
             self.out.alloc(self.first, self.slots["flat_bucket"], num_bytes)
             self.out.compute(Kernel.COPY, 0, 2 * sum(pieces) * (self.size + wide) * cast)
+            comm = self.tables.comm("all_reduce", axis, self.wire)
             self.out.collective(self.first, comm, sum(pieces) * wide, Stream.REDUCE, REDUCE_HANDLE)
             self.out.free(self.first, self.slots["flat_bucket"], num_bytes)
         if self.strategy.states_on_host:
@@ -170,7 +174,7 @@ class Zero12Hooks(UnrepeatedHooks):
         elif self.strategy.is_apart:
             self.apart.reduced(self.in_bucket if self.strategy.stage > 1 else ())
         elif not self.has_part:
-            self.out.alloc(self.first, self.slots["grads_in_partition"], self.kept)
+            self.out.alloc(self.first, self.slots["grads_in_partition"], sum(self.kept))
             self.has_part, self.parts = True, self.parts + 1
         self.filled = self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = 0
         self.slices.clear()
@@ -178,20 +182,21 @@ class Zero12Hooks(UnrepeatedHooks):
 
     def _is_mine(self, key: tuple[int, int]) -> bool:
         """True if the parameter has elements in the rank's partition."""
-        start, end = self.places[key]
-        return start < (self.own + 1) * self.part and end > self.own * self.part
+        (start, end), group = self.places[key], self.groups[self.group_of[key]]
+        low, high = group.own(group.at)
+        return start < high and end > low
 
-    def _together(self) -> list[list[int]]:
-        """Pieces that are sent together: until they exceed a bucket (`allreduce_and_scatter`)."""
-        groups: list[list[int]] = [[]]
-        filled = 0
-        for _, piece in self.slices:
-            if not self.strategy.is_apart and filled > self.strategy.bucket:
-                groups.append([])
-                filled = 0
-            groups[-1].append(piece)
-            filled += piece
-        return groups
+    def _together(self) -> list[tuple[str, list[int]]]:
+        """(axis, pieces) that are sent together: of one axis, until they exceed a bucket (`allreduce_and_scatter`)."""
+        found: list[tuple[str, list[int]]] = []
+        for axis in dict.fromkeys(axis for axis, *_ in self.slices):
+            groups: list[list[int]] = [[]]
+            for piece in (piece for at, _, piece in self.slices if at == axis):
+                if not self.strategy.is_apart and sum(groups[-1]) > self.strategy.bucket:
+                    groups.append([])
+                groups[-1].append(piece)
+            found += [(axis, group) for group in groups]
+        return found
 
     def _send_to_host(self) -> None:
         """Copies the rank's pieces of the bucket to the host.
@@ -233,32 +238,43 @@ class Zero12Hooks(UnrepeatedHooks):
         if self.has_bucket:
             self.out.free(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
         if self.parts > 1:
-            self.out.compute(Kernel.ELEMENTWISE, self.kept // self.size, 3 * self.kept)
-            self.out.free(self.first, self.slots["grads_in_partition"], self.kept)
+            kept = sum(self.kept)
+            self.out.compute(Kernel.ELEMENTWISE, kept // self.size, 3 * kept)
+            self.out.free(self.first, self.slots["grads_in_partition"], kept)
             self.parts = 1
         self.has_bucket = self.has_part = False
 
     def optimize(self) -> None:
-        """Simulates norms, the fp32 copy of the partition, the update, and one all-gather, not overlapped.
+        """Simulates norms, then for each parameter group the fp32 copy of the partition and the update; all-gathers.
 
-        With states on the host: the update there, and the copy of the partition to the device. DeepSpeed 0.19.6
-        runtime/zero/stage_1_and_2.py step, all_gather_dp_groups: calls that the stream waits for.
+        One all-gather a group, not overlapped. With states on the host: the update there, and the copy of the partition
+        to the device. DeepSpeed 0.19.6 runtime/zero/stage_1_and_2.py step, all_gather_dp_groups: calls that the stream
+        waits for.
         """
         begin, end, step_end = self.marks
         self.out.mark(begin)
-        if self.strategy.states_on_host:
-            updated_on_host(self.plan, self.part, self.out)
-            self._copied("to_device", self.dtype, self.size * self.part)
-        else:
-            looked_at = LOOKED_AT * min(self.largest, self.part)
-            step_temporaries(self.plan, self.tables, self.out, (looked_at, self.part), self._drop_part)
-        comm = self.tables.comm("all_gather", self.strategy.axis, self.plan.framework.compute_dtype)
-        self.out.collective(self.first, comm, aligned(self.plan) * self.size, Stream.COMPUTE, int(Module.NONE))
+        looked_at = LOOKED_AT * max(min(self._largest(group), group.part) for group in self.groups)
+        for group, kept in zip(self.groups, self.kept, strict=True):
+            if self.strategy.states_on_host:
+                updated_on_host(self.plan, group.part, self.out)
+                self._copied("to_device", self.dtype, self.size * group.part)
+            else:
+                step_temporaries(self.plan, self.tables, self.out, (looked_at, group.part),
+                                 partial(self._drop_part, kept))
+                looked_at = 0
+        self.parts = 0
+        for group in self.groups:
+            comm = self.tables.comm("all_gather", group.axis, self.plan.framework.compute_dtype)
+            self.out.collective(self.first, comm, group.aligned * self.size, Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
 
-    def _drop_part(self) -> None:
-        """Frees averaged gradients when their fp32 copy exists."""
-        self.out.free(self.first, self.slots["grads_in_partition"], self.kept * self.parts)
+    def _largest(self, group: Group) -> int:
+        """Elements of the largest parameter of a group."""
+        placed = (self.plan.of_layer(layer)[number] for layer, number, _ in group.entries)
+        return max((one.used // one.used_copies for one in placed), default=0)
+
+    def _drop_part(self, kept: int) -> None:
+        """Frees `kept` bytes of averaged gradients when their fp32 copy exists."""
+        self.out.free(self.first, self.slots["grads_in_partition"], kept * self.parts)
         self.apart.drop_kept()
-        self.parts = 0

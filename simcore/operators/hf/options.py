@@ -38,7 +38,8 @@ class HfOptions(ImplementationOptions):
     rows of the embedding, of which tp leaves a rank its own, stays between microbatches.
     `deepspeed_exchanges`: ranks share sequences as DeepSpeed's class has it, not as verl's patch. `dispatches`: rows
     reach their experts by transformers' own exchange (`AllToAllEP`). `is_autotp`: ranks share matrices as DeepSpeed's
-    AutoTP has it, not as transformers' DTensors: embedding and tied head are whole.
+    AutoTP has it, not as transformers' DTensors: embedding and tied head are whole. `autoep`: blocks of
+    experts are DeepSpeed's own (`operators/autoep`).
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -68,6 +69,7 @@ class HfOptions(ImplementationOptions):
     deepspeed_exchanges: bool = False
     dispatches: bool = False
     is_autotp: bool = False
+    autoep: bool = False
 
     @property
     def puts_out_fp32(self) -> bool:

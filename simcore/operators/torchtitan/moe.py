@@ -17,14 +17,13 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import gather_sequence, same_everywhere, scatter_sequence
 from simcore.operators.shared.layer_borders import as_inner_unit
 from simcore.operators.torchtitan.router import reorder, route
+from simcore.operators.torchtitan.rows import pad_rows, padded_rows, put_rows, unpad_rows
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Op, Section, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["Places", "moe"]
 
-ALIGNMENT = 8
-"""Rows (`models/moe/utils.py`, TOKEN_GROUP_ALIGN_SIZE_M)."""
 Grads = list[Tensor | None]
 
 
@@ -35,7 +34,7 @@ class Places:
     """
 
     def __init__(self, tape: Tape, run: LayerWorkload, block: Moe) -> None:
-        self.shape = (_padded(_received(run, block), block.num_experts // run.ep),)
+        self.shape = (padded_rows(_received(run, block), block.num_experts // run.ep),)
         self.slot = tape.slot("permuted_indices", "activation")
         self.held = tape.external(self.shape, "int32", self.slot, 0)
 
@@ -72,7 +71,7 @@ def _forward(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: Plac
         routed = _weighed(tape, routed, by_row)
     made = _dispatched(tape, run, block, routed, places) if places else _experts(tape, run, block, routed)
     out = _shared_expert(tape, run, x) if block.shared_ffn else None
-    unsorted = _put(tape, aten.new(tape, (rows, block.hidden), made.dtype, "unsorted"), order, made)
+    unsorted = put_rows(tape, aten.new(tape, (rows, block.hidden), made.dtype, "unsorted"), order, made)
     unsorted = unsorted.view(run.tokens, block.top_k, block.hidden)
     combined = _summed(tape, unsorted) if block.weighs_input else _combined(tape, run, weights, unsorted)
     return (combined if out is None else aten.add(tape, out, combined)).view(*shape)
@@ -105,23 +104,10 @@ def _experts(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
     """`indices_padding_wrapper` around `_run_experts_grouped_mm`."""
     rows, hidden = x.shape
     x = same_everywhere(tape, x, "experts_in") if run.tp > 1 else x
-    permuted = aten.new(tape, (_padded(rows, block.num_experts),), "int32", "permuted")
+    permuted = aten.new(tape, (padded_rows(rows, block.num_experts),), "int32", "permuted")
     _sizes = tape.empty((block.num_experts,), "int32", "expert_rows")
-    x = _permuted(tape, x, permuted)
-    return _unpermuted(tape, _grouped(tape, run, block.num_experts, x), permuted, (rows + 1, hidden))
-
-
-def _padded(rows: int, experts: int) -> int:
-    """The most rows that experts have, each with a multiple of ALIGNMENT."""
-    return -(-(rows + experts * ALIGNMENT) // ALIGNMENT) * ALIGNMENT
-
-
-def _permuted(tape: Tape, x: Tensor, places: Tensor) -> Tensor:
-    return aten.index(tape, _with_a_row_more(tape, x), places, "padded")
-
-
-def _unpermuted(tape: Tape, x: Tensor, places: Tensor, shape: tuple[int, int]) -> Tensor:
-    return _without_last(tape, _put(tape, tape.empty(shape, x.dtype, "unpermuted"), places, x))
+    x = pad_rows(tape, x, permuted)
+    return unpad_rows(tape, _grouped(tape, run, block.num_experts, x), permuted, (rows + 1, hidden))
 
 
 # ---- experts of other ranks -----------------------------------------------------------------------------------------
@@ -140,12 +126,12 @@ def _dispatched(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor, places: P
         x = _exchanged(tape, run, x, received)
         permuted = places.make(tape)
         given.append(tape.empty((local,), "int32", "expert_rows"))
-        x = _permuted(tape, x, permuted)
+        x = pad_rows(tape, x, permuted)
         given.append(x)
         places.held = permuted
         del counts
         out = _grouped(tape, run, local, x)
-        whole = _unpermuted(tape, out, permuted, (received + 1, block.hidden))
+        whole = unpad_rows(tape, out, permuted, (received + 1, block.hidden))
         return _exchanged(tape, run, whole, rows)
 
     return as_inner_unit(tape, x, run_experts)
@@ -184,43 +170,12 @@ def _exchanged(tape: Tape, run: LayerWorkload, x: Tensor, rows: int) -> Tensor:
 
 
 # ---- parts of both --------------------------------------------------------------------------------------------------
-def _with_a_row_more(tape: Tape, x: Tensor) -> Tensor:
-    """`vstack((x, zeros))`; gradients of x are a view."""
-    rows, hidden = x.shape
-
-    def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
-        (grad,) = grads
-        return [grad and grad.view(rows, hidden)]
-
-    _zeros = aten.new(tape, (hidden,), x.dtype, "zeros")
-    node = tape.node((x,), (), backward)
-    out = aten.new(tape, (rows + 1, hidden), x.dtype, "with_a_row_more", x.nbytes, Kernel.COPY)
-    out.node = node
-    return out
-
-
-def _without_last(tape: Tape, x: Tensor) -> Tensor:
-    """`x[:-1]`, a view; its gradient is written into zeros of the whole shape."""
-    shape, dtype = x.shape, x.dtype
-    node = tape.node((x,), (), lambda tape, grads, saved: [aten.new(tape, shape, dtype, "grad_slice")])
-    return Tensor(x.storage, (shape[0] - 1, shape[1]), dtype, node)
-
-
 def _grouped(tape: Tape, run: LayerWorkload, experts: int, x: Tensor) -> Tensor:
     offsets = tape.empty((experts,), "int32", "offsets")
     w1, w2, w3 = (run.params[f"moe.experts.{name}"] for name in ("w1", "w2", "w3"))
     h = aten.silu(tape, aten.grouped_mm(tape, x, w1, offsets, "experts.w1"))
     h = aten.mul(tape, h, aten.grouped_mm(tape, x, w3, offsets, "experts.w3"))
     return aten.grouped_mm(tape, h, w2, offsets, "experts.w2")
-
-
-def _put(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> Tensor:
-    """`into[rows] = x` of constants `into`: the row numbers are saved."""
-    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
-    node = tape.node((x,), (rows,), lambda tape, grads, saved: [
-        aten.new(tape, shape, dtype, "grad_put", num_bytes, Kernel.PERMUTE)])
-    tape.compute(Kernel.PERMUTE, 0, 2 * num_bytes)
-    return Tensor(into.storage, into.shape, dtype, node)
 
 
 def _shared_expert(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     draft.infer("name", Path(file.path).stem, "the file's name")
     read_machine(draft, None)
     ask_for_script(draft)
-    zero = read_deepspeed(reader, draft, by_trainer=False)
+    zero = read_deepspeed(reader, draft, is_alone=True)
     if zero.shards is Shards.ZERO:
         shard_over_ranks(draft, whole=zero.is_whole)
         write_batches(draft, zero)

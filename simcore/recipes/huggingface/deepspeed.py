@@ -16,6 +16,7 @@ from simcore.recipes.huggingface.deepspeed_keys import (
     ZERO_FIELDS,
     check_fields,
     of_matrices,
+    read_experts,
     refuse_blocks,
     switches,
     without_effect,
@@ -51,10 +52,10 @@ _OFF_BY_NULL: Final = ("bf16", "aio", "zero_optimization.offload_param", "zero_o
 """Blocks that null leaves out; null in place of another one is an error of DeepSpeed 0.19.6 (`runtime/config.py`)."""
 
 
-def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, by_trainer: bool = True) -> Zero:
+def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, is_alone: bool = False) -> Zero:
     """Reads a configuration whose keys stand under `at`, "" or a dotted key with a full stop behind it.
 
-    `by_trainer`: transformers' Trainer, or accelerate, runs it, and loads a model in parts at stage 3.
+    `is_alone`: no Trainer is beside it, nor accelerate, which load a model in parts at stage 3.
     """
     zero = f"{at}zero_optimization."
     for block in _OFF_BY_NULL:
@@ -81,8 +82,9 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, by_trainer: bo
     read_rows(reader, draft, [*switches(at, zero, number), *without_effect(at, zero)])
     refuse_blocks(reader, draft, at, zero)
     _read_shared(reader, draft, at, number)
-    _read_matrices(reader, draft, f"{at}tensor_parallel.", in_parts=number == 3 and by_trainer)
+    _read_matrices(reader, draft, f"{at}tensor_parallel.", in_parts=number == 3 and not is_alone)
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.", whole=number == 0)
+    read_experts(reader, draft, at, is_alone=is_alone, has_optimizer=has_optimizer)
     read_clipping(reader, draft, f"{at}gradient_clipping")
     keeps = forced is not None and not forced.value and not has_optimizer
     compute, formats = _read_formats(reader, draft, at)

@@ -10,9 +10,10 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
+from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
 
-__all__ = ["FIELDS", "ZERO_FIELDS", "check_fields", "of_matrices", "refuse_blocks", "switches", "without_effect"]
+__all__ = ["FIELDS", "ZERO_FIELDS", "check_fields", "of_matrices", "read_experts", "refuse_blocks", "switches",
+           "without_effect"]
 
 FIELDS: Final[Mapping[str, str]] = {
     "bf16": "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states",
@@ -33,9 +34,11 @@ FIELDS: Final[Mapping[str, str]] = {
 _BLOCKS: Final = {
     "compression_training": "layers that are compressed while they train", "sparse_attention": "sparse attention",
     "quantize_training": "quantisation that is learnt", "weight_quantization": "weights that are quantised",
-    "expert_parallel": "expert parallelism of DeepSpeed",
 }
 """Blocks that ask for something by being there; engine.py reads them without a switch that all of them have."""
+_UNMARKED: Final = ("stages 1 and 2 stop (The model has moe layers, but None of the param groups are marked as MoE; "
+                    "deepspeed 0.19.6 runtime/zero/stage_1_and_2.py _configure_moe_settings), stage 3 too ('Parameter' "
+                    "object has no attribute 'partition_numel'), stage 0 trains no expert")
 _ZERO_BLOCKS: Final = {"zenflow": "ZenFlow (gradients of which a part is applied at once)",
                        "leaf_module": "modules that are fetched whole",
                        "zeropp_loco_param": "gradients that travel in 4 bits (ZeRO++)",
@@ -79,6 +82,35 @@ def refuse_blocks(reader: Reader, draft: Draft, at: str, zero: str) -> None:
         if found := reader.matching(name, f"{name}.*"):
             draft.refuse(found[0], what)
             draft.idle(found[1:], "details of what is refused")
+
+
+def read_experts(reader: Reader, draft: Draft, at: str, *, is_alone: bool, has_optimizer: bool) -> None:
+    """Reads DeepSpeed's expert parallelism, which takes an optimizer that DeepSpeed makes, from its configuration.
+
+    `is_alone`: no Trainer hands over parameters, which AutoEP would have replaced by then.
+    """
+    block = f"{at}expert_parallel."
+    switch = reader.flag(f"{block}enabled")
+    if switch is None or not switch.value:
+        draft.idle([*([switch] if switch else []), *reader.matching(f"{block}*")], "expert parallelism is off")
+    elif not is_alone or not has_optimizer:
+        who = "an optimizer of the script's" if is_alone else "the optimizer of transformers' Trainer"
+        draft.use(switch)
+        draft.fail(switch.where, f"{switch.key} with {who}, made of parameters that AutoEP replaces: {_UNMARKED}")
+        draft.idle(reader.matching(f"{block}*"), "details of what stops")
+    else:
+        draft.infer("implementation", "autoep", f"{block}enabled", switch)
+        read_rows(reader, draft, [Says(f"{block}autoep_size", "mesh.ep"),
+                                  Says(f"{block}expert_tensor_parallel_size", "mesh.etp"), *_of_experts(block)])
+        for one in reader.matching(f"{block}*"):
+            draft.refuse(one, "experts that are found or routed otherwise than by the model's preset")
+
+
+def _of_experts(block: str) -> list[Row]:
+    return [On(f"{block}use_grouped_mm", "experts one after another in a loop"),
+            Idle((f"{block}preset_model",), "the model's preset is that of its type"),
+            Idle((f"{block}validate_folding_routing",), "no ranks split a tensor"),
+            Idle((f"{block}disable_triton_grouped_mm",), "both grouped products keep the same tensors")]
 
 
 def switches(at: str, zero: str, stage: int) -> list[Row]:

@@ -125,7 +125,7 @@ def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
     (zero(stage3_allgather_sequential=True), "parameters that are gathered one after another"),
     (zero(stage=2, use_multi_rank_bucket_allreduce=False), "gradients that are reduced for one rank at a time"),
     ({**CONFIG, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "autocast inside DeepSpeed"),
-    ({**CONFIG, "expert_parallel": {"enabled": True}}, "expert parallelism of DeepSpeed"),
+    ({**CONFIG, "expert_parallel": {"enabled": True}}, "expert_parallel.enabled with an optimizer of the script's"),
     ({**CONFIG, "optimizer": {"type": "OneBitAdam"}}, "the optimizer OneBitAdam of DeepSpeed"),
     ({**CONFIG, "communication_data_type": "fp32"}, "reductions in fp32"),
     ({**CONFIG, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
@@ -220,3 +220,31 @@ def test_keys_say_what_reads_them() -> None:
     assert told["stage3_allgather_sequential"] == told["mics_shard_size"] == "no effect: keys of stage 3"
     assert told["allgather_partitions"] == told["disable_allgather"] == "no effect: nothing reads it (0.19.6)"
     assert told["flops_profiler.enabled"].startswith("not modelled")
+
+
+# ---- experts --------------------------------------------------------------------------------------------------------
+OWN: dict[str, Any] = {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+EXPERTS: dict[str, Any] = {"enabled": True, "autoep_size": 4, "preset_model": "qwen3_moe"}
+
+
+def with_experts(block: dict[str, Any], **keys: Any) -> Imported:
+    return imported({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "expert_parallel": block, **keys})
+
+
+def test_expert_parallelism_of_deepspeeds_own_optimizer_is_the_mesh() -> None:
+    found = with_experts(EXPERTS | {"use_grouped_mm": True}, **OWN)
+    assert (found.values["implementation"], found.values["mesh"]["ep"]) == ("autoep", 4)
+    assert found.values["mesh"]["dp_shard"] == 8
+    assert found.values["framework"] == "zero2"
+    off = with_experts({"enabled": False, "autoep_size": 4}, **OWN)
+    assert "implementation" not in off.values
+    assert "ep" not in off.values["mesh"]
+
+
+def test_expert_parallelism_that_upstream_stops_at_is_refused() -> None:
+    for block, keys, message in (
+            (EXPERTS, {}, "an optimizer of the script's, made of parameters that AutoEP replaces"),
+            (EXPERTS | {"use_grouped_mm": False}, OWN, "experts one after another in a loop"),
+            (EXPERTS | {"route_scale": 2.0}, OWN, "found or routed otherwise")):
+        with pytest.raises(RankscopeError, match=message):
+            with_experts(block, **keys).expect_complete()

@@ -1,0 +1,79 @@
+"""Messages and tensors of DeepSpeed's own experts (AutoEP): `tests/truth/probe_zero_autoep.py`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import small
+from checkout import ROOT
+from simcore.frameworks.deepspeed.partitions import groups_of
+from simcore.placement.plan import Plan
+from simcore.program.program import Program
+
+FOLDER = ROOT / "tests/truth/deepspeed"
+FEW: dict[str, Any] = json.loads((FOLDER / "autoep-0.19.6.json").read_text("utf-8"))["cases"]
+CASES = {name: case for name, case in FEW.items() if case["stage"] < 3}
+PRESETS = {"qwen3_moe": "qwen3-30b-a3b", "mixtral": "mixtral-8x7b"}
+OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "all_to_all_single": "all_to_all"}
+
+
+def asked(case: dict[str, Any]) -> dict[str, Any]:
+    return {"options": case["options"], "seq_len": 32, "recompute": "full" if case["checkpoint"] else "none",
+            "rank": case["rank"], "implementation": "autoep",
+            "model": {"config": PRESETS[case["type"]], "overrides": case["model"]}}
+
+
+def mesh_of(case: dict[str, Any]) -> dict[str, int]:
+    return {"dp_shard" if case["stage"] else "dp_replicate": case["ranks"], "ep": case["ep"]}
+
+
+def made(case: dict[str, Any]) -> Program:
+    return small.program_of(f"zero{case['stage']}", mesh_of(case), microbatches=case["steps"], **asked(case))
+
+
+def placed(case: dict[str, Any]) -> Plan:
+    return small.plan_of(f"zero{case['stage']}", mesh_of(case), **asked(case))
+
+
+def theirs(rows: list[list[Any]], call: str) -> list[tuple[int, int]]:
+    """(bytes, ranks of the group) of each call, without numbers of a few bytes, and of groups of one rank."""
+    return [(size, ranks) for name, size, ranks, times in rows for _ in range(times)
+            if name == call and size > 8 and ranks > 1]
+
+
+def ours(case: dict[str, Any], program: Program, call: str, *, step: bool) -> list[tuple[int, int]]:
+    size_of = {"ep": case["ep"], "expert_dp": case["ranks"] // case["ep"], "dp_shard": case["ranks"],
+               "dp_replicate": case["ranks"]}
+    return [(size, size_of[axis]) for axis, phase, size in small.calls(program, OURS[call])
+            if (phase == "optimizer") is step and size_of[axis] > 1]
+
+
+def test_everything_is_sent_that_upstream_sends_call_by_call() -> None:
+    """Counts and rows to the ranks of experts and back; gradients of all ranks, and of those with the same experts."""
+    wrong: list[tuple[str, ...]] = []
+    for name, case in CASES.items():
+        program, found = made(case), case["found"]
+        for call in OURS:
+            sent = [one for rows in found["microbatches"] for one in theirs(rows, call)]
+            if ours(case, program, call, step=False) != sent:
+                wrong.append((name, call))
+            if ours(case, program, call, step=True) != theirs(found["step"], call):
+                wrong.append((name, call, "step"))
+    assert wrong == []
+
+
+def test_a_rank_has_the_tensors_that_upstreams_has_in_their_order() -> None:
+    for name, case in CASES.items():
+        plan = placed(case)
+        shapes = [list(one.used_shape) for layer in plan.layers for one in plan.of_layer(layer)
+                  if one.spec.is_owned and not one.spec.is_buffer]
+        assert shapes == [shape for _, shape in case["found"]["tensors"]], name
+
+
+def test_experts_are_taken_out_of_the_group_of_all_others() -> None:
+    """The first flat buffer has no experts; lengths of all of them are those that the step gathers."""
+    for name, case in CASES.items():
+        if case["stage"] > 0:
+            dense, *_ = groups_of(placed(case))
+            assert [numel for *_, numel in dense.entries] == case["found"]["kept"]["order"], name
