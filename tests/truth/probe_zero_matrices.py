@@ -38,7 +38,6 @@ FEW = base.LLAMA | {"num_key_value_heads": 2}
 TIED = base.LLAMA | {"tie_word_embeddings": True}
 ALONE = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
 OTHERS = {
-    "phi": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0, "partial_rotary_factor": 0.5},
     "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0, "use_bias": True},
     "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
                  "residual_dropout": 0.0},
