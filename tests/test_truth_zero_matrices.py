@@ -17,7 +17,9 @@ from simcore.program.program import Program
 FOLDER = ROOT / "tests/truth/deepspeed"
 FEW: dict[str, Any] = json.loads((FOLDER / "matrices-0.19.6.json").read_text("utf-8"))["cases"]
 DRAWN: dict[str, Any] = json.loads((FOLDER / "drawn-matrices-0.19.6.json").read_text("utf-8"))["cases"]
-PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3"}
+PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3",
+           "starcoder2": "starcoder2-3b", "seed_oss": "seed-oss-36b", "granite": "granite-3.3-2b", "arcee": "afm-4.5b",
+           "ernie4_5": "ernie-4.5-0.3b"}
 OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 
 
@@ -79,13 +81,17 @@ def test_each_rank_has_upstreams_parameters_parts_and_masters() -> None:
 
 
 def test_gathered_matrices_live_until_backward_as_products_of_autotp_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes of gathered copies at the end of forward; without recompute of all matrices, whatever is released."""
-    found: list[int] = []
+    """Bytes of gathered copies at the end of forward; without recompute of all matrices, whatever is released.
+
+    Here each has the padding of its parts; upstream's have it where they are gathered alone.
+    """
+    found: list[tuple[int, int]] = []
     end = Zero3Hooks.end_pass
 
     def noted(hooks: Zero3Hooks, action: Action) -> None:
         if action.forward:
-            found.append(sum(hooks._whole(key) for key in {*hooks.held, *hooks.there, *hooks.leaving}))
+            keys = {*hooks.held, *hooks.there, *hooks.leaving}
+            found.append((sum(2 * hooks.elements[key] for key in keys), sum(map(hooks._whole, keys))))
         end(hooks, action)
 
     monkeypatch.setattr(Zero3Hooks, "end_pass", noted)
@@ -95,6 +101,9 @@ def test_gathered_matrices_live_until_backward_as_products_of_autotp_keep_them(m
             small.forget_outlines()
             found.clear()
             made(case)
-            assert (found[-1], 0) == tuple(case["found"]["alive"]), name
+            (bare, padded), (alive, left) = found[-1], case["found"]["alive"]
+            assert bare <= alive <= padded, name
+            assert padded - bare < 2 * case["ranks"] * len(case["found"]["parameters"]), name
+            assert left == 0, name
             compared += 1
-    assert compared >= 8
+    assert compared >= 20

@@ -37,6 +37,12 @@ def case(stage, ranks=4, tp=2, kind="llama", checkpoint=True, seq=SEQ, model=bas
 FEW = base.LLAMA | {"num_key_value_heads": 2}
 TIED = base.LLAMA | {"tie_word_embeddings": True}
 ALONE = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+OTHERS = {
+    "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0, "use_bias": True},
+    "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
+                 "residual_dropout": 0.0},
+    "granite": {"attention_bias": False, "mlp_bias": False}, "arcee": {"attention_bias": False, "mlp_bias": False},
+    "ernie4_5": {"use_bias": False}}
 CASES = {
     "zero": case(0), "one": case(1), "two": case(2), "three": case(3), "zero, plain": case(0, checkpoint=False),
     "two, plain": case(2, checkpoint=False), "three, plain": case(3, checkpoint=False),
@@ -49,6 +55,8 @@ CASES = {
     "three, one by one": case(3, **ALONE), "three, one by one, plain": case(3, checkpoint=False, **ALONE),
     "three, one by one, qwen2, plain": case(3, kind="qwen2", checkpoint=False, **ALONE),
     "three, one by one, tied, plain": case(3, model=TIED, checkpoint=False, **ALONE),
+    **{f"{word}, {kind}": case(stage, kind=kind, model=base.LLAMA | more, ranks=6) for kind, more in OTHERS.items()
+       for stage, word in ((2, "two"), (3, "three"))},
 }
 
 
