@@ -69,13 +69,14 @@ def plan_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int = 0
     return place(job.graph, job.mesh, table, rank)
 
 
-def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int = 0, **given: Any) -> Program:
-    """Program of one rank, with all microbatches."""
+def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int = 0, top_k: int = 2,
+               **given: Any) -> Program:
+    """Program of one rank, with all microbatches; a token goes to `top_k` experts."""
     asked = scenario(framework, mesh, **given)
     job, table = prepare(asked)
     plan = place(job.graph, job.mesh, table, rank)
     count = asked.num_microbatches
-    workload = Workload(1, asked.training.seq_len // job.mesh.cp, 2 << 16)
+    workload = Workload(1, asked.training.seq_len // job.mesh.cp, top_k << 16)
     return lower(plan, workload, actions(table.schedule, plan.stage, count), hooks_of(table))
 
 

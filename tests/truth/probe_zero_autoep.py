@@ -2,6 +2,7 @@
 
     python tests/truth/probe_zero_autoep.py CHECKOUT > tests/truth/deepspeed/autoep-0.19.6.json
     python tests/truth/probe_zero_autoep.py CHECKOUT drawn > tests/truth/deepspeed/drawn-autoep-0.19.6.json
+    python tests/truth/probe_zero_autoep.py CHECKOUT tape > tests/truth/deepspeed/autoep-tape-0.19.6.json
 
 CHECKOUT: DeepSpeed's own source at edaa72212 (0.19.6), as for `probe_deepspeed.py`; the process group is torch's fake
 one, but an all-to-all gives a rank its own rows back, so that as many arrive as are sent. Triton has no CPU: its SwiGLU
@@ -10,11 +11,15 @@ on a host. The optimizer comes from DeepSpeed's configuration (`torch_adam`). Ea
 of its group and how often it comes in a row, in the microbatches of the third step and in its update; `kept`: elements
 of what the optimizer object holds (`order`: of its first flat buffer's tensors); `tensors`: shapes of parameters in the
 order of registration, as the engine got them. `drawn`: cases by a seed, none of which is drawn again because of what
-came out.
+came out. `tape`: bytes of every storage that one block makes and drops, forward and backward, with 64 tokens; SwiGLU
+there is a function that keeps and makes what the one in Triton does.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
+import logging
 import random
 import sys
 
@@ -47,6 +52,16 @@ CASES = {
     "two, large bucket": case(2, reduce_bucket_size=2_000_000), "three": case(3), "three, all": case(3, ep=4),
     "three, mixtral": case(3, kind="mixtral"), "three, plain": case(3, checkpoint=False),
     "three, 8 ranks": case(3, ranks=8, ep=2), "one, 8 ranks": case(1, ranks=8, ep=4),
+}
+
+
+WIDE = {"hidden_size": 128, "num_hidden_layers": 1}
+TAPES = {
+    "qwen3": case(0, model=QWEN | WIDE | {"moe_intermediate_size": 96}, checkpoint=False),
+    "qwen3, alone": case(0, ep=1, model=QWEN | WIDE | {"moe_intermediate_size": 96}, checkpoint=False),
+    "mixtral": case(0, ep=4, kind="mixtral", model=MIXTRAL | WIDE, checkpoint=False),
+    "qwen2": case(0, kind="qwen2_moe", checkpoint=False, model=QWEN | WIDE | {
+        "moe_intermediate_size": 96, "shared_expert_intermediate_size": 64}),
 }
 
 
@@ -88,7 +103,6 @@ def exchange():
 
 def in_torch():
     """SwiGLU without Triton, as DeepSpeed has it for builds that lack it; and stage 0 sends gradients of a CPU too."""
-    import importlib
     importlib.import_module("deepspeed.ops.triton_ops.swiglu_triton")._TRITON_AVAILABLE = False
     engine = importlib.import_module("deepspeed.runtime.engine")  # it knows the types of a GPU's tensors alone
     engine.split_half_float_double_sparse = lambda given: ([], [("dense", list(given))] if given else [])
@@ -114,9 +128,8 @@ def kept(optimizer, stage):
     return found
 
 
-def run(row):
+def started(row):
     import deepspeed
-    import torch
     in_torch()
     exchange()
     readable()
@@ -126,6 +139,55 @@ def run(row):
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}},
         "expert_parallel": {"enabled": True, "autoep_size": row["ep"]},
         "zero_allow_untested_optimizer": True, "zero_optimization": {"stage": row["stage"], **row["options"]}})
+    return engine, config
+
+
+def kernel():
+    """SwiGLU as Triton's: it keeps both of its inputs, and makes both gradients at once."""
+    import torch
+
+    class Fused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, gate, up):
+            ctx.save_for_backward(gate, up)
+            return torch.empty_like(gate).copy_(gate)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return tuple(torch.empty_like(kept) for kept in ctx.saved_tensors)
+    importlib.import_module("deepspeed.ops.triton_ops.swiglu_triton").swiglu = Fused.apply
+
+
+def tape(row):
+    """Changes of bytes in the second pass of the first block, forward and backward."""
+    import torch
+    from oracle.steps.tracker import Tracker
+    engine, _ = started(row)
+    kernel()
+    block = engine.module.model.layers[0].mlp
+    given = torch.randn(1, 64, row["model"]["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
+    grad = torch.randn_like(given)
+    block(given).backward(grad)
+    block.zero_grad(set_to_none=True)
+    given.grad = None
+    tracker = Tracker()
+    with tracker:
+        for known in (*block.parameters(), *block.buffers(), given, grad):
+            tracker.number_of(known)
+        first = len(tracker.events)
+        out = block(given)
+        gc.collect()
+        second = len(tracker.events)
+        out.backward(grad)
+        del out
+        gc.collect()
+    changes = [change for _, change in tracker.events]
+    return {"forward": changes[first:second], "backward": changes[second:]}
+
+
+def run(row):
+    import torch
+    engine, config = started(row)
     found = {"tensors": [[name, list(getattr(p, "ds_shape", p.shape))] for name, p in engine.module.named_parameters()],
              "kept": kept(engine.optimizer, row["stage"])}
     for _ in range(3):  # the order of modules is recorded by then
@@ -143,14 +205,16 @@ def run(row):
 
 def main():
     sys.path.insert(0, sys.argv[1])
-    asked = drawn() if sys.argv[2:3] == ["drawn"] else CASES
+    mode = "".join(sys.argv[2:3])
+    asked = {"drawn": drawn(), "tape": TAPES}.get(mode, CASES)
     if len(sys.argv) > 3:
         asked = {name: asked[name] for name in sys.argv[3:]}
     sys.argv[2:] = []
     base.SHARDED = True
     base.NOTED += ("all_to_all_single",)
     base.prepare()
-    rows = run_apart(asked, run)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # it writes where the rows go
+    rows = run_apart(asked, tape if mode == "tape" else run)
     print(with_cases({"deepspeed": "0.19.6 edaa72212", "transformers": "5.23.0"}, rows, indent=" "))
 
 

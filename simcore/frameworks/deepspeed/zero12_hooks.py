@@ -263,7 +263,7 @@ class Zero12Hooks(UnrepeatedHooks):
                                  partial(self._drop_part, kept))
                 looked_at = 0
         self.parts = 0
-        for group in self.groups:
+        for group in (group for group in self.groups if group.ranks > 1):
             comm = self.tables.comm("all_gather", group.axis, self.plan.framework.compute_dtype)
             self.out.collective(self.first, comm, group.aligned * self.size, Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)

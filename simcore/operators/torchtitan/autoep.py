@@ -43,19 +43,21 @@ def autoep_moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, mlp: S
     _sorted_experts = aten.select(tape, order, (rows,), "int64", "sorted_experts")
     del indices
     made = aten.index(tape, flat, aten.select(tape, order, (rows,), "int64", "tokens"), "dispatched")
-    if run.ep == 1:
-        made = _experts(tape, run, name, block, made, block.num_experts)
+    given = [made]
+    if run.ep == 1:  # what was given stays until the block returns
+        made = _experts(tape, run, name, block, [made])
     else:
         received = run.tokens * run.rows_per_token >> 16 if run.rows_per_token else rows
         _counts(tape, run, block)
-        made = _exchanged(tape, run, made, received)
-        made = _experts(tape, run, name, block, made, block.num_experts // run.ep)
+        given[0] = _exchanged(tape, run, made, received)
+        del made
+        made = _experts(tape, run, name, block, given)
         made = _exchanged(tape, run, made, rows)
     out = _combined(tape, run, block, weights, order, made)
     if not block.shared_ffn:
         return out.view(*shape)
-    given = flat if block.shared_gate else x
-    return aten.add(tape, out.view(*shape), _shared(tape, run, name, block, given, mlp).view(*shape), "output")
+    seen = flat if block.shared_gate else x
+    return aten.add(tape, out.view(*shape), _shared(tape, run, name, block, seen, mlp).view(*shape), "output")
 
 
 def _rows(tape: Tape, x: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -106,11 +108,13 @@ def _exchanged(tape: Tape, run: LayerWorkload, x: Tensor, rows: int) -> Tensor:
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------
-def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, experts: int) -> Tensor:
-    """`permute_by_local_expert`, `GroupedExperts`, `unpermute_by_local_expert` of rows `x` of `experts` experts."""
-    rows = x.shape[0]
+def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, given: list[Tensor]) -> Tensor:
+    """`permute_by_local_expert`, `GroupedExperts`, `unpermute_by_local_expert` of rows that it takes from `given`."""
+    rows, experts = given[0].shape[0], block.num_experts // run.ep
     places = aten.new(tape, (padded_rows(rows, experts),), "int32", "permuted")
-    out = _grouped(tape, run, name, experts, pad_rows(tape, x, places))
+    padded = pad_rows(tape, given[0], places)
+    given.clear()
+    out = _grouped(tape, run, name, experts, padded)
     return unpad_rows(tape, out, places, (rows + 1, block.hidden))
 
 
@@ -143,8 +147,8 @@ def _combined(tape: Tape, run: LayerWorkload, block: Moe, weights: Tensor, order
     rows, hidden = made.shape
     by_choice = (run.tokens, block.top_k, hidden)
     ordered = put_rows(tape, aten.new(tape, (rows, hidden), made.dtype, "unsorted"), order, made).view(*by_choice)
-    weighted = aten.mul(tape, aten.cast(tape, ordered, "fp32"), weights.view(run.tokens, block.top_k, 1), "weighted")
-    return aten.cast(tape, _over_choices(tape, weighted), made.dtype)
+    return aten.cast(tape, _over_choices(tape, aten.mul(
+        tape, aten.cast(tape, ordered, "fp32"), weights.view(run.tokens, block.top_k, 1), "weighted")), made.dtype)
 
 
 def _over_choices(tape: Tape, x: Tensor) -> Tensor:
