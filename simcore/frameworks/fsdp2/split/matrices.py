@@ -80,7 +80,8 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
             ("training.optimizer.name", training.optimizer.name not in optimizers, f"{training.optimizer.name} of "
              "matrices that ranks split"),
             ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
-            ("mesh.ep", mesh.ep > 1, "experts that ranks hold whole beside tensor parallelism"),
+            ("mesh.ep", mesh.ep > 1 and not mixtures.dispatches(job), "experts that ranks hold whole beside tensor "
+             f"parallelism (served with experts: {transformers.DISPATCHED})"),
             ("mesh.cp", mesh.cp > 1, "ranks that share sequences beside transformers' tensor parallelism"),
             ("model", job.graph.has_tied_head, "a tied head that transformers' tensor parallelism splits"),
             ("training.method", training.method != "full", f"{training.method} beside transformers' tensor "
