@@ -11,7 +11,7 @@ import pytest
 import truth_cases
 from test_truth_drawn_fsdp2 import differences
 
-FILES = ("fsdp2/hf-tp-5.23.0.json", "fsdp2/hf-mixtures-5.23.0.json")
+FILES = ("fsdp2/hf-tp-5.23.0.json", "fsdp2/hf-mixtures-5.23.0.json", "fsdp2/hf-experts-5.23.0.json")
 
 
 @pytest.mark.usefixtures("_fused_attention")
