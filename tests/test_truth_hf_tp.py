@@ -16,7 +16,7 @@ from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.setup import prepare
 from test_truth_drawn_fsdp2 import differences
 
-FILES = ("fsdp2/hf-tp-5.23.0.json", "fsdp2/hf-mixtures-5.23.0.json")
+FILES = ("fsdp2/hf-tp-5.23.0.json", "fsdp2/hf-mixtures-5.23.0.json", "fsdp2/hf-experts-5.23.0.json")
 BESIDE = "fsdp2/hf-tp-beside-5.23.0.json"
 WORDS = re.compile(r"(is invalid for input of size|compress_statistics|cannot import name 'ReplicateParallel')")
 

@@ -17,17 +17,19 @@ from drawing import print_cases
 COUNT, SEED = 44, 20261202
 
 
-def model(pick: random.Random, ep: int) -> plain.Case:
-    """A small mixture whose experts `ep` ranks can share."""
-    preset = pick.choice((*MODELS, "olmoe-1b-7b"))
-    sizes = {**attention(pick, pick.choice((1, 2, 4))), "vocab_size": pick.choice((65, 129, 500)),
-             **experts(pick, preset, 1)}
+def model(pick: random.Random, ep: int, tp: int = 1) -> plain.Case:
+    """A small mixture whose experts `ep` ranks can share, and other matrices `tp` of them."""
+    preset = pick.choice((*MODELS, *["olmoe-1b-7b"] * (tp == 1)))
+    sizes = {**attention(pick, tp * pick.choice((1, 2, 4))), "vocab_size": tp * pick.choice((65, 129, 500)),
+             **experts(pick, preset, tp)}
     width = "moe_intermediate_size" if "moe_intermediate_size" in sizes else "intermediate_size"
     sizes[width] = pick.choice((16, 48, 104))
     number = next(name for name in ("num_local_experts", "n_routed_experts", "num_experts") if name in sizes)
     sizes[number] = ep * pick.choice((1, 1, 2, 3, 5))
     if "first_k_dense_replace" in sizes:
         sizes["num_hidden_layers"] += 1  # behind a dense one there is one of experts
+    if sizes.get("mlp_only_layers"):
+        sizes["num_hidden_layers"] = max(2, sizes["num_hidden_layers"])
     sizes["num_experts_per_tok"] = min(sizes["num_experts_per_tok"], sizes[number])
     if preset.startswith(("qwen1.5", "olmoe")):
         del sizes["head_dim"]
@@ -53,9 +55,26 @@ def draw(seed: int, number: int) -> plain.Case:
     return case
 
 
+def beside_tp(seed: int, number: int) -> plain.Case:
+    """A case whose ranks of one batch split other matrices: their number divides that of the ranks of experts."""
+    pick = random.Random(f"{seed}:experts beside tp:{number}")
+    tp = pick.choice((2, 2, 3))
+    ep, copies = tp * pick.choice((1, 1, 2)), pick.choice((1, 1, 2))
+    world, made = ep * copies * pick.choice((1, 2, 3)) * (1 + (ep == tp)), model(pick, ep, tp)
+    case: plain.Case = {"name": f"ep-tp-{number:03}-{made['preset'].split('-')[0]}", "model": made, "tp": tp, "ep": ep,
+                        "ep_mode": "exchange", "wrap": "titan", "world": world, "dp_replicate": copies,
+                        "rank": pick.randrange(world)}
+    plain.precision(pick, case)
+    case["mp_param"] = "bfloat16"
+    plain.workload(pick, case, small=True)
+    case.pop("optim_in_bwd", None)
+    case.update(ac=pick.choice(("none", "hf")), seq=tp * ep * pick.choice((4, 10, 25, 40)))
+    return case
+
+
 def drawn(seed: int, count: int) -> list[plain.Case]:
-    """Cases 0 to `count` - 1."""
-    return [draw(seed, number) for number in range(count)]
+    """Cases 0 to `count` - 1, and half as many beside tensor parallelism."""
+    return [draw(seed, number) for number in range(count)] + [beside_tp(seed, n) for n in range(count // 2)]
 
 
 if __name__ == "__main__":

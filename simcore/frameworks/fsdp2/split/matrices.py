@@ -95,7 +95,8 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
             ("training.optimizer.name", training.optimizer.name not in optimizers, f"{training.optimizer.name} of "
              "matrices that ranks split"),
             ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
-            ("mesh.ep", mesh.ep > 1, "experts that ranks hold whole beside tensor parallelism"),
+            ("mesh.ep", mesh.ep > 1 and not mixtures.dispatches(job), "experts that ranks hold whole beside tensor "
+             f"parallelism (served with experts: {transformers.DISPATCHED})"),
             ("mesh.cp", mesh.cp > 1, "sequences that verl's exchanges share beside transformers' tensor parallelism"),
             ("framework_options.wrap", ties_again(job) and options.get("wrap") != "separate_embedding_head", "a tied "
              "head that ranks split, but in transformers' own units (wrap: separate_embedding_head)"),

@@ -35,10 +35,11 @@ def check_width(job: Job) -> None:
                           "own, of its heads' gradients alone", "transformers 5.23 models/glm4_moe/"
                           "configuration_glm4_moe.py:60 base_model_tp_plan (Qwen3-MoE's has "
                           "replicated_with_grad_allreduce)")
+    parts = 1 if dispatches(job) else job.mesh.tp
     for block in (block for block in blocks if isinstance(block, Moe)):
-        if block.expert_ffn % job.mesh.tp:
+        if block.expert_ffn % parts:
             raise job.not_yet("mesh.tp", f"experts of width {block.expert_ffn} on {job.mesh.tp} ranks, unevenly")
-        for size in (block.expert_ffn // job.mesh.tp, block.hidden):
+        for size in (block.expert_ffn // parts, block.hidden):
             if size * dtype_bytes(job.compute) % 16:
                 raise job.illegal("mesh.tp", f"Expected mat_a stride along 0 dim to be multiple of 16 bytes: rows of "
                                   f"{size} entries in {job.compute}", _ALIGNED)
@@ -73,9 +74,14 @@ def experts_axes(job: Job) -> tuple[str, str]:
 
 
 def check_exchange(job: Job) -> None:
-    """Raises IllegalLayout or NotYet for experts that transformers' own exchange cannot reach, or is not known to."""
+    """Raises IllegalLayout or NotYet for experts that transformers' own exchange cannot reach, or is not known to.
+
+    InputError where it is asked for and there is none.
+    """
     mesh, training, family = job.mesh, job.scenario.training, job.graph.architecture.family
     if not dispatches(job):
+        given = {name: value for name, value in job.scenario.framework_options.items() if value == DISPATCHED}
+        job.refuse_idle(given, "experts", "where each rank has all experts (mesh.ep: 1)")
         return
     if family not in EXCHANGED:
         raise job.not_yet("framework_options.experts", f"{DISPATCHED} of {family} (served: {', '.join(EXCHANGED)})")
@@ -86,7 +92,8 @@ def check_exchange(job: Job) -> None:
                           f"{mesh.tp}", _SIZES)
     for key, said, what in (
             ("mesh.cp", mesh.cp > 1, "ranks that share sequences"),
-            ("mesh.tp", mesh.tp > 1, "tensor parallelism"),
+            ("mesh.tp", training.micro_batch_size * training.seq_len % mesh.tp > 0, f"{mesh.tp} ranks with unequal "
+             "shares of a batch"),
             ("training.routing", isinstance(training.routing, Draws), "routing drawn at random"),
             ("training.method", training.method != "full", training.method),
             ("training.offload", training.offload.part("params")[1] > 0, "parameters on the host")):

@@ -44,7 +44,7 @@ def test_what_plans_of_mixtures_do_not_do() -> None:
             "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_key_value_heads": 4, "intermediate_size": 102}}),
         "rows of 51 entries in bf16": (SPLIT, {"config": "mixtral-8x7b", "overrides": {
             **MIXTRAL, "intermediate_size": 102}}),
-        "experts that ranks hold whole beside tensor parallelism": ({"dp_shard": 2, "tp": 2, "ep": 2}, {
+        "beside tensor parallelism (served with experts: ep_dispatch_experts)": ({"dp_shard": 2, "tp": 2, "ep": 2}, {
             "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "intermediate_size": 192}}),
     }
     assert {text: told for text, case in refused.items() if text not in (told := _told(*case))} == {}
@@ -54,6 +54,9 @@ def test_what_transformers_own_exchange_does_not_do() -> None:
     mixtral = {"config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_local_experts": 8}}
     refused = {
         "`ep_size` must divide `fsdp_size * tp_size`: 4, 2 x 1": ({"dp_shard": 2, "dp_replicate": 2, "ep": 4}, mixtral),
+        "`ep_size` must be a multiple of `tp_size`: 2, 4": ({"dp_shard": 2, "tp": 4, "ep": 2}, {
+            "config": "mixtral-8x7b", "overrides": {**MIXTRAL, "num_key_value_heads": 4, "num_local_experts": 8}}),
+        "where each rank has all experts": ({"dp_shard": 2}, mixtral),
         "ep_dispatch_experts of gpt_oss": ({"dp_shard": 2, "ep": 2}, "gpt-oss-20b"),
         "Combining FSDP with pipeline parallelism is not supported yet": ({"dp_shard": 2, "pp": 2}, mixtral),
     }
