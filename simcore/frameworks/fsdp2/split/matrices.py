@@ -31,6 +31,7 @@ _FAMILIES: Final = ("arcee", "ernie4_5", "granite", "llama", "mistral", "phi", "
 """Families with a plan of these styles alone, whose steps are measured (`tests/truth/draw_hf_tp.py`)."""
 _ROWS: Final = ("o_proj", "down_proj", "dense", "fc2", "c_proj")
 _PLAN: Final = "transformers 5.23 distributed/tensor_parallel.py"
+_APART: Final = "separate_embedding_head"
 _LOSSES: Final = ("auto", "hf", "hf_keep_logits")
 
 
@@ -90,8 +91,8 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
              "matrices that ranks split"),
             ("mesh.tp", mesh.dp_shard == 1, "transformers' tensor parallelism without shards of FSDP2"),
             ("mesh.cp", mesh.cp > 1, "sequences that verl's exchanges share beside transformers' tensor parallelism"),
-            ("framework_options.wrap", ties_again(job) and options.get("wrap") != "separate_embedding_head", "a tied "
-             "head that ranks split, but in transformers' own units (wrap: separate_embedding_head)"),
+            ("framework_options.wrap", ties_again(job) and options.get("wrap", _APART) != _APART, "a tied "
+             f"head that ranks split, but in transformers' own units (wrap: {_APART})"),
             ("model", ties_again(job) and job.graph.architecture.vocab % (mesh.tp * mesh.dp_shard) != 0,
              f"a tied head of {job.graph.architecture.vocab} rows over tp {mesh.tp} that dp_shard {mesh.dp_shard} "
              "pads"),
