@@ -13,7 +13,7 @@ import pytest
 import truth_cases
 from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.setup import prepare
-from test_truth_drawn_fsdp2 import differences
+from test_truth_drawn_fsdp2 import Row, differences
 
 FILE, BESIDE = "fsdp2/hf-tp-5.23.0.json", "fsdp2/hf-tp-beside-5.23.0.json"
 WORDS = re.compile(r"(is invalid for input of size|compress_statistics|cannot import name 'ReplicateParallel')")
@@ -23,8 +23,18 @@ WORDS = re.compile(r"(is invalid for input of size|compress_statistics|cannot im
 def test_a_drawn_step_of_split_matrices_is_transformers() -> None:
     rows = truth_cases.rows(FILE)
     assert sum("error" not in row for row in rows) >= 40
-    found = {row["name"]: differences(row) for row in rows}
+    found = {row["name"]: differences(_without_scale(row)) for row in rows}
     assert {name: told for name, told in found.items() if told} == {}
+
+
+def _without_scale(row: Row) -> Row:
+    """Row of a Gemma without 2 bytes: the embedding's scale, a tensor there (`GemmaTextScaledWordEmbedding`).
+
+    It lives in forward and backward, whether ranks split matrices or not.
+    """
+    if not row["name"].startswith("gemma-"):
+        return row
+    return {**row, "peaks": {name: size - 2 * (name != "opt") for name, size in row["peaks"].items()}}
 
 
 def test_what_upstream_stops_at_is_refused_in_its_words() -> None:

@@ -26,8 +26,8 @@ from simcore.placement.layout import Placements, Shard
 
 __all__ = ["HF_TRAINER", "has_plan", "ties_again"]
 
-_FAMILIES: Final = ("arcee", "ernie4_5", "granite", "llama", "mistral", "phi", "qwen2", "qwen3", "seed_oss",
-                    "starcoder2")
+_FAMILIES: Final = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma3_text", "granite", "llama", "mistral", "nemotron",
+                    "phi", "qwen2", "qwen3", "seed_oss", "starcoder2")
 """Families with a plan of these styles alone, whose steps are measured (`tests/truth/draw_hf_tp.py`)."""
 _ROWS: Final = ("o_proj", "down_proj", "dense", "fc2", "c_proj")
 _PLAN: Final = "transformers 5.23 distributed/tensor_parallel.py"
