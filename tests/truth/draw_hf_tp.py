@@ -15,10 +15,13 @@ from drawing import print_cases
 
 COUNT, SEED, PACKED, TIED = 48, 20261130, 44, 44
 MODELS = (plain.llama, plain.llama, plain.qwen2, plain.qwen3, plain.qwen3, plain.mistral)
+TIES = {"tie_word_embeddings": True}
 CHOSEN = {
     "seed-oss-36b": {"head_dim": 32, "attention_dropout": 0.0, "residual_dropout": 0.0}, "afm-4.5b": {"head_dim": 32},
     "ernie-4.5-0.3b": {"head_dim": 32}, "granite-3.3-2b": {}, "minicpm5-1b": {}, "qwen2.5-7b": {},
     "phi-2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0, "num_key_value_heads": 4},
+    "nemotron-mini-4b": {"head_dim": 32}, "command-r7b": TIES, "gemma-7b": {**TIES, "head_dim": 32},
+    "gemma-3-1b": {**TIES, "head_dim": 32},
     "starcoder2-3b": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0}}
 SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
          "num_hidden_layers": 2, "intermediate_size": 192, "tie_word_embeddings": False}
@@ -27,7 +30,8 @@ SIZES = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
 def chosen() -> list[plain.Case]:
     """Cases of `CHOSEN`, without and with checkpoints."""
     return [{"name": f"{preset} {ac}", "model": {"preset": preset, "overrides": {**SIZES, **more}}, "world": 4, "tp": 2,
-             "seq": 64, "batch": 2, "ac": ac} for preset, more in CHOSEN.items() for ac in ("none", "layer")]
+             "seq": 64, "batch": 2, "ac": ac, **({"wrap": "titan"} if "tie_word_embeddings" in more else {})}
+            for preset, more in CHOSEN.items() for ac in ("none", "layer")]
 
 
 def draw(seed: int, number: int) -> plain.Case:

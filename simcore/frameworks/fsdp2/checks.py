@@ -44,7 +44,10 @@ def is_separate(job: Job, options: dict[str, Any]) -> bool:
     [Note: accelerate's tail] accelerate 1.15.0 `utils/fsdp_utils.py`, fsdp2_prepare_model: the embedding is a unit, and
     the last norm and the head are one that never reshards; of a model with adapters the norm is not found and stays in
     the root. Where the head is tied all of them are one unit, which never reshards either: a root under another name.
+    A tied head that a plan of tensor parallelism cuts has transformers' own units ([Note: tied behind a plan]).
     """
+    if "wrap" not in options and ties_again(job):
+        return True
     wrap = options.get("wrap", TRAINERS[job.graph.implementation].defaults.wrap)
     return not job.graph.has_tied_head if wrap == TAIL else wrap != "layers_root"
 

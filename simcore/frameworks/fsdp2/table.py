@@ -21,6 +21,7 @@ from simcore.frameworks.common.transformers import stored_as
 from simcore.frameworks.fsdp2.checks import check, check_last_backward, check_shared, check_units, is_separate
 from simcore.frameworks.fsdp2.options import strategy, wrapping
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
+from simcore.frameworks.fsdp2.split.matrices import ties_again
 from simcore.frameworks.fsdp2.split.rings import ringed
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import units
@@ -140,6 +141,9 @@ def _note_defaults(job: Draft, options: dict[str, object]) -> None:
         given = TRAINERS[job.graph.implementation].defaults
         job.auto("framework_options.reshard_after_forward", "auto",
                  *(given.reshard if job.mesh.pp == 1 else given.reshard_in_stages))
+    if "wrap" not in options and ties_again(job):
+        job.auto("framework_options.wrap", "auto", "separate_embedding_head", "transformers 5.23 distributed/fsdp.py "
+                 "_resolve_tied_embed_lm_head_plan: embedding and last norm are a unit, the tied head is the root's")
     if OPTIMIZERS[job.scenario.training.optimizer.name].states:
         job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, AS_STORED,
                  "torch 2.13 optim/adam.py: zeros_like(parameter)")

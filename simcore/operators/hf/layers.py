@@ -188,8 +188,8 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
         shares_by_deepspeed(run) and (block.num_kv_heads == run.cp or run.batch > 1))
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=apart)
     if head_norm and block.qk_norm:
-        q = head_norm(tape, run.params[f"{name}.q_norm.weight"], q)
-        k = head_norm(tape, run.params[f"{name}.k_norm.weight"], k)
+        q = head_norm(tape, _of_heads(run, f"{name}.q_norm.weight"), q)
+        k = head_norm(tape, _of_heads(run, f"{name}.k_norm.weight"), k)
     if inputs.cos is not None and inputs.sin is not None and block.rotary:
         turned = turn_both or _rotation_of(run, block, turn or rotate, copy_grads=unfused)
         q, k = turned(tape, q, k, inputs.cos, inputs.sin)
@@ -315,10 +315,13 @@ def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, bloc
     heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=copy_grad)
     if not (block.qk_norm and normed):
         return heads
-    weight = run.params[f"{name}.{part}_norm.weight"]
-    if run.tp > 1 and HfOptions.of(run.options).automodel is None:  # replicated_with_grad_allreduce of transformers
-        weight = replace(weight, summed="tp")
-    return rms_norm(tape, weight, heads, weight_in_fp32=False)
+    return rms_norm(tape, _of_heads(run, f"{name}.{part}_norm.weight"), heads, weight_in_fp32=False)
+
+
+def _of_heads(run: LayerWorkload, name: str) -> Param:
+    """Weight of a norm of heads; over tp its gradient is summed (replicated_with_grad_allreduce of transformers)."""
+    weight = run.params[name]
+    return replace(weight, summed="tp") if run.tp > 1 and HfOptions.of(run.options).automodel is None else weight
 
 
 def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

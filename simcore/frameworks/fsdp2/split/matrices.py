@@ -27,11 +27,12 @@ from simcore.placement.layout import Placements, Shard
 
 __all__ = ["HF_TRAINER", "has_plan", "ties_again"]
 
-_FAMILIES: Final = ("arcee", "ernie4_5", "granite", "llama", "mistral", "phi", "qwen2", "qwen3", "seed_oss",
-                    "starcoder2")
+_FAMILIES: Final = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma3_text", "granite", "llama", "mistral", "nemotron",
+                    "phi", "qwen2", "qwen3", "seed_oss", "starcoder2")
 """Families with a plan of these styles alone, whose steps are measured (`tests/truth/draw_hf_tp.py`)."""
 _ROWS: Final = ("o_proj", "down_proj", "dense", "fc2", "c_proj")
 _PLAN: Final = "transformers 5.23 distributed/tensor_parallel.py"
+_APART: Final = "separate_embedding_head"
 _LOSSES: Final = ("auto", "hf", "hf_keep_logits")
 
 
@@ -98,8 +99,8 @@ def _check_beside(job: Job, options: Mapping[str, Any]) -> None:
             ("mesh.ep", mesh.ep > 1 and not mixtures.dispatches(job), "experts that ranks hold whole beside tensor "
              f"parallelism (served with experts: {transformers.DISPATCHED})"),
             ("mesh.cp", mesh.cp > 1, "sequences that verl's exchanges share beside transformers' tensor parallelism"),
-            ("framework_options.wrap", ties_again(job) and options.get("wrap") != "separate_embedding_head", "a tied "
-             "head that ranks split, but in transformers' own units (wrap: separate_embedding_head)"),
+            ("framework_options.wrap", ties_again(job) and options.get("wrap", _APART) != _APART, "a tied "
+             f"head that ranks split, but in transformers' own units (wrap: {_APART})"),
             ("model", ties_again(job) and job.graph.architecture.vocab % (mesh.tp * mesh.dp_shard) != 0,
              f"a tied head of {job.graph.architecture.vocab} rows over tp {mesh.tp} that dp_shard {mesh.dp_shard} "
              "pads"),

@@ -32,8 +32,8 @@ def _told(mesh: dict[str, int] | None = None, model: Any = UNTIED, options: dict
     ({"dp_shard": 2, "tp": 2, "cp": 2}, UNTIED, {"attn_implementation": "flash_attention_2"}, {},
      "verl's exchanges share beside"),
     ({"dp_shard": 4, "tp": 2}, UNTIED, {"reshard_after_forward": 2}, {}, "Resharding to smaller mesh is not supported"),
-    (SPLIT, TIED, {}, {}, "but in transformers' own units (wrap: separate_embedding_head)"),
-    ({"dp_shard": 3, "tp": 2}, TIED, {"wrap": "separate_embedding_head"}, {}, "1000 rows over tp 2 that dp_shard 3"),
+    (SPLIT, TIED, {"wrap": "layers_root"}, {}, "but in transformers' own units (wrap: separate_embedding_head)"),
+    ({"dp_shard": 3, "tp": 2}, TIED, {}, {}, "1000 rows over tp 2 that dp_shard 3"),
     ({"dp_shard": 2, "tp": 3}, QWEN3, {}, {}, "512 entries of the vocabulary on 3 ranks"),
     ({"dp_shard": 2, "tp": 4}, QWEN3, {}, {}, "2 key and value heads are not cut evenly over 4 ranks"),
     (SPLIT, "olmoe-1b-7b", {}, {}, "transformers' plan of tensor parallelism for olmoe"),
@@ -47,6 +47,18 @@ def _told(mesh: dict[str, int] | None = None, model: Any = UNTIED, options: dict
 def test_what_is_not_served_beside_it(mesh: dict[str, int], model: Any, options: dict[str, Any],
                                       training: dict[str, Any], told: str) -> None:
     assert told in _told(mesh, model, options, **training)
+
+
+def test_a_tied_head_is_gathered_and_reduced_beside_the_embedding() -> None:
+    """transformers 5.23 distributed/fsdp.py: the root has the head; what is said of units by default and by name."""
+    programs = []
+    for options in ({}, {"wrap": "separate_embedding_head"}):
+        parts = placed_simulation(small.scenario("fsdp2", SPLIT, model=TIED, options=options), rank=0)
+        programs.append(program_of(parts, parts.plans[0]).columns.tolist())
+        root, ends = parts.plans[0].framework.units[:2]
+        assert (root.is_root, ends.name, ends.reshard_after_forward) == (True, "model.embed_tokens, model.norm", False)
+        assert [len(members) for _, members in (*root.members, *ends.members)] == [1, 1, 1]
+    assert programs[0] == programs[1]
 
 
 def test_norms_are_whole_and_those_of_heads_add_up_their_gradients() -> None:
