@@ -14,7 +14,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-COUNT, SEED, LLAMA4_SEED = 48, 4502, 4604
+COUNT, SEED = 48, 4502
+LLAMA4_COUNT, LLAMA4_SEED = 64, 4604
 Case = dict[str, Any]
 Model = Callable[[random.Random, int], Case]
 
@@ -92,9 +93,10 @@ def drawn(count: int, seed: int, models: tuple[Model, ...] = (qwen, deepseek)) -
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--count", type=int)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--llama4", action="store_true")
     asked = parser.parse_args()
-    of = (asked.seed or LLAMA4_SEED, (llama4,)) if asked.llama4 else (asked.seed or SEED,)
-    print("[\n" + ",\n".join(json.dumps(case) for case in drawn(asked.count, *of)) + "\n]")
+    count, seed, models = (LLAMA4_COUNT, LLAMA4_SEED, (llama4,)) if asked.llama4 else (COUNT, SEED, (qwen, deepseek))
+    cases = drawn(asked.count or count, asked.seed or seed, models)
+    print("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]")

@@ -144,7 +144,7 @@ def _check_sizes(job: Job, block: object) -> None:
             if heads % tp:
                 raise job.illegal("mesh.tp", f"{name} ({heads}) must be divisible by TP size ({tp})",
                                   "0.7.0 components/distributed/parallelizer.py validate_tp_mesh")
-    if isinstance(block, Mlp) and block.ffn % tp and job.graph.implementation == "hf":
+    if isinstance(block, Mlp) and block.ffn % tp and trains_policies(job):
         training = job.scenario.training
         rows, parts = training.micro_batch_size * training.seq_len, -(-block.ffn // tp)
         raise job.illegal("mesh.tp", f"a and b must have same reduction dim, but got [{rows}, {parts * tp}] X "

@@ -1,4 +1,4 @@
-"""torchtitan 0.2.2 on PyTorch 2.13: Llama 3, Qwen3 and DeepSeek V3, eager and compiled, operator by operator.
+"""torchtitan 0.2.2 on PyTorch 2.13: Llama 3 and 4, Qwen3 and DeepSeek V3, eager and compiled, operator by operator.
 
 Input: `LayerKind`, `LayerWorkload` with `TorchtitanOptions`. Output: `RecordedLayer`, `TensorSpec`s.
 Start: `implementation.record`, `tensors.tensors`.

@@ -1,6 +1,6 @@
 """Attention in torchtitan 0.2.2: Llama 3 and 4 rotate complex numbers in fp32, Qwen3 norms heads and rotates halves.
 
-Layers of Llama 4 that do not rotate (its flavors with `irope`) were not measured.
+Some layers of Llama 4 do not rotate (its flavors with `irope`).
 
 Up to 0.2.1 (commit ff0829c10 of 27 January 2026) keys and values were repeated for every head before attention
 (`repeat_kv`): under context parallelism the ring gathers and sends these copies.

@@ -16,6 +16,7 @@ from simcore.errors import RankscopeError
 from simcore.inputs.document import Document, parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.inputs.training import Recompute
+from simcore.models.graph import build, model_config
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
@@ -426,6 +427,17 @@ def test_flavors_have_the_sizes_of_torchtitan() -> None:
         "n_routed_experts": 8, "num_experts_per_tok": 3, "vocab_size": 2048}}
     asked = imported(SAMPLE, model="qwen3-8b").with_settings({"model": "qwen3-8b"})
     assert scenario(asked).model == "qwen3-8b"
+
+
+def test_flavors_of_llama_4_are_those_that_torchtitan_builds() -> None:
+    """Parameters on the meta device, and which of the first five layers rotate (0.2.2 `models/llama4`)."""
+    built = {"debugmodel": 15_017_216, "17bx16e": 107_769_861_120, "17bx128e": 400_711_848_960}
+    for name, count in built.items():
+        for ending, turned in (("", [1] * 5), ("_irope", [0, 1, 1, 1, 0])):
+            flavor = FLAVORS["llama4"][name + ending]
+            fields = model_config(flavor.preset, flavor.changed(), "")
+            assert build(fields, "torchtitan").count() == count, name
+            assert fields["no_rope_layers"][:5] == turned, name
 
 
 ASYNC = "tensor_parallel_degree = 8\nenable_async_tensor_parallel = true\n"
