@@ -30,7 +30,7 @@ ROWS = ("o_proj", "down_proj")
 COLUMNS = 0.01
 """Small tensors, left out of the highest moment: inverse norms, sums over rows, low-rank rows."""
 ORDER = 0.06
-"""What the order of backward may change of small layers, whose low-rank rows and weights are not small beside it."""
+"""Share that the order of backward may change, of layers whose low-rank rows and weights are not small beside it."""
 BETWEEN_NODES = int(87.7 * 2**30 / 10**6) * 22 // 100
 """A CPU's ranks are reckoned as if each had a node of its own: bytes as long as a microsecond."""
 
