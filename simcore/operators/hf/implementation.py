@@ -278,7 +278,7 @@ def _compiled(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     assert isinstance(mixer, Attention)
     tables = (table for table in (inputs.cos, inputs.sin) if table is not None)
     if HfOptions.of(run.options).automodel is not None:  # which checkpoints attention and MLP inside
-        return compiled_layer(tape, run, kind, inputs.hidden, *tables)
+        return compiled_layer(tape, run, kind, inputs.hidden, *tables, fuses_norms=True)
     return compiled_block(tape, run, CompiledBlock(mixer, _LINEARS, "none"), inputs.hidden, *tables)
 
 

@@ -32,14 +32,15 @@ Grads = list[Tensor | None]
 _OF_MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 
-def compiled_layer(tape: Tape, run: LayerWorkload, kind: LayerKind, x: Tensor, *tables: Tensor) -> Tensor:
+def compiled_layer(tape: Tape, run: LayerWorkload, kind: LayerKind, x: Tensor, *tables: Tensor,
+                   fuses_norms: bool) -> Tensor:
     """Output of a compiled layer of `kind` for `x` [batch, sequence, hidden], in x's shape: one autograd node.
 
-    `tables`: rotary tables that are given to it and kept.
+    `tables`: rotary tables that are given to it and kept. `fuses_norms`: norms are no custom operators.
     """
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
-    code = _Code(tape, run, kind, mixer, Linears(tape, run, {}), run.checkpoint == "full")
+    code = _Code(tape, run, kind, mixer, Linears(tape, run, {}), run.checkpoint == "full", fuses_norms)
     params, needs = list(run.params.values()), x.node is not None
 
     def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
@@ -73,6 +74,7 @@ class _Code:
     mixer: Attention
     linears: Linears
     again: bool
+    fuses_norms: bool
 
     def path(self, name: str) -> str:
         """Name in the layer of a linear: `q_proj` is `self_attn.q_proj`."""
@@ -85,14 +87,14 @@ class _Code:
         """A kernel that writes over `out`."""
         self.tape.compute(Kernel.ELEMENTWISE, out.numel, 2 * out.nbytes + sum(one.nbytes for one in read))
 
-    @property
-    def fuses_norms(self) -> bool:
-        """True for norms that are no custom operators; over tp those are Qwen3's alone."""
-        return self.mixer.qk_norm
-
     def reads(self, *names: str) -> bool:
         """True if backward of one of these linears reads its input."""
         return self.linears.reads(*map(self.path, names))
+
+    @property
+    def waits(self) -> bool:
+        """True if gradients of weights of norms and attention are made at the end."""
+        return (self.again or self.fuses_norms) and self.trains(1)
 
     def trains(self, branch: int) -> bool:
         return self.run.params[f"{self.kind.branches[branch].norm}.weight"].trainable
@@ -119,7 +121,8 @@ def _forward(code: _Code, kept: Made, x: Tensor, *, keeps: bool) -> Tensor:
     lows.clear()
     heads = [made.pop("attention")]
     made.clear()
-    hidden = _mixed(code, heads, lows, x)
+    rest: list[Tensor] = []
+    hidden = _mixed(code, heads, lows, x, rest)
     held.append(code.norm(hidden, "norm2"))
     if all_of_it:
         kept |= {"hidden": hidden, **lows}
@@ -130,7 +133,7 @@ def _forward(code: _Code, kept: Made, x: Tensor, *, keeps: bool) -> Tensor:
     if code.run.tp > 1 and (all_of_it or code.fuses_norms):  # as in `_mixed`
         return new(code.tape, x.shape, x.dtype, "residual", hidden.nbytes + down[0].nbytes)
     out = down.pop(0) if all_of_it else hidden
-    code.fused(out, hidden, *down)
+    code.fused(out, hidden, *down, *rest)
     return out
 
 
@@ -168,17 +171,19 @@ def _heads_of(code: _Code, q: Tensor) -> tuple[int, int, int]:
     return code.mixer.head_dim, code.mixer.head_dim, q.numel // code.mixer.head_dim
 
 
-def _mixed(code: _Code, heads: list[Tensor], lows: Made, x: Tensor) -> Tensor:
+def _mixed(code: _Code, heads: list[Tensor], lows: Made, x: Tensor, rest: list[Tensor]) -> Tensor:
     """The hidden state between the halves, over the output projection of attention, or that projection.
 
     `heads`: attention's output, which is dropped when it was read. What was summed over ranks in its place is not
-    written over; a norm that is fused adds it, and so does what comes last.
+    written over; a norm that is fused adds it, and so does what comes last. `rest`: gets an adapter's part, if it too is
+    added there again.
     """
     parts = code.linears.row(code.path("o_proj"), heads[0], lows)
     heads.clear()
     if code.run.tp == 1:
         hidden = parts.pop(0)
         code.fused(hidden, x, *parts)
+        rest += parts if code.fuses_norms and code.again else []
         return hidden
     return parts[0] if code.fuses_norms else new(code.tape, x.shape, x.dtype, "hidden", x.nbytes + parts[0].nbytes)
 
@@ -223,12 +228,12 @@ def _backward(code: _Code, grad: Tensor, made: Made) -> Tensor:
         rest.clear()
     else:
         of_hidden = _of_norm(code, grad, sums, made)
-    if not (code.again and code.trains(1)):
+    if not code.waits:
         sums.clear()
     del grad
     later: list[Later] = []
     more = _of_attention(code, of_hidden, made, later)
-    code.norm_grads(*((0, 1) if code.again else (0,)))
+    code.norm_grads(*((0, 1) if code.waits else (0,)))
     sums.clear()
     made.pop("hidden", None)
     while later:
@@ -244,10 +249,12 @@ def _of_norm(code: _Code, grad: Tensor, sums: list[Tensor], made: Made) -> Tenso
     """
     held = [made.pop("hidden")]
     shape, dtype, moved = held[0].shape, held[0].dtype, sum(one.nbytes for one in (grad, *held, *sums))
-    if not code.trains(1):
+    if code.waits:
+        made["hidden"] = held[0]
+    elif not code.trains(1):
         held.clear()
     out = new(code.tape, shape, dtype, "grad_norm", moved, Kernel.NORM)
-    code.norm_grads(1)
+    code.norm_grads(*() if code.waits else (1,))
     return out
 
 
@@ -308,11 +315,11 @@ def _of_kept_mlp(code: _Code, grad: Tensor, made: Made, lows: Made) -> tuple[Ten
 def _of_attention(code: _Code, of_hidden: Tensor, made: Made, later: list[Later]) -> list[Tensor]:
     """Gradients of the first norm's output, which are added where they are read.
 
-    Where the layer is made again and trained, gradients of weights are for `later`, and their operands stay.
+    Where they wait, gradients of weights are for `later`, and their operands stay.
     """
     linears, output = code.linears, code.path("o_proj")
     heads, held = made.pop("attention"), [made.pop("norm1")] if "norm1" in made else []
-    waits, adapted = code.again and linears.weight(output).trainable, linears.adapters(output) is not None
+    waits, adapted = code.waits, linears.adapters(output) is not None
     if waits:
         later.append((output, of_hidden, heads))
     elif not adapted:
