@@ -175,8 +175,8 @@ def _mixed(code: _Code, heads: list[Tensor], lows: Made, x: Tensor, rest: list[T
     """The hidden state between the halves, over the output projection of attention, or that projection.
 
     `heads`: attention's output, which is dropped when it was read. What was summed over ranks in its place is not
-    written over; a norm that is fused adds it, and so does what comes last. `rest`: gets an adapter's part, if it too is
-    added there again.
+    written over; a norm that is fused adds it, and so does what comes last. `rest`: gets an adapter's part, if it
+    too is added there again.
     """
     parts = code.linears.row(code.path("o_proj"), heads[0], lows)
     heads.clear()
