@@ -3,7 +3,8 @@
 `components/distributed/model_parallelizer.py` compile_parallelized_model, `distributed/parallelizer.py`
 _apply_per_layer_compile: each decoder layer by itself, behind sharding, with hooks of FSDP2 outside of its graph. The
 block `compile` of a recipe is for other strategies than FSDP2 (`_transformers/infrastructure.py:714`). What compiled
-layers keep was measured for Automodel's own dense layers; all else is refused by name. `operators/automodel/compiled`.
+layers keep was measured for Automodel's own dense layers and some of transformers'; all else is refused by name.
+`operators/automodel/compiled`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
 from simcore.frameworks.automodel.tensor_parallel import turns_adapters_from
+from simcore.frameworks.common.liger import LIGER_OPTION
+from simcore.models.blocks import Attention
 from simcore.operators.automodel.dense import DENSE
 from simcore.placement.job import Job
 
@@ -19,6 +22,7 @@ __all__ = ["COMPILE_OPTIONS", "check_compiled", "compile_assumptions", "runs_com
 
 _NAME: Final = "enable_compile"
 _AT: Final = f"framework_options.{_NAME}"
+_SERVED: Final = {"automodel": DENSE, "hf": ("llama", "mistral", "qwen2", "qwen3")}
 _ROWS: Final = ("o_proj", "down_proj")
 COMPILE_OPTIONS: Final[dict[str, Any]] = {_NAME: (True, False)}
 
@@ -42,8 +46,13 @@ def _not_measured(job: Job) -> str:
     family, lora = job.graph.architecture.family, job.scenario.training.lora
     alone = mesh.dp_shard * mesh.dp_replicate * mesh.cp * mesh.tp == 1
     return next((what for said, what in (
-        (job.graph.implementation != "automodel" or family not in DENSE,
-         f"of {family} by the layers of {job.graph.implementation} (served: Automodel's own of {', '.join(DENSE)})"),
+        (family not in _SERVED.get(job.graph.implementation, ()),
+         f"of {family} by the layers of {job.graph.implementation} (served: Automodel's own of {', '.join(DENSE)}, and "
+         f"transformers' of {', '.join(_SERVED['hf'])})"),
+        (job.graph.implementation == "hf" and mesh.tp > 1, "of transformers over tp"),
+        (_has_window(job) or options.get("sdpa_backend") == "math", "whose attention takes a mask, or has no kernel"),
+        (job.graph.implementation == "hf" and options.get(LIGER_OPTION) is not False,
+         f"with Liger's kernels (served: {LIGER_OPTION}: false)"),
         (job.scenario.framework_version not in ("auto", "0.7.0"), f"under automodel {job.scenario.framework_version}"),
         (mesh.pp > 1, "on pipeline stages (0.7.0 _transformers/infrastructure.py:702: stages are not compiled there)"),
         (mesh.cp > 1, "with context parallelism, whose attention breaks their graphs (0.7.0 distributed/"
@@ -72,11 +81,17 @@ def _turns(job: Job) -> bool:
     return bool(limit) and max(sizes, default=0) > limit
 
 
+def _has_window(job: Job) -> bool:
+    """True if a layer sees less than a sequence, which SDPA is told by a mask."""
+    return any(isinstance(branch.block, Attention) and 0 < branch.block.window <= job.scenario.training.seq_len
+               for kind in job.graph.kinds for branch in kind.branches)
+
+
 def compile_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """Returns what the report says about compiled layers, as (key, value, kind, source); () without them."""
     if not runs_compiled(job):
         return ()
     return ((_AT, "each decoder layer is one graph: Inductor's buffers as its CPU backend makes them, sums over ranks "
-             "inside; norms of Llama and Qwen2 are not fused; the first step also compiles, which is not timed",
-             "assumed", "torch 2.13 Inductor and nemo-automodel 0.7.0 were measured on a CPU "
+             "inside; norms of Automodel's Llama and Qwen2 are not fused; the first step also compiles, which is not "
+             "timed", "assumed", "torch 2.13 Inductor and nemo-automodel 0.7.0 were measured on a CPU "
              "(tests/truth/probe_automodel_compiled.py)"),)

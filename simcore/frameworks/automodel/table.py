@@ -209,11 +209,11 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     own = replace(RELEASE_0_7_0, keeps_logits=(sees and not trains_policies(job)) or job.mesh.pp > 1, wide_inputs=wide,
                   turns_adapters_from=turns_adapters_from(job), gathers_logits=gathers_logits(job))
     # A tower is another group of layers (parallelizer.py:1243); of Gemma 4, whole ones (gemma4_moe/model.py:886).
-    parts = is_older(job) or (sees and not native and job.graph.architecture.family != "gemma4")
+    parts = is_older(job) or runs_compiled(job) or (sees and not native and job.graph.architecture.family != "gemma4")
     return replace(_OF_HF, automodel=own, wide_outputs=wide, checkpoints_parts=parts, pixels=pixels,
                    position_axes=3 * (sees and job.scenario.training.lengths == "packed"),
                    wide_sdpa=job.graph.architecture.family == "gemma4",  # models/gemma4_moe/sdpa_fp32.py
-                   casts_images="once" if sees and wide else "",
+                   casts_images="once" if sees and wide else "", compiled_layers=runs_compiled(job),
                    attn_implementation=attention_of(job, options), liger=patched_by_liger(job, options),
                    embeddings_require_grad=native and _transformers.replayed(job))
 

@@ -233,7 +233,7 @@ def _by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     """`x + block(norm(x))` for every branch; some blocks name what a branch made until they return."""
     if env.options.compiled:
-        return compiled_layer(env.tape, env.run, kind, hidden)
+        return compiled_layer(env.tape, env.run, kind, hidden, fuses_norms=kind.family == "qwen3")
     try:
         return _branches(env, kind, hidden)
     finally:  # a replay stops before its layer returns

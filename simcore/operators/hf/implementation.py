@@ -23,6 +23,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
+from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.hf.autocast import layer_norm, narrowed
 from simcore.operators.hf.embedding import called, embedding, shared_tables, stage_stem
 from simcore.operators.hf.families import EMBEDDINGS, mix, norm, of_family
@@ -276,6 +277,8 @@ def _compiled(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
     tables = (table for table in (inputs.cos, inputs.sin) if table is not None)
+    if HfOptions.of(run.options).automodel is not None:  # which checkpoints attention and MLP inside
+        return compiled_layer(tape, run, kind, inputs.hidden, *tables, fuses_norms=True)
     return compiled_block(tape, run, CompiledBlock(mixer, _LINEARS, "none"), inputs.hidden, *tables)
 
 

@@ -28,9 +28,10 @@ def _ran(*places: Any, **given: Any) -> Report:
 
 
 @pytest.mark.parametrize("given", [{}, LORA, {"recompute": "full"}, {**LORA, "recompute": "full"},
-                                   {"model": "qwen2.5-1.5b", "recompute": "full"}])
+                                   {"model": "qwen2.5-1.5b", "recompute": "full"}, {"implementation": "hf"}])
 def test_compiled_layers_hold_less_and_end_sooner(given: dict[str, Any]) -> None:
-    compiled, eager = _ran(**given), _ran(None, {}, **given)
+    plain = {"use_liger_kernel": False} if "implementation" in given else {}
+    compiled, eager = _ran(None, COMPILED | plain, **given), _ran(None, plain, **given)
     assert compiled.status == eager.status == "ok"
     assert compiled.highest_bytes is not None
     assert eager.highest_bytes is not None
@@ -43,8 +44,12 @@ def test_compiled_layers_hold_less_and_end_sooner(given: dict[str, Any]) -> None
 
 def test_what_was_not_measured_is_refused_by_name() -> None:
     for mesh, given, words in (
-            ({"dp_shard": 2}, {"implementation": "hf"}, "of llama by the layers of hf"),
-            ({"dp_shard": 2}, {"model": "mistral-7b-v0.3"}, "of mistral by the layers of hf"),
+            ({"dp_shard": 2}, {"implementation": "hf"}, "with Liger's kernels"),
+            ({"dp_shard": 2, "tp": 2}, {"implementation": "hf"}, "of transformers over tp"),
+            ({"dp_shard": 2}, {"model": {"config": "mistral-7b-v0.3", "overrides": {"sliding_window": 4096}}},
+             "takes a mask"),
+            ({"dp_shard": 2}, {"model": "gemma-2-9b"}, "of gemma2 by the layers of hf"),
+            ({"dp_shard": 2}, {"model": "qwen3-30b-a3b"}, "of qwen3_moe by the layers of automodel"),
             ({"dp_shard": 2, "cp": 2}, {}, "attach_cp_sdpa_hooks"),
             ({"dp_shard": 2, "pp": 2}, {}, "on pipeline stages"),
             ({"dp_shard": 1}, {"recompute": "full"}, "on one GPU with activation checkpointing"),

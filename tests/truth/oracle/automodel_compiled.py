@@ -2,8 +2,9 @@
 
 `distributed/parallelizer.py` _apply_per_layer_compile calls `nn.Module.compile` on each layer; hooks of FSDP2 break the
 graph before and behind `forward`, which is one graph. With activation checkpointing `self_attn` and `mlp` are wrapped
-inside (ModelParallelizer, NO_REENTRANT). Over tp the plan is the model's own, over a fake process group. Two halves of
-a rotated head are joined inside the kernel, as Inductor does on a GPU (`_inductor/lowering.py`, cat: not on a CPU).
+inside (ModelParallelizer, NO_REENTRANT). `hf`: layers are those of transformers. Over tp the plan is the model's own,
+over a fake process group. Two halves of a rotated head are joined inside the kernel, as Inductor does on a GPU
+(`_inductor/lowering.py`, cat: not on a CPU).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from . import inductor
 from .inductor import Compiler
@@ -78,7 +79,8 @@ def model_of(case: Case) -> nn.Module:
     backend = BackendConfig(attn="sdpa", linear="torch", rms_norm="torch_fp32", experts="torch_mm", dispatcher="torch",
                             enable_hf_state_dict_adapter=False)
     with torch.device("meta"):
-        model: nn.Module = OWN[case["family"]][0](fields, backend=backend).train()
+        model: nn.Module = (AutoModelForCausalLM.from_config(fields, dtype=torch.bfloat16) if case.get("hf") else
+                            OWN[case["family"]][0](fields, backend=backend)).train()
         if "lora" in case:
             apply_lora_to_linear_modules(model, PeftConfig(
                 target_modules=[f"*{name}" for name in case["targets"]], use_triton=False, dim=case["lora"]))
@@ -106,7 +108,7 @@ def layer(case: Case) -> Callable[[Compiler], None]:
         for name in ("self_attn", "mlp"):
             setattr(body, name, checkpoint_wrapper(getattr(body, name), checkpoint_impl=CheckpointImpl.NO_REENTRANT))
     batch, seq, dim = case["batch"], case["seq"], case["fields"]["head_dim"]
-    wide = torch.bfloat16 if case["family"] == "qwen3" else torch.float32
+    wide = torch.bfloat16 if case["family"] == "qwen3" or case.get("hf") else torch.float32
 
     def step(compiler: Compiler) -> None:
         body.to_empty(device="cpu")

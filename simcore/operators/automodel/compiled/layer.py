@@ -6,9 +6,10 @@ graph that backward makes again (`components/distributed/parallelizer.py`, NO_RE
 the outputs of both norms, no more; the MLP is made again first, attention when its turn comes.
 
 Llama's and Qwen2's norms are custom operators that no kernel is fused with (`components/models/common/utils.py`,
-float32_rms_norm), so that the hidden state between the halves is written out; Qwen3's are transformers', which a
-kernel adds and normalises. Rotation, activation and sums are one kernel each, which writes over an input that is not
-needed again. See `operators/shared/compiled_block.py` for compiled layers with other norms and plans.
+float32_rms_norm), so that the hidden state between the halves is written out; Qwen3's and those of transformers' layers
+a kernel adds and normalises: kept is the projection's output, which is as large. Rotation, activation and sums are one
+kernel each, which writes over an input that is not needed again. See `operators/shared/compiled_block.py` for compiled
+layers with other plans.
 
 Assumed: Inductor's CUDA backend cuts and orders kernels as its CPU one does, which was measured.
 """
@@ -31,25 +32,31 @@ Grads = list[Tensor | None]
 _OF_MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 
-def compiled_layer(tape: Tape, run: LayerWorkload, kind: LayerKind, x: Tensor) -> Tensor:
-    """Output of a compiled layer of `kind` for `x` [batch, sequence, hidden], in x's shape: one autograd node."""
+def compiled_layer(tape: Tape, run: LayerWorkload, kind: LayerKind, x: Tensor, *tables: Tensor,
+                   fuses_norms: bool) -> Tensor:
+    """Output of a compiled layer of `kind` for `x` [batch, sequence, hidden], in x's shape: one autograd node.
+
+    `tables`: rotary tables that are given to it and kept. `fuses_norms`: norms are no custom operators.
+    """
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
-    code = _Code(tape, run, kind, mixer, Linears(tape, run, {}), run.checkpoint == "full")
+    code = _Code(tape, run, kind, mixer, Linears(tape, run, {}), run.checkpoint == "full", fuses_norms)
     params, needs = list(run.params.values()), x.node is not None
 
     def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
         (grad,) = grads
         grads.clear()
         assert grad is not None
-        made = dict(zip(("x", *names), saved, strict=True))
+        made = dict(zip(("x", *table_names, *names), saved, strict=True))
         saved.clear()
+        _tables = [made.pop(name) for name in table_names]
         of_x = _backward(code, grad, made)
         to = [code.linears.to.pop(param.name, None) for param in params]
         return [of_x if needs else None, *to]
 
     kept: Made = {}
-    node = tape.node((x, *params), (x,), backward)
+    table_names = tuple(f"table{number}" for number in range(len(tables)))
+    node = tape.node((x, *params), (x, *tables), backward)
     out = _forward(code, kept, x, keeps=node is not None)
     names = tuple(kept)
     tape.save(node, *kept.values())
@@ -67,6 +74,7 @@ class _Code:
     mixer: Attention
     linears: Linears
     again: bool
+    fuses_norms: bool
 
     def path(self, name: str) -> str:
         """Name in the layer of a linear: `q_proj` is `self_attn.q_proj`."""
@@ -82,6 +90,11 @@ class _Code:
     def reads(self, *names: str) -> bool:
         """True if backward of one of these linears reads its input."""
         return self.linears.reads(*map(self.path, names))
+
+    @property
+    def waits(self) -> bool:
+        """True if gradients of weights of norms and attention are made at the end."""
+        return (self.again or self.fuses_norms) and self.trains(1)
 
     def trains(self, branch: int) -> bool:
         return self.run.params[f"{self.kind.branches[branch].norm}.weight"].trainable
@@ -102,12 +115,14 @@ def _forward(code: _Code, kept: Made, x: Tensor, *, keeps: bool) -> Tensor:
     held = [code.norm(x, "norm1")]
     if keeps and (code.again or code.reads("q_proj", "k_proj", "v_proj")):
         kept["norm1"] = held[0]
-    made = _attention(code, held, lows)
+    made = _attention(code, held, lows, keeps=all_of_it)
     if all_of_it:
         kept |= made | lows
     lows.clear()
-    hidden = _mixed(code, made.pop("attention"), lows, x)
+    heads = [made.pop("attention")]
     made.clear()
+    rest: list[Tensor] = []
+    hidden = _mixed(code, heads, lows, x, rest)
     held.append(code.norm(hidden, "norm2"))
     if all_of_it:
         kept |= {"hidden": hidden, **lows}
@@ -115,17 +130,18 @@ def _forward(code: _Code, kept: Made, x: Tensor, *, keeps: bool) -> Tensor:
         kept["norm2"] = held[0]
     lows.clear()
     down = _mlp(code, held, lows, kept if all_of_it else None)
-    if all_of_it and code.run.tp > 1:  # what was summed over ranks in its place is not written over
+    if code.run.tp > 1 and (all_of_it or code.fuses_norms):  # as in `_mixed`
         return new(code.tape, x.shape, x.dtype, "residual", hidden.nbytes + down[0].nbytes)
     out = down.pop(0) if all_of_it else hidden
-    code.fused(out, hidden, *down)
+    code.fused(out, hidden, *down, *rest)
     return out
 
 
-def _attention(code: _Code, held: list[Tensor], lows: Made) -> Made:
+def _attention(code: _Code, held: list[Tensor], lows: Made, *, keeps: bool) -> Made:
     """Rotated queries and keys, values, attention's output and its statistics, by name.
 
-    Of norms over heads, heads before them too. `held`: the input, which is dropped when it was read.
+    Of norms over heads, heads before them too, if backward follows (`keeps`). `held`: the input, which is dropped when
+    it was read.
     """
     heads = {name: code.linears.column(code.path(f"{name}_proj"), held[0], lows) for name in "qkv"}
     held.clear()
@@ -134,8 +150,9 @@ def _attention(code: _Code, held: list[Tensor], lows: Made) -> Made:
     for name in "qk":
         first = heads[name][0]
         made[f"turned_{name}"] = new(code.tape, first.shape, first.dtype, f"rotary_{name}", moved * (name == "q"))
-        if code.mixer.qk_norm:
+        if code.mixer.qk_norm and keeps:
             made[name] = first  # the sum with an adapter's part lies over it
+        del first
     made["v"] = heads["v"][0]
     first = made["turned_q"]
     del moved
@@ -154,15 +171,21 @@ def _heads_of(code: _Code, q: Tensor) -> tuple[int, int, int]:
     return code.mixer.head_dim, code.mixer.head_dim, q.numel // code.mixer.head_dim
 
 
-def _mixed(code: _Code, heads: Tensor, lows: Made, x: Tensor) -> Tensor:
-    """The hidden state between the halves, over the output projection of attention."""
-    parts = code.linears.row(code.path("o_proj"), heads, lows)
-    del heads
-    if code.run.tp > 1:  # what was summed over ranks in its place is not written over
-        return new(code.tape, x.shape, x.dtype, "hidden", x.nbytes + parts[0].nbytes)
-    hidden = parts.pop(0)
-    code.fused(hidden, x, *parts)
-    return hidden
+def _mixed(code: _Code, heads: list[Tensor], lows: Made, x: Tensor, rest: list[Tensor]) -> Tensor:
+    """The hidden state between the halves, over the output projection of attention, or that projection.
+
+    `heads`: attention's output, which is dropped when it was read. What was summed over ranks in its place is not
+    written over; a norm that is fused adds it, and so does what comes last. `rest`: gets an adapter's part, if it
+    too is added there again.
+    """
+    parts = code.linears.row(code.path("o_proj"), heads[0], lows)
+    heads.clear()
+    if code.run.tp == 1:
+        hidden = parts.pop(0)
+        code.fused(hidden, x, *parts)
+        rest += parts if code.fuses_norms and code.again else []
+        return hidden
+    return parts[0] if code.fuses_norms else new(code.tape, x.shape, x.dtype, "hidden", x.nbytes + parts[0].nbytes)
 
 
 def _mlp(code: _Code, held: list[Tensor], lows: Made, kept: Made | None) -> list[Tensor]:
@@ -198,19 +221,19 @@ def _backward(code: _Code, grad: Tensor, made: Made) -> Tensor:
     sums = _of_mlp(code, grad, made)
     if code.again:
         lows: Made = {}
-        made |= _attention(code, [made["norm1"]], lows) | lows
+        made |= _attention(code, [made["norm1"]], lows, keeps=True) | lows
         lows.clear()
         made["hidden"], *rest = code.linears.row(code.path("o_proj"), made["attention"], made)
         of_hidden = _of_norm_again(code, sums, made, x, rest)
         rest.clear()
     else:
         of_hidden = _of_norm(code, grad, sums, made)
-    if not (code.again and code.trains(1)):
+    if not code.waits:
         sums.clear()
     del grad
     later: list[Later] = []
     more = _of_attention(code, of_hidden, made, later)
-    code.norm_grads(*((0, 1) if code.again else (0,)))
+    code.norm_grads(*((0, 1) if code.waits else (0,)))
     sums.clear()
     made.pop("hidden", None)
     while later:
@@ -226,10 +249,12 @@ def _of_norm(code: _Code, grad: Tensor, sums: list[Tensor], made: Made) -> Tenso
     """
     held = [made.pop("hidden")]
     shape, dtype, moved = held[0].shape, held[0].dtype, sum(one.nbytes for one in (grad, *held, *sums))
-    if not code.trains(1):
+    if code.waits:
+        made["hidden"] = held[0]
+    elif not code.trains(1):
         held.clear()
     out = new(code.tape, shape, dtype, "grad_norm", moved, Kernel.NORM)
-    code.norm_grads(1)
+    code.norm_grads(*() if code.waits else (1,))
     return out
 
 
@@ -290,11 +315,11 @@ def _of_kept_mlp(code: _Code, grad: Tensor, made: Made, lows: Made) -> tuple[Ten
 def _of_attention(code: _Code, of_hidden: Tensor, made: Made, later: list[Later]) -> list[Tensor]:
     """Gradients of the first norm's output, which are added where they are read.
 
-    Where the layer is made again and trained, gradients of weights are for `later`, and their operands stay.
+    Where they wait, gradients of weights are for `later`, and their operands stay.
     """
     linears, output = code.linears, code.path("o_proj")
     heads, held = made.pop("attention"), [made.pop("norm1")] if "norm1" in made else []
-    waits, adapted = code.again and linears.weight(output).trainable, linears.adapters(output) is not None
+    waits, adapted = code.waits, linears.adapters(output) is not None
     if waits:
         later.append((output, of_hidden, heads))
     elif not adapted:
