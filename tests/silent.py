@@ -115,7 +115,7 @@ OWN: Final[dict[str, tuple[Any, ...]]] = {
 
 
 _OF_TYPES: Final[dict[type, tuple[Any, ...]]] = {
-    bool: (True, False), int: (2, 1, 4, 2**20, 2**28), float: SHARES, str: (), list: ([],), dict: ({},)}
+    bool: (True, False), int: (2, 1, 4, 2**20, 2**28), float: SHARES, str: (), list: ([], [4, 1]), dict: ({},)}
 
 
 def values(key: str, framework: str) -> Iterator[Any]:
@@ -204,7 +204,10 @@ _OF_MAIN: Final[tuple[Tree, ...]] = (
     {"model": DENSE, "mesh": {"dp_shard": 2, "cp": 2}, "framework_version": "main 2026-08-22"},
     {"model": DENSE, "mesh": {"dp_shard": 4}, "framework_version": "main 2026-08-22",
      "framework_options": {"attention_backend": "unfused"}})
-PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": (*_PAGED, *_OF_MAIN),
+_BOTH: Final[Tree] = {"model": DENSE, "mesh": {"cp": 4}, "framework_options": {
+    "cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": [2, 2]}}
+PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": (*_PAGED, _BOTH), "megatron_fsdp": (
+    *_PAGED, *_OF_MAIN, _BOTH | {"framework_version": "main 2026-08-22"}),
                                              "automodel": (*_IMAGES, *_BY_TE)}
 """Jobs with options that matter in them alone; they come last, so that others keep their numbers."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {

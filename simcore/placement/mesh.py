@@ -70,10 +70,10 @@ class Mesh:
         return self.stage_size // (self.ep * self.etp)
 
     def axis(self, name: str) -> Axis:
-        """Returns an axis by its name: a field of the mesh, "expert_dp", a view of several axes, or "name/n".
+        """Returns an axis by its name: a field of the mesh, "expert_dp", a view of several axes, "name/n" or "name%n".
 
         Views: dp, dp_shard_cp, dp_cp, expert_dp_shard, expert_dp_replicate, world. "dp_shard_cp/4" is groups of 4
-        neighbours on dp_shard_cp.
+        neighbours on dp_shard_cp, "cp%2" groups of those that lie 2 apart on cp.
         """
         return _axis(self, name)
 
@@ -113,5 +113,9 @@ def _axis(mesh: Mesh, name: str) -> Axis:
     whole, _, part = name.partition("/")
     if part:
         return Axis(name, int(part), mesh.axis(whole).stride)
+    whole, _, apart = name.partition("%")
+    if apart:
+        axis = mesh.axis(whole)
+        return Axis(name, axis.size // int(apart), axis.stride * int(apart))
     size, stride = mesh.digit(whole)
     return Axis(name, size, stride)

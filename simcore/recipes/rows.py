@@ -15,10 +15,10 @@ from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["Idle", "Limit", "Off", "On", "Row", "Says", "Unmodelled", "key_of", "leave_out", "read_rows", "write_rows"]
 
-Kind = Literal["integer", "number", "flag", "text", "words"]
+Kind = Literal["integer", "number", "flag", "text", "words", "list"]
 _READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
     "integer": Reader.integer, "number": Reader.number, "flag": Reader.flag, "text": Reader.text,
-    "words": Reader.words}
+    "words": Reader.words, "list": Reader.take}
 
 _SIMULATED: Final = "as it is simulated"
 
@@ -122,7 +122,7 @@ def _read_said(reader: Reader, draft: Draft, row: Says) -> None:
     said = _READS[row.kind](reader, row.key)
     if said is None:
         return
-    if row.kind != "words" and said.value in row.idle:
+    if row.kind not in ("words", "list") and said.value in row.idle:
         draft.idle(said, row.idle[said.value])
     elif row.words and said.value not in row.words:
         draft.refuse(said, f"{row.what} {said.value}")

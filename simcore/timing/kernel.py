@@ -19,7 +19,7 @@ from simcore.hardware.device import Device
 from simcore.hardware.efficiency import Efficiency, KernelShare, Overlap
 from simcore.hardware.topology import Topology
 from simcore.placement.mesh import IntArray
-from simcore.timing.kernel_efficiency import gemm_stretch, softmax_stretch
+from simcore.timing.kernel_efficiency import gemm_stretch, softmax_stretch, wide_stretch
 
 __all__ = ["DTYPES", "KERNELS", "HostRates", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share",
            "host_rates", "on_matrix_units",
@@ -70,8 +70,9 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
     bits = _BITS[dtype_ids]
     products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
     attention = np.where(_IS_ATTENTION[kernel_ids], shapes, 0)
+    efficient = np.where(kernel_ids == KERNELS.index("attention_efficient"), shapes, 0)
     result: NDArray[np.float64] = flops * gemm_stretch(device, products, flops, bits) * softmax_stretch(
-        device, attention, flops, bits, older=kernel_ids != KERNELS.index("attention"))
+        device, attention, flops, bits, older=kernel_ids != KERNELS.index("attention")) * wide_stretch(efficient)
     return result
 
 

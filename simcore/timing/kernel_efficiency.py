@@ -42,6 +42,14 @@ longest tile. So 64, 32, 16, 8, 4 heads over 4096 tokens reach 0.85, 0.75, 0.61,
 ones on a B200 in forward, and 0.97, 0.97, 0.97, 0.84, 0.42 in backward. Measured were 0.87, 0.73,
 0.58, 0.31, 0.17 of the peak of the whole square and 0.73, 0.80, 0.76, 0.66, 0.35; with 128 heads 1.00 and 0.83 (SimuMax
 4dcaae51 `configs/system/b200_bf16_ceperm.json`, sdp_fwd and sdp_bwd).
+
+[Note: sums in memory]
+torch's memory-efficient kernel holds the sums of its output in registers for keys of up to 128 elements; for wider ones
+it has a version with tiles of 32 queries that keeps them in memory (torch 2.13 `ATen/native/transformers/cuda/
+mem_eff_attention/kernels`, 32x128_gmem). torchtitan logs one job with it and with FlexAttention: DeepSeek-V3 16B on
+eight GPUs, keys of 192 (f738a03bf, 22 August 2025), 4.68 and 3.61 s a step over the first ten, 4.89 and 3.82 s at the
+90th. If FlexAttention takes the 0.28 s that it is simulated with, the kernel took 1.35 s, where with narrow keys its
+FLOPs would have taken 0.53. Both directions share the factor; on other GPUs it is assumed to be the same.
 """
 
 from __future__ import annotations
@@ -57,7 +65,7 @@ from simcore.hardware.device import Device
 from simcore.placement.mesh import IntArray
 from simcore.recording.kernel_shape import Products, unpacked
 
-__all__ = ["gemm_stretch", "softmax_stretch"]
+__all__ = ["gemm_stretch", "softmax_stretch", "wide_stretch"]
 
 Floats = NDArray[np.float64]
 _STEP_BYTES: Final = 128
@@ -69,6 +77,12 @@ _EXPONENTIALS: Final = {"10.3": 32}
 """Exponentials that a multiprocessor computes in a cycle, by compute capability."""
 _OTHERS_EXPONENTIALS: Final = 16
 """The same for all other devices."""
+
+
+_IN_MEMORY: Final = 2.56
+"""Times longer than with narrow keys: measured, see [Note: sums in memory]."""
+_NARROW: Final = 256
+"""Elements of a key and a value together of which each has at most 128."""
 
 
 class _Tiles(NamedTuple):
@@ -181,6 +195,17 @@ def softmax_stretch(device: Device, shapes: IntArray, flops: IntArray, operand_b
         heads = (1 + exponential_flops * 16 / bits / packed.rows) / (1 + exponential_flops / of_128)
         out[at] = heads * _masked_stretch(packed, flops[at]) * _waves_stretch(device, packed, older[at])
     return out
+
+
+def wide_stretch(shapes: IntArray) -> Floats:
+    """Factor for wide heads of each call of torch's memory-efficient kernel, see [Note: sums in memory].
+
+    `shapes`: as those of `softmax_stretch`; 0: unknown heads, or another kernel, factor 1.
+    """
+    packed = unpacked(shapes)
+    wide = packed.rows > np.where(packed.sums_rows, 5, 2) * _NARROW
+    stretch: Floats = np.where(wide, _IN_MEMORY, 1.0)
+    return stretch
 
 
 def _masked_stretch(heads: Products, flops: IntArray) -> Floats:

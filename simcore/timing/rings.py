@@ -33,7 +33,8 @@ def ring_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, i
     """
     rows = program.distinct
     shares = np.zeros(len(rows))
-    is_message = np.array([kind == "send_recv" and axis == "cp" for kind, axis, _ in program.tables.comms] or [False])
+    named = [kind == "send_recv" and axis.startswith("cp") for kind, axis, _ in program.tables.comms]
+    is_message = np.array(named or [False])
     at = np.flatnonzero((rows[:, OP] == Op.COLLECTIVE) & (rows[:, STREAM] == Stream.COMPUTE))
     at = at[is_message[rows[at, SLOT]]]
     kernels = np.flatnonzero((rows[:, OP] == Op.COMPUTE) & np.isin(rows[:, SLOT], _ATTENTION))

@@ -67,6 +67,12 @@ def test_a_part_of_an_axis_is_its_fastest_digits() -> None:
     assert list(MESH.group(0, "dp_shard_cp/4")) == [0, 2, 4, 6]
 
 
+def test_ranks_that_lie_apart_on_an_axis_are_its_slowest_digits() -> None:
+    apart = MESH.axis("dp_shard_cp%4")
+    assert (apart.size, apart.stride) == (MESH.axis("dp_shard_cp").size // 4, 8)
+    assert list(MESH.group(0, "dp_shard_cp%4")) == [rank * 8 for rank in range(apart.size)]
+
+
 def test_many_ranks_at_once() -> None:
     ranks = np.arange(96)
     axis = MESH.axis("dp_shard")

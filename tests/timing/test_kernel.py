@@ -60,6 +60,15 @@ def test_shapes_are_of_products_and_of_attention_alone() -> None:
     assert (worked_flops(H100.device, kinds, flops, np.full(len(KERNELS), BF16), 0 * shapes) == flops).all()
 
 
+def test_torchs_memory_efficient_kernel_alone_is_slow_for_wide_keys() -> None:
+    shape = shape_of_heads(192, 128, 2**20)
+    kinds = [KERNELS.index(name) for name in ("attention", "attention_flash2", "attention_efficient")]
+    own, flash2, efficient = worked_flops(H100.device, np.array(kinds), np.full(3, 10**12), np.full(3, BF16),
+                                          np.full(3, shape))
+    assert own < flash2 * 1.1
+    assert efficient == pytest.approx(2.56 * flash2)
+
+
 def test_a_norm_runs_at_its_share_of_the_memory_bandwidth() -> None:
     [ns] = kernel_ns(H100, [KERNELS.index("norm")], [0], [10**9], [BF16])
     assert ns == pytest.approx(1e9 / (3.35e12 * H100.efficiency.kernels.norm.memory.si) * 1e9, abs=1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simcore.hardware.device import Device
 from simcore.hardware.topology import load_topology
 from simcore.recording.kernel_shape import shape_of, shape_of_heads
-from simcore.timing.kernel_efficiency import gemm_stretch, softmax_stretch
+from simcore.timing.kernel_efficiency import gemm_stretch, softmax_stretch, wide_stretch
 
 A100, H100, B200, B300 = (load_topology(name).device for name in ("dgx-a100", "dgx-h100", "dgx-b200", "dgx-b300"))
 DEVICES = (A100, H100, B200)
@@ -132,6 +132,13 @@ def test_8_bits_save_nothing_of_them() -> None:
 def test_heads_that_are_not_known_change_nothing() -> None:
     unknown, older = np.zeros(3, dtype=np.int64), np.ones(3, dtype=np.bool_)
     assert (softmax_stretch(B200, unknown, unknown + 1, np.full(3, 8), older=older) == 1).all()
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_wide_keys_leave_no_room_for_sums_in_registers(*, backward: bool) -> None:
+    sizes = ((128, 128), (192, 128), (64, 64), (256, 256))
+    shapes = [shape_of_heads(keys, values, 1024, backward=backward) for keys, values in sizes]
+    assert wide_stretch(np.array([*shapes, 0])).tolist() == [1, 2.56, 1, 2.56, 1]
 
 
 @pytest.mark.parametrize(("backward", "measured"), [

@@ -23,6 +23,16 @@ class Scope:
         return found
 
 
+class Levels:
+    """Sizes of groups within groups: two numbers, as "2 2" or "[2 2]"."""
+
+    def meaning(self, told):
+        found = str(told).strip("[]").split()
+        if len(found) != 2 or not all(size.isdigit() for size in found):
+            raise Unheard("known: two numbers")
+        return [int(size) for size in found]
+
+
 IDLE = named(Unread, {
     "random numbers, initial weights": "seed init-method-std te-rng-tracker",
     "values of the optimizer's step":
@@ -46,7 +56,7 @@ IDLE = named(Unread, {
                "inference-logging-step-interval max-tokens-to-oom",
     "how processes are started and grouped; the ranks of a group do the same":
         "distributed-backend distributed-timeout-minutes use-tp-pp-dp-mapping disable-gloo-process-groups "
-        "high-priority-stream-groups hierarchical-context-parallel-sizes ddp-average-in-collective",
+        "high-priority-stream-groups ddp-average-in-collective",
     "values by which something is scaled":
         "norm-epsilon rotary-base rotary-scaling-factor mscale mscale-all-dim mtp-loss-scaling-factor "
         "moe-aux-loss-coeff moe-z-loss-coeff moe-router-topk-scaling-factor moe-router-bias-update-rate "
@@ -113,7 +123,8 @@ WORDS = {
     "recompute-modules": Always("[moe_act]", "[layernorm mla_up_proj mlp moe_act]"),
     "cross-entropy-fusion-impl": Always("native", "te"), "fp8-format": FORMATS,
     "fp8-recipe": Always("tensorwise", "blockwise", "mxfp8"), "cp-comm-type": Words(
-        {one: one for one in ("p2p", "a2a", "all_gather", "a2a+p2p")}), "moe-router-dtype": Words(
+        {one: one for one in ("p2p", "a2a", "all_gather", "a2a+p2p")}), "hierarchical-context-parallel-sizes": Levels(),
+    "moe-router-dtype": Words(
         {"fp32": "fp32", "fp64": "fp64"}),
     "moe-token-dispatcher-type": Always("allgather", "alltoall", "flex"), "moe-router-score-function": Always(
         "softmax", "sigmoid"), "cuda-graph-impl": Always("transformer_engine", "local"),

@@ -132,10 +132,11 @@ FIELDS = {
         "small beside everything else": "ln1p rotary_percent rope_fusion softmax_fp32 expert_bias_router router_lb",
         "changes no byte and no kernel": "per_token_loss use_mcore tp_pp_dp_mapping aux_coeff"})}
 """Of `config`, in which one collection restates the arguments of a case."""
-READ = ("cp-comm-type", "moe-router-dtype", "use-fused-weighted-squared-relu", "cuda-graph-warmup-steps",
-        "wgrad-deferral-limit", "data-parallel-sharding-strategy", "outer-dp-sharding-strategy", "delay-wgrad-compute",
-        "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "moe-router-num-groups",
-        "moe-router-group-topk", "no-use-layer-wise-param-layout")
+READ = ("cp-comm-type", "hierarchical-context-parallel-sizes", "moe-router-dtype", "use-fused-weighted-squared-relu",
+        "cuda-graph-warmup-steps", "wgrad-deferral-limit", "data-parallel-sharding-strategy",
+        "outer-dp-sharding-strategy", "delay-wgrad-compute", "first-last-layers-bf16", "num-layers-at-start-in-bf16",
+        "num-layers-at-end-in-bf16", "moe-router-num-groups", "moe-router-group-topk",
+        "no-use-layer-wise-param-layout")
 """Arguments that `config` leaves out and the rule reads."""
 GROUPED = ("moe-router-num-groups", "moe-router-group-topk")
 RAW = {name: kind if name in READ or isinstance(kind, Unread | Refused) else Unread("`config` restates it", kind)
@@ -526,6 +527,8 @@ def _context(golden):
     """What only the YAML says: how attention crosses context parallel ranks, and the router's format."""
     kind, router = (golden["raw_args"].get(name) for name in ("cp-comm-type", "moe-router-dtype"))
     crosses = {} if kind in (None, "p2p") else {"cp_comm_type": kind}
+    if kind == "a2a+p2p":
+        crosses["hierarchical_context_parallel_sizes"] = golden["raw_args"]["hierarchical-context-parallel-sizes"]
     if golden["config"]["squared_relu"] and golden["config"].get("experts"):
         crosses["use_fused_weighted_squared_relu"] = bool(golden["raw_args"].get("use-fused-weighted-squared-relu"))
     if _is_layer_wise(golden["config"]):  # the others were read before there was a layout

@@ -110,7 +110,9 @@ PER_OP = {"recompute": {"mode": "per_op"}}
 TITAN_RECOMPUTED = {
     "selective AC (per-op SAC, titan default option of Dec 2024)": PER_OP, "full AC": {"recompute": "full"},
     "selective AC (llama3_8b.toml default, option op)": PER_OP, "none": {}, "config default": UNSTATED,
-    "config default (SAC?)": UNSTATED, "selective op per toml at commit (run may differ)": UNSTATED}
+    "config default (SAC?)": UNSTATED, "selective op per toml at commit (run may differ)": Missing(
+        "a copy: later_rows.jsonl has it with the file that its message names"),
+    "selective AC (deepseek_v3_16b.toml, option op)": PER_OP}
 ONE_STAGE, TWO_STAGES = 1, 2
 """Schedules of several stages have two a rank by default (torchtitan distributed/pipeline_parallel.py)."""
 SCHEDULES = {"1f1b": ONE_STAGE, "1F1B": ONE_STAGE, "interleaved": TWO_STAGES,
@@ -122,7 +124,7 @@ TITAN = COMMON | {
     "precision": Words(TITAN_PRECISIONS), "recompute": Words(TITAN_RECOMPUTED),
     "optimizer": Words({"AdamW fused fp32 params/states (bf16 mixed precision)": FUSED, "AdamW fused fp32": FUSED}),
     "config": Block({
-        "compile": SWITCH, "async_tp": SWITCH,
+        "compile": Words({True: True, False: False, "loss": "loss"}), "async_tp": SWITCH,
         "schedule": Words(SCHEDULES), "pp_microbatch_size": Number(), "attention": Words({
             "SDPA mem-efficient": "efficient", "SDPA": "sdpa", "FlexAttention": "flex"}),
         "dispatcher": Words({"HybridEP": Missing("the local batch is not stated")}),
@@ -153,6 +155,8 @@ def torchtitan(run):
     if run["pp"] > 1 and _titan_returns_outputs(run):
         options["return_outputs"] = True
     options |= _titan_attention(run) | _titan_repeats(run)
+    if (run["ep"] or 1) > 1 and recompute == PER_OP and "@f738a03bf" in run["source"]:
+        options["keeps_exchange"] = False  # its llama3/infra/parallelize.py, _save_list, has no all_to_all_single
     return {"model": model, "framework": "fsdp2", "implementation": "torchtitan", "topology": run["gpu_type"],
             "mesh": degrees(run), "training": training, "framework_options": options}
 
@@ -228,6 +232,8 @@ def _titan_compiled(run):
     There "compiling loss function causes CUDA errors" and was commented out; a source of December 2024 is taken to be
     of this version, since its runs finished. Readings had been seen when this was written.
     """
+    if run["config"]["compile"] == "loss":
+        return "loss"
     dated = _titan_dated(run)
     return "model" if dated and "202412" <= dated < "202504" else True
 

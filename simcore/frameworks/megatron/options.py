@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from math import prod
+from typing import Any, Final, cast
 
 from simcore.frameworks.common.te_offload import OPTIONS as OFFLOAD_OPTIONS
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
@@ -24,6 +25,7 @@ from simcore.units import dtype_bytes
 __all__ = ["DISPATCHERS", "IMPLIED", "OPTIONS", "TE_LOSS", "VERSIONS", "bucket_elements", "fuses_experts",
            "implementation_options", "version_of"]
 
+SIZES: Final = "hierarchical_context_parallel_sizes"
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
 OPTIONS = {
     "use_distributed_optimizer": (True, False),
@@ -68,6 +70,7 @@ OPTIONS = {
     "use_layer_wise_param_layout": (True, False),
     "mtp_detach_heads": (True, False),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
+    SIZES: (None, list),
     **STASH_OPTIONS,
     **GRAPH_OPTIONS,
     **FP8_OPTIONS,
@@ -82,6 +85,7 @@ DISPATCHERS = {
     "hybridep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
 }
 """Core 0.16.1 transformer_config.py:675 and :682: the type, and the library that flex calls."""
+_CORE: Final = "Megatron-LM d98e8a64 training/arguments.py"
 SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
 TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
 """Families whose recipes say cross_entropy_fusion_impl: te (Bridge 0.3.1 recipes/{deepseek,moonlight,qwen})."""
@@ -185,6 +189,8 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
                           "delay_wgrad_compute", "core 0.16.1 transformer/transformer_config.py:1912")
     return MegatronOptions(
         **made, attention_backend=backend, cp_comm_type=cast(ContextParallelComm, exchange),
+        hierarchical_context_parallel_sizes=_exchange_sizes(job, options, exchange),
+        sends_output_again=not version_of(job).startswith("main"),  # TE 2.8 context_parallel.py:2020, 2.18: 2407
         gradient_accumulation_fusion=options.get("gradient_accumulation_fusion") is not False,
         moe_permute_fusion=options.get("moe_permute_fusion") is not False,
         use_fused_weighted_squared_relu=options.get("use_fused_weighted_squared_relu") is not False,
@@ -198,6 +204,42 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
         use_transformer_engine_op_fuser=fuses_experts(job, options),
         fuses_dense_mlp=not job.has_experts and options.get("use_transformer_engine_op_fuser") is True,
         overlap_moe_expert_parallel_comm=overlaps(job, options))
+
+
+def _exchange_sizes(job: Draft, options: dict[str, object], exchange: str) -> tuple[int, ...]:
+    """Ranks that exchange heads, and ranks of a ring, with cp_comm_type a2a+p2p; () otherwise.
+
+    Raises IllegalLayout for sizes that upstream stops at, NotYet for attention in 8 bits.
+    """
+    key, given = f"framework_options.{SIZES}", options.get(SIZES)
+    if exchange != "a2a+p2p" or job.mesh.cp == 1:
+        job.refuse_idle(options, SIZES, "without cp_comm_type: a2a+p2p and several context parallel ranks")
+        return ()
+    if not isinstance(given, list):
+        raise job.illegal("framework_options.cp_comm_type", "--hierarchical-context-parallel-sizes must be set when "
+                          f"a2a+p2p is used in cp comm: framework_options.{SIZES}", f"{_CORE}:585")
+    sizes = tuple(one for one in given if isinstance(one, int) and not isinstance(one, bool) and one > 0)
+    if len(sizes) != 2 or len(given) != 2:
+        raise job.illegal(key, "CP implementation a2a+p2p requires cp_group = [a2a_cp_group, p2p_cp_group]: two sizes",
+                          "TransformerEngine 2.18 dot_product_attention/context_parallel.py:4988")
+    if prod(sizes) != job.mesh.cp:
+        raise job.illegal(key, f"{sizes[0]} x {sizes[1]} is not cp, {job.mesh.cp}", f"{_CORE}:582")
+    if options.get("fp8_dot_product_attention"):
+        raise job.not_yet("framework_options.cp_comm_type", "attention in 8 bits under a2a+p2p")
+    _check_heads(job, sizes[0])
+    return sizes
+
+
+def _check_heads(job: Draft, ranks: int) -> None:
+    """Refuses heads of queries, keys or values that `ranks` cannot share out, each with all positions."""
+    for block in (branch.block for kind in job.graph.kinds for branch in kind.branches):
+        if not isinstance(block, Attention | LatentAttention):
+            continue
+        for heads in (block.num_heads, block.num_kv_heads if isinstance(block, Attention) else block.num_heads):
+            if (own := max(heads // job.mesh.tp, 1)) % ranks:
+                raise job.illegal(f"framework_options.{SIZES}", f"{own} heads a tp rank, which {ranks} ranks cannot "
+                                  "share out: shape is invalid for input", "TransformerEngine 2.18 "
+                                  "dot_product_attention/context_parallel.py:387, flash_attn_a2a_communicate")
 
 
 def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:

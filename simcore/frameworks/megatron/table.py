@@ -119,8 +119,8 @@ def table_of(job: Draft, options: dict[str, object], *, sends_apart: bool = Fals
         deferred_heads=_deferred(job, options),
         dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
         offload=offload,
-        options=with_format(implementation_options(job, options, made.grads), fp8),
-        communicators=_communicators(job), libraries=libraries_of(job, options, fp8),
+        options=with_format(settings := implementation_options(job, options, made.grads), fp8),
+        communicators=_communicators(job, settings), libraries=libraries_of(job, options, fp8),
         files=megatron_files(job), afterwards=bridge_afterwards(job), fullest_load=fullest_load(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=_assumptions(job, options, made, fp8, offload),
@@ -254,9 +254,10 @@ def _overlap(job: Draft, options: dict[str, object], *, scatter: bool) -> tuple[
     return grads, gather
 
 
-def _communicators(job: Job) -> tuple[str, ...]:
-    mesh = job.mesh
-    names = ["tp", "cp", "dp_cp", "pp"]
+def _communicators(job: Job, settings: MegatronOptions) -> tuple[str, ...]:
+    """Groups of more than one rank; with a2a+p2p also those of each level of cp (create_hierarchical_groups)."""
+    mesh, (heads, ring) = job.mesh, settings.exchange(job.mesh.cp)
+    names = ["tp", "cp", *(f"cp/{heads}", f"cp%{heads}") * (min(heads, ring) > 1), "dp_cp", "pp"]
     if job.has_experts:
         names += ["ep", "etp", "expert_dp"]
     if mesh.dp_replicate > 1:  # several optimizer instances

@@ -13,7 +13,7 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
 from simcore.operators.megatron.attention_8_bits import attends_by_tensor, core_8_bits
-from simcore.operators.megatron.exchange_heads import Work, attend, differentiate, send_output
+from simcore.operators.megatron.exchange_heads import Work, attend, differentiate, send_gradient
 from simcore.operators.megatron.ops.capped import capped_attention
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
@@ -271,7 +271,7 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         around = 128 * c.run.sequences * flash  # [Note: packing]
         of_bias = [c.new(rows, c.run.seq, "grad_attention_bias")] if bias else []
         work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
-        send_output(c, c.size * rows * columns)
+        send_gradient(c, c.size * rows * columns)
         kernel = _in_8_bits(c, rows, (columns,))
         differentiate(c, Work(kernel, flops * 5 // 2, shape_of_heads(*sizes, backward=True), moved,
                               others=2 * sum(t.nbytes for t in saved)))

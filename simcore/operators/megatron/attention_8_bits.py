@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.operators.megatron.exchange_heads import Work, attend, differentiate, send_output
+from simcore.operators.megatron.exchange_heads import Work, attend, differentiate, send_gradient
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.fp8 import quantized
 from simcore.operators.megatron.sinks import grad_of_sinks, own_sinks
@@ -47,7 +47,7 @@ def core_8_bits(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor]
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         given = quantized(own, rows, columns, "grad_attention_out", backward=False)
-        send_output(c, rows * columns)
+        send_gradient(c, rows * columns)
         work = tape.empty((rows, widths[0] + heads), "fp32", "attention_workspace")
         made = c.new(rows, sum(widths), "grad_qkv_fp8" if _is_delayed(c) else "grad_qkv_whole", _written(c))
         query, key, value = (made.nbytes // sum(widths) * width for width in widths)

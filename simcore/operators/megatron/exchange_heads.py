@@ -5,9 +5,15 @@ AttnFuncWithCPAndQKVOA2A with flash_attn_a2a_communicate.
 
 [Note: positions for heads]
 With a2a each rank sends of each of query, key and value the heads of every other rank, and gets all positions of its
-own; afterwards the output goes back. One all-to-all a tensor, before or after which a copy puts the positions in order,
-since a rank has one piece from the start of the sequence and one from its end. Backward sends the gradient of the
-output, and back those of query, key and value. Nothing of it overlaps. In 8 bits the messages are of a byte an element.
+own; afterwards the output goes back. One all-to-all a tensor; a copy before it puts heads apart, another behind it puts
+positions in order, since a rank has one piece from the start of the sequence and one from its end. Of tensors that are
+exchanged together all copies but the first and the last run beside messages of others, and cost the host alone.
+Backward sends the gradient of the output, and back those of query, key and value. In 8 bits the messages are of a byte
+an element.
+
+With a2a+p2p neighbours exchange heads (hierarchical_context_parallel_sizes: so many, and so many around a ring), then
+those that have the same heads send keys and values around a ring. Until TransformerEngine 2.14 backward exchanges the
+output too, since what is kept is what was handed on; from 2.15 on the kernel's own output is kept.
 
 [Note: steps of a ring]
 Each rank goes through as many steps as there are ranks. In each a kernel sees the keys of one of them, of equal work:
@@ -29,7 +35,7 @@ from dataclasses import dataclass
 from simcore.operators.megatron.ops.context import Context
 from simcore.recording.tape import Kernel, Tensor
 
-__all__ = ["Work", "attend", "differentiate", "send_output"]
+__all__ = ["Work", "attend", "differentiate", "send_gradient"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,46 +63,51 @@ class Work:
 
 def attend(c: Context, work: Work) -> None:
     """Records the kernels of attention's forward pass, and what ranks of context parallelism send around it."""
-    if c.run.cp > 1 and not _swaps_positions(c):
-        _ring(c, work)
-        return
     _swap(c, work.parts)
-    c.tape.compute(work.kernel, work.flops, work.parts[0] + work.keys + work.out, work.shape)
-    send_output(c, work.out)
+    if _ranks(c)[1] > 1:
+        _ring(c, work)
+    else:
+        c.tape.compute(work.kernel, work.flops, work.parts[0] + work.keys + work.out, work.shape)
+    _swap(c, (work.out,))
 
 
 def differentiate(c: Context, work: Work) -> None:
     """Records the kernels of attention's backward pass, and the messages of the gradients that it makes."""
-    if c.run.cp > 1 and not _swaps_positions(c):
+    if _ranks(c)[1] > 1:
         _ring_backward(c, work)
-        return
-    c.tape.compute(work.kernel, work.flops, work.others, work.shape)
+    else:
+        c.tape.compute(work.kernel, work.flops, work.others, work.shape)
     _swap(c, work.parts)
 
 
-def send_output(c: Context, size: int) -> None:
-    """Records the message of the output, or of its gradient, of so many bytes on a rank; a ring sends none."""
-    if _swaps_positions(c):
-        c.tape.collective("all_to_all", "cp", size, c.dtype)
+def send_gradient(c: Context, size: int) -> None:
+    """Records the message of the output's gradient, of so many bytes on a rank; a ring alone sends none."""
+    again = _ranks(c)[1] > 1 and c.options.sends_output_again
+    _swap(c, (size, size) if again else (size,))
 
 
-def _swaps_positions(c: Context) -> bool:
-    """True if nothing goes around a ring: a2a+p2p does both, and is recorded as a ring."""
-    return c.run.cp > 1 and c.options.cp_comm_type == "a2a"
+def _ranks(c: Context) -> tuple[int, int]:
+    """(ranks that exchange heads, ranks of a ring), each 1 where there is no such exchange."""
+    return c.options.exchange(c.run.cp)
 
 
 def _swap(c: Context, parts: Sequence[int]) -> None:
-    """Records the messages of query, key and value, or their gradients, `parts` bytes of them; nothing without cp."""
-    if _swaps_positions(c):
-        for size in parts:
-            c.tape.compute(Kernel.COPY, size, 2 * size, 1)
-            c.tape.collective("all_to_all", "cp", size, c.dtype)
+    """Records the messages of tensors of `parts` bytes that are exchanged together, see [Note: positions for heads]."""
+    heads, ring = _ranks(c)
+    if heads == 1:
+        return
+    axis, first, last = "cp" if ring == 1 else f"cp/{heads}", parts[0], parts[-1]
+    c.tape.compute(Kernel.COPY, first, 2 * first, 1)
+    for size in parts:
+        c.tape.collective("all_to_all", axis, size, c.dtype)
+    c.tape.compute(Kernel.ELEMENTWISE, last, 2 * last, 2 * len(parts) - 1)
 
 
 # ---- around a ring --------------------------------------------------------------------------------------------------
 def _ring(c: Context, work: Work) -> None:
     """Forward of [Note: steps of a ring]. Key and value are put into one tensor first, which can be sent."""
-    tape, steps, wide = c.tape, c.run.cp, _wide(c, work)
+    tape, wide = c.tape, _wide(c, work)
+    steps, axis = _around(c)
     received = [tape.empty((work.keys,), "uint8", "ring_keys")]
     tape.compute(Kernel.COPY, work.keys, 2 * work.keys, 1)
     made: list[Tensor] = []
@@ -104,7 +115,7 @@ def _ring(c: Context, work: Work) -> None:
         share = 2 if step else 1
         if step < steps - 1:
             received.append(tape.empty((work.keys,), "uint8", "ring_keys"))
-            tape.collective("send_recv", "cp", work.keys, c.dtype)
+            tape.collective("send_recv", axis, work.keys, c.dtype)
         made.append(tape.empty((wide * work.out // share,), "uint8", "ring_out"))
         moved = (work.parts[0] + work.out) // share + work.keys
         tape.compute(work.kernel, work.flops // steps, moved, work.shape)
@@ -120,13 +131,14 @@ def _ring(c: Context, work: Work) -> None:
 
 def _ring_backward(c: Context, work: Work) -> None:
     """Backward of [Note: steps of a ring], last step first: the diagonal is the last."""
-    tape, steps, wide = c.tape, c.run.cp, _wide(c, work)
+    tape, wide = c.tape, _wide(c, work)
+    steps, axis = _around(c)
     query, keys = work.parts[0], work.keys
     buffers = [tape.empty((3 * wide * keys,), "uint8", "ring_buffers")]
     tape.compute(Kernel.COPY, keys, 2 * keys, 1)
     for step in range(steps):
         first, last = step == 0, step == steps - 1
-        tape.collective("send_recv", "cp", keys * (1 if first or last else 2), c.dtype)
+        tape.collective("send_recv", axis, keys * (1 if first or last else 2), c.dtype)
         share = 1 if last else 2
         _made = tape.empty((wide * (query // share + keys),), "uint8", "ring_grads")
         tape.compute(work.kernel, work.flops // steps, work.others // share, work.shape)
@@ -137,6 +149,12 @@ def _ring_backward(c: Context, work: Work) -> None:
         tape.compute(Kernel.ELEMENTWISE, keys, halves[1] * wide * keys // 2, 4 if last else 2)
         del _made
     buffers.clear()
+
+
+def _around(c: Context) -> tuple[int, str]:
+    """Steps of a ring, and the mesh axis on which its ranks lie: apart where neighbours exchange heads."""
+    heads, steps = _ranks(c)
+    return steps, "cp" if heads == 1 else f"cp%{heads}"
 
 
 def _wide(c: Context, work: Work) -> int:

@@ -56,6 +56,7 @@ SAID: Final[tuple[Row, ...]] = (
     _option("moe_grouped_gemm", usual=True), _option("moe_permute_fusion", usual=True),
     _option("use_fused_weighted_squared_relu"),
     _option("disable_parameter_transpose_cache", usual=False), _option("cp_comm_type", "text", "p2p"),
+    _option("hierarchical_context_parallel_sizes", "list"),
     Says("optimizer.log_num_zeros_in_grad", f"{_OPTION}log_num_zeros_in_grad", "flag", idle={False: _DEFAULT}),
     Says("optimizer.optimizer", "training.optimizer.name", "text",
          {"adam": "adam", "sgd": "sgd", "muon": "dist_muon", "dist_muon": "dist_muon"}, what="the optimizer"),

@@ -115,6 +115,12 @@ def _write_kernels(writer: Writer) -> None:
 def _write_exchange(writer: Writer) -> None:
     """Exchange between context parallel ranks."""
     kind, cp = writer.fields.words("cp_comm_type"), writer.fields.integer("context_parallel_size")
+    sizes = writer.fields.words("hierarchical_context_parallel_sizes")
+    if (cp.value or 1) > 1 and set(kind.value) == {"a2a+p2p"}:
+        writer.write_other(f"{_OPTION}hierarchical_context_parallel_sizes",
+                           [int(size) for size in sizes.value if size.isdigit()], [], sizes)
+    else:
+        writer.idle("it is read with --cp-comm-type a2a+p2p and several context parallel ranks", sizes)
     if len(set(kind.value)) > 1:
         writer.refuse("exchanges between context parallel ranks that differ by layers", kind)
     elif (cp.value or 1) > 1:

@@ -274,8 +274,6 @@ BESIDE: Final = (
            _option("moe_token_dispatcher_type", wanted="flex"), "it is read with the dispatcher flex"),
     Beside(("--moe-permute-fusion-into-hybridep", "--moe-hybridep-pad-*"), _PERMUTED,
            _option("moe_flex_dispatcher_backend", wanted="hybridep"), "HybridEP alone reads it"),
-    Beside(("--hierarchical-context-parallel-sizes",), "which ranks exchange heads and which pass on positions",
-           _option("cp_comm_type", wanted="a2a+p2p"), "it is read with --cp-comm-type a2a+p2p"),
     Beside(("--disable-symmetric-registration", "--fsdp-manual-registration"), "how NCCL registers its buffers: rates "
            "and buffers are those of its own choice", _option("nccl_ub", wanted=True), "--use-nccl-ub is off"),
     Beside(("--no-gradient-reduce-div-fusion",), "a pass that divides gradients before they are reduced: it is not "

@@ -135,6 +135,9 @@ def _write_kernels(puts: ArgumentPuts) -> None:
     exchange = outline.given(f"{_OPTION}cp_comm_type")
     if exchange is not None and outline.value("mesh.cp") > 1:
         puts.put("cp_comm_type", [exchange.replace("all_gather", "allgather")], f"{_OPTION}cp_comm_type")
+    sizes = outline.given(f"{_OPTION}hierarchical_context_parallel_sizes")
+    if sizes is not None:
+        puts.put("hierarchical_context_parallel_sizes", sizes, f"{_OPTION}hierarchical_context_parallel_sizes")
     if exchange == "p2p":
         outline.as_without(f"{_OPTION}cp_comm_type")
 

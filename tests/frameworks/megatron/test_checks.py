@@ -66,3 +66,34 @@ A2A = {"cp_comm_type": "a2a"}
 def test_transformer_engine_has_no_kernel_for_these_sinks(mesh: dict[str, int], given: dict[str, Any],
                                                           told: str) -> None:
     refused_with("illegal", told, mesh, model=OSS, **given)
+
+
+BOTH = {"cp_comm_type": "a2a+p2p"}
+
+
+@pytest.mark.parametrize(("options", "told"), [
+    (BOTH, "--hierarchical-context-parallel-sizes must be set when a2a+p2p is used"),
+    (BOTH | {"hierarchical_context_parallel_sizes": [2, 4]}, "2 x 4 is not cp, 4"),
+    (BOTH | {"hierarchical_context_parallel_sizes": [4]}, "two sizes"),
+    (BOTH | {"hierarchical_context_parallel_sizes": [2, "2"]}, "two sizes"),
+])
+def test_groups_of_groups_are_of_two_sizes(options: dict[str, Any], told: str) -> None:
+    refused_with("illegal", told, {"cp": 4}, options=options)
+
+
+def test_groups_of_groups_without_their_exchange_change_nothing() -> None:
+    report = simulate(small.scenario("megatron", {"cp": 4}, options={"hierarchical_context_parallel_sizes": [2, 2]}))
+    assert report.status == "error"
+    assert "changes nothing without cp_comm_type: a2a+p2p" in report.problems[0].message
+
+
+def test_heads_are_shared_out_between_neighbours() -> None:
+    """Two heads of keys a rank of tp: two ranks have one each, four none."""
+    model = small_model("llama-3.2-1b", num_attention_heads=8, num_key_value_heads=4)
+    given = {"model": model, "options": BOTH | {"hierarchical_context_parallel_sizes": [4, 1]}}
+    refused_with("illegal", "2 heads a tp rank, which 4 ranks cannot", {"cp": 4, "tp": 2}, **given)
+    given["options"] = BOTH | {"hierarchical_context_parallel_sizes": [2, 2]}
+    report = simulate(small.scenario("megatron", {"cp": 4, "tp": 2}, **given))
+    assert report.status == "ok", report.problems
+    refused_with("error", "attention in 8 bits under a2a+p2p", {"cp": 4}, precision={"compute": "fp8"},
+                 **given | {"options": given["options"] | {"fp8_dot_product_attention": True}})

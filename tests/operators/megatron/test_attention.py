@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from checkout import ROOT
@@ -34,6 +35,8 @@ from simcore.errors import NotYet
 from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
 from simcore.operators.megatron.implementation import record
 from simcore.operators.megatron.ops.options import ContextParallelComm, MegatronOptions
+from simcore.program.tile import STREAM
+from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.rows import Row
 from simcore.recording.tape import Kernel, Op
 
@@ -114,11 +117,16 @@ def test_ranks_that_swap_heads_gather_the_gradients_of_their_sinks(options: Mega
         Kernel.ATTENTION, Kernel.FP8_ATTENTION)) == 2 * T * 128 * 2 * 64 * 64
 
 
-@pytest.mark.parametrize(("cp", "kind", "copies"), [(2, "a2a", 1), (2, "a2a+p2p", 1), (1, "a2a", 0), (2, "p2p", 0)])
-def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: ContextParallelComm, copies: int) -> None:
+BOTH = MegatronOptions(cp_comm_type="a2a+p2p", hierarchical_context_parallel_sizes=(2, 2))
+AGAIN = replace(BOTH, sends_output_again=True)
+
+
+@pytest.mark.parametrize(("cp", "options", "copies"), [
+    (2, MegatronOptions(cp_comm_type="a2a"), 1), (1, MegatronOptions(cp_comm_type="a2a"), 0), (2, PLAIN, 0),
+    (4, BOTH, 1), (4, AGAIN, 0), (1, BOTH, 0)])
+def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, options: MegatronOptions, copies: int) -> None:
     """Copies are of LLAMA's 4096 columns, bf16."""
-    kept = [kept_in(LLAMA, run_of(LLAMA, cp=cp, options=options))
-            for options in (MegatronOptions(cp_comm_type=kind), PLAIN)]
+    kept = [kept_in(LLAMA, run_of(LLAMA, cp=cp, options=given)) for given in (options, PLAIN)]
     assert kept[0] - kept[1] == copies * 2 * 4096 * T
 
 
@@ -139,6 +147,40 @@ def test_ranks_that_swap_heads_send_each_tensor_once() -> None:
     assert sent["a2a"][0] == [("all_to_all", size) for size in (query, key, key, query)]
     assert sent["a2a"][1] == [("all_to_all", size) for size in (query, query, key, key)]
     assert sent["p2p"] == [[("send_recv", 2 * key)] * 3, [("send_recv", n * 2 * key) for n in (1, 2, 2, 1)]]
+
+
+def rows_of(options: MegatronOptions, cp: int) -> list[list[tuple[str, str, int]]]:
+    """Messages of LLAMA's attention as (collective, axis, bytes), by pass."""
+    comms: dict[tuple[str, str, str], int] = {}
+    tape = record(LLAMA, run_of(LLAMA, cp=cp, options=options), {}, comms)
+    names = {row: name[:2] for name, row in comms.items()}
+    return [[(*names[r[2]], r[3]) for r in part.rows if r[0] == Op.COLLECTIVE]
+            for part in (tape.forward, tape.backward)]
+
+
+def test_neighbours_exchange_heads_and_the_others_pass_keys_on() -> None:
+    """TE 2.8 `context_parallel.py`:1191, :1675, :2020 and :2471: nine exchanges and two steps each way; main: eight."""
+    query, key = 2 * T * 4096, 2 * T * 1024
+    ring, back = [("send_recv", "cp%2", 2 * key)], [("send_recv", "cp%2", n * 2 * key) for n in (1, 1)]
+    swapped = [[("all_to_all", "cp/2", size) for size in sizes] for sizes in ((query, key, key), (query,))]
+    assert rows_of(BOTH, 4) == [swapped[0] + ring + swapped[1], swapped[1] + back + swapped[0]]
+    assert rows_of(AGAIN, 4) == [swapped[0] + ring + swapped[1], 2 * swapped[1] + back + swapped[0]]
+
+
+@pytest.mark.parametrize(("sizes", "kind"), [((4, 1), "a2a"), ((1, 4), "p2p")])
+def test_groups_of_one_rank_leave_one_way_to_share(sizes: tuple[int, int], kind: ContextParallelComm) -> None:
+    options = replace(BOTH, hierarchical_context_parallel_sizes=sizes)
+    assert rows_of(options, 4) == rows_of(MegatronOptions(cp_comm_type=kind), 4)
+
+
+def test_all_copies_around_an_exchange_cost_the_host() -> None:
+    """Two a tensor: the first and the last take time of the device, of four bytes a byte that is exchanged."""
+    tape = record(LLAMA, run_of(LLAMA, cp=4, options=MegatronOptions(cp_comm_type="a2a")), {}, {})
+    at = [n for n, row in enumerate(tape.forward.rows) if row[0] == Op.COLLECTIVE]
+    first, last = tape.forward.rows[at[0] - 1], tape.forward.rows[at[2] + 1]
+    query, key = 2 * T * 4096, 2 * T * 1024
+    assert (first[2], first[5], last[2], last[5]) == (Kernel.COPY, 2 * query, Kernel.ELEMENTWISE, 2 * key)
+    assert shapes_in(np.array([first[STREAM], last[STREAM]])).tolist() == [1, 5]
 
 
 def ring_of(options: MegatronOptions, cp: int) -> tuple[list[list[Row]], dict[str, int]]:

@@ -185,8 +185,12 @@ class Context:
 
     @property
     def swaps_heads(self) -> bool:
-        """True if context parallel ranks exchange positions for heads around attention (cp_comm_type)."""
-        return self.run.cp > 1 and "a2a" in self.options.cp_comm_type
+        """True if context parallel ranks exchange positions for heads and keep the output that is not exchanged yet.
+
+        Option cp_comm_type.
+        """
+        heads, ring = self.options.exchange(self.run.cp)
+        return heads > 1 and (ring == 1 or not self.options.sends_output_again)
 
     @property
     def has_flash_attention(self) -> bool:

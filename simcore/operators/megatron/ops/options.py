@@ -26,6 +26,9 @@ class MegatronOptions(ImplementationOptions):
     bucket in backward (Megatron-FSDP). `apply_rope_fusion`: None where it is not set: rotary embeddings of dense
     attention are fused then, those of latent attention are not. `fuses_dense_mlp`: TransformerEngine's operations are
     the dense MLP. `core_attention`: attention that is not fused is core's own, not TransformerEngine's.
+    `hierarchical_context_parallel_sizes`: ranks that exchange heads, and those of a ring, with cp_comm_type a2a+p2p;
+    `sends_output_again`: there backward exchanges the output too, which is kept as it was handed on
+    (TransformerEngine up to 2.14).
     `compiles_delta_net`: inputs of the gated delta rule are made by compiled code (main). `shares_recomputed`: outputs
     computed again take the place of discarded ones without a copy (core 0.17). Of fp8 and
     fp4: `fp8_transposes`: columns of quantised weights are kept beside the rows; `keeps_fp8_weights`: quantised weights
@@ -55,6 +58,8 @@ class MegatronOptions(ImplementationOptions):
     core_attention: bool = False
     masked_softmax_fusion: bool = True
     cp_comm_type: ContextParallelComm = "p2p"
+    hierarchical_context_parallel_sizes: tuple[int, ...] = ()
+    sends_output_again: bool = False
     create_attention_mask: bool = False
     deterministic_mode: bool = False
     tp_comm_overlap: bool = False
@@ -77,6 +82,16 @@ class MegatronOptions(ImplementationOptions):
     reads_images: bool = False
     mtp_loss: str = ""
     mtp_detach_heads: bool = False
+
+    def exchange(self, cp: int) -> tuple[int, int]:
+        """Numbers of ranks that exchange heads with each other, and of ranks in a ring, of `cp` that share a sequence.
+
+        TransformerEngine 2.18 `context_parallel.py`, attn_forward_func_with_cp.
+        """
+        if self.cp_comm_type == "a2a+p2p" and cp > 1:
+            heads, ring = self.hierarchical_context_parallel_sizes
+            return heads, ring
+        return (cp, 1) if self.cp_comm_type == "a2a" else (1, cp)
 
     @property
     def loads_attention_mask(self) -> bool:
