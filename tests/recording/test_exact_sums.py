@@ -114,7 +114,7 @@ def test_sizes_that_64_bits_cannot_count_are_refused() -> None:
 
 def test_the_longest_sequence_of_a_published_run_is_counted() -> None:
     """Llama 8B with 15 million tokens over 32 GPUs (ALST, 2506.13996); a 405B's attention passes 64 bits on one."""
-    found = simulate(small.scenario("zero3", {"dp_shard": 1, "cp": 32}, model="llama-3.1-8b", seq_len=15_000_000 // 32 * 32,
+    found = simulate(small.scenario("zero3", {"dp_shard": 1, "cp": 32}, model="llama-3.1-8b", seq_len=32 * 468_750,
                                     topology="dgx-h100", optimizer={"implementation": "fused"}))
     assert found.status == "ok", found.problems
     assert found.time is not None
