@@ -54,7 +54,15 @@ from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import own_rows, sum_everywhere
-from simcore.operators.shared.layer_borders import AFTER, BEFORE, GRAD_EMBEDDED, leave_waiting, meet_waiting
+from simcore.operators.shared.layer_borders import (
+    AFTER,
+    BEFORE,
+    GRAD_EMBEDDED,
+    OF_FP32,
+    as_inner_unit,
+    leave_waiting,
+    meet_waiting,
+)
 from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
@@ -282,8 +290,10 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
         return mamba(env, x, block, branch.name)
     if isinstance(block, Moe):
         sparse = SPARSE.get(kind.family)
-        return moe(env, x, block, branch.name, wide=sparse is not None and sparse.wide,
-                   wide_product=sparse is None or sparse.wide_product)
+        run = partial(moe, env, block=block, path=branch.name, wide=sparse is not None and sparse.wide,
+                      wide_product=sparse is None or sparse.wide_product)
+        apart = sparse is not None and sparse.wide_gate and env.options.fp32_unit
+        return as_inner_unit(env.tape, x, run, OF_FP32) if apart else run(x)
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and block.sinks:
