@@ -41,7 +41,7 @@ from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import latent_attention
 from simcore.operators.automodel.layers import attention, mlp
-from simcore.operators.automodel.moe import moe
+from simcore.operators.automodel.moe import moe_of
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
 from simcore.operators.automodel.qwen3_5 import gated_attention, kept_on_stage, make_tables, stem_tables
@@ -54,15 +54,7 @@ from simcore.operators.hf.vision.parts import record_part
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import own_rows, sum_everywhere
-from simcore.operators.shared.layer_borders import (
-    AFTER,
-    BEFORE,
-    GRAD_EMBEDDED,
-    OF_FP32,
-    as_inner_unit,
-    leave_waiting,
-    meet_waiting,
-)
+from simcore.operators.shared.layer_borders import AFTER, BEFORE, GRAD_EMBEDDED, leave_waiting, meet_waiting
 from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
@@ -289,11 +281,7 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, Mamba2):
         return mamba(env, x, block, branch.name)
     if isinstance(block, Moe):
-        sparse = SPARSE.get(kind.family)
-        run = partial(moe, env, block=block, path=branch.name, wide=sparse is not None and sparse.wide,
-                      wide_product=sparse is None or sparse.wide_product)
-        apart = sparse is not None and sparse.wide_gate and env.options.fp32_unit
-        return as_inner_unit(env.tape, x, run, OF_FP32) if apart else run(x)
+        return moe_of(env, x, block, branch.name, SPARSE.get(kind.family))
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and block.sinks:
