@@ -20,7 +20,8 @@ STEPS: dict[str, Any] = json.loads((TRUTH / "automodel-steps-0.7.0-torch-2.13.0.
 EXPERTS = {"mixtral": ("num_local_experts", "num_experts_per_tok")}
 PRESETS = {"llama": "llama-3.1-8b", "qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3", "phi3": "phi-4",
            "gemma": "gemma-7b", "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-270m", "granite": "granite-3.3-2b",
-           "olmo2": "olmo-2-1b", "mixtral": "mixtral-8x7b", "falcon_h1": "falcon-h1-34b"}
+           "olmo2": "olmo-2-1b", "mixtral": "mixtral-8x7b", "falcon_h1": "falcon-h1-34b",
+           "nemotron_h": "nemotron-3-nano-4b"}
 LEFT_OUT = ("opt_state", "buffer")
 """Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
 
@@ -57,9 +58,10 @@ def test_the_peak_is_made_of_what_was_measured(name: str) -> None:
     assert {k: v for k, v in found.items() if k not in LEFT_OUT} == {
         k: v for k, v in measured.items() if k not in LEFT_OUT}
     idle = "mamba" in str(STEPS[name]["case"].get("fields")) and "lora" in STEPS[name]["case"]
-    never = 3 * 2 * 2 * 8 * 2 * 256 // 4 * idle  # Mamba's kernel reads out_proj's weight: its adapter gets no gradient
+    shards = 8 // STEPS[name]["case"].get("tp", 1)
+    never = 3 * 2 * 2 * 8 * 2 * 256 // shards * idle  # Mamba's kernel reads out_proj's weight, not through its adapter
     assert abs(found["opt_state"] - never - measured["opt_state"]) <= 4 * 54
-    assert abs(found["buffer"] - measured["buffer"]) <= 128
+    assert abs(found.get("buffer", 0) - measured.get("buffer", 0)) <= 128
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -67,7 +69,7 @@ def test_forward_is_as_high_as_measured(name: str) -> None:
     row = STEPS[name]
     peak = _ran(row["case"]).peak
     assert peak is not None
-    apart = sum(row["backward"]["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
+    apart = sum(row["backward"]["breakdown"].get(k, 0) - peak.by_category.get(k, 0) for k in LEFT_OUT)
     own = row["case"]["family"] == "qwen3" and "hf" not in row["case"]
     inside = "attention" in row["case"] and own and "checkpoint" not in row["case"]
     positions = 8 * 512 * inside  # held while the model runs forward; other peaks are behind it

@@ -54,10 +54,11 @@ STAGES: Final = 2**10
 """Stages of a pipeline. A model of 1,008 billion parameters was run on 64 (Narayanan et al., 2021)."""
 LAYERS: Final = 10_000
 """DeepNet has 1,000 (Wang et al., 2022), the deepest published language model 162 (Llama-3.1-Nemotron-Ultra-253B)."""
-SEQ_LEN: Final = 2**22
-"""Tokens of a sequence. Trained were up to a million; UltraLong-8B was extended to these four (Xu et al., 2025)."""
+SEQ_LEN: Final = 2**24
+"""Tokens of a sequence. Llama 8B was trained with 15 million over 32 GPUs (ALST, Bekman et al., 2025, 2506.13996). What
+64 bits cannot count, as the FLOPs of a 405B's attention on one GPU, is refused (`program/lower.py`)."""
 TOKENS: Final = 2**26
-"""Tokens of one microbatch, or of one forward pass of an engine: 16 of the longest sequences."""
+"""Tokens of one microbatch, or of one forward pass of an engine: 4 of the longest sequences."""
 BATCH: Final = 2**24
 """Sequences of a step. BERT was trained with 65,536 (You et al., 2019) and with 2 million (Anil et al., 2021)."""
 EPOCHS: Final = 2**16

@@ -19,6 +19,7 @@ from simcore.program.outline import Tables
 from simcore.program.row_cache import held
 from simcore.program.tile import OP, SLOT, LayerRows, small_tile, structure
 from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.rows import FP32_BACKWARD_END
 from simcore.recording.tape import HIDDEN, STASH_BORDER, Op, Param
 from simcore.recording.undisturbed import undisturbed
 
@@ -34,6 +35,8 @@ ADAPTER_MARKS = range(8, 12)
 """Marks that a tape puts around a matrix of an adapter that is a separate unit."""
 FP32_MARKS = range(14, 18)
 """Marks that a tape puts around a module with parameters in fp32 that is a separate unit."""
+_FP32_MODULES = ("._fp32_params.", "mlp.gate.")
+"""Parts of the names of their parameters: states of mixers, a router's gate."""
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
 
@@ -89,12 +92,13 @@ class LayerPasses:
     @cached_property
     def fp32_grads(self) -> tuple[tuple[Param, int, int], ...]:
         """Entries of `grads` whose parameter belongs to a module with parameters in fp32."""
-        return tuple(grad for grad in self.grads if "._fp32_params." in grad[0].name)
+        return tuple(grad for grad in self.grads if grad[0].dtype == "fp32" and any(
+            part in grad[0].name for part in _FP32_MODULES))
 
     def inner_grads(self, mark: int) -> tuple[tuple[Param, int, int], ...]:
-        """Entries of `grads` of the units inside the layer of which `mark` is a border."""
-        if mark in FP32_MARKS:
-            return self.fp32_grads
+        """Entries of `grads` that the units inside the layer take at their border `mark`."""
+        if mark in FP32_MARKS:  # a unit that no gradient leaves has no such end: its own go with the layer's
+            return self.fp32_grads if mark == FP32_BACKWARD_END else ()
         return self.adapter_grads if mark in ADAPTER_MARKS else self.expert_grads
 
     @cached_property

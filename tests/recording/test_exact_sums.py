@@ -110,3 +110,14 @@ def test_sizes_that_64_bits_cannot_count_are_refused() -> None:
     model = {"config": "llama-3.1-8b", "overrides": wide}
     with pytest.raises(OverflowError):
         simulate(small.scenario("fsdp2", model=model, seq_len=2**22))
+
+
+def test_the_longest_sequence_of_a_published_run_is_counted() -> None:
+    """Llama 8B with 15 million tokens over 32 GPUs (ALST, 2506.13996); a 405B's attention passes 64 bits on one."""
+    found = simulate(small.scenario("zero3", {"dp_shard": 1, "cp": 32}, model="llama-3.1-8b", seq_len=32 * 468_750,
+                                    topology="dgx-h100", optimizer={"implementation": "fused"}))
+    assert found.status == "ok", found.problems
+    assert found.time is not None
+    assert found.time.step_s > 3600
+    with pytest.raises(OverflowError):
+        simulate(small.scenario("automodel", {"dp_shard": 8}, model="llama-3.1-405b", seq_len=2**24))

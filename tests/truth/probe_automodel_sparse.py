@@ -4,20 +4,26 @@
 
 Fake tensors on a CPU, one process, with the stand-ins of `probe_automodel_mla.py` and `probe_automodel_dense.py`:
 attention keeps what TE's does, the compiled rotation of query and key makes two tensors, norms make what CUDA's do. The
-layers are dense: the first ones, and MiniMax-M2's with an MLP in the place of its experts.
+layers are dense: the first ones, and MiniMax-M2's with an MLP in the place of its experts. `wrapped`: what
+`parallelize_model` wraps of MiniMax-M2, whose gate is in fp32.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import probe_automodel_dense as dense
 import probe_automodel_mla as mla
 import torch
+import torch.distributed as dist
 from json_lines import by_name
+from nemo_automodel.components.distributed.config import FSDP2Config, MoEParallelizerConfig
+from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
+from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.glm4_moe import layers as glm_layers
 from nemo_automodel.components.models.glm4_moe import model as glm
@@ -34,6 +40,8 @@ from nemo_automodel.components.moe.layers import MLP
 from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
 from transformers.models.glm4_moe_lite.configuration_glm4_moe_lite import Glm4MoeLiteConfig
 from transformers.models.minimax_m2.configuration_minimax_m2 import MiniMaxM2Config
@@ -130,6 +138,20 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
     return {"case": case, "forward": found[start:middle], "backward": found[after:before - 1]}
 
 
+def wrapped(ep: int) -> list[Any]:
+    """FSDP2 units of MiniMax-M2 over 8 ranks, root first: name and elements."""
+    with torch.device("meta"):
+        model = MODELS["minimax_m2"](config("minimax_m2", {}), backend=mla.BACKEND)
+    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=ep), world_size=8,
+                             moe_parallel_config=MoEParallelizerConfig())
+    found = []
+    for name, module in parallelize_model(model, mesh).named_modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            found.append([name, sum(one.sharded_param.numel() for one in group.fsdp_params) if group else 0])
+    return found
+
+
 def stand_in() -> None:
     mla.stand_in()
     torch.cuda.current_device = lambda: 0  # GLM names the device of its tables
@@ -142,7 +164,11 @@ def stand_in() -> None:
 if __name__ == "__main__":
     stand_in()
     known = {family: registered(family) for family in SHAPES}
-    rows = {name: events(case) for name, case in CASES.items()}
-    print(json.dumps({"shapes": SHAPES, "registered": known})[:-1] + ', "layers": {')
+    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
+    dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
+    units = {f"over {ep}": wrapped(ep) for ep in (4, 8)}
+    dist.destroy_process_group()
+    rows = {name: events(case) for name, case in CASES.items()}  # without MiniMax-M2's experts
+    print(json.dumps({"shapes": SHAPES, "registered": known, "wrapped": units})[:-1] + ', "layers": {')
     print(by_name(rows, compact=True))
     print("}}")

@@ -1,4 +1,5 @@
-"""Measures whole steps of models that nemo-automodel 0.7.0 wraps: Qwen3 with its own code, others by transformers.
+"""Measures whole steps of models that nemo-automodel 0.7.0 wraps: Qwen3 and Nemotron-H with its own code, others by
+transformers.
 
     python tests/truth/probe_automodel_step.py > tests/truth/tape/automodel-steps-0.7.0-torch-2.13.0.json
 
@@ -16,6 +17,8 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import probe_automodel_dense as dense
@@ -25,7 +28,9 @@ from nemo_automodel.components.distributed.config import FSDP2Config
 from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
 from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
+from nemo_automodel.components.models.common.utils import Float32RMSNorm, cast_model_to_dtype
 from nemo_automodel.components.models.llama.rope_utils import LlamaRotaryEmbedding
+from nemo_automodel.components.models.nemotron_v3.model import NemotronHForCausalLM
 from nemo_automodel.components.models.qwen3 import model as qwen3
 from oracle.drawn_automodel import adapted
 from oracle.steps import mamba
@@ -36,6 +41,7 @@ from oracle.steps.setup import make_optim, optimizer_step, tag_shards
 from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import NemotronHConfig
 from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.gemma import modeling_gemma
 from transformers.models.gemma2 import modeling_gemma2
@@ -52,6 +58,8 @@ from transformers.models.qwen3 import modeling_qwen3
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 1024}
 SCAN = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_ssm": 256, "mamba_n_groups": 2, "mamba_d_state": 32,
         "mamba_chunk_size": 64, "mamba_rms_norm": True}
+HYBRID = {"vocab_size": 64, "num_hidden_layers": 5, "hybrid_override_pattern": "M-M-M", "mamba_num_heads": 8,
+          "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32, "chunk_size": 64}
 CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "qwen3"}, "qwen3 checkpointed": {"family": "qwen3", "checkpoint": True},
     "qwen3 tied": {"family": "qwen3", "tied": True},
@@ -95,6 +103,10 @@ CASES: dict[str, dict[str, Any]] = {
     "olmo2": {"family": "olmo2"}, "olmo2 checkpointed": {"family": "olmo2", "checkpoint": True},
     "falcon_h1": {"family": "falcon_h1", "fields": SCAN},
     "falcon_h1 checkpointed": {"family": "falcon_h1", "checkpoint": True, "fields": SCAN},
+    "nemotron_h": {"family": "nemotron_h", "fields": HYBRID},
+    "nemotron_h checkpointed": {"family": "nemotron_h", "checkpoint": True, "fields": HYBRID},
+    "nemotron_h adapted, checkpointed": {"family": "nemotron_h", "lora": 8, "target_modules": ["*"],
+                                         "checkpoint": True, "fields": HYBRID},
 }
 SEQ = 512
 
@@ -106,8 +118,8 @@ def tables(self: Any, x: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> 
 
 def micro_step(model: Any, tr: Tracker, first: bool) -> None:
     tr.phase = "fwd"
-    ids = torch.randint(0, dense.SHAPE["vocab_size"], (1, SEQ))
-    labels = torch.randint(0, dense.SHAPE["vocab_size"], (1, SEQ))
+    ids = torch.randint(0, model.config.vocab_size, (1, SEQ))
+    labels = torch.randint(0, model.config.vocab_size, (1, SEQ))
     for given in (ids, labels):
         tr.tag(given, "input")
     out = model(input_ids=ids, use_cache=False)
@@ -121,8 +133,33 @@ def micro_step(model: Any, tr: Tracker, first: bool) -> None:
     tr.mark("bwd:end")
 
 
+class Norm(torch.autograd.Function):
+    """`float32_rms_norm` without what its compiled kernels keep in registers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return tuple(torch.empty_like(x) if x.requires_grad else None for x in ctx.saved_tensors)
+
+
+def hybrid_of(case: dict[str, Any]) -> Any:
+    """Nemotron-H without attention and experts."""
+    fields = {**dense.SHAPE, **case["fields"]}
+    kinds = [{"M": "mamba", "-": "mlp"}[letter] for letter in fields.pop("hybrid_override_pattern")]
+    cfg = NemotronHConfig(**fields, layers_block_type=kinds)
+    cfg.torch_dtype = torch.bfloat16
+    with torch.device("meta"):
+        model = NemotronHForCausalLM(cfg, backend=replace(dense.BACKEND, rms_norm="torch_fp32"))
+    cast_model_to_dtype(model, torch.bfloat16, skip_modules=("_fp32_params",))
+    return model
+
+
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    model = dense.model_of(case).train()
+    model = (hybrid_of(case) if case["family"] == "nemotron_h" else dense.model_of(case)).train()
     model.config._experts_implementation = "grouped_mm"
     adapted(model, case)
     fsdp = FSDP2Config(**{k: case[k] for k in ("enable_fsdp2_prefetch",) if k in case})
@@ -182,6 +219,10 @@ def stand_in() -> None:
     dense.stand_in()
     LlamaRotaryEmbedding.forward = tables
     mamba.put_in_place()
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.ops.triton.ssd_combined"):
+        sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name])["mamba_split_conv1d_scan_combined"] = mamba.fused_mamba
+    Float32RMSNorm.forward = lambda self, x: Norm.apply(x, self.weight)
     for module in (qwen3, modeling_falcon_h1, modeling_gemma, modeling_gemma2, modeling_gemma3, modeling_granite,
                    modeling_llama, modeling_mistral, modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen2,
                    modeling_qwen3):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcore.frameworks.automodel.policies import is_older, ties_again, trains_policies
-from simcore.models.blocks import GatedDeltaNet, Mtp
+from simcore.models.blocks import Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
@@ -265,24 +265,20 @@ class _Maker:
         found = [self._unit(path, [layer], layer, layer, reshard=reshard, choose=choose, explicit=True)]
         if self.wrapping.holds_fp32:
             found.append(self._unit(f"{path}.{self._fp32_module(layer)}", [layer], layer, layer, reshard=reshard,
-                                    choose=_is_fp32, dtype="fp32", inner=self._inside(layer)))
+                                    choose=_is_fp32, dtype="fp32", inner="fp32"))
         if separate_experts and self.wrapping.experts_dp > 1:
             found.append(self._unit(f"{path}.{mixer}.experts", [layer], layer, layer, reshard=reshard,
                                     choose=_is_routed, inner="experts"))
         return [unit for unit in found if unit.members]
 
     def _fp32_module(self, layer: int) -> str:
-        """Module of the layer's fp32 parameters; "" for a layer without any."""
-        specs = self.graph.tensors[self.graph.layers[layer].kind]
-        return next((spec.path for spec in specs if spec.is_owned and _is_fp32(spec)), "")
+        """Largest module of the layer with fp32 parameters alone, routed experts aside; "" for a layer without any.
 
-    def _inside(self, layer: int) -> Inner:
-        """"fp32" if the layer's recording marks the module of its fp32 parameters: the gate of a delta net.
-
-        The hooks of others are taken to run where the layer's do.
+        0.7.0 `parallelizer_utils.py`, fully_shard_by_dtype: that of a router's gate is the whole block of experts.
         """
-        branches = self.graph.kinds[self.graph.layers[layer].kind].branches
-        return "fp32" if any(isinstance(branch.block, GatedDeltaNet) for branch in branches) else ""
+        specs = self.graph.tensors[self.graph.layers[layer].kind]
+        found = next((spec.path for spec in specs if spec.is_owned and _is_fp32(spec)), "")
+        return found.removesuffix(".gate")
 
     def _unit(self, name: str, layers: list[int], first: int, last: int, *, reshard: bool, choose: Choose | None = None,
               dtype: str = "", inner: Inner = "", is_root: bool = False, explicit: bool = False) -> Unit:

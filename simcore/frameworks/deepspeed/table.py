@@ -221,8 +221,7 @@ def _check_shards(job: Job, stage: int) -> None:
     if job.mesh.dp_replicate > 1 or mics not in (None, -1):
         at = "mesh.dp_replicate" if job.mesh.dp_replicate > 1 else "framework_options.mics_shard_size"
         raise job.illegal(at, "copies of shards (MiCS): gradients are scattered over all ranks, in pieces of another "
-                          "length than the parts that they belong to, and a model by from_pretrained stops: Sharded "
-                          "parameters don't have the MiCS_CommGroups attached. Copies of shards that train: "
+                          "length than their parts, and from_pretrained stops: no MiCS_CommGroups attached. Served: "
                           "zero_hpz_partition_size", "0.19.6 runtime/zero/stage3.py:626, mics.py:385")
 
 

@@ -42,7 +42,7 @@ from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import latent_attention
 from simcore.operators.automodel.layers import attention, mlp
-from simcore.operators.automodel.moe import moe
+from simcore.operators.automodel.moe import moe_of
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.predictions import meet_further, predicted_logits, predictions, with_further
 from simcore.operators.automodel.qwen3_5 import gated_attention, kept_on_stage, make_tables, stem_tables
@@ -289,9 +289,7 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, Mamba2):
         return mamba(env, x, block, branch.name)
     if isinstance(block, Moe):
-        sparse = SPARSE.get(kind.family)
-        return moe(env, x, block, branch.name, wide=sparse is not None and sparse.wide,
-                   wide_product=sparse is None or sparse.wide_product)
+        return moe_of(env, x, block, branch.name, SPARSE.get(kind.family))
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
     if isinstance(block, GatedDeltaNet):

@@ -12,14 +12,18 @@ outside torch, and copies rows in the order of the experts from there (DeepEP br
 
 from __future__ import annotations
 
+from functools import partial
+
 from simcore.models.blocks import Moe
 from simcore.operators.automodel.dispatch_deepep import deepep, hybridep
 from simcore.operators.automodel.dispatch_local import gathered
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, mlp
 from simcore.operators.automodel.router import chosen_softmax_gate, fake_gate, sigmoid_gate, softmax_gate
+from simcore.operators.automodel.sparse import SparseFamily
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
+from simcore.operators.shared.layer_borders import OF_FP32, as_inner_unit
 from simcore.recording.rows import Module
 from simcore.recording.tape import (
     INNER_BACKWARD_BEGIN,
@@ -30,7 +34,7 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["moe"]
+__all__ = ["moe", "moe_of"]
 
 
 def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_product: bool = True) -> Tensor:
@@ -59,6 +63,17 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_
     if shared is not None:
         y = aten.add(env.tape, y, shared, "moe_sum")
     return y.view(*shape)
+
+
+def moe_of(env: Env, x: Tensor, block: Moe, path: str, sparse: SparseFamily | None) -> Tensor:
+    """Output of `moe` as the family has it: with a gate in fp32 the whole block is an FSDP2 unit inside the layer.
+
+    `sparse`: None for a family whose router is an ordinary one.
+    """
+    run = partial(moe, env, block=block, path=path, wide=sparse is not None and sparse.wide,
+                  wide_product=sparse is None or sparse.wide_product)
+    apart = sparse is not None and sparse.wide_gate and env.options.fp32_unit
+    return as_inner_unit(env.tape, x, run, OF_FP32) if apart else run(x)
 
 
 def _shared_expert(env: Env, x: Tensor, block: Moe, path: str) -> Tensor:

@@ -11,6 +11,11 @@ in fp32, an FSDP2 unit whose hooks run around it (`components/distributed/parall
 Where the batch has a mask of its tokens, what the net is given is multiplied by it first
 (`apply_mask_to_padding_states`). Qwen3-Next's (`models/qwen3_next/layers.py`, Qwen3NextFp32GatedDeltaNet) is the same
 net behind two joint projections.
+
+[Note: Mamba's unit in fp32]
+`models/nemotron_v3/layers.py`, NemotronV3MambaFP32Params: copies of A_log, dt_bias and D, an FSDP2 unit whose hooks run
+around it, as those of the delta net's decay. Nothing that it is given reaches what it puts out, so that its gradients
+are reduced when backward is done, as those of all units whose post-backward hook did not run.
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ from simcore.operators.shared import aten, delta_rule
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.operators.shared.layer_borders import OF_FP32, as_inner_unit
 from simcore.operators.shared.mamba_scan import split_conv_scan
-from simcore.recording.tape import Param, Tape, Tensor
+from simcore.recording.rows import FP32_BACKWARD_BEGIN, FP32_FORWARD_BEGIN, FP32_FORWARD_END
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["delta_net", "mamba"]
 
@@ -42,7 +48,7 @@ def mamba(env: Env, x: Tensor, block: Mamba2, path: str) -> Tensor:
     rows = projected.shape[0]
     if env.run.cp > 1:
         projected = aten.all_to_all(tape, projected, rows, "cp")
-    a_log, dt_bias, d = (_clone(tape, env.param(f"{path}._fp32_params.{n}")) for n in ("A_log", "dt_bias", "D"))
+    a_log, dt_bias, d = _state_parameters(env, f"{path}._fp32_params")
     a = aten.neg(tape, aten.exp(tape, a_log))
     small = (env.param(f"{path}.conv1d.weight"), env.param(f"{path}.conv1d.bias"), dt_bias, a, d)
     if env.run.cp == 1:
@@ -67,10 +73,23 @@ def _sequence_numbers(env: Env) -> tuple[Tensor, ...]:
     return new(env.tape, tokens, "int32", "seq_idx", wide.nbytes), positions
 
 
-def _clone(tape: Tape, param: Param) -> Tensor:
-    node = tape.node((param,), (), lambda tape, grads, saved: list(grads))
-    out = new(tape, param.shape, param.dtype, "ssm_params", param.nbytes)
-    out.node = node
+def _state_parameters(env: Env, path: str) -> tuple[Tensor, ...]:
+    """[Note: Mamba's unit in fp32]: copies of A_log, dt_bias and D, all [heads], by the module `path`."""
+    tape, inside = env.tape, env.options.fp32_unit
+    params = [env.param(f"{path}.{name}") for name in ("A_log", "dt_bias", "D")]
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        if inside:
+            tape.mark(FP32_BACKWARD_BEGIN)
+        return [*grads, *[None] * (len(params) - len(grads))]
+
+    if inside:
+        tape.mark(FP32_FORWARD_BEGIN)
+    node = tape.node(params, (), backward)
+    made = [new(tape, param.shape, param.dtype, "ssm_params", param.nbytes) for param in params]
+    out = tuple(Tensor(t.storage, t.shape, t.dtype, node, place) for place, t in enumerate(made))
+    if inside:
+        tape.mark(FP32_FORWARD_END)
     return out
 
 

@@ -26,9 +26,10 @@ class SparseFamily:
 
     `holds_stem`: its variable `inputs_embeds` holds the embedding's output while the layers run. `routes_alone`: only
     expert parallelism has been read. `wide`: the router's weights stay fp32 (`router_weights_fp32`); `wide_product`:
-    its product is in fp32 (`gate_precision`); `wide_gate`: its parameter is fp32 (`gate_dtype`), an FSDP2 unit of its
-    own. `holds_given`: its blocks' variable `mlp_in` holds what experts are given until a block returns. `splits`: mesh
-    axes other than ep that its class says it supports (`ModelCapabilities`).
+    its product is in fp32 (`gate_precision`); `wide_gate`: its parameter is fp32 (`gate_dtype`), and the whole block of
+    experts, without those that are routed to, is an FSDP2 unit inside the layer. `holds_given`: its blocks' variable
+    `mlp_in` holds what experts are given until a block returns. `splits`: mesh axes other than ep that its class says
+    it supports (`ModelCapabilities`).
     """
 
     model: str

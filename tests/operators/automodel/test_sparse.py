@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import small
 from checkout import ROOT
 from eventlog import grouped
+from simcore.frameworks.setup import prepare
 from simcore.models.blocks import Mlp
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel.implementation import record
@@ -88,3 +90,17 @@ def test_backward_of_experts_leaves_only_gradients(family: str, checkpoint: str)
     layer = record(made.kinds[kind], run, {}, {})
     live = sum(sum(changes(s)) for s in (layer.forward, layer.after, layer.late, layer.backward))
     assert live == sum(num_bytes for _, _, num_bytes in layer.grads)
+
+
+def test_a_gate_in_fp32_makes_its_block_a_unit_inside_the_layer() -> None:
+    """MiniMax-M2's: gathered where the block runs, between the layer and its experts, and reduced behind them."""
+    for name, units in STORED["wrapped"].items():
+        job, table = prepare(small.scenario("automodel", {"dp_shard": 8, "ep": int(name.split()[-1])}, seq_len=512,
+                                            model={"config": PRESETS["minimax_m2"],
+                                                   "overrides": STORED["shapes"]["minimax_m2"]}))
+        specs = [job.graph.tensors[layer.kind] for layer in job.graph.layers]
+        found = [["" if unit.is_root else unit.name, sum(specs[layer][number].numel for layer, numbers in unit.members
+                                                         for number in numbers)] for unit in table.units]
+        assert sorted(found) == sorted(units), name
+        assert {unit.name.rpartition(".")[2]: unit.inner for unit in table.units if unit.inner} == {
+            "mlp": "fp32"} | ({"experts": "experts"} if name == "over 4" else {})
