@@ -34,7 +34,7 @@ from simcore.frameworks.deepspeed.tower_order import check_tower
 from simcore.frameworks.preference import check_preference
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.capabilities import ONE_STAGE, Capabilities
-from simcore.placement.framework import Framework, Optimizer
+from simcore.placement.framework import Framework, Optimizer, Rule
 from simcore.placement.job import Draft, Job, topology_of
 from simcore.recording.layer import PREFERENCE
 from simcore.recording.number_formats import PackedWeights
@@ -109,6 +109,12 @@ _IDLE_3 = {
 """Options that stage 3 accepts, with the reason why they change no number."""
 
 
+def _rules(job: Draft, options: dict[str, Any], strategy: ZeroStrategy, threshold: int) -> tuple[Rule, ...]:
+    return experts.with_experts(job, rules_of(Choice(
+        strategy.stage, strategy.axis, job.compute, threshold, state_names(job), _spaces(strategy),
+        packed_weights(job, options), strategy.is_apart, job.mesh.tp, cuts_of(job.graph) if job.mesh.tp > 1 else ())))
+
+
 def zero_table(job: Draft, stage: int) -> Framework:
     """Returns the table of a ZeRO stage (1, 2 or 3) for a job: layouts of all tensors, settings.
 
@@ -126,10 +132,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
     strategy = _strategy(job, options, stage)
     return Framework(
         name=f"zero{stage}", version=VERSIONS[0],
-        rules=experts.with_experts(job, rules_of(Choice(
-            stage, strategy.axis, job.compute, threshold, state_names(job), _spaces(strategy),
-            packed_weights(job, options), strategy.is_apart, job.mesh.tp,
-            cuts_of(job.graph) if job.mesh.tp > 1 else ()))),
+        rules=_rules(job, options, strategy, threshold),
         units=(),
         strategy=strategy,
         optimizer=_optimizer(job, strategy),

@@ -190,11 +190,13 @@ class Zero12Hooks(UnrepeatedHooks):
         """(axis, pieces) that are sent together: of one axis, until they exceed a bucket (`allreduce_and_scatter`)."""
         found: list[tuple[str, list[int]]] = []
         for axis in dict.fromkeys(axis for axis, *_ in self.slices):
-            groups: list[list[int]] = [[]]
+            groups, total = [list[int]()], 0
             for piece in (piece for at, _, piece in self.slices if at == axis):
-                if not self.strategy.is_apart and sum(groups[-1]) > self.strategy.bucket:
+                if not self.strategy.is_apart and total > self.strategy.bucket:
                     groups.append([])
+                    total = 0
                 groups[-1].append(piece)
+                total += piece
             found += [(axis, group) for group in groups]
         return found
 

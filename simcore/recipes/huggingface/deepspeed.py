@@ -58,9 +58,8 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "", *, is_alone: bool
     `is_alone`: no Trainer is beside it, nor accelerate, which load a model in parts at stage 3.
     """
     zero = f"{at}zero_optimization."
-    for block in _OFF_BY_NULL:
-        if not reader.has(f"{at}{block}"):
-            reader.take(f"{at}{block}")  # null says nothing
+    for block in (block for block in _OFF_BY_NULL if not reader.has(f"{at}{block}")):
+        reader.take(f"{at}{block}")  # null says nothing
     stage = reader.integer(f"{zero}stage")
     if stage is not None and stage.value not in (0, 1, 2, 3):
         draft.refuse(stage, f"stage {stage.value} of ZeRO", always=True)

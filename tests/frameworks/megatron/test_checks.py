@@ -90,7 +90,7 @@ def test_groups_of_groups_without_their_exchange_change_nothing() -> None:
 def test_heads_are_shared_out_between_neighbours() -> None:
     """Two heads of keys a rank of tp: two ranks have one each, four none."""
     model = small_model("llama-3.2-1b", num_attention_heads=8, num_key_value_heads=4)
-    given = {"model": model, "options": BOTH | {"hierarchical_context_parallel_sizes": [4, 1]}}
+    given: dict[str, Any] = {"model": model, "options": BOTH | {"hierarchical_context_parallel_sizes": [4, 1]}}
     refused_with("illegal", "2 heads a tp rank, which 4 ranks cannot", {"cp": 4, "tp": 2}, **given)
     given["options"] = BOTH | {"hierarchical_context_parallel_sizes": [2, 2]}
     report = simulate(small.scenario("megatron", {"cp": 4, "tp": 2}, **given))

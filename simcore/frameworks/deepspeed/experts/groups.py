@@ -56,9 +56,9 @@ class Group:
 
     def owners(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yields (rank of the group, elements) of each piece of the buffers' elements from `start` to `end`."""
-        start, end = start - self.start, end - self.start
-        for owner in range(start // self.part, (end - 1) // self.part + 1):
-            yield owner, min(end, (owner + 1) * self.part) - max(start, owner * self.part)
+        start, end, part = start - self.start, end - self.start, self.part
+        for owner in range(start // part, (end - 1) // part + 1):
+            yield owner, min(end, (owner + 1) * part) - max(start, owner * part)
 
     def own(self, coordinate: int) -> tuple[int, int]:
         """Returns (first element, end) of the part of the rank at `coordinate`, as the buffers lie end to end."""
