@@ -4,6 +4,6 @@ Input: a `Tape`, a `LayerWorkload` with `tp` ranks, and parameters of which each
 tape, with the collectives over tp that make them whole, in forward and backward.
 Start: `autotp.column`.
 
-`autotp`: linears of DeepSpeed's AutoTP, whose sums are made in place. DTensor's own are in `operators/shared/dtensor.py`,
-Megatron's in `operators/megatron`.
+`autotp`: linears of DeepSpeed's AutoTP, whose sums are made in place. DTensor's own are in
+`operators/shared/dtensor.py`, Megatron's in `operators/megatron`.
 """
