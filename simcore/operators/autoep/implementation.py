@@ -25,7 +25,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     transformers does not build.
     """
     found = hf_tensors.tensors(kind)
-    blocks = {branch.name: branch.block for branch in kind.branches if isinstance(branch.block, Moe)}
+    blocks = {branch.name: branch.block for branch in kind.branches if isinstance(branch.block, Moe) and found}
     for name, block in blocks.items():
         places = [place for place, spec in enumerate(found) if spec.name.startswith(f"{name}.")]
         inside = [found[place] for place in places]
