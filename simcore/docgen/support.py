@@ -117,9 +117,9 @@ def _features(framework: str, implementation: str) -> Iterator[str]:
 
 
 def _answer(framework: str, implementation: str, ways: list[dict[str, Any]]) -> str:
-    """The best answer over ways to ask and models."""
+    """The best answer over ways to ask and models; "not yet" of layers that run no model under the framework."""
     named = _named(framework, implementation)
-    return best(asked({**named, "model": _MODELS[name], **way}) for way in ways
+    return "not yet" if not _runnable(framework, implementation) else best(asked({**named, "model": _MODELS[name], **way}) for way in ways
                 for name in _runnable(framework, implementation))
 
 

@@ -74,7 +74,7 @@ def test_options_that_are_not_modelled_with_a_framework_are_told_in_its_row() ->
     job = {**JOB, "framework": "zero3", "limits": {"usable_memory": "5 GiB"}}
     row = rows(said(job, free=free, frameworks=["zero3"]))["zero3"][-1]
     assert (row["value"], row["together"]) == (None, None)
-    assert row["unmodelled"] == ("activations outside the device under zero3",)
+    assert row["unmodelled"] == ("activations outside the device under zero3", "tensors on the host beside AutoTP")
 
 
 def test_activations_on_the_host_count_where_nothing_surely_fits() -> None:
