@@ -119,7 +119,9 @@ def _features(framework: str, implementation: str) -> Iterator[str]:
 def _answer(framework: str, implementation: str, ways: list[dict[str, Any]]) -> str:
     """The best answer over ways to ask and models; "not yet" of layers that run no model under the framework."""
     named = _named(framework, implementation)
-    return "not yet" if not _runnable(framework, implementation) else best(asked({**named, "model": _MODELS[name], **way}) for way in ways
+    if not _runnable(framework, implementation):
+        return "not yet"
+    return best(asked({**named, "model": _MODELS[name], **way}) for way in ways
                 for name in _runnable(framework, implementation))
 
 
