@@ -117,8 +117,8 @@ def _check(job: Job, options: dict[str, Any]) -> None:
 def _check_model(job: Job) -> None:
     family = job.graph.architecture.family
     if job.graph.architecture.has_tower or job.graph.architecture.family in _LATER or family not in _PRESETS:
-        raise job.not_yet("implementation", f"DeepSpeed's experts in {family} (served: {', '.join(_PRESETS)}; its "
-                          f"further presets: {', '.join(_LATER)})")
+        raise job.not_yet("implementation", f"DeepSpeed's experts in {family} (served: {', '.join(_PRESETS)}; it has "
+                          f"presets of {', '.join(_LATER)} too, which are not simulated)")
     if job.scenario.training.method != "full":
         raise job.illegal("training.method", f"AutoEP: no MoE layers detected for model_type='{family}': PEFT's model "
                           "is around the one whose layers it looks for (moe_layer_pattern='model\\.layers\\.\\d+"
