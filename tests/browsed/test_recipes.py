@@ -8,7 +8,7 @@ from browsed_page import Page
 from simcore.studio.link import packed
 from studio_jobs import IMAGES, JOB, OFFLOADED, RECIPE, UNSERVED
 
-STAGED = {**JOB, "mesh": {"pp": 2, "dp_shard": 4}, "training": {**JOB["training"], "pipeline": {"virtual_stages": 2}}}
+STAGED = {**JOB, "framework": "fsdp1", "mesh": {"pp": 2, "dp_shard": 4}}
 IS_SEEN = "document.querySelector('[data-part=verdict]').checkVisibility()"
 
 
