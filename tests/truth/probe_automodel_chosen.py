@@ -11,7 +11,6 @@ that backward gave a gradient to.
 
 from __future__ import annotations
 
-import gc
 import json
 from typing import Any
 
@@ -22,9 +21,7 @@ from nemo_automodel.components.models.deepseek_v32 import layers as chosen
 from nemo_automodel.components.models.deepseek_v32.config import DeepseekV32Config
 from nemo_automodel.components.models.deepseek_v32.model import DeepseekV32Block, DeepseekV32ForCausalLM
 from nemo_automodel.components.models.glm_moe_dsa.model import Block, GlmMoeDsaForCausalLM
-from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers.models.glm_moe_dsa.configuration_glm_moe_dsa import GlmMoeDsaConfig
 
 SHAPE = mla.SHAPE | {"index_n_heads": 4, "index_head_dim": 32, "index_topk": 40}
@@ -93,31 +90,14 @@ def registered(family: str) -> dict[str, Any]:
 
 
 def events(case: dict[str, Any]) -> dict[str, Any]:
-    tr, fake = Tracker(), FakeTensorMode()
+    fake = FakeTensorMode()
     with fake:
         block = BLOCKS[case["family"]](0, config(case["family"]), None, mla.BACKEND).train()
         block.self_attn.attn_func = attention
         norm = block.self_attn.indexer.k_norm
         norm.forward = lambda x: LayerNorm.apply(x, norm.weight, norm.bias)
-    shape, seen = (case["batch"], case["seq"], SHAPE["hidden_size"]), []
-    with fake, tr:
-        run = checkpoint_wrapper(block, preserve_rng_state=False) if case.get("checkpoint") else block
-        leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
-        x = mla.Around.apply(leaf, shape, seen, tr.events)
-        table = torch.empty(*shape[:2], SHAPE["qk_rope_head_dim"] // 2, dtype=torch.complex64)
-        for known in (*block.parameters(), table):
-            tr.number_of(known)
-        gc.collect()
-        start, tr.phase = len(tr.events), "fwd"
-        out = run(x=x, freqs_cis=table)
-        out = out[0] if isinstance(out, tuple) else out
-        middle = len(tr.events)
-        del x
-        mla.Around.apply(out, (), seen, tr.events).backward()
-    found = [change for _, change in tr.events]
-    after, before = seen
-    return {"case": case, "grads": sorted(n for n, p in block.named_parameters() if p.grad is not None),
-            "forward": found[start:middle], "backward": found[after:before - 1]}
+    found = mla.measured(case, block, fake)
+    return {"case": case, "grads": sorted(n for n, p in block.named_parameters() if p.grad is not None), **found}
 
 
 if __name__ == "__main__":

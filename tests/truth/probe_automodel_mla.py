@@ -109,10 +109,15 @@ def block_of(overrides: dict[str, Any]) -> Block:
 
 
 def events(case: dict[str, Any]) -> dict[str, Any]:
-    tr, fake = Tracker(), FakeTensorMode()
+    fake = FakeTensorMode()
     with fake:
         block = block_of(case.get("overrides", {}))
-    shape, seen = (case["batch"], case["seq"], SHAPE["hidden_size"]), []
+    return {"case": case, **measured(case, block, fake)}
+
+
+def measured(case: dict[str, Any], block: Any, fake: FakeTensorMode) -> dict[str, list[int]]:
+    """Births and deaths of a block's forward and backward; the first of several outputs is the hidden state."""
+    tr, shape, seen = Tracker(), (case["batch"], case["seq"], SHAPE["hidden_size"]), []
     with fake, tr:
         run = checkpoint_wrapper(block, preserve_rng_state=False) if case.get("checkpoint") else block
         leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
@@ -123,13 +128,14 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
         gc.collect()
         start, tr.phase = len(tr.events), "fwd"
         out = run(x=x, freqs_cis=table)
+        out = out[0] if isinstance(out, tuple) else out
         middle = len(tr.events)
         del x
         loss = Around.apply(out, (), seen, tr.events)
         loss.backward()
     found = [change for _, change in tr.events]
     after, before = seen  # the second made a number behind the layer's gradient
-    return {"case": case, "forward": found[start:middle], "backward": found[after:before - 1]}
+    return {"forward": found[start:middle], "backward": found[after:before - 1]}
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def check_experts(job: Job, stage: int) -> None:
         raise job.illegal("mesh.tp", "AutoEP+AutoTP with ZeRO stage 3 is reserved for the separate ZeRO-3 composition "
                           "lane", f"{_FOLDING} validate_folding_global")
     for axis in ("cp", "tp"):
-        if getattr(mesh, axis) > 1:
+        if mesh.axis(axis).size > 1:
             raise job.not_yet(f"mesh.{axis}", "DeepSpeed's experts beside its sequence or tensor parallelism")
     if stage == 3:
         raise job.not_yet("framework", "DeepSpeed's experts under zero3, whose hooks follow the order of modules "
