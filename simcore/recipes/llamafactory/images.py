@@ -39,7 +39,9 @@ def read_images(reader: Reader, draft: Draft, method: str) -> None:
     """
     parts = _tower(draft)
     switches = [reader.flag(name) for name in (*_FREEZING, _LANGUAGE)]
-    sized = reader.matching("image_max_pixels", "image_min_pixels")
+    given = reader.matching("image_max_pixels", "image_min_pixels")
+    sized = [one for one in given if one.value is not None]
+    draft.idle([one for one in given if one.value is None], "null: no bound is said")
     if not parts:
         draft.idle([one for one in switches if one], "read of models with images alone (model/model_utils/visual.py "
                                                      "get_forbidden_modules)")

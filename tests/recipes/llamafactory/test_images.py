@@ -43,6 +43,8 @@ def test_images_are_asked_within_their_bounds(tmp_path: Path) -> None:
     questions = imported(tmp_path, LORA, {}).questions
     assert [question.key for question in questions] == ["training.images", "training.image_height"]
     assert "image_max_pixels 262,144" in questions[1].text
+    unsaid = imported(tmp_path, LORA | {"image_max_pixels": None}, {})
+    assert "image_max_pixels" not in unsaid.questions[1].text
 
 
 def test_a_tower_is_frozen_in_full_training_too(tmp_path: Path) -> None:
