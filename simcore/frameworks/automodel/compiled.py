@@ -44,13 +44,15 @@ def _not_measured(job: Job) -> str:
     """Part of the job that was not measured compiled, in words; "" if there is none."""
     training, mesh, options = job.scenario.training, job.mesh, job.scenario.framework_options
     family, lora = job.graph.architecture.family, job.scenario.training.lora
-    alone = mesh.dp_shard * mesh.dp_replicate * mesh.cp * mesh.tp == 1
+    window, alone = _window(job), mesh.dp_shard * mesh.dp_replicate * mesh.cp * mesh.tp == 1
     return next((what for said, what in (
         (family not in _SERVED.get(job.graph.implementation, ()),
          f"of {family} by the layers of {job.graph.implementation} (served: Automodel's own of {', '.join(DENSE)}, and "
          f"transformers' of {', '.join(_SERVED['hf'])})"),
         (job.graph.implementation == "hf" and mesh.tp > 1, "of transformers over tp"),
-        (_has_window(job) or options.get("sdpa_backend") == "math", "whose attention takes a mask, or has no kernel"),
+        (window > 0, f"whose attention sees a window (sliding_window {window}), told by a mask where seq_len, "
+                     f"{training.seq_len}, reaches it"),
+        (options.get("sdpa_backend") == "math", "whose attention has no kernel (sdpa_backend: math)"),
         (job.graph.implementation == "hf" and options.get(LIGER_OPTION) is not False,
          f"with Liger's kernels (served: {LIGER_OPTION}: false)"),
         (job.scenario.framework_version not in ("auto", "0.7.0"), f"under automodel {job.scenario.framework_version}"),
@@ -81,10 +83,10 @@ def _turns(job: Job) -> bool:
     return bool(limit) and max(sizes, default=0) > limit
 
 
-def _has_window(job: Job) -> bool:
-    """True if a layer sees less than a sequence, which SDPA is told by a mask."""
-    return any(isinstance(branch.block, Attention) and 0 < branch.block.window <= job.scenario.training.seq_len
-               for kind in job.graph.kinds for branch in kind.branches)
+def _window(job: Job) -> int:
+    """Returns the smallest window of attention that a sequence fills, which SDPA is told by a mask; 0 without one."""
+    return min((branch.block.window for kind in job.graph.kinds for branch in kind.branches if isinstance(
+        branch.block, Attention) and 0 < branch.block.window <= job.scenario.training.seq_len), default=0)
 
 
 def compile_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:

@@ -41,8 +41,7 @@ CAPABILITIES: Final = Capabilities(
     axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate", "deepspeed 0.19.6 runtime/zero/config.py stage"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
-           "training.optimizer.paged": "False", **ONE_STAGE},
-    no_capacity=_transformers.NO_CAPACITY)
+           "training.optimizer.paged": "False", **ONE_STAGE})
 
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
@@ -89,6 +88,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     if job.compute not in ("bf16", "fp16", "fp32"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
+    experts.refuse_capacity(job)
     experts.LAYERS[job.graph.implementation].check(job, options)
     experts.check_experts(job, 0)
     job.refuse_given(dict.fromkeys(IN_COMPUTE, job.compute))

@@ -80,7 +80,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if job.has_experts:
         check_experts(job)
     job.one_of("training.loss", training.loss, ("auto",))
-    job.refuse_capacity("torchtitan 0.2.2 models/llama3: no experts")
+    job.refuse_capacity("torchtitan 0.2.2 models/moe/moe.py:408 TokenReorderer: no choice is dropped")
     if training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences with torchtitan's layers")
     if training.method != "full":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.frameworks.common.transformers import DISPATCHED
+from simcore.frameworks.fsdp2.split.mixtures import dispatches
 from simcore.verify.sides.engine import whole_step
 from simcore.verify.sides.settings import TORCH_DTYPES, Settings
 from simcore.verify.sides.side import Side
@@ -66,7 +68,8 @@ def _lora(settings: Settings) -> dict[str, Any] | None:
 def _options(settings: Settings) -> dict[str, Any]:
     option, recompute = settings.option, settings.job.scenario.training.recompute
     by = {"transformers": "hf"}.get(option("recompute_by"), "layer")
-    experts = option("experts") or "fully_shard"
+    experts = DISPATCHED if dispatches(settings.job) else option("experts") or "fully_shard"
+    settings.expect("framework_options.experts", experts, ("fully_shard", "ignored"))
     return {
         "wrap": _WRAPS.get(option("wrap"), "layers_root"),
         "accum_sync": option("sync_gradients") or "last", "reshard": option("reshard_after_forward"),

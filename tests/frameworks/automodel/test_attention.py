@@ -51,7 +51,7 @@ def test_packs_of_automodels_own_layers_run_by_transformer_engine_whatever_is_as
     (LLAMA | {"lengths": "packed", "options": EAGER | {"attn": "sdpa"}}, NotYet, "with packed sequences and attn"),
     (LLAMA | {"options": EAGER | {"attn": "sdpa"}}, InputError, "attn: changes nothing with attn_implementation"),
     (LLAMA | {"options": EAGER | {"sdpa_backend": "flash"}}, InputError, "changes nothing with attn_implementation"),
-    (LLAMA | {"options": {"attn_implementation": "flash"}}, InputError, "expected None or 'eager' or 'sdpa'"),
+    (LLAMA | {"options": {"attn_implementation": "flash"}}, InputError, "expected null or 'eager' or 'sdpa'"),
     (LLAMA | {"options": {"attn_implementation": "flash_attention_2"}, "topology": "v100-32gb"}, IllegalLayout,
      "only supports Ampere GPUs or newer")])
 def test_what_no_model_reads_is_refused(given: dict[str, Any], error: type[Exception], message: str) -> None:

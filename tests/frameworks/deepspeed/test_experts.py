@@ -37,6 +37,9 @@ def refusals() -> list[tuple[str, type[Exception], int, dict[str, int], dict[str
         ("in turns", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"options": {"round_robin_gradients": True}}),
         ("implementation: autoep", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"implementation": "hf"}),
         ("served: mixtral, qwen2_moe, qwen3_moe", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"model": "llama-3.2-3b"}),
+        ("auto_ep_layer.py:621", IllegalLayout, 2, {"dp_shard": 4, "ep": 2}, {"routing": {"capacity_factor": 1.5}}),
+        ("transformers 5.23 integrations/moe.py", IllegalLayout, 2, {"dp_shard": 4},
+         {"routing": {"capacity_factor": 1.5}, "implementation": "hf"}),
         ("drawn at random", NotYet, 2, {"dp_shard": 4, "ep": 2}, {"routing": {"seed": 1}}),
     ]
 

@@ -32,13 +32,15 @@ from simcore.placement.framework import Rule
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Shard, TensorLayout
 
-__all__ = ["EXPERTS", "EXPERTS_AXIS", "LAYERS", "assumptions", "axes_of", "check_experts", "files_of", "with_experts"]
+__all__ = ["EXPERTS", "EXPERTS_AXIS", "LAYERS", "assumptions", "axes_of", "check_experts", "files_of",
+           "refuse_capacity", "with_experts"]
 
 EXPERTS: Final = "experts"
 """Name of the policy of routed experts."""
 EXPERTS_AXIS: Final = "expert_dp"
 """Ranks that have the same experts."""
 _FOLDING: Final = "deepspeed 0.19.6 module_inject/auto_ep_folding.py"
+_DROPS: Final = "deepspeed 0.19.6 module_inject/auto_ep_layer.py:621 AutoEPMoELayer"
 _DETECTION: Final = "deepspeed 0.19.6 module_inject/auto_ep_config.py validate_autoep_post_detection"
 _PRESETS: Final = ("mixtral", "qwen2_moe", "qwen3_moe")
 """Families with a preset, of those that are recorded."""
@@ -49,6 +51,12 @@ _LATER: Final = ("qwen3_5_moe_text", "deepseek_v2", "deepseek_v3")
 def has_own_experts(job: Job) -> bool:
     """Returns True if the job's experts are DeepSpeed's."""
     return job.graph.implementation == "autoep"
+
+
+def refuse_capacity(job: Job) -> None:
+    """Raises IllegalLayout for a capacity of experts, which neither DeepSpeed's nor transformers' have."""
+    job.refuse_capacity(f"{_DROPS}: drop_mask is zeros: no token is dropped" if has_own_experts(job)
+                        else _transformers.NO_CAPACITY)
 
 
 def check_experts(job: Job, stage: int) -> None:
