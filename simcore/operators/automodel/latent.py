@@ -5,21 +5,33 @@ nemo-automodel 0.7.0 `components/models/deepseek_v3/{layers,rope_utils}.py`, `co
 installed). `_forward_impl` keeps every variable until it returns, so the projections that were split live as long as
 the tensors that were put together from them.
 
+[Note: keys that layers choose together]
+In GLM-5.2 some layers have no indexer, and take the indices of the last layer below that has one. The model's variable
+`topk_indices` holds them until another layer with an indexer has returned, or the model (`models/glm_moe_dsa/model.py`,
+GlmMoeDsaModel.forward): the lowest layer here keeps its own until then, which are as large. All blocks are given them,
+so that checkpoints keep the indices of the layer below until their backward is over, which is before that layer's own
+begins. With pp a stage sends them on in fp32 beside the hidden state, keeps what it sends and receives as PyTorch's
+stages do, and casts them back (GlmMoeDsaForCausalLM.forward, get_pipeline_stage_metas).
+
 Rotation is one Triton kernel on CUDA that keeps only the frequencies, which are the stem's; 0.7.0 switches TE's fused
 one off (BackendConfig.__post_init__), which would keep as much.
 """
 
 from __future__ import annotations
 
-from simcore.models.blocks import LatentAttention
+import math
+from collections.abc import Sequence
+
+from simcore.models.blocks import Attention, LatentAttention, LayerKind, Mixer
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, norm, te_attention
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import new
-from simcore.operators.shared.indexer import Projections, chosen_keys, mask_of
-from simcore.recording.tape import Kernel, Tape, Tensor
+from simcore.operators.shared.indexer import Projections, borrowed_keys, chosen_keys, mask_of
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import Kernel, Section, Tape, Tensor
 
-__all__ = ["latent_attention"]
+__all__ = ["drop_chosen", "latent_attention", "received_keys", "sent_keys"]
 
 
 def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> Tensor:
@@ -37,7 +49,7 @@ def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> 
     hadamard = env.options.hadamard
     if "indices" in named and not hadamard:
         named["mask"] = mask_of(tape, named["indices"], x.dtype, hadamard=hadamard)
-        env.held.append(named["indices"])  # the block returns them
+        _return_indices(env, named["indices"], block)
     query = aten.cat(tape, plain_query, turned_query)
     latent = linear(env, latent, f"{path}.kv_b_proj").view(batch, seq, heads, block.nope + block.value)
     turned_key = _expanded(tape, turned_key, heads)
@@ -65,12 +77,65 @@ def _query(env: Env, x: Tensor, block: LatentAttention, path: str, named: dict[s
     else:
         low = norm(env, linear(env, x, f"{path}.q_a_proj"), f"{path}.q_a_layernorm")
         if block.indexer is not None:
-            made = _projections(env, x, low, f"{path}.indexer")
-            named |= {"low": low, "indices": chosen_keys(tape, made, block.indexer, block.rope, hadamard=hadamard)}
+            named |= {"low": low, "indices": _indices(env, x, low, block, path)}
         if hadamard:
             named["mask"] = mask_of(tape, named["indices"], x.dtype, hadamard=hadamard)
         query = linear(env, low, f"{path}.q_b_proj")
     return query.view(*x.shape[:2], block.num_heads, block.nope + block.rope)
+
+
+def _indices(env: Env, x: Tensor, low: Tensor, block: LatentAttention, path: str) -> Tensor:
+    """Keys that this layer's indexer chooses, or that an earlier one has chosen."""
+    assert block.indexer is not None
+    if block.indexer.borrows:
+        return borrowed_keys(x, block.indexer)
+    made = _projections(env, x, low, f"{path}.indexer")
+    return chosen_keys(env.tape, made, block.indexer, block.rope, hadamard=env.options.hadamard)
+
+
+def _return_indices(env: Env, indices: Tensor, block: LatentAttention) -> None:
+    """Keeps what a block returns beside its output: until it has returned, or for layers above that take it."""
+    assert block.indexer is not None
+    lends = block.indexer.shared and env.tape.phase != "recompute"
+    (env.lent if lends else env.held).append(indices)
+
+
+def drop_chosen(env: Env) -> tuple[Section, Section]:
+    """Sections behind a layer's forward: what its caller drops now, and what the model drops when it returns.
+
+    Indices that checkpoints keep are freed behind both, before the layer's backward.
+    """
+    lent, env.lent = env.lent, []
+    waits = env.run.checkpoint == "full" and not env.run.no_grad
+    if not (waits or env.run.first):
+        lent.clear()
+    dropped = env.tape.cut()
+    if not waits:
+        lent.clear()
+    return dropped, env.tape.cut()
+
+
+def received_keys(run: LayerWorkload, block: Attention | LatentAttention) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of indices that a stage makes of those it has received, which checkpoints keep."""
+    if not _shares(block) or run.checkpoint != "full":
+        return []
+    return [("chosen_keys", _size(run, block), "int64")]
+
+
+def sent_keys(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> int:
+    """Bytes of indices, in fp32, that a stage sends on beside the hidden state."""
+    found = [(run, branch.block) for kind, run in runs for branch in kind.branches if _shares(branch.block)]
+    return 4 * math.prod(_size(*found[0])) if found else 0
+
+
+def _shares(block: Mixer) -> bool:
+    return isinstance(block, LatentAttention) and block.indexer is not None and block.indexer.shared
+
+
+def _size(run: LayerWorkload, block: Mixer) -> tuple[int, int, int]:
+    assert isinstance(block, LatentAttention)
+    assert block.indexer is not None
+    return run.batch, run.seq, min(block.indexer.top_k, run.seq)
 
 
 def _projections(env: Env, x: Tensor, low: Tensor, path: str) -> Projections:

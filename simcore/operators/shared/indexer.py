@@ -22,16 +22,17 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["Projections", "chosen_keys", "indexer_tensors", "mask_of"]
+__all__ = ["Projections", "borrowed_keys", "chosen_keys", "indexer_tensors", "mask_of"]
 
 _TRUTH = "uint8"
 """Type with the size of torch's truth values."""
 
 
 def indexer_tensors(path: str, block: LatentAttention) -> Iterator[TensorSpec]:
-    """The indexer at `path` of a block that has one: parameters without a gradient, in registration order."""
-    assert block.indexer is not None
+    """The indexer at `path`: parameters without a gradient, in registration order; none of a block without its own."""
     index = block.indexer
+    if index is None or index.borrows:
+        return
     for name, out, into in (("wq_b", (index.num_heads * index.head_dim, "index_heads"), (block.q_rank, "q_rank")),
                             ("wk", (index.head_dim, "index_dim"), (block.hidden, "hidden"))):
         yield _linear(f"{path}.{name}", out, into)
@@ -69,6 +70,11 @@ def chosen_keys(tape: Tape, made: Projections, index: Indexer, rope: int, *, had
     scores, *_named = (_deepseek_scores if hadamard else _glm_scores)(tape, query, key, made.weights, rope)
     _values, indices = aten.topk(tape, scores, min(index.top_k, seq))
     return Tensor(indices.storage, indices.shape, "int64", None)
+
+
+def borrowed_keys(x: Tensor, index: Indexer) -> Tensor:
+    """Indices, int64 [batch, sequence, top_k or fewer], that an earlier layer has chosen: for `x` [b, s, hidden]."""
+    return Tensor(None, (*x.shape[:2], min(index.top_k, x.shape[1])), "int64")
 
 
 # ---- GLM-5 ------------------------------------------------------------------------------------------------------
