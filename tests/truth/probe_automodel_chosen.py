@@ -21,6 +21,8 @@ from weakref import ref
 import probe_automodel_mla as mla
 import torch
 from json_lines import by_name
+from nemo_automodel.components._peft import lora_mlp
+from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linear_modules
 from nemo_automodel.components.models.deepseek_v32 import layers as chosen
 from nemo_automodel.components.models.deepseek_v32.config import DeepseekV32Config
 from nemo_automodel.components.models.deepseek_v32.model import DeepseekV32Block, DeepseekV32ForCausalLM
@@ -40,6 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
         " checkpointed": {"batch": 2, "seq": 192, "checkpoint": True}}.items()}
 for _name in ("", " short", " checkpointed"):  # a layer that takes the keys of an earlier one
     CASES[f"glm_moe_dsa{_name} borrows"] = {**CASES[f"glm_moe_dsa{_name}"], "borrows": True}
+for _name in ("deepseek_v32", "glm_moe_dsa", "glm_moe_dsa checkpointed"):  # all linear layers, the indexer's too
+    CASES[f"{_name} adapted"] = {**CASES[_name], "lora": 8}
 
 
 class LayerNorm(torch.autograd.Function):
@@ -144,6 +148,8 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
     with fake:
         block = BLOCKS[case["family"]](0, made, None, mla.BACKEND).train()
         block.self_attn.attn_func = attention
+        if "lora" in case:
+            apply_lora_to_linear_modules(block, PeftConfig(match_all_linear=True, dim=case["lora"], use_triton=False))
         if case.get("borrows"):
             chosen_keys = (case["batch"], case["seq"], min(SHAPE["index_topk"], case["seq"]))
             given["prev_topk_indices"] = torch.zeros(chosen_keys, dtype=torch.int64)
@@ -155,6 +161,7 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     mla.stand_in()
+    lora_mlp.install_fused_lora_mlp = lambda _model: 0  # nor on weights of the meta device, as FSDP2 runs have them
     assert not chosen._FAST_HADAMARD_AVAILABLE, "the kernel of fast_hadamard_transform makes other temporaries"
     rows = {name: events(case) for name, case in CASES.items()}
     around = {"shape": SHAPE, "types": TYPES, "alive": {name: alive(checkpoint=name == "full") for name in (

@@ -110,9 +110,6 @@ def _check_indexer(job: Draft, options: dict[str, object]) -> None:
                           "which of TransformerEngine's ways takes the mask of chosen keys is not known")
     if job.scenario.training.lengths == "packed":
         raise job.not_yet("training.lengths", "packed sequences behind an indexer of keys")
-    if any(".indexer." in spec.name and spec.module == "adapter" for specs in job.graph.tensors for spec in specs):
-        raise job.not_yet("training.lora.target_modules", "adapters of an indexer of keys, which get no gradient (name "
-                          "the modules, or exclude *indexer*)")
 
 
 def _mixers(job: Draft) -> list[Mixer]:

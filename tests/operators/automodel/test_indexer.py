@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 import small
 from checkout import ROOT
 from eventlog import grouped
+from simcore.frameworks.adapter import LoraChoice
+from simcore.frameworks.automodel.lora import adapters
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel.implementation import record
 from simcore.operators.automodel.options import AutomodelOptions
@@ -50,14 +53,18 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
     shared = {"indexer_types": ["full", "shared"], "first_k_dense_replace": 2} if borrows else {}
     made = graph(case["family"], **shared)
     kind = made.kinds[made.layers[1 + borrows].kind]
-    params = {t.name: Param(t.name, t.shape, "bf16", trainable=t.trainable) for t in tensors(kind)}
-    options = AutomodelOptions(hadamard=case["family"] == "deepseek_v32")
+    specs = tensors(kind)
+    if "lora" in case:
+        added = adapters(kind, specs, LoraChoice(case["lora"], ("*",)))
+        specs = (*(replace(spec, trainable=False) for spec in specs), *added)
+    params = {t.name: Param(t.name, t.shape, "bf16", trainable=t.trainable) for t in specs}
+    options = AutomodelOptions(hadamard=case["family"] == "deepseek_v32", fuses_lora_mlp=False)
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, ep=2, rows_per_token=2 << 16,
                         checkpoint="full" if case.get("checkpoint") else "none", options=options)
     layer = record(kind, run, {}, {})
     assert grouped(changes(layer.forward)) == grouped(row["forward"])
     assert grouped(changes(layer.backward)) == grouped(row["backward"])
-    assert {t.name for t in tensors(kind) if t.trainable} == set(row["grads"])
+    assert {t.name for t in specs if t.trainable} == set(row["grads"])
 
 
 @pytest.mark.parametrize("checkpoint", STORED["alive"])
