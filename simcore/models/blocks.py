@@ -64,11 +64,16 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Scores of every query and key by `num_heads` small heads of size `head_dim`; attention sees the `top_k` best."""
+    """Scores of every query and key by `num_heads` small heads of size `head_dim`; attention sees the `top_k` best.
+
+    `shared`: later layers take the choice of an earlier one; `borrows`: so does this, and has no scores.
+    """
 
     num_heads: int
     head_dim: int
     top_k: int
+    shared: bool = False
+    borrows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +221,7 @@ class Moe:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """A dense MLP. `gated`: three matrices (SwiGLU; GELU if `gelu`), else two (relu^2; GELU if `gelu`).
-
-    `bias`: of its matrices.
-    """
+    """A dense MLP. `gated`: three matrices (SwiGLU; GELU if `gelu`), else two (relu^2, GELU). `bias`: of them."""
 
     hidden: int
     ffn: int

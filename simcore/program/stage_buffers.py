@@ -51,8 +51,10 @@ class StageBuffers:
         """
         for first in self.inputs:
             self._repeat(self.edges.keep_hidden, first - 1, self.ring)
+            self._beside(self.edges.keep_beside, first, self.ring)
         for final in self.outputs:
             self._repeat(self.edges.keep_grad, final + 1, self.ring)
+            self._beside(self.edges.keep_beside, final, self.ring)
         self._held(self.edges.keep_grad, self.count)
         self._returned(self.count)
 
@@ -84,11 +86,14 @@ class StageBuffers:
     def end_forward(self, action: Action) -> None:
         """Frees the receive buffer that the output of forward pass `action` replaces, if there is one.
 
-        That is so where the rank's next chunk reads the output directly.
+        That is so where the rank's next chunk reads the output directly. What is sent beside the output stays until the
+        pass's backward is over.
         """
         final = self.chunks[action.chunk][-1]
         if final + 1 in self.within:
             self.out.tile(self.edges.drop_hidden, final)
+        if final in self.outputs:
+            self._beside(self.edges.keep_beside, final)
 
     def grad(self, action: Action) -> None:
         """Frees the gradient that was sent to the previous stage, and returns the input's buffer to the stage.
@@ -115,6 +120,7 @@ class StageBuffers:
         final = self.chunks[action.chunk][-1]
         if final in self.outputs:
             self._repeat(self.edges.keep_grad, final + 1, self.splits and action.part != "input")
+            self._beside(self.edges.drop_beside, final, action.part != "input")
         elif action.part != "weight":
             self._returned(1)
 
@@ -126,6 +132,10 @@ class StageBuffers:
         self._returned(self.count)
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)
+
+    def _beside(self, tile: LayerRows, layer: int, count: int = 1) -> None:
+        """Appends a tile for what crosses a border beside a hidden state, if anything does."""
+        self._repeat(tile, layer, count * bool(len(tile.rows)))
 
     def _held(self, tile: LayerRows, count: int) -> None:
         for first in self.held:

@@ -74,7 +74,7 @@ def cut(fields: dict[str, Any], layers: int) -> dict[str, Any]:
     """The configuration with its first layers alone."""
     if "text_config" in fields:
         return {**fields, "text_config": cut(fields["text_config"], layers)}
-    kinds = ("hybrid_override_pattern", "layer_types", "layers_block_type")
+    kinds = ("hybrid_override_pattern", "layer_types", "layers_block_type", "mlp_layer_types")
     shared = {"num_kv_shared_layers": layers // 2} if fields.get("num_kv_shared_layers") else {}
     return {**fields, "num_hidden_layers": layers} | {k: fields[k][:layers] for k in kinds if fields.get(k)} | shared
 

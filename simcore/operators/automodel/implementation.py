@@ -40,7 +40,7 @@ from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm
 from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
-from simcore.operators.automodel.latent import latent_attention
+from simcore.operators.automodel.latent import drop_chosen, latent_attention, received_keys, sent_keys
 from simcore.operators.automodel.layers import attention, mlp
 from simcore.operators.automodel.moe import moe_of
 from simcore.operators.automodel.options import AutomodelOptions
@@ -95,7 +95,8 @@ def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int
             dim = block.rope if isinstance(block, LatentAttention) else block.rotated or block.head_dim
             if kind.family in OF_GRIDS:
                 return kept_on_stage(kind.family, run, dim)
-            return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in _angles(kind, run, dim)}
+            return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in (
+                *_angles(kind, run, dim), *received_keys(run, block))}
     return {}
 
 
@@ -146,7 +147,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     hidden = None
     masks.clear()
     tables.drop_late()
-    dropped = tape.cut()
+    dropped, late = drop_chosen(env)
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
@@ -158,7 +159,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     elif isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
         leave_waiting(tape)
     _hand_back(tape, leaf)
-    sections = (_EMPTY, dropped) if run.first and _holds_stem(kind, run) else (dropped, _EMPTY)
+    sections = (_EMPTY, dropped) if run.first and _holds_stem(kind, run) else (dropped, late)
     made = RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
     held.clear()
     return replace(made, release=tape.cut())
@@ -393,5 +394,5 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
-                                       stands_by_chunk=True, exports_experts_apart=True, predicts_last=True,
-                                       builds_towers=True)
+                                       stage_sends=sent_keys, stands_by_chunk=True, exports_experts_apart=True,
+                                       predicts_last=True, builds_towers=True)

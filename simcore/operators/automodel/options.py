@@ -17,16 +17,16 @@ class AutomodelOptions(ImplementationOptions):
     """Options of NeMo Automodel's own layers in one run.
 
     `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `flex`: that is flex, of
-    GPT-OSS; `sdpa`: torch's, of Qwen 3.5. `masks_padding`: its batch has a mask of tokens. `hadamard`: an
-    indexer turns its keys by a Hadamard matrix, and its mask is one of truth values (DeepSeek-V3.2). `dispatcher`:
-    exchange of tokens between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save
-    x A of their adapters. `experts_unit`: the experts are a separate FSDP2 unit; `fp32_unit`: so is the gate of a delta
-    net. `fake_balanced_gate`: experts are chosen in turn with equal weights. `fp8_recipe`: recipe of
-    TransformerEngine's products in 8 bits, where a layer has some; `fp8_transposes`: the device's products read them
-    along rows alone; `fp8_linears`, `fp8_experts`: which products they are. `rope`: with "quack", a fused rotation.
-    `turns_adapters_from`: bytes, the limit of `adapters.split.is_turned`. `gathers_logits`: a head that tp splits
-    gathers what it makes, as plans of transformers' do. `wide_logits`: the model itself casts its logits to fp32.
-    `compiled`: torch.compile runs on each decoder layer of a dense model.
+    GPT-OSS; `sdpa`: torch's, of Qwen 3.5; `sparse`: one that reads chosen keys alone. `masks_padding`: its batch has a
+    mask of tokens. `hadamard`: an indexer turns its keys by a Hadamard matrix, and its mask is one of truth values
+    (DeepSeek-V3.2). `dispatcher`: exchange of tokens between experts; without expert parallelism it is torch. `linear`:
+    with "te", linear layers save x A of their adapters. `experts_unit`: the experts are a separate FSDP2 unit;
+    `fp32_unit`: so is the gate of a delta net. `fake_balanced_gate`: experts are chosen in turn with equal weights.
+    `fp8_recipe`: recipe of TransformerEngine's products in 8 bits, where a layer has some; `fp8_transposes`: the
+    device's products read them along rows alone; `fp8_linears`, `fp8_experts`: which products they are. `rope`: with
+    "quack", a fused rotation. `turns_adapters_from`: bytes, the limit of `adapters.split.is_turned`. `gathers_logits`:
+    a head that tp splits gathers what it makes, as plans of transformers' do. `wide_logits`: the model itself casts its
+    logits to fp32. `compiled`: torch.compile runs on each decoder layer of a dense model.
 
     Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
     MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
@@ -39,6 +39,7 @@ class AutomodelOptions(ImplementationOptions):
     attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     flex: bool = False
     sdpa: bool = False
+    sparse: bool = False
     masks_padding: bool = False
     hadamard: bool = False
     dispatcher: Dispatcher = "deepep"

@@ -212,7 +212,7 @@ def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
         TensorSpec(f"{at}.kv_a_layernorm.weight", (b.kv_rank,), ("kv_rank",), "norms", "norm"),
         _linear(f"{at}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention"),
         _linear(f"{at}.o_proj", hidden, (b.out_size, "heads"), "attention"),
-        *(() if b.indexer is None else indexer_tensors(f"{at}.indexer", b)),
+        *indexer_tensors(f"{at}.indexer", b),
     )
 
 

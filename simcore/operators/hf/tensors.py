@@ -186,7 +186,7 @@ def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     yield from _norm(f"{name}.kv_a_layernorm.", b.kv_rank, "kv_rank")
     yield _linear(f"{name}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention")
     yield _linear(f"{name}.o_proj", hidden, (b.out_size, "heads"), "attention")
-    yield from () if b.indexer is None else indexer_tensors(f"{name}.indexer", b)
+    yield from indexer_tensors(f"{name}.indexer", b)
 
 
 def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[TensorSpec]:
