@@ -23,11 +23,14 @@ from simcore.models.blocks import (
 )
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["LATENT", "WEIGHED_INPUT", "features", "refuse", "refuse_megatrons"]
+__all__ = ["CHUNKS", "LATENT", "TEMPERED", "UNIT_NORMS", "WEIGHED_INPUT", "features", "refuse", "refuse_megatrons"]
 
 LATENT: Final = "experts of a latent width"
 WEIGHED_INPUT: Final = "experts whose input is weighed"
 PREDICTIONS: Final = "multi-token prediction"
+UNIT_NORMS: Final = "norms of query and key without weights"
+TEMPERED: Final = "queries by a number of their position"
+CHUNKS: Final = "attention within chunks"
 
 
 def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
@@ -106,6 +109,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("values out of keys", block.values_from_keys),
                           ("attention both ways within an image", block.two_way),
                           ("keys and values of another layer", block.borrows or block.lent > 0),
+                          (UNIT_NORMS, block.unit_norms), (TEMPERED, block.tempered), (CHUNKS, block.chunk > 0),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),
