@@ -83,6 +83,7 @@ class LatentAttention:
     `q_rank` 0: the query is not compressed. `nope`, `rope`: sizes of a query head without and with rotation (all heads
     share one rotated key); `value`: size of a value head. `inner_norms`: what was projected down passes a norm on its
     way up. `bias`: of the output projection. `dropout`: of the softmax. `indexer`: chooses the keys of each query.
+    `tempered`: as of `Attention`.
     """
 
     hidden: int
@@ -96,6 +97,7 @@ class LatentAttention:
     bias: bool = False
     dropout: bool = False
     indexer: Indexer | None = None
+    tempered: bool = False
 
     @property
     def q_size(self) -> int:

@@ -95,7 +95,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
     if isinstance(block, LatentAttention):
         yield "latent attention"
         yield from _named(("an indexer of keys", block.indexer is not None),
-                          ("biases of attention", block.bias),
+                          ("biases of attention", block.bias), (TEMPERED, block.tempered),
                           ("latent attention without norms on the way up", not block.inner_norms))
     elif isinstance(block, Attention):
         yield from _named(("norms of query and key", block.qk_norm),
