@@ -1,7 +1,7 @@
 """The blocks that layers are made of: architecture only, no implementation and no parallelism.
 
-`h` is the hidden size everywhere. A layer is a chain of residual branches `x + block(norm(x))`. Norms are RMSNorm, with
-`layer_norm` LayerNorm with a bias (or, with `norm_bias` false, without).
+A layer is a chain of residual branches `x + block(norm(x))`. Norms are RMSNorm, with `layer_norm` LayerNorm with a bias
+(or, with `norm_bias` false, without).
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class Attention:
     `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: a norm like the
     layer's over each head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0
     all. `dropout`: some of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added
-    to their score. `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a
-    limit. `whole_norms`: the norms of q and of k are over all heads together. `gated`: the query's projection is twice
-    as wide, and a sigmoid of its second half weighs the output of each head. `value_norm`: a norm without a weight over
-    each head of values. `values_from_keys`: values are the keys' products before norm and rotation. `two_way`:
-    tokens of an image see each other, by a mask. `borrows`: keys and values are those of an earlier layer, and it has
-    no projections of them; `lent`: number of layers up to the next one that uses its keys and values, 0 for none.
+    to their score. `rotated`: dimensions of a head that are rotated, 0 all. `capped`: scores are kept below a limit.
+    `whole_norms`: norms of q and of k are over all heads together. `gated`: the query's projection is twice as wide,
+    and a sigmoid of its second half weighs each head's output. `value_norm`: a norm without a weight over each head of
+    values. `values_from_keys`: values are the keys' products before norm and rotation. `two_way`: tokens of an image
+    see each other, by a mask. `borrows`: keys and values are an earlier layer's, it has no projections of them; `lent`:
+    layers up to the next that uses its keys and values, 0 none. `unit_norms`: norms without a weight over heads of q
+    and k, behind their rotation. `tempered`: q is multiplied by a number of its position. `chunk`: tokens of a chunk,
+    of which a token sees its own, 0 all.
     """
 
     hidden: int
@@ -50,6 +52,9 @@ class Attention:
     two_way: bool = False
     borrows: bool = False
     lent: int = 0
+    unit_norms: bool = False
+    tempered: bool = False
+    chunk: int = 0
 
     @property
     def q_size(self) -> int:
@@ -82,8 +87,8 @@ class LatentAttention:
 
     `q_rank` 0: the query is not compressed. `nope`, `rope`: sizes of a query head without and with rotation (all heads
     share one rotated key); `value`: size of a value head. `inner_norms`: what was projected down passes a norm on its
-    way up. `bias`: of the output projection. `dropout`: some of the softmax is dropped. `indexer`: chooses the keys
-    that each query attends to.
+    way up. `bias`: of the output projection. `dropout`: of the softmax. `indexer`: chooses the keys of each query.
+    `tempered`: as of `Attention`.
     """
 
     hidden: int
@@ -97,6 +102,7 @@ class LatentAttention:
     bias: bool = False
     dropout: bool = False
     indexer: Indexer | None = None
+    tempered: bool = False
 
     @property
     def q_size(self) -> int:
@@ -119,8 +125,7 @@ class Mamba2:
     """A Mamba-2 mixer: projection, convolution, scan (state-space duality), gated RMSNorm, projection.
 
     `state`: size of the recurrent state; `conv_kernel`: width of the convolution; `chunk`: tokens of a chunk of the
-    scan. `bias`: of both projections; `conv_bias`: of the convolution. `normed`: the gate's product passes the norm,
-    which is left out otherwise.
+    scan. `bias`: of both projections; `conv_bias`: of the convolution. `normed`: the gate's product passes a norm.
     """
 
     hidden: int
@@ -189,12 +194,12 @@ class Moe:
 
     `gated`: SwiGLU (three matrices), `gelu`: GELU, else relu^2 (two). `router`: "sigmoid" (a buffer corrects the scores
     for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it, "scaled_softmax" as "softmax" of a
-    normed and scaled input, with a number for each expert behind the choice. `normalised`: weights of the
-    chosen add up to one. `bias`: routed experts have biases; in HF the logits of "topk_softmax" have one only then.
-    `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
-    see so many columns, between a projection down and one up of every token; router and shared expert see all. A
-    token's experts are all in `chosen_groups` of `num_groups` equal groups. `weighs_input`: weights multiply what
-    experts are given, not what they put out.
+    normed and scaled input, with a number for each expert behind the choice. `normalised`: weights of the chosen add up
+    to one. `bias`: routed experts have biases; in HF the logits of "topk_softmax" have one only then. `shared_gate`: a
+    sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts see so many
+    columns, between a projection down and one up of every token; router and shared expert see all. A token's experts
+    are all in `chosen_groups` of `num_groups` equal groups. `weighs_input`: weights multiply what experts are given,
+    not what they put out.
     """
 
     hidden: int
@@ -258,9 +263,8 @@ class Embedding:
 
     `rotary_dim` > 0: cos and sin tables for the layers. `positions`: number of learned position vectors, 0 none.
     `shared`: multi-token prediction looks tokens up in it too. `window` > 0: a mask for layers that see this many
-    tokens, if sequences are as long or longer. `further_dim`: columns of a second pair of rotary tables, 0
-    none. `tower`: number of parts of a vision tower that run before what is made for the layers; the last
-    of them makes it.
+    tokens, if sequences are as long or longer. `further_dim`: columns of a second pair of rotary tables, 0 none.
+    `tower`: number of parts of a vision tower that run before what is made for the layers; the last of them makes it.
     """
 
     vocab: int

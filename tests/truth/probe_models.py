@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mistral4ForCausalLM
 
 HERE = Path(__file__).resolve().parent
 PRESETS = HERE.parents[1] / "simcore" / "models" / "presets"
 STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
-SEVERAL = ("internvl", "llava")  # families with decoders and towers of several types
+SEVERAL = ("internvl", "llava", "mistral3")  # families with decoders and towers of several types
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 TOWER_LAYER = re.compile(
     r"(?:vision_tower\.(?:encoder|transformer)\.layers?|visual\.blocks|audio_tower\.layers)\.(\d+)\.")
@@ -53,6 +53,8 @@ def built(fields: dict[str, Any]) -> Any:
             fields[part] = {key: value for key, value in fields[part].items() if key != "model_type"}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"):
+        if config.model_type == "mistral4":  # not among those that `AutoModelForCausalLM` knows
+            return Mistral4ForCausalLM(config)
         return (AutoModelForImageTextToText if "vision_config" in fields else AutoModelForCausalLM).from_config(
             config)
 

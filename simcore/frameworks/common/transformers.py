@@ -15,7 +15,7 @@ from simcore.frameworks.common.qlora import EXPERTS_OPTION, STORAGE_OPTION, STOR
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
-from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2
+from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Moe
 from simcore.models.class_blocks import ClassPatches, ScaledPatches
 from simcore.models.vision_blocks import GridPatches, Patches, RowPatches
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
@@ -179,8 +179,13 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     `options`: the framework options that the scenario sets, by name. Products of experts are transformers' grouped ones
     if `experts_implementation` asks for them or attention has sinks, else a balanced stand-in.
     """
+    _check_llama4(job, options)
     apart = dense_options_of(job, options)
     given = options.get("experts_implementation")
+    if _computes_every_row(job):
+        job.note("experts", "every expert computes every token", "transformers 5.23 models/llama4/modeling_llama4.py "
+                 "Llama4TextMoe: its input is repeated for each expert and multiplied by a score, 0 for most")
+        return apart
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
                  "transformers 5.23 modeling_utils.py get_correct_experts_implementation")
@@ -265,6 +270,57 @@ def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
         job.auto("framework_options.attn_implementation", "auto", "sdpa",
                  "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")
     return given if given in ("eager", "flash_attention_2", "xformers") else "sdpa"
+
+
+# ---- Llama 4 ---------------------------------------------------------------------------------------------------------
+_AT: Final = "framework_options.attn_implementation"
+_AT_EXPERTS: Final = "framework_options.experts_implementation"
+_MODEL: Final = "transformers 5.23 models/llama4/modeling_llama4.py"
+_CASTS: Final = ("autocast", "prepare_model_for_kbit_training")
+
+
+def _computes_every_row(job: Draft) -> bool:
+    """True if each expert computes all tokens: [Note: every expert computes every token] in `operators/hf/llama4`."""
+    return any(isinstance(branch.block, Moe) and branch.block.weighs_input for kind in job.graph.kinds
+               for branch in kind.branches)
+
+
+def _check_llama4(job: Draft, options: dict[str, Any]) -> None:
+    """Raises IllegalLayout or NotYet for a job whose model attends within chunks, or has Llama 4's experts.
+
+    `options`: the framework options that the scenario sets, by name. Nothing for other models.
+    """
+    chunk = max((branch.block.chunk for kind in job.graph.kinds for branch in kind.branches
+                 if isinstance(branch.block, Attention)), default=0)
+    if not chunk and not _computes_every_row(job):
+        return
+    _check_attention(job, options, chunk)
+    if options.get("experts_implementation"):
+        raise job.illegal(_AT_EXPERTS, "Llama4ForCausalLM does not support setting experts implementation",
+                          "transformers 5.23 modeling_utils.py _grouped_mm_can_dispatch; "
+                          f"{_MODEL}: no use_experts_implementation")
+    if job.mesh.ep > 1:
+        raise job.illegal("mesh.ep", "Llama 4's experts take every token: there is nothing to dispatch",
+                          "transformers 5.23 models/llama4/configuration_llama4.py: no base_model_ep_plan")
+    if job.mesh.tp > 1 or job.mesh.cp > 1:
+        raise job.not_yet("mesh", "tensor or context parallelism of Llama 4 in transformers' layers")
+    if any(options.get(name) for name in _CASTS) or job.scenario.training.method == "qlora":
+        raise job.not_yet("model", "Llama 4 in transformers' layers under autocast, or packed in 4 bits")
+
+
+def _check_attention(job: Draft, options: dict[str, Any], chunk: int) -> None:
+    given, training = options.get("attn_implementation"), job.scenario.training
+    if given == "flash_attention_2":
+        raise job.illegal(_AT, "Llama4ForCausalLM does not support Flash Attention 2 yet",
+                          f"transformers 5.23 modeling_utils.py _flash_attn_can_dispatch; {_MODEL}: "
+                          "_supports_flash_attn = False")
+    if given == "eager":
+        raise job.not_yet(_AT, "Llama 4's eager attention, whose softmax is in the compute dtype")
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences in Llama 4's layers, which make two masks of them")
+    if training.seq_len >= chunk > 0:
+        raise job.not_yet("training.seq_len", f"sequences as long as a chunk of attention ({chunk:,} tokens), which "
+                          "have a mask of chunks")
 
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,

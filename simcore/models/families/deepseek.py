@@ -1,8 +1,9 @@
-"""The DeepSeek family with latent attention: transformers 5.23 `models/deepseek_v2`, `deepseek_v3`, `deepseek_v32`.
+"""DeepSeek's latent attention: transformers 5.23 `models/deepseek_v2`, `deepseek_v3`, `deepseek_v32`, `mistral4`.
 
 The first `first_k_dense_replace` layers are dense, the others have routed and shared experts. Shared experts are one
 MLP of `n_shared_experts` times the width. V2 routes by softmax, V3 (and Moonlight, which is a V3) by sigmoid. V3.2 is
-a V3 in which an indexer chooses the keys that each query attends to.
+a V3 in which an indexer chooses the keys that each query attends to. Mistral 4 routes by softmax, and multiplies its
+queries by a number of their position (`llama_4_scaling_beta`, which `Mistral4Config` has where no rotation is told).
 
 [Note: multi-token prediction]
 Published configurations say `num_nextn_predict_layers: 1`, and neither transformers nor Megatron-Bridge 0.3.1 builds
@@ -20,11 +21,12 @@ from simcore.models.families.decoder import chain, check_fair_heads, decoder_lay
 
 __all__ = ["FAMILY", "indexer", "latent_attention", "sigmoid_experts"]
 
-_ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid", "deepseek_v32": "sigmoid"}
+_ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid", "deepseek_v32": "sigmoid",
+            "mistral4": "softmax"}
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers and sizes of a model with a `DeepseekV2Config`, `DeepseekV3Config` or `DeepseekV32Config`.
+    """Layers and sizes of a model with a `DeepseekV2Config`, `DeepseekV3Config`, `DeepseekV32Config`, `Mistral4Config`.
 
     InputError for values that are not modelled.
     """
@@ -37,8 +39,11 @@ def architecture(config: Config) -> Architecture:
     mixer = latent_attention(config)
     if family == "deepseek_v32":
         mixer = replace(mixer, indexer=indexer(config, heads=64))
+    if family == "mistral4":
+        turned = config.fields.get("rope_parameters")
+        mixer = replace(mixer, tempered=not isinstance(turned, dict) or bool(turned.get("llama_4_scaling_beta")))
     dense = decoder_layer(family, mixer, mlp(config))
-    sparse = decoder_layer(family, mixer, _moe(config, _ROUTERS[family]))
+    sparse = decoder_layer(family, mixer, _moe(config, _ROUTERS[family], normalised=family != "deepseek_v2"))
     count = config.integer("num_hidden_layers")
     first = min(count, config.integer("first_k_dense_replace", default=0, least=0))
     return chain(config, family, [dense] * first + [sparse] * (count - first), mixer.rope,
@@ -63,12 +68,12 @@ def indexer(config: Config, heads: int) -> Indexer:
 
 def sigmoid_experts(config: Config) -> Moe:
     """Routed and shared experts by DeepSeek's field names, chosen by sigmoid as V3's are."""
-    return _moe(config, "sigmoid")
+    return _moe(config, "sigmoid", normalised=True)
 
 
-def _moe(config: Config, router: str) -> Moe:
+def _moe(config: Config, router: str, *, normalised: bool) -> Moe:
     experts, ffn = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
-    normalised = config.boolean("norm_topk_prob", default=router == "sigmoid")
+    normalised = config.boolean("norm_topk_prob", default=normalised)
     shared, chosen = ffn * config.integer("n_shared_experts", default=0, least=0), top_k(config, experts)
     groups, few = config.integer("n_group", default=1), config.integer("topk_group", default=1)
     if experts % groups or not few <= groups or chosen > few * experts // groups:

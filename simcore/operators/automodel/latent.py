@@ -62,6 +62,10 @@ def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> 
         named["mask"] = mask_of(tape, named["indices"], x.dtype, hadamard=hadamard)
         _return_keys(env, named["indices"], block)
     query = aten.cat(tape, plain_query, turned_query)
+    scale = None
+    if block.tempered:  # `attn_scale` and what it is made of: variables of the function
+        scale = _scale(tape, batch, seq, query.dtype)
+        query = aten.mul(tape, query, scale.view(batch, seq, 1, 1), "tempered")
     latent = linear(env, latent, f"{path}.kv_b_proj").view(batch, seq, heads, block.nope + block.value)
     turned_key = _expanded(tape, turned_key, heads)
     plain_key, value = _split(tape, latent, block.nope)
@@ -110,6 +114,14 @@ def _projections(env: Env, x: Tensor, low: Tensor, path: str) -> Projections:
     return Projections(lambda: linear(env, low, f"{path}.wq_b"), lambda: linear(env, x, f"{path}.wk"),
                        lambda: linear(env, x, f"{path}.weights_proj"),
                        (env.param(f"{path}.k_norm.weight"), env.param(f"{path}.k_norm.bias")))
+
+
+def _scale(tape: Tape, batch: int, seq: int, dtype: str) -> Tensor:
+    """A number for the query of each position, 1 within the original context (`_get_llama_4_attn_scale`)."""
+    made = aten.new(tape, (batch, seq), "fp32", "scale")
+    for _ in range(6):
+        made = aten.select(tape, made, made.shape, "fp32", "scale")
+    return aten.select(tape, made, made.shape, dtype, "scale")
 
 
 def _split(tape: Tape, x: Tensor, first: int) -> tuple[Tensor, Tensor]:

@@ -242,7 +242,7 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     specs = [
         TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router",
                    "fp32" if family in SPARSE and SPARSE[family].wide_gate else ""),
-        *((correction,) if b.router == "sigmoid" else ()),
+        *((correction,) if b.router == "sigmoid" or (family in SPARSE and SPARSE[family].corrects) else ()),
         *((TensorSpec(f"{at}.gate.bias", (experts,), ("experts_router",), "router", "router"),) if b.bias else ()),
         TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, size, up), ("experts", seen, "expert_ffn"),
                    "routed_experts", "grouped"),

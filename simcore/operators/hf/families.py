@@ -17,6 +17,8 @@ from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf.autocast import layer_norm
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, has_flash_attention, is_of_hub
+from simcore.operators.hf.llama4 import attention as llama4_attention
+from simcore.operators.hf.llama4.experts import moe as llama4_moe
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.recurrent import delta_net, mamba
 from simcore.operators.shared import aten
@@ -189,6 +191,26 @@ def _moe_of_gpt_oss(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inpu
     return gpt_oss.moe(tape, run, branch, inputs.hidden)
 
 
+def _moe_of_llama4(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    block, name, x = branch.block, branch.name, inputs.hidden
+    assert isinstance(block, Moe)
+    weights = {part: run.params[f"{name}.experts.{part}"] for part in ("gate_up_proj", "down_proj")}
+    out, logits = llama4_moe(
+        tape, block, hf_moe.as_rows(tape, x, (run.tokens, block.hidden)), weights,
+        lambda part, rows: layers.linear(tape, run, f"{name}.{part}", rows),
+        lambda part, rows: layers.mlp(tape, run, f"{name}.{part}", Mlp(block.hidden, block.shared_ffn), rows))
+    return out.view(*x.shape), logits
+
+
+def _attention_of_llama4(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    block = branch.block
+    assert isinstance(block, Attention)
+    return llama4_attention.attention(
+        tape, block, inputs.hidden, inputs.cos,
+        lambda part, x: layers.linear(tape, run, f"{branch.name}.{part}_proj", x),
+        lambda *parts: layers.core_of(tape, run, block, parts, inputs.mask)), None
+
+
 def _moe_beside_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     return hybrid.moe(tape, run, branch, inputs.hidden)
 
@@ -207,9 +229,11 @@ class Family:
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
     number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
-    window. `wide_tables`: rotary tables stay in fp32. `holds_embeddings`: what dropout is given of the embedding lives
-    until the model returns. `scales_behind`: the model multiplies what comes out of its embedding, whose own output
-    lives as long as the graph where it is asked for a gradient (enable_input_require_grads hooks the embedding).
+    window. `wide_tables`: rotary tables stay in fp32. `complex_tables`: one table of complex numbers. `holds_mixed`:
+    layers hold what attention put out until they return, and what it was given until that is added. `holds_embeddings`:
+    what dropout is given of the embedding lives until the model returns. `scales_behind`: the model multiplies what
+    comes out of its embedding, whose own output lives as long as the graph where it is asked for a gradient
+    (enable_input_require_grads hooks the embedding).
     """
 
     norm: Norm = _norm
@@ -226,6 +250,8 @@ class Family:
     keeps_grids: bool = False
     wide_tables: bool = False
     holds_embeddings: bool = False
+    complex_tables: bool = False
+    holds_mixed: bool = False
     scales_behind: bool = False
 
 
@@ -248,6 +274,8 @@ FAMILIES: Final = {
     "granite": Family(scales_behind=True),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False, scales_behind=True),
     "hunyuan_v1_dense": Family(attention=_attention_of_hunyuan),
+    "llama4_text": Family(norm=llama4_attention.rms_norm, attention=_attention_of_llama4, moe=_moe_of_llama4,
+                          complex_tables=True, holds_mixed=True),
     "mamba2": Family(has_positions=False),
     "ministral3": Family(attention=_turning_by(decoders.ministral3_turn)),
     "mixtral": Family(moe=_moe_with_wide_weights),

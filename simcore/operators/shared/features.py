@@ -23,11 +23,14 @@ from simcore.models.blocks import (
 )
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["LATENT", "WEIGHED_INPUT", "features", "refuse", "refuse_megatrons"]
+__all__ = ["CHUNKS", "LATENT", "TEMPERED", "UNIT_NORMS", "WEIGHED_INPUT", "features", "refuse", "refuse_megatrons"]
 
 LATENT: Final = "experts of a latent width"
 WEIGHED_INPUT: Final = "experts whose input is weighed"
 PREDICTIONS: Final = "multi-token prediction"
+UNIT_NORMS: Final = "norms of query and key without weights"
+TEMPERED: Final = "queries by a number of their position"
+CHUNKS: Final = "attention within chunks"
 
 
 def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
@@ -92,7 +95,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
     if isinstance(block, LatentAttention):
         yield "latent attention"
         yield from _named(("an indexer of keys", block.indexer is not None),
-                          ("biases of attention", block.bias),
+                          ("biases of attention", block.bias), (TEMPERED, block.tempered),
                           ("latent attention without norms on the way up", not block.inner_norms))
     elif isinstance(block, Attention):
         yield from _named(("norms of query and key", block.qk_norm),
@@ -106,6 +109,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("values out of keys", block.values_from_keys),
                           ("attention both ways within an image", block.two_way),
                           ("keys and values of another layer", block.borrows or block.lent > 0),
+                          (UNIT_NORMS, block.unit_norms), (TEMPERED, block.tempered), (CHUNKS, block.chunk > 0),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),

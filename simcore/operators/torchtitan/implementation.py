@@ -28,7 +28,7 @@ from simcore.operators.shared.dtensor import (
     sum_norms,
     sum_partial,
 )
-from simcore.operators.shared.features import WEIGHED_INPUT, refuse
+from simcore.operators.shared.features import CHUNKS, TEMPERED, UNIT_NORMS, WEIGHED_INPUT, refuse
 from simcore.operators.shared.layer_borders import (
     hand_on,
     hidden_state,
@@ -53,8 +53,10 @@ __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
                            "a router by softmax, not normalised", "a router by softmax",
-                           "gated experts chosen by sigmoid", "gated experts with a shared one", WEIGHED_INPUT})
-"""Features (`operators/shared/features.py`) of models that these layers are recorded with."""
+                           "gated experts chosen by sigmoid", "gated experts with a shared one", WEIGHED_INPUT,
+                           UNIT_NORMS, TEMPERED, CHUNKS})
+"""Features (`operators/shared/features.py`) of models that these layers are recorded with. torchtitan's Llama 4 has no
+norms of query and key and no queries by position; of chunks its `irope` flavors alone know (`models/llama4/model`)."""
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:

@@ -304,6 +304,16 @@ def test_products_of_a_layer_cost_what_they_must() -> None:
     assert gemm == [2 * 512 * weights, 4 * 512 * weights]
 
 
+def test_every_expert_of_llama_4_multiplies_every_token() -> None:
+    """Rows are experts x tokens whatever the router chooses: two products forward, twice that in backward."""
+    case, experts = CASES["llama4"]["case"], 8
+    for chosen in (1, 4):
+        layer = Model(case | {"overrides": {**case["overrides"], "num_experts_per_tok": chosen}}).tapes[1]
+        made = [sum(row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GROUPED_GEMM)
+                for section in (layer.forward, layer.backward)]
+        assert made == [times * experts * 512 * 3 * 256 * 128 for times in (2, 4)]
+
+
 # ---- packed sequences -----------------------------------------------------------------------------------------------
 def _named(model: Model, *sections: Section) -> list[tuple[int, str]]:
     """Bytes and the name of the tensor, of what is born and what dies."""

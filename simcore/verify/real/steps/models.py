@@ -79,7 +79,8 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
         as_on_cuda.put_in_place()
     folder = family.removesuffix("_text")
     modelling = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
+    for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask",
+                 "create_recurrent_attention_mask"):
         if hasattr(modelling, name) and attention != "eager":
             setattr(modelling, name, no_mask)
     cfg = AutoConfig.for_model(family, **fields)
