@@ -622,6 +622,13 @@ def test_a_value_that_the_environment_has_may_stand_where_nothing_depends_on_it(
         launched("policy.train_global_batch_size=$BATCH")
 
 
+def test_workers_of_dtensor_clip_unless_they_are_given_no_norm(tmp_path: Path) -> None:
+    for told, clips in (("1.0", None), ("null", False)):
+        found = imported(tmp_path, SFT, f"policy: {{max_grad_norm: {told}}}\n")
+        assert found.wrong == ()
+        assert found.values.get("framework_options", {}).get("clip_grad_norm") is clips, told
+
+
 @pytest.mark.parametrize(("clip", "kinds", "wrong"), [
     ("1.0", ["no effect"], 0), ("0.0", ["not modelled"], 0), ("${policy.max_grad_norm}", [], 1)])
 def test_workers_of_megatron_clip_at_a_number_of_their_own(tmp_path: Path, clip: str, kinds: list[str],
