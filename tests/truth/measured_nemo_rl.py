@@ -79,8 +79,8 @@ def _expect_printed(run, made, name):
 def _shortened(made, mean):
     """Blocks with sequences of the mean length, up to what context and tensor parallel ranks divide.
 
-    Packs (`sequence_packing`) have as many tokens as the recipe's batch of longest sequences. Engines decode as many
-    tokens: a scenario has no other key for the length of an answer than the longest.
+    Packs (`sequence_packing`) have as many tokens as the recipe's batch of longest sequences. Engines decode sequences
+    of that mean, up to the longest.
     """
     training, mesh, rl = made["training"], made["mesh"], made["rl"]
     cp, tp = mesh.get("cp") or 1, mesh.get("tp") or 1
@@ -90,8 +90,9 @@ def _shortened(made, mean):
     ranks = mesh["dp_shard"] * (mesh.get("dp_replicate") or 1)
     fit = _fitting(training.get("micro_batch_size", 1) * longest // length, training["global_batch_size"] // ranks)
     logged = _fitting(rl.get("logprob_batch_size", 1) * longest // length, rl["prompts"] * rl["generations"] // ranks)
-    return {"training": training | {"seq_len": length, "micro_batch_size": fit}, "rl": rl | {
-        "logprob_batch_size": logged}, "generation": made["generation"] | {"max_model_len": length}}
+    return {"training": training | {"seq_len": length, "micro_batch_size": fit},
+            "rl": rl | {"logprob_batch_size": logged, "mean_tokens": math.ceil(mean)},
+            "generation": {"max_model_len": longest} | made["generation"]}
 
 
 def _fitting(most, sequences):

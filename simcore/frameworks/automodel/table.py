@@ -49,7 +49,9 @@ from simcore.frameworks.automodel.policies import (
     EVERY,
     NEMO_RL,
     OLDER,
+    POLICY_OPTIONS,
     casts_outputs,
+    grad_passes,
     hub_options,
     is_older,
     loss_by_default,
@@ -118,10 +120,7 @@ OPTIONS = {
     EFFICIENT_OPTION: (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
-    **STAGE_OPTIONS, **COMPILE_OPTIONS,
-    **FP8_OPTIONS,
-    **FLOAT8_OPTIONS,
-    **FUSED_ADAM_OPTIONS,
+    **STAGE_OPTIONS, **COMPILE_OPTIONS, **FP8_OPTIONS, **FLOAT8_OPTIONS, **FUSED_ADAM_OPTIONS, **POLICY_OPTIONS,
 }
 
 
@@ -160,7 +159,7 @@ def table(job: Draft) -> Framework:
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
                             beside_exchanges=("shared_experts",) * (version in _BESIDE),
-                            beside_attention=rings_by_te(job, options), clips=True),
+                            beside_attention=rings_by_te(job, options), grad_passes=grad_passes(job, options)),
         assumptions=assumptions(job, options, is_read=version in _BESIDE, has_liger=job.graph.implementation == "hf" and
                                 patched_by_liger(job, options)),
     )
