@@ -64,11 +64,12 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Scores of every query and key by `num_heads` small heads of size `head_dim`; attention sees the `top_k` best."""
+    """Scores of query and key by `num_heads` of size `head_dim`, turned if `hadamard`; the `top_k` best are seen."""
 
     num_heads: int
     head_dim: int
     top_k: int
+    hadamard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

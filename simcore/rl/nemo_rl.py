@@ -136,5 +136,5 @@ NEMO_RL: Final = (
             ("asynchronous", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs", "chunks",
              "optimizer_offload"),
             _check, _step, _sent, _told, in_place=False, critic_apart=True, use="library", engines=("vllm", "sglang"),
-            occupied=lambda rl, policy, critic: 0),)
+            occupied=lambda rl, policy, critic: 0, distils=True),)
 """The one record of NeMo RL's workers."""

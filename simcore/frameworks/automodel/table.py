@@ -196,7 +196,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         made, seen = _chosen(job, options, _LAYERS[version]), job.graph.architecture.has_tower
         return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", sdpa=options.get("attn") == "sdpa",
-                       hadamard=job.graph.architecture.family == "deepseek_v32", trains_stem=trains_stem(job.graph),
+                       trains_stem=trains_stem(job.graph),
                        fp32_unit=version not in _ONE_TYPE and is_sharded(job), attends=has_mixer(job.graph, Attention),
                        recurs=has_mixer(job.graph, GatedDeltaNet), keeps_logits=made.keeps_logits or seen)  # held
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")

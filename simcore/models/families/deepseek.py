@@ -36,7 +36,7 @@ def architecture(config: Config) -> Architecture:
         raise config.fail("moe_layer_freq", "experts in some layers only are not modelled yet")
     mixer = latent_attention(config)
     if family == "deepseek_v32":
-        mixer = replace(mixer, indexer=indexer(config, heads=64))
+        mixer = replace(mixer, indexer=replace(indexer(config, heads=64), hadamard=True))
     dense = decoder_layer(family, mixer, mlp(config))
     sparse = decoder_layer(family, mixer, _moe(config, _ROUTERS[family]))
     count = config.integer("num_hidden_layers")

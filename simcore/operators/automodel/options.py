@@ -17,8 +17,7 @@ class AutomodelOptions(ImplementationOptions):
     """Options of NeMo Automodel's own layers in one run.
 
     `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `flex`: that is flex, of
-    GPT-OSS; `sdpa`: torch's, of Qwen 3.5. `masks_padding`: its batch has a mask of tokens. `hadamard`: an
-    indexer turns its keys by a Hadamard matrix, and its mask is one of truth values (DeepSeek-V3.2). `dispatcher`:
+    GPT-OSS; `sdpa`: torch's, of Qwen 3.5. `masks_padding`: its batch has a mask of tokens. `dispatcher`:
     exchange of tokens between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save
     x A of their adapters. `experts_unit`: the experts are a separate FSDP2 unit; `fp32_unit`: so is the gate of a delta
     net. `fake_balanced_gate`: experts are chosen in turn with equal weights. `fp8_recipe`: recipe of
@@ -40,7 +39,6 @@ class AutomodelOptions(ImplementationOptions):
     flex: bool = False
     sdpa: bool = False
     masks_padding: bool = False
-    hadamard: bool = False
     dispatcher: Dispatcher = "deepep"
     linear: Literal["torch", "te"] = "torch"
     experts_unit: bool = False

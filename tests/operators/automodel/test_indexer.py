@@ -47,9 +47,8 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
     made = graph(case["family"])
     kind = made.kinds[made.layers[1].kind]
     params = {t.name: Param(t.name, t.shape, "bf16", trainable=t.trainable) for t in tensors(kind)}
-    options = AutomodelOptions(hadamard=case["family"] == "deepseek_v32")
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, ep=2, rows_per_token=2 << 16,
-                        checkpoint="full" if case.get("checkpoint") else "none", options=options)
+                        checkpoint="full" if case.get("checkpoint") else "none", options=AutomodelOptions())
     layer = record(kind, run, {}, {})
     assert grouped(changes(layer.forward)) == grouped(row["forward"])
     assert grouped(changes(layer.backward)) == grouped(row["backward"])
