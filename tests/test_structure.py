@@ -452,6 +452,20 @@ def test_no_framework_is_asked_for_by_name() -> None:
     assert asking == []
 
 
+ASKERS = {"accelerate", "autoep", "automodel", "autotp", "ddp", "deepspeed", "fsdp", "fsdp1", "fsdp2", "megatron",
+          "trl", "verl", "zero", "zero0", "zero1", "zero2", "zero3"}
+RECORDS = {"HfOptions.automodel"}
+"""Options of another code base's layers, which stand in the place of some of these."""
+
+
+def test_options_of_layers_say_what_is_done_and_not_who_asks() -> None:
+    named = {f"{owner.name}.{name}" for path in files("simcore/operators") for owner in ast.walk(syntax(path))
+             if isinstance(owner, ast.ClassDef) and "ImplementationOptions" in map(ast.unparse, owner.bases)
+             for field in owner.body if isinstance(field, ast.AnnAssign)
+             if ASKERS & {*(name := ast.unparse(field.target)).split("_")}}
+    assert named - RECORDS == set()
+
+
 def _asks_by_name(node: ast.AST) -> bool:
     """`framework == ...`, `x.framework.name in (...)`, `match framework`."""
     if isinstance(node, ast.Match):

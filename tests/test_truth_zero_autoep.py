@@ -9,6 +9,7 @@ import small
 from checkout import ROOT
 from simcore.frameworks.deepspeed.partitions import groups_of
 from simcore.models.blocks import Branch, Moe
+from simcore.operators.autoep.implementation import deepspeed_experts
 from simcore.operators.hf.moe import moe
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared.layer_borders import hidden_state, nothing, run_backward
@@ -105,7 +106,8 @@ def recorded(case: dict[str, Any]) -> tuple[list[int], list[int]]:
               "shared_experts.gate_proj.weight": (64, HIDDEN), "shared_experts.up_proj.weight": (64, HIDDEN),
               "shared_experts.down_proj.weight": (HIDDEN, 64), "shared_experts_gate.weight": (1, HIDDEN)}
     run = LayerWorkload(1, TOKENS, "bf16", {f"mlp.{name}": Param(f"mlp.{name}", shape, "bf16", trainable=True)
-                                            for name, shape in shapes.items()}, ep=ep, options=HfOptions(autoep=True))
+                                            for name, shape in shapes.items()}, ep=ep,
+                        options=HfOptions(experts=deepspeed_experts))
     tape = Tape({}, {})
     x = hidden_state(tape, run, TOKENS, HIDDEN)
     out = moe(tape, run, Branch(name="mlp", norm="norm", block=block), x)

@@ -71,7 +71,8 @@ class Attention:
 class Indexer:
     """Scores of every query and key by `num_heads` small heads of size `head_dim`; attention sees the `top_k` best.
 
-    `shared`: later layers take the choice of an earlier one; `borrows`: so does this, and has no scores.
+    `shared`: later layers take the choice of an earlier one; `borrows`: so does this, and has no scores. `hadamard`: a
+    Hadamard matrix turns them, and the mask is one of truth values (DeepSeek-V3.2).
     """
 
     num_heads: int
@@ -79,6 +80,7 @@ class Indexer:
     top_k: int
     shared: bool = False
     borrows: bool = False
+    hadamard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Implementation:
     `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
     `builds_towers`: it has vision towers too. `value_heads`: families that it has with a value head in the place of the
     output projection (`models/value_head.py`); `biased_values`: that head has a bias. `predicts_last`: multi-token
-    prediction stands behind the head.
+    prediction stands behind the head. `mixes_families`: it builds all families of the same layers, without the
+    configuration's names of modules.
     """
 
     record: _Recorder
@@ -69,3 +70,4 @@ class Implementation:
     value_heads: tuple[str, ...] = ()
     biased_values: bool = True
     predicts_last: bool = False
+    mixes_families: bool = False

@@ -20,6 +20,7 @@ from simcore.inputs.yaml_parser import KeyPath, dotted
 from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge, edges
+from simcore.operators.registry import implementation_of
 
 __all__ = ["NOT_RUN", "Settled", "as_text", "given_keys", "settled"]
 
@@ -148,12 +149,12 @@ def _is_option(path: KeyPath) -> bool:
 
 
 def _shape(graph: ModelGraph) -> tuple[Any, ...]:
-    """Parts that graphs of one model have in common. Megatron builds all families of the same layers.
+    """Parts that graphs of one model have in common.
 
-    Families then count where Megatron's operators ask for them, and names of modules, which are the configuration's, do
-    not; rotary tables are not the embedding's.
+    Where all families are built of the same layers (Megatron), families count where its operators ask for them, and
+    names of modules, which are the configuration's, do not; rotary tables are not the embedding's.
     """
-    if graph.implementation != "megatron":
+    if not implementation_of(graph.implementation).mixes_families:
         return (graph.implementation, [(layer.kind, layer.path) for layer in graph.layers], graph.kinds, graph.tensors,
                 sorted(map(str, edges(graph.network))))
     return (graph.implementation, [layer.kind for layer in graph.layers], [*map(_of_megatron, graph.kinds)],

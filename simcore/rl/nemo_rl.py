@@ -137,5 +137,5 @@ NEMO_RL: Final = (
             ("asynchronous", "steps_ahead", "on_policy_ratio", "refit_buffer", "generated_prompts", "critic", "epochs",
              "chunks", "optimizer_offload"),
             _check, _step, _sent, _told, in_place=False, critic_apart=True, use="library", engines=("vllm", "sglang"),
-            occupied=lambda rl, policy, critic: 0),)
+            occupied=lambda rl, policy, critic: 0, distils=True),)
 """The one record of NeMo RL's workers."""

@@ -163,8 +163,11 @@ def distillation_step(policy: Policy, step: GrpoStep, teacher: Taught, simulatio
     return journal
 
 
-def check_distillation(scenario: Scenario) -> None:
-    """Raises InputError, IllegalLayout or NotYet for what a step of distillation does not read, or is not described."""
+def check_distillation(scenario: Scenario, *, distils: bool) -> None:
+    """Raises InputError, IllegalLayout or NotYet for what a step of distillation does not read, or is not described.
+
+    `distils`: the trainer has a step of distillation that is described.
+    """
     rl, training = scenario.rl, scenario.training
     assert rl is not None
     source = f"{_SOURCE} setup, distillation_train"
@@ -178,7 +181,7 @@ def check_distillation(scenario: Scenario) -> None:
             ("generated_prompts", rl.generated_prompts is not None, "all prompts are trained on")):
         if said:
             raise IllegalLayout(Problem(scenario.where("rl", key), f"{key}: not in distillation: {why}", source))
-    if rl.trainer != "nemo_rl":
+    if not distils:
         raise NotYet(Problem(scenario.where("rl", "trainer"), f"not yet: distillation by {rl.trainer}"))
     if training.logprob_chunk_size is not None:
         raise NotYet(Problem(scenario.where("training", "logprob_chunk_size"), "not yet: logits of a teacher in "

@@ -279,7 +279,7 @@ def _asked(scenario: Scenario) -> tuple[Rl, InferenceEngine]:
         raise InputError(Problem(scenario.where("workload"), f"{scenario.workload}: missing the block "
                                  f"{' and '.join(missing)}"))
     if _is_taught(scenario):
-        check_distillation(scenario)
+        check_distillation(scenario, distils=trainer_of(scenario).distils)
     if rl.asynchronous and generation.colocated:
         raise IllegalLayout(Problem(scenario.where("rl", "asynchronous"), "asynchronous: true with an engine on GPUs "
                                     "that train", "NeMo RL 7ea279ab algorithms/grpo.py:4179: Colocated async GRPO is "

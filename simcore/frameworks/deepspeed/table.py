@@ -142,7 +142,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         stages=(tuple(range(len(job.graph.layers))),),
         options=replace(experts.LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
-                        deepspeed_exchanges=job.mesh.cp > 1, is_autotp=job.mesh.tp > 1,
+                        sequences="heads", shards="tensors",
                         patches_require_grad=_transformers.asks_patches(job)),
         communicators=_communicators(job, strategy),
         files=experts.files_of(job, plain_files(job, stage, gathers=options.get(_GATHERS) is not False)),

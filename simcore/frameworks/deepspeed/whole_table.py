@@ -73,7 +73,7 @@ def whole_table(job: Draft) -> Framework:
         stages=(tuple(range(len(job.graph.layers))),),
         options=replace(experts.LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
-                        deepspeed_exchanges=job.mesh.cp > 1, is_autotp=job.mesh.tp > 1,
+                        sequences="heads", shards="tensors",
                         patches_require_grad=_transformers.asks_patches(job)),
         communicators=tuple(name for name in (strategy.axis, "cp", "tp", *experts.axes_of(job))
                             if name and job.mesh.axis(name).size > 1),

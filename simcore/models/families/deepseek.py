@@ -38,7 +38,7 @@ def architecture(config: Config) -> Architecture:
         raise config.fail("moe_layer_freq", "experts in some layers only are not modelled yet")
     mixer = latent_attention(config)
     if family == "deepseek_v32":
-        mixer = replace(mixer, indexer=indexer(config, heads=64))
+        mixer = replace(mixer, indexer=replace(indexer(config, heads=64), hadamard=True))
     if family == "mistral4":
         turned = config.fields.get("rope_parameters")
         mixer = replace(mixer, tempered=not isinstance(turned, dict) or bool(turned.get("llama_4_scaling_beta")))

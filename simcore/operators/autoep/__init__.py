@@ -4,6 +4,6 @@ Input: `LayerKind`, `LayerWorkload` with `HfOptions`. Output: `RecordedLayer`, `
 Start: `implementation.record`.
 
 DeepSpeed takes each block of experts out of a model and puts its own there, of torchtitan's router and experts:
-`operators/torchtitan/autoep.py`. All other parts of a layer are those of `operators/hf`. Which models and layouts
+`experts.py`. All other parts of a layer are those of `operators/hf`. Which models and layouts
 DeepSpeed takes, and how it cuts the experts: `frameworks/deepspeed/experts/`.
 """

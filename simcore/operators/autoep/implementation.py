@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from simcore.models.blocks import LayerKind, Moe
+from simcore.models.blocks import Branch, LayerKind, Moe
 from simcore.models.tensor import TensorSpec
+from simcore.operators.autoep.experts import moe
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import tensors as hf_tensors
+from simcore.operators.hf.layers import mlp
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.implementation import Implementation
 from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["IMPLEMENTATION", "record", "tensors"]
+__all__ = ["IMPLEMENTATION", "deepspeed_experts", "record", "tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -52,13 +55,19 @@ def _plural(name: str, path: str) -> str:
     return f"{name}.shared_experts{rest}"
 
 
+def deepspeed_experts(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> Tensor:
+    """Output of a block of experts for `x` [b, s, hidden], in x's shape; a shared expert is transformers' MLP."""
+    return moe(tape, run, branch, x, mlp)
+
+
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Returns the recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
     `slots`, `comms`: shared tables of storages and communications, see `recording.rows.Recorder`; entries are added.
     """
-    return hf.record(kind, replace(run, options=replace(HfOptions.of(run.options), autoep=True)), slots, comms)
+    options = replace(HfOptions.of(run.options), experts=deepspeed_experts)
+    return hf.record(kind, replace(run, options=options), slots, comms)
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors)

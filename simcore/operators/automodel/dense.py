@@ -33,10 +33,15 @@ from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["DENSE", "dense_attention", "dense_norm", "qwen3_moe_attention", "rotated", "turned"]
+__all__ = ["DENSE", "dense_attention", "dense_norm", "norms_by_kernel", "qwen3_moe_attention", "rotated", "turned"]
 
 DENSE: Final = ("llama", "qwen2", "qwen3")
 """Families whose layers `ModelParallelizer` checkpoints in four parts, `apply_submodule_checkpointing`."""
+
+
+def norms_by_kernel(family: str) -> bool:
+    """True for families whose layers have Automodel's compiled kernel as their norm, not transformers' operators."""
+    return family not in ("qwen3", *FROM_ZERO)
 
 
 def dense_norm(env: Env, x: Tensor, path: str, family: str) -> Tensor:
@@ -45,8 +50,7 @@ def dense_norm(env: Env, x: Tensor, path: str, family: str) -> Tensor:
     Automodel's compiled kernel, or for Qwen3, Qwen3-Next's layers and Qwen 3.5 the norm of transformers, operator by
     operator.
     """
-    by_kernel = family not in ("qwen3", *FROM_ZERO) or (family == "qwen3_next" and path == "model.norm")
-    if by_kernel:
+    if norms_by_kernel(family) or (family == "qwen3_next" and path == "model.norm"):
         return norm(env, x, path)
     env.tape.scope = f"{path}."
     if family in FROM_ZERO:

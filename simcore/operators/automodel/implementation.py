@@ -36,7 +36,7 @@ from simcore.models.blocks import (
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
-from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, qwen3_moe_attention
+from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, norms_by_kernel, qwen3_moe_attention
 from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
 from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
@@ -234,7 +234,7 @@ def _by_parts(kind: LayerKind, run: LayerWorkload) -> bool:
 def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     """`x + block(norm(x))` for every branch; some blocks name what a branch made until they return."""
     if env.options.compiled:
-        return compiled_layer(env.tape, env.run, kind, hidden, fuses_norms=kind.family == "qwen3")
+        return compiled_layer(env.tape, env.run, kind, hidden, fuses_norms=not norms_by_kernel(kind.family))
     try:
         return _branches(env, kind, hidden)
     finally:  # a replay stops before its layer returns

@@ -36,7 +36,7 @@ from simcore.operators.automodel.layers import linear, norm, te_attention
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import new
-from simcore.operators.shared.indexer import Projections, chosen_keys, mask_of
+from simcore.operators.shared.indexer import Projections, chosen_keys, number_mask, truth_mask
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Section, Tape, Tensor
 
@@ -57,9 +57,9 @@ def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> 
     latent = norm(env, latent, f"{path}.kv_a_layernorm")
     turned_query = _rotated(tape, turned_query)
     turned_key = _rotated(tape, turned_key.view(batch, seq, 1, block.rope))
-    hadamard = env.options.hadamard
-    if "indices" in named and not hadamard:
-        named["mask"] = mask_of(tape, named["indices"], x.dtype, hadamard=hadamard)
+    turned = block.indexer is not None and block.indexer.hadamard
+    if "indices" in named and not turned:
+        named["mask"] = number_mask(tape, named["indices"], x.dtype)
         _return_keys(env, named["indices"], block)
     query = aten.cat(tape, plain_query, turned_query)
     scale = None
@@ -73,7 +73,7 @@ def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> 
     if "mask" in named:
         query, key, value = (aten.contiguous(tape, query, "q"), aten.contiguous(tape, key, "k"),
                              aten.contiguous(tape, value, "v"))
-        out = aten.masked_attention(tape, query, key, value, None if hadamard else named["mask"])
+        out = aten.masked_attention(tape, query, key, value, None if turned else named["mask"])
         return linear(env, out.view(batch, seq, block.out_size), f"{path}.o_proj")
     # A view with strides of its own, which TE makes contiguous (TransformerEngine 2.18
     # `dot_product_attention/utils.py`, get_qkv_layout); no other reference holds the copy.
@@ -86,15 +86,15 @@ def _query(env: Env, x: Tensor, block: LatentAttention, path: str, named: dict[s
 
     `named`: takes what a module with an indexer names until it returns.
     """
-    tape, hadamard = env.tape, env.options.hadamard
+    tape = env.tape
     if not block.q_rank:
         query = linear(env, x, f"{path}.q_proj")
     else:
         low = norm(env, linear(env, x, f"{path}.q_a_proj"), f"{path}.q_a_layernorm")
         if block.indexer is not None:
             named |= {"low": low, "indices": _indices(env, x, low, block, path)}
-        if hadamard:
-            named["mask"] = mask_of(tape, named["indices"], x.dtype, hadamard=hadamard)
+            if block.indexer.hadamard:
+                named["mask"] = truth_mask(tape, named["indices"])
         query = linear(env, low, f"{path}.q_b_proj")
     return query.view(*x.shape[:2], block.num_heads, block.nope + block.rope)
 
@@ -107,7 +107,7 @@ def _indices(env: Env, x: Tensor, low: Tensor, block: LatentAttention, path: str
     made = _projections(env, x, low, f"{path}.indexer")
     if env.options.sparse:
         return scored_keys(env.tape, made, block.indexer, block.rope, env.run.cp)
-    return chosen_keys(env.tape, made, block.indexer, block.rope, hadamard=env.options.hadamard)
+    return chosen_keys(env.tape, made, block.indexer, block.rope)
 
 
 def _projections(env: Env, x: Tensor, low: Tensor, path: str) -> Projections:

@@ -18,8 +18,7 @@ class AutomodelOptions(ImplementationOptions):
 
     `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `flex`: that is flex, of
     GPT-OSS; `sdpa`: torch's, of Qwen 3.5; `sparse`: one that reads chosen keys alone. `masks_padding`: its batch has a
-    mask of tokens. `hadamard`: an indexer turns its keys by a Hadamard matrix, and its mask is one of truth values
-    (DeepSeek-V3.2). `dispatcher`: exchange of tokens between experts; without expert parallelism it is torch. `linear`:
+    mask of tokens. `dispatcher`: exchange of tokens between experts; without expert parallelism it is torch. `linear`:
     with "te", linear layers save x A of their adapters. `experts_unit`: the experts are a separate FSDP2 unit;
     `fp32_unit`: so is the gate of a delta net. `fake_balanced_gate`: experts are chosen in turn with equal weights.
     `fp8_recipe`: recipe of TransformerEngine's products in 8 bits, where a layer has some; `fp8_transposes`: the
@@ -41,7 +40,6 @@ class AutomodelOptions(ImplementationOptions):
     sdpa: bool = False
     sparse: bool = False
     masks_padding: bool = False
-    hadamard: bool = False
     dispatcher: Dispatcher = "deepep"
     linear: Literal["torch", "te"] = "torch"
     experts_unit: bool = False

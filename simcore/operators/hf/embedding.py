@@ -127,8 +127,8 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
 
 
 def _of_embedding(run: LayerWorkload) -> LayerWorkload:
-    """The workload as an embedding sees it: whole on every rank where DeepSpeed's AutoTP splits matrices."""
-    return replace(run, tp=1) if run.tp > 1 and HfOptions.of(run.options).is_autotp else run
+    """Workload as an embedding sees it: whole on every rank where parts of matrices are plain tensors."""
+    return replace(run, tp=1) if run.tp > 1 and HfOptions.of(run.options).shards == "tensors" else run
 
 
 def _cut_rows(tape: Tape, run: LayerWorkload) -> None:
@@ -292,13 +292,13 @@ def _frequencies(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor) ->
 
 
 def _are_given(run: LayerWorkload) -> bool:
-    """True if the trainer gives position ids, those of its own part of each sequence (see `HfOptions.rings`)."""
-    return run.options.position_axes > 0 or HfOptions.of(run.options).rings
+    """True if the trainer gives position ids, those of its own part of each sequence (see `HfOptions.sequences`)."""
+    return run.options.position_axes > 0 or HfOptions.of(run.options).sequences == "ring"
 
 
 def _rows_of_tables(run: LayerWorkload, family: Family) -> int:
     """Number of rotary tables: one for each sequence where its positions are its own."""
-    return run.batch if family.grids or HfOptions.of(run.options).rings else 1
+    return run.batch if family.grids or HfOptions.of(run.options).sequences == "ring" else 1
 
 
 def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list[Tensor]]:

@@ -68,7 +68,8 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
 def _logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     """Logits of the whole vocabulary, which a head that tp splits gathers (`colwise_gather_output`).
 
-    One that is the embedding's weight is whole under DeepSpeed's AutoTP.
+    One that is the embedding's weight is whole where parts of matrices are plain tensors.
     """
-    logits, is_whole = linear(tape, run, "", hidden), HfOptions.of(run.options).is_autotp and run.params["weight"].tied
+    logits = linear(tape, run, "", hidden)
+    is_whole = run.params["weight"].tied and HfOptions.of(run.options).shards == "tensors"
     return logits if run.tp == 1 or is_whole else gather_last(tape, run, logits)

@@ -33,7 +33,7 @@ from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["Inputs", "attention", "column", "core_of", "gated_attention", "has_eager_attention", "has_flash_attention",
            "is_of_hub", "linear", "mlp", "pair_of", "rotate", "rotate_a_part", "rotate_half", "row", "runs_math",
-           "shares_by_deepspeed", "swiglu"]
+           "swiglu"]
 
 
 class Inputs(NamedTuple):
@@ -65,8 +65,8 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     if run.tp == 1:
         return _whole_linear(tape, run, name, x)
     label = name.removeprefix(tape.scope) or "logits"
-    if HfOptions.of(run.options).is_autotp:
-        return _of_autotp(tape, run, name, label, x)
+    if HfOptions.of(run.options).shards == "tensors":
+        return _of_tensors(tape, run, name, label, x)
     return _split_linear(tape, run, name, label, x)
 
 
@@ -107,7 +107,7 @@ def _split_linear(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tens
     return sum_everywhere(tape, row(tape, run, name, label, x), f"{label}_sum")
 
 
-def _of_autotp(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor) -> Tensor:
+def _of_tensors(tape: Tape, run: LayerWorkload, name: str, label: str, x: Tensor) -> Tensor:
     """Output of the linear `name` as DeepSpeed's AutoTP has it; a head whose weight is the embedding's is whole."""
     prefix = f"{name}." if name else ""
     weight, bias = run.params[f"{prefix}weight"], run.params.get(f"{prefix}bias")
@@ -184,8 +184,8 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     q = _heads(tape, run, name, "q", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=not (head_norm or late_norm))
     k = of_key(tape, k) if of_key else k
-    apart = core is not None or unfused or HfOptions.of(run.options).rings or (
-        shares_by_deepspeed(run) and (block.num_kv_heads == run.cp or run.batch > 1))
+    apart = core is not None or unfused or HfOptions.of(run.options).sequences == "ring" or (
+        copies_heads(run) and (block.num_kv_heads == run.cp or run.batch > 1))
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=apart)
     if head_norm and block.qk_norm:
         q = head_norm(tape, _of_heads(run, f"{name}.q_norm.weight"), q)
@@ -276,9 +276,9 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
     if block.sinks:
         return aten.flash_attention_with_sinks(tape, *parts, pairs, run.sequences)
     value, key, query = (narrowed(tape, run, part) for part in reversed(parts))
-    if HfOptions.of(run.options).rings:
+    if HfOptions.of(run.options).sequences == "ring":
         return ring_attention(tape, run, query, key, value)
-    if shares_by_deepspeed(run):
+    if copies_heads(run):
         out = over_shared(tape, run.cp, (query, key, value), partial(_of_a_part, tape, run, run.cp * pairs),
                           copies_once=has_flash_attention(run))
         return aten.contiguous(tape, out, "attention") if run.batch > 1 else out
@@ -296,9 +296,9 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
     return aten.scaled_dot_product_attention(tape, query, key, value)
 
 
-def shares_by_deepspeed(run: LayerWorkload) -> bool:
-    """True if ranks share sequences by the exchanges of DeepSpeed's class: [Note: ALST]."""
-    return run.cp > 1 and HfOptions.of(run.options).deepspeed_exchanges
+def copies_heads(run: LayerWorkload) -> bool:
+    """True if ranks share sequences by exchanges of heads that are copied together: [Note: ALST]."""
+    return run.cp > 1 and HfOptions.of(run.options).sequences == "heads"
 
 
 def _of_a_part(tape: Tape, run: LayerWorkload, pairs: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -345,7 +345,7 @@ def _scalar(tape: Tape, run: LayerWorkload) -> Tensor:
 def _causal_loss(tape: Tape, run: LayerWorkload, logits: Tensor) -> Tensor:
     """Logits in fp32, labels shifted by one, cross entropy."""
     logits = aten.cast(tape, logits, "fp32")
-    if HfOptions.of(run.options).rings:  # the trainer has shifted them
+    if HfOptions.of(run.options).sequences == "ring":  # the trainer has shifted them
         return aten.cross_entropy(tape, logits.view(run.tokens, logits.shape[-1]), Tensor(None, (run.tokens,), "int64"))
     labels = aten.new(tape, (run.batch, run.seq + 1), "int64", "labels", 8 * run.tokens)
     target = labels  # a slice of one row is contiguous

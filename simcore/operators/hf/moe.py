@@ -18,7 +18,6 @@ from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import whole_experts
 from simcore.operators.hf.peft import ExpertWeights
 from simcore.operators.shared import aten
-from simcore.operators.torchtitan.autoep import autoep_moe
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import (
     INNER_BACKWARD_BEGIN,
@@ -42,8 +41,9 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
     """
     block = branch.block
     assert isinstance(block, Moe)
-    if HfOptions.of(run.options).autoep:
-        return autoep_moe(tape, run, branch, x, mlp)
+    experts = HfOptions.of(run.options).experts
+    if experts is not None:
+        return experts(tape, run, branch, x)
     if block.shared_gate:
         return _with_gated_shared(tape, run, branch.name, block, x)
     name, shape = branch.name, x.shape

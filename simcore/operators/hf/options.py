@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from simcore.models.blocks import Branch
 from simcore.operators.automodel.options import AutomodelOptions
+from simcore.recording.layer import LayerWorkload
 from simcore.recording.options import ImplementationOptions
+from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["AttentionImplementation", "HfOptions", "UnslothRelease"]
+__all__ = ["AttentionImplementation", "Experts", "HfOptions", "Shards", "SharedSequences", "UnslothRelease"]
 
 AttentionImplementation = Literal["sdpa", "eager", "flash_attention_2", "xformers"]
 UnslothRelease = Literal["", "newest", "2024.12"]
+SharedSequences = Literal["parts", "heads", "ring"]
+Shards = Literal["dtensors", "tensors"]
+Experts = Callable[[Tape, LayerWorkload, Branch, Tensor], Tensor]
+"""(tape, run, branch, x) -> output of a block of experts, in x's shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +41,13 @@ class HfOptions(ImplementationOptions):
     is given back to the compute dtype. `checkpoints_parts`: norms, attention and MLP of a layer are checkpoints of
     their own. `wide_sdpa`: torch's attention is given query, key and value in fp32 (Gemma 4 under Automodel).
     `casts_tower`: FSDP2's hooks cast images, and the rotary tables of each layer of a vision tower. `wide_tower`: what
-    is neither packed nor a norm of a vision tower is in fp32, and with it what its layers hand on. `rings`: context
-    parallel ranks attend by torch's ring, with the inputs of transformers' Trainer. `keeps_rows`: a gradient of all
-    rows of the embedding, of which tp leaves a rank its own, stays between microbatches.
-    `deepspeed_exchanges`: ranks share sequences as DeepSpeed's class has it, not as verl's patch. `dispatches`: rows
-    reach their experts by transformers' own exchange (`AllToAllEP`). `is_autotp`: ranks share matrices as DeepSpeed's
-    AutoTP has it, not as transformers' DTensors: embedding and tied head are whole. `autoep`: blocks of
-    experts are DeepSpeed's own (`operators/autoep`).
+    is neither packed nor a norm of a vision tower is in fp32, and with it what its layers hand on. `sequences`: how
+    context parallel ranks attend: by exchanges of parts of heads that are joined (`parts`), of heads that are copied
+    together (`heads`), or by torch's ring, with the inputs of transformers' Trainer (`ring`). `keeps_rows`: a gradient
+    of all rows of the embedding, of which tp leaves a rank its own, stays between microbatches. `dispatches`: rows
+    reach their experts by transformers' own exchange (`AllToAllEP`). `shards`: what tp ranks have of matrices; of plain
+    tensors products are summed in place, and embedding and tied head are whole. `experts`: records a block of experts
+    in the place of transformers' code.
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
@@ -64,12 +72,11 @@ class HfOptions(ImplementationOptions):
     wide_sdpa: bool = False
     casts_tower: bool = False
     wide_tower: bool = False
-    rings: bool = False
+    sequences: SharedSequences = "parts"
     keeps_rows: bool = False
-    deepspeed_exchanges: bool = False
     dispatches: bool = False
-    is_autotp: bool = False
-    autoep: bool = False
+    shards: Shards = "dtensors"
+    experts: Experts | None = None
 
     @property
     def puts_out_fp32(self) -> bool:
@@ -77,14 +84,14 @@ class HfOptions(ImplementationOptions):
         return self.wide_outputs
 
     def bytes_of_tokens(self, batch: int, seq: int, cp: int) -> int:
-        """Bytes of a microbatch's tokens and labels; with `rings` those of whole sequences, and what they need beside.
+        """Bytes of a microbatch's tokens and labels; in a ring those of whole sequences, and what they need beside.
 
         transformers 5.23 `trainer.py`, _prepare_context_parallel_inputs: labels are padded by one and shifted, which is
         a copy but of one row, positions are one row that all sequences share. Tokens, labels, the mask of padding and
         both are cut in place, where a tensor is never made smaller (torch 2.13 `_context_parallel/_attention.py`,
         context_parallel: resize_); the parts that are written into them stay too, the last one twice.
         """
-        if not self.rings:
+        if self.sequences != "ring":
             return 2 * 8 * batch * seq
         whole = batch * seq * cp
         return 8 * (4 * whole + (batch == 1) + max(seq * cp, batch * seq) + 6 * batch * seq)

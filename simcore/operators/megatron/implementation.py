@@ -287,4 +287,4 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing,
                                        stage_sections=_stage_sections, builds_towers=True, value_heads=VALUE_HEADS,
-                                       biased_values=False)
+                                       biased_values=False, mixes_families=True)

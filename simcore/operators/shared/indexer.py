@@ -22,7 +22,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["Projections", "chosen_keys", "indexer_tensors", "mask_of", "turned_heads"]
+__all__ = ["Projections", "chosen_keys", "indexer_tensors", "number_mask", "truth_mask", "turned_heads"]
 
 _TRUTH = "uint8"
 """Type with the size of torch's truth values."""
@@ -58,16 +58,16 @@ class Projections:
     norm: tuple[Param, Param]
 
 
-def chosen_keys(tape: Tape, made: Projections, index: Indexer, rope: int, *, hadamard: bool) -> Tensor:
+def chosen_keys(tape: Tape, made: Projections, index: Indexer, rope: int) -> Tensor:
     """Indices, int64 [batch, sequence, top_k or fewer], of the keys that each query sees.
 
-    `rope`: dimensions of a head that are rotated; `hadamard`: as DeepSeek-V3.2 does it, else as GLM-5.
+    `rope`: dimensions of a head that are rotated. A Hadamard matrix turns keys in DeepSeek-V3.2 alone, not in GLM-5.
     """
     query = made.query()
     batch, seq, _ = query.shape
     query = query.view(batch, seq, index.num_heads, index.head_dim)
     key = aten.layer_norm(tape, made.key(), *made.norm, "index_norm").view(batch, seq, 1, index.head_dim)
-    scores, *_named = (_deepseek_scores if hadamard else _glm_scores)(tape, query, key, made.weights, rope)
+    scores, *_named = (_deepseek_scores if index.hadamard else _glm_scores)(tape, query, key, made.weights, rope)
     _values, indices = aten.topk(tape, scores, min(index.top_k, seq))
     return Tensor(indices.storage, indices.shape, "int64", None)
 
@@ -183,15 +183,18 @@ def _rotated(tape: Tape, x: Tensor) -> Tensor:
 
 
 # ---- the mask ---------------------------------------------------------------------------------------------------
-def mask_of(tape: Tape, indices: Tensor, dtype: str, *, hadamard: bool) -> Tensor:
-    """The mask [batch, 1, sequence, sequence] of chosen keys: truth values, or of GLM-5 numbers of `dtype`."""
+def truth_mask(tape: Tape, indices: Tensor) -> Tensor:
+    """Truth values [batch, 1, sequence, sequence] of the chosen keys (DeepSeek-V3.2)."""
     batch, seq, _ = indices.shape
-    shape = (batch, 1, seq, seq)
-    if hadamard:
-        mask = new(tape, shape, _TRUTH, "chosen_mask")
-        tape.compute(Kernel.ELEMENTWISE, indices.numel, indices.nbytes + indices.numel)
-        return mask
-    mask = new(tape, shape, dtype, "chosen_mask")
+    mask = new(tape, (batch, 1, seq, seq), _TRUTH, "chosen_mask")
+    tape.compute(Kernel.ELEMENTWISE, indices.numel, indices.nbytes + indices.numel)
+    return mask
+
+
+def number_mask(tape: Tape, indices: Tensor, dtype: str) -> Tensor:
+    """Numbers of `dtype` [batch, 1, sequence, sequence] that leave the chosen keys (GLM-5)."""
+    batch, seq, _ = indices.shape
+    mask = new(tape, (batch, 1, seq, seq), dtype, "chosen_mask")
     tape.compute(Kernel.ELEMENTWISE, indices.numel, indices.nbytes + 2 * indices.numel)
     later = _later(tape, seq)
     tape.compute(Kernel.ELEMENTWISE, mask.numel, 2 * mask.nbytes + later.nbytes)

@@ -36,7 +36,7 @@ class Trainer:
     the simulation of its forward passes and the plan of one rank; `sent`: gathering of all weights, from the plans of
     all stages. `told`: its assumptions. `in_place`: [Note: in place] in `forward.py`; `critic_apart`: a critic has
     processes of its own; `use`: how vLLM is started. `engines`: those that it generates with; `occupied`: bytes on a
-    GPU beside one when it starts, of a policy and its critic.
+    GPU beside one when it starts, of a policy and its critic. `distils`: its step of distillation is described.
     """
 
     served: str
@@ -51,6 +51,7 @@ class Trainer:
     use: Literal["server", "library"]
     engines: tuple[str, ...]
     occupied: Callable[[Rl, Policy, Critic | None], int]
+    distils: bool = False
 
 
 def check_reference(scenario: Scenario, told: str, rule: str) -> None:

@@ -58,7 +58,7 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
         added = adapters(kind, specs, LoraChoice(case["lora"], ("*",)))
         specs = (*(replace(spec, trainable=False) for spec in specs), *added)
     params = {t.name: Param(t.name, t.shape, "bf16", trainable=t.trainable) for t in specs}
-    options = AutomodelOptions(hadamard=case["family"] == "deepseek_v32", fuses_lora_mlp=False)
+    options = AutomodelOptions(fuses_lora_mlp=False)
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, ep=2, rows_per_token=2 << 16,
                         checkpoint="full" if case.get("checkpoint") else "none", options=options)
     layer = record(kind, run, {}, {})

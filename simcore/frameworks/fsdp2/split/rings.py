@@ -95,4 +95,4 @@ def ringed(job: Draft, options: HfOptions) -> HfOptions:
         return options
     job.note("context parallel attention", "keys and values all-gathered, balanced from head and tail",
              "accelerate 1.15.0 utils/dataclasses.py cp_comm_strategy; torch 2.13 _cp_options.enable_load_balance")
-    return replace(options, rings=True)
+    return replace(options, sequences="ring")

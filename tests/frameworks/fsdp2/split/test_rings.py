@@ -49,4 +49,4 @@ def test_ranks_that_share_sequences_run_sdpa_by_a_ring_and_flash_attn_by_verls_e
     assert _told() == _told({"attn_implementation": "flash_attention_2"}) == ""
     rings, exchanges = (small.prepared("fsdp2", SHARED, model="llama-tiny", options=options)[1].options
                         for options in (None, {"attn_implementation": "flash_attention_2"}))
-    assert (rings.rings, exchanges.rings) == (True, False)  # type: ignore[attr-defined]
+    assert (rings.sequences, exchanges.sequences) == ("ring", "parts")  # type: ignore[attr-defined]

@@ -23,14 +23,14 @@ from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["autoep_moe"]
+__all__ = ["moe"]
 
 Grads = list[Tensor | None]
 SharedExpert = Callable[[Tape, LayerWorkload, str, Mlp, Tensor], Tensor]
 """(tape, run, module, block, x) -> output of an MLP."""
 
 
-def autoep_moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, mlp: SharedExpert) -> Tensor:
+def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, mlp: SharedExpert) -> Tensor:
     """Output of DeepSpeed's experts for `x` [b, s, hidden], in x's shape. `mlp` records a shared expert."""
     block, name, shape = branch.block, branch.name, x.shape
     assert isinstance(block, Moe)
