@@ -17,24 +17,28 @@ from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Moe
 from simcore.models.class_blocks import ClassPatches, ScaledPatches
-from simcore.models.vision_blocks import GridPatches, Patches, RowPatches
+from simcore.models.vision_blocks import GridLayer, GridPatches, Patches, RowPatches
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["DEFAULTS", "DISPATCHED", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3",
-           "asks_patches", "check", "check_factors", "check_layers", "dense_options_of", "options_of", "replayed",
-           "stored_as"]
+__all__ = ["DEFAULTS", "DISPATCHED", "FROZEN_OPTION", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER",
+           "VLLM_FLASH_ATTN3", "asks_patches", "check", "check_factors", "check_layers", "dense_options_of",
+           "options_of", "replayed", "stored_as"]
 
 NO_CAPACITY: Final = "transformers 5.23 integrations/moe.py: tokens are never dropped"
 """The rule by which experts have no capacity."""
 DISPATCHED: Final = "ep_dispatch_experts"
 """Value of `experts`: transformers' own exchange of rows between ranks, by the name of its style."""
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
+FROZEN_OPTION: Final = "checkpoint_frozen_layers"
+"""False where a layer without a trained parameter is not recomputed, and only adapters ask for a gradient of a tower's
+front: LLaMA-Factory ff6d4d12 `model/model_utils/checkpointing.py`, get_custom_gradient_checkpointing_func."""
 LAYER_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2"),
     "experts_implementation": (None, "grouped_mm"),
     "sdpa_backend": (None, *SDPA_BACKENDS),
     LIGER_OPTION: (True, False),
+    FROZEN_OPTION: (True, False),
 }
 """Options of transformers' layers that every framework around them takes."""
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -159,11 +163,14 @@ def replayed(job: Job) -> bool:
     return job.scenario.training.method != "full" and all_or_no_checkpoint(job) != "none"
 
 
-def asks_patches(job: Job) -> bool:
+def asks_patches(job: Job, options: dict[str, Any]) -> bool:
     """True if transformers' checkpoints ask for a gradient of what the front of a vision tower puts out.
 
-    [Note: a tower whose front takes a gradient] in `operators/hf/vision/part.py`; whatever is trained.
+    [Note: a tower whose front takes a gradient] in `operators/hf/vision/part.py`; whatever is trained, unless frozen
+    layers are not recomputed: then PEFT asks, and nobody without adapters.
     """
+    if options.get(FROZEN_OPTION) is False and job.scenario.training.method == "full":
+        return False
     fronts = (Patches, GridPatches, RowPatches, ClassPatches, ScaledPatches)
     return all_or_no_checkpoint(job) != "none" and any(isinstance(kind.block, fronts) for kind in job.graph.kinds)
 
@@ -227,7 +234,22 @@ def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
                      attn_implementation=attention, liger=has_liger(job, options),
                      math_attention=attention == "sdpa" and runs_math(job, options),
                      compiled_layers=options.get("compile") == LAYERS_ALONE,
+                     checkpoints_frozen=_checkpoints_frozen(job, options),
                      embeddings_require_grad=_by_transformers(job, options))
+
+
+def _checkpoints_frozen(job: Draft, options: dict[str, Any]) -> bool:
+    """True if layers of a frozen vision tower are recomputed as others are; InputError where nothing is frozen."""
+    tower = job.graph.kinds[1:] if job.graph.architecture.has_tower else ()
+    if not tower or all_or_no_checkpoint(job) == "none":
+        job.refuse_idle(options, FROZEN_OPTION, "without a vision tower beside layers that are recomputed")
+    if options.get(FROZEN_OPTION) is not False:
+        return True
+    has_windows = any(isinstance(kind.block, GridLayer) and not kind.block.plain for kind in job.graph.kinds)
+    if job.scenario.training.method != "full" and not has_windows:
+        raise job.not_yet(f"framework_options.{FROZEN_OPTION}", "adapters beside a frozen vision tower whose layers are "
+                          "not recomputed (served: that of Qwen 2.5 VL)")
+    return False
 
 
 def _has(job: Job, block: type) -> bool:

@@ -143,7 +143,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         options=replace(experts.LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
                         sequences="heads", shards="tensors",
-                        patches_require_grad=_transformers.asks_patches(job)),
+                        patches_require_grad=_transformers.asks_patches(job, options)),
         communicators=_communicators(job, strategy),
         files=experts.files_of(job, plain_files(job, stage, gathers=options.get(_GATHERS) is not False)),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
@@ -171,7 +171,7 @@ def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
     job.one_of("training.loss", job.scenario.training.loss, LOSSES if stage < 3 else _LOSSES_OF_3)
     check_preference(job, options, second=False)
     if stage > 1:
-        check_tower(job, stage)
+        check_tower(job, stage, options)
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:

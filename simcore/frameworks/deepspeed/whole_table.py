@@ -74,7 +74,7 @@ def whole_table(job: Draft) -> Framework:
         options=replace(experts.LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job),
                         sequences="heads", shards="tensors",
-                        patches_require_grad=_transformers.asks_patches(job)),
+                        patches_require_grad=_transformers.asks_patches(job, options)),
         communicators=tuple(name for name in (strategy.axis, "cp", "tp", *experts.axes_of(job))
                             if name and job.mesh.axis(name).size > 1),
         files=experts.files_of(job, plain_files(job)),

@@ -99,13 +99,19 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     return _layer(tape, kind, run)
 
 
+def _is_replayed(run: LayerWorkload, options: HfOptions) -> bool:
+    """True if a layer of a tower is recomputed."""
+    return run.checkpoint != "none" and (options.checkpoints_frozen or any(
+        param.trainable for param in run.params.values()))
+
+
 def _modules(run: LayerWorkload) -> Modules:
     """Modules of a tower as those of the decoder: with adapters, packed, under autocast, inside checkpoints."""
     options = HfOptions.of(run.options)
     is_wide = options.wide_sdpa and options.attn_implementation == "sdpa"
     attention = "sdpa_fp32" if is_wide else options.attn_implementation
     return Modules(attention, linear, layer_norm, narrowed, "fp32" if options.autocast else "",
-                   "fp32" if options.wide_tower else "", is_replayed=run.checkpoint != "none",
+                   "fp32" if options.wide_tower else "", is_replayed=_is_replayed(run, options),
                    drops_output=options.automodel is None and run.loss != "hf_keep_logits", is_cast=options.casts_tower,
                    is_wide=options.wide_outputs, is_packed=run.options.position_axes > 0)
 

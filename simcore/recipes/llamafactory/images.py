@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.errors import Problem
 from simcore.models.blocks import LayerKind
 from simcore.models.placed_blocks import PlacedPatches
 from simcore.models.towers import tower_of
@@ -57,9 +56,9 @@ def read_images(reader: Reader, draft: Draft, method: str) -> None:
     else:
         draft.idle(sized, "all images have one size, the model's")
     if not any(isinstance(kind.block, PlacedPatches) for _, kind in parts):
-        told = ("not yet: LLaMA-Factory's checkpoints of a model whose tower PEFT or transformers asks for gradients, "
-                "which leave its layers out, and ask for none in full training (model/model_utils/checkpointing.py)")
-        draft.refused.append(Problem(draft.path, told))
+        if reader.look("disable_gradient_checkpointing") is not True or reader.look("gradient_checkpointing") is True:
+            draft.default("framework_options.checkpoint_frozen_layers", value=False, release="LLaMA-Factory ff6d4d12",
+                          source="model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func")
     _read_frozen(reader, draft, parts, method)
 
 
