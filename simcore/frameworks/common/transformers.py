@@ -247,8 +247,8 @@ def _checkpoints_frozen(job: Draft, options: dict[str, Any]) -> bool:
         return True
     has_windows = any(isinstance(kind.block, GridLayer) and not kind.block.plain for kind in job.graph.kinds)
     if job.scenario.training.method != "full" and not has_windows:
-        raise job.not_yet(f"framework_options.{FROZEN_OPTION}", "adapters beside a frozen vision tower whose layers are "
-                          "not recomputed (served: that of Qwen 2.5 VL)")
+        raise job.not_yet(f"framework_options.{FROZEN_OPTION}", "adapters beside a frozen vision tower whose layers "
+                          "are not recomputed (served: that of Qwen 2.5 VL)")
     return False
 
 

@@ -55,10 +55,11 @@ def read_images(reader: Reader, draft: Draft, method: str) -> None:
                   "a square unless training.image_width is set too" + (f" ({bounds} in all)" if bounds else ""))
     else:
         draft.idle(sized, "all images have one size, the model's")
-    if not any(isinstance(kind.block, PlacedPatches) for _, kind in parts):
-        if reader.look("disable_gradient_checkpointing") is not True or reader.look("gradient_checkpointing") is True:
-            draft.default("framework_options.checkpoint_frozen_layers", value=False, release="LLaMA-Factory ff6d4d12",
-                          source="model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func")
+    recomputes = (reader.look("disable_gradient_checkpointing") is not True
+                  or reader.look("gradient_checkpointing") is True)
+    if recomputes and not any(isinstance(kind.block, PlacedPatches) for _, kind in parts):
+        draft.default("framework_options.checkpoint_frozen_layers", value=False, release="LLaMA-Factory ff6d4d12",
+                      source="model/model_utils/checkpointing.py get_custom_gradient_checkpointing_func")
     _read_frozen(reader, draft, parts, method)
 
 
