@@ -22,7 +22,7 @@ FEW: dict[str, Any] = json.loads((FOLDER / "autoep-0.19.6.json").read_text("utf-
 DRAWN: dict[str, Any] = json.loads((FOLDER / "drawn-autoep-0.19.6.json").read_text("utf-8"))["cases"]
 TAPES: dict[str, Any] = json.loads((FOLDER / "autoep-tape-0.19.6.json").read_text("utf-8"))["cases"]
 CASES: dict[str, Any] = FEW | DRAWN
-PRESETS = {"qwen3_moe": "qwen3-30b-a3b", "mixtral": "mixtral-8x7b"}
+PRESETS = {"qwen3_moe": "qwen3-30b-a3b", "qwen2_moe": "qwen1.5-moe-a2.7b", "mixtral": "mixtral-8x7b"}
 OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "all_to_all_single": "all_to_all",
         "reduce_scatter_tensor": "reduce_scatter"}
 

@@ -74,10 +74,6 @@ class Zero3Hooks(UnrepeatedHooks):
         self.seen_by_nodes = seen_by_nodes(plan)
         self.views, self.keeping = kept_views(plan)
         self.at = self.cursor = self.filled = self.loose = 0
-        stored = sorted({parameter.policy.at_rest.dtype for parameter in placed.values()}
-                        | {plan.framework.compute_dtype})
-        self.gather = {(axis, dtype): tables.comm("all_gather", axis, dtype)
-                       for axis in sorted({self.dense, *map(axis_of, placed.values())}) for dtype in stored}
         self.over = self.dense
         self.slots = [tables.slot(name, category) for name, category in (
             ("fetched", "unsharded_param"), ("prefetched", "all_gather_output"),
@@ -241,8 +237,8 @@ class Zero3Hooks(UnrepeatedHooks):
         self.secondary.drop()
         self.joint.end_step()
         for axis, num_bytes in self._persistent(padded=True).items():
-            self.out.collective(self.first, self.gather[axis, self.plan.framework.compute_dtype], num_bytes,
-                                Stream.COMPUTE, int(Module.NONE))
+            comm = self.tables.comm("all_gather", axis, self.plan.framework.compute_dtype)
+            self.out.collective(self.first, comm, num_bytes, Stream.COMPUTE, int(Module.NONE))
         self.out.mark(end)
         self.out.mark(step_end)
 
@@ -302,7 +298,7 @@ class Zero3Hooks(UnrepeatedHooks):
         if brought:
             self.out.copy(group[0][0], self.from_host, brought, Stream.ALL_GATHER, GATHER_HANDLE)
         for dtype, size in bytes_by_dtype((self._placed(key).policy.at_rest.dtype, self._whole(key)) for key in group):
-            comm = self.secondary.comm if self.secondary.has(group[0]) else self.gather[axis, dtype]
+            comm = self.secondary.comm if self.secondary.has(group[0]) else self.tables.comm("all_gather", axis, dtype)
             self.out.collective(group[0][0], comm, size, Stream.ALL_GATHER, GATHER_HANDLE)
 
     def _fetch_ahead(self) -> None:
