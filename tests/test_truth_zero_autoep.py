@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
+import pytest
+
 import small
+import zero3_calls
 from checkout import ROOT
+from simcore.errors import IllegalLayout
 from simcore.frameworks.deepspeed.partitions import groups_of
 from simcore.models.blocks import Branch, Moe
 from simcore.operators.hf.moe import moe
@@ -21,7 +26,8 @@ FOLDER = ROOT / "tests/truth/deepspeed"
 FEW: dict[str, Any] = json.loads((FOLDER / "autoep-0.19.6.json").read_text("utf-8"))["cases"]
 DRAWN: dict[str, Any] = json.loads((FOLDER / "drawn-autoep-0.19.6.json").read_text("utf-8"))["cases"]
 TAPES: dict[str, Any] = json.loads((FOLDER / "autoep-tape-0.19.6.json").read_text("utf-8"))["cases"]
-CASES: dict[str, Any] = FEW | DRAWN
+STOPS: dict[str, Any] = {name: case for name, case in (FEW | DRAWN).items() if "stops" in case["found"]}
+CASES: dict[str, Any] = {name: case for name, case in (FEW | DRAWN).items() if name not in STOPS}
 PRESETS = {"qwen3_moe": "qwen3-30b-a3b", "qwen2_moe": "qwen1.5-moe-a2.7b", "mixtral": "mixtral-8x7b"}
 OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "all_to_all_single": "all_to_all",
         "reduce_scatter_tensor": "reduce_scatter"}
@@ -83,6 +89,27 @@ def test_everything_is_sent_that_upstream_sends_call_by_call() -> None:
                     wrong.append((name, call, "step" if step else ""))
     assert wrong == []
     assert len(set(DRAWN) & set(CASES)) >= 40
+
+
+def test_every_call_of_stage_3_has_gathered_what_upstreams_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements, parameters on their way and bytes of flat buffers in the last microbatch, over both groups of ranks."""
+    wrong = []
+    for name, case in CASES.items():
+        if case["stage"] == 3:
+            found = zero3_calls.fetched(partial(made, case | {"steps": 1}), monkeypatch)
+            if found != [rest for _, *rest in case["found"]["fetched"]]:
+                wrong.append(name)
+            monkeypatch.undo()
+    assert wrong == []
+
+
+def test_where_upstream_stops_the_layout_is_refused() -> None:
+    """A parameter that is gathered ahead alone, beside experts of other ranks, is freed and still marked as there."""
+    for case in STOPS.values():
+        assert case["found"]["stops"].startswith("size mismatch")
+        with pytest.raises(IllegalLayout, match="stage3_prefetch_bucket_size: 0"):
+            made(case)
+    assert len(STOPS) > 3
 
 
 def test_a_rank_has_the_tensors_that_upstreams_has_in_their_order() -> None:

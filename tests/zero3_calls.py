@@ -22,7 +22,7 @@ def fetched(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list
     def noted(strategy: Zero3Hooks) -> None:
         ahead(strategy)
         flying = list({id(group): group for group in strategy.coming.values()}.values())
-        asked_later = (keys for keys, *_ in (*strategy.flat.kept, *strategy.joint.kept))
+        asked_later = [keys for keys, _, _ in strategy.flat.kept] + [keys for keys, _ in strategy.joint.kept]
         buffers = [sum(map(strategy._whole, keys)) for group in flying for _, keys in by_ranks(strategy.plan, group)
                    if len(keys) > 1]
         found.append([sum(strategy.elements[key] for key in (*strategy.there, *strategy.coming)),

@@ -49,6 +49,14 @@ def case(stage, ranks=4, ep=2, kind="qwen3_moe", checkpoint=True, model=None, st
             "rank": rank, "ep": ep, "checkpoint": checkpoint, "steps": steps, "options": own | options}
 
 
+SHARED = QWEN2 | {"hidden_size": 192, "num_hidden_layers": 3, "num_experts": 16, "moe_intermediate_size": 72}
+
+
+def early(**options):
+    return case(3, 24, 8, "qwen2_moe", checkpoint=False, model=SHARED, steps=1, stage3_max_live_parameters=100_000,
+                stage3_param_persistence_threshold=1_000, **{"stage3_max_reuse_distance": 0} | options)
+
+
 CASES = {
     "zero": case(0), "zero, mixtral": case(0, kind="mixtral", ep=4), "one": case(1), "two": case(2),
     "two, all": case(2, ep=4), "two, mixtral": case(2, kind="mixtral"), "two, rank 1": case(2, rank=1),
@@ -56,6 +64,9 @@ CASES = {
     "two, large bucket": case(2, reduce_bucket_size=2_000_000), "three": case(3), "three, all": case(3, ep=4),
     "three, mixtral": case(3, kind="mixtral"), "three, plain": case(3, checkpoint=False),
     "three, 8 ranks": case(3, ranks=8, ep=2), "one, 8 ranks": case(1, ranks=8, ep=4),
+    "three, freed early": early(), "three, freed late": early(stage3_max_reuse_distance=100_000),
+    "three, none ahead": early(stage3_prefetch_bucket_size=0), "three, few ahead": early(
+        stage3_prefetch_bucket_size=8_000), "three, many ahead": early(stage3_prefetch_bucket_size=60_000),
 }
 
 
