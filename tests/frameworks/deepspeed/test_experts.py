@@ -83,7 +83,7 @@ def test_what_was_gathered_over_two_groups_is_lost_if_it_is_freed_before_the_oth
 
 
 def test_parts_of_stage_3_are_those_of_ranks_with_the_same_experts() -> None:
-    """Of 128 experts a rank of 4 has 32, of which one of 2 ranks keeps half; nothing is gathered of one rank's own."""
+    """A rank of 4 has 32 of 128 experts, and one of 2 ranks keeps half of them; one that has all gathers nothing."""
     shape = 32 * 768 * 2048
     for ranks, part in ((8, shape // 2), (4, shape)):
         plan = asked(3, {"dp_shard": ranks, "ep": 4})

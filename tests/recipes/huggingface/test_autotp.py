@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from simcore.errors import RankscopeError
+from simcore.errors import IllegalLayout, RankscopeError
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
@@ -108,6 +108,17 @@ def test_a_scenario_is_written_with_its_ranks(format_name: str) -> None:
     assert {one.message.split(": ")[1] for one in made.refused} == loss
     assert format_name != "accelerate" or "num_processes: 8" in made.text
     assert any('"autotp_size": 4' in one or "autotp_size: 4" in one for one in (made.text, *made.beside.values()))
+
+
+@pytest.mark.parametrize("format_name", ["trl", "axolotl", "deepspeed", "accelerate"])
+def test_what_no_trainer_has_is_refused_with_what_has_it(format_name: str) -> None:
+    """Matrices at stage 3, and DeepSpeed's experts; the head's loss of TRL's trainer beside shared matrices."""
+    experts = SCENARIO.replace("qwen3-8b", "qwen3-30b-a3b\nimplementation: autoep").replace("tp: 4", "ep: 2")
+    for text, told in ((SCENARIO.format(stage=3), "framework: zero2"), (experts.format(stage=2), "says expert_par")):
+        with pytest.raises(IllegalLayout, match=told):
+            convert(parse_scenario(parse_document(text, "s.yaml")), format_name)
+    made = convert(parse_scenario(parse_document(SCENARIO.format(stage=2), "s.yaml")), format_name)
+    assert ["--to axolotl makes them" in one.message for one in made.refused] == [True] * (format_name != "axolotl")
 
 
 @pytest.mark.parametrize(("block", "told"), [
