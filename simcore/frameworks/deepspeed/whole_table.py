@@ -38,7 +38,8 @@ ENGINE: Final = "deepspeed 0.19.6 runtime/engine.py"
 _OWN: Final = "torch_adam"
 CAPABILITIES: Final = Capabilities(
     axes=(AXIS, "cp", "tp", "ep", "etp"),
-    axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate", "deepspeed 0.19.6 runtime/zero/config.py stage"),
+    axes_refusal=("stage 0 cuts nothing: its ranks are dp_replicate (write mesh.dp_replicate, or framework: zero1 to "
+                  "zero3 for ranks of dp_shard)", "deepspeed 0.19.6 runtime/zero/config.py stage"),
     fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
            "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
            "training.optimizer.paged": "False", **ONE_STAGE})
