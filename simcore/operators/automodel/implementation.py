@@ -38,7 +38,7 @@ from simcore.operators.automodel.adapters.split import own_columns
 from simcore.operators.automodel.compiled.layer import compiled_layer
 from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm, norms_by_kernel, qwen3_moe_attention
 from simcore.operators.automodel.env import ALONE, BESIDE, Env, around
-from simcore.operators.automodel.gpt_oss import block_masks, oss_attention
+from simcore.operators.automodel.gpt_oss import oss_attention
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import drop_chosen, latent_attention, received_keys, sent_keys
 from simcore.operators.automodel.layers import attention, mlp
@@ -73,11 +73,12 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Bytes that the first step makes and that stay: "rotary_cache" of dense models, "block_masks" of flex attention.
 
     Tables: fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`,
-    LlamaRotaryEmbedding._build_cache. Masks: one of each window ([Note: flex attention] in `gpt_oss`).
+    LlamaRotaryEmbedding._build_cache. Masks: one of each window ([Note: flex attention] in
+    `operators/shared/aten/flex.py`).
     """
     found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
              for block in kind.branches if isinstance(block.block, Attention)]
-    masks = {block.block.window: block_masks(block.block, run.batch, run.seq) for kind, run in runs
+    masks = {block.block.window: aten.block_masks(run.seq, run.batch * block.block.num_heads) for kind, run in runs
              for block in kind.branches if isinstance(block.block, Attention) and AutomodelOptions.of(run.options).flex}
     return {"rotary_cache": max(found, default=0), **({"block_masks": sum(masks.values())} if masks else {})}
 
