@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.models.compressed_blocks import CompressedAttention, Indexer, Streams
 from simcore.models.vision_blocks import VisionPart
 
-__all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "GatedDeltaNet", "Head", "Indexer",
-           "LatentAttention", "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "OwnInput",
-           "SharedTransformer"]
+__all__ = ["Attention", "Block", "Branch", "CompressedAttention", "Embedding", "FinalNorm", "GatedDeltaNet", "Head",
+           "Indexer", "LatentAttention", "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "OwnInput",
+           "SharedTransformer", "Streams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +66,6 @@ class Attention:
     def kv_size(self) -> int:
         """Elements of all key heads of a token; those of its values are as many."""
         return self.num_kv_heads * self.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Indexer:
-    """Scores of every query and key by `num_heads` small heads of size `head_dim`; attention sees the `top_k` best.
-
-    `shared`: later layers take the choice of an earlier one; `borrows`: so does this, and has no scores. `hadamard`: a
-    Hadamard matrix turns them, and the mask is one of truth values (DeepSeek-V3.2).
-    """
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-    shared: bool = False
-    borrows: bool = False
-    hadamard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +180,15 @@ class Moe:
     """Routed experts of width `expert_ffn`, and a shared expert of width `shared_ffn` (0: none).
 
     `gated`: SwiGLU (three matrices), `gelu`: GELU, else relu^2 (two). `router`: "sigmoid" (a buffer corrects the scores
-    for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it, "scaled_softmax" as "softmax" of a
-    normed and scaled input, with a number for each expert behind the choice. `normalised`: weights of the chosen add up
-    to one. `bias`: routed experts have biases; in HF the logits of "topk_softmax" have one only then. `shared_gate`: a
-    sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts see so many
-    columns, between a projection down and one up of every token; router and shared expert see all. A token's experts
-    are all in `chosen_groups` of `num_groups` equal groups. `weighs_input`: weights multiply what experts are given,
-    not what they put out.
+    for the choice; of "sqrtsoftplus" too), "softmax" before the choice of `top_k`, "topk_softmax" after it,
+    "scaled_softmax" as "softmax" of a normed and scaled input, with a number for each expert behind the choice.
+    `normalised`: weights of the chosen add up to one. `bias`: routed experts have biases; in HF the logits of
+    "topk_softmax" have one only then. `shared_gate`: a sigmoid of a product with the input weighs the shared expert's
+    output. `latent` > 0: routed experts see so many columns, between a projection down and one up of every token;
+    router and shared expert see all. A token's experts are all in `chosen_groups` of `num_groups` equal groups.
+    `weighs_input`: weights multiply what experts are given, not what they put out. `table`: tokens of the vocabulary in
+    a table that says their experts, 0 if scores do. `clamped`: what gates and their linear parts put out is kept below
+    a limit.
     """
 
     hidden: int
@@ -219,6 +206,8 @@ class Moe:
     num_groups: int = 1
     chosen_groups: int = 1
     weighs_input: bool = False
+    table: int = 0
+    clamped: bool = False
 
     @property
     def expert_hidden(self) -> int:
@@ -281,11 +270,15 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class FinalNorm:
-    """The norm after the last layer: RMSNorm, or LayerNorm if `layer_norm`, with a bias if `norm_bias`."""
+    """The norm after the last layer: RMSNorm, or LayerNorm if `layer_norm`, with a bias if `norm_bias`.
+
+    `streams`: number of residual streams that are summed to one first, by weights of each token; 0: there is one.
+    """
 
     hidden: int
     layer_norm: bool = False
     norm_bias: bool = True
+    streams: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +327,7 @@ class Loss:
     further: bool = False
 
 
-Mixer = Attention | LatentAttention | Mamba2 | GatedDeltaNet | Moe | Mlp
+Mixer = Attention | LatentAttention | CompressedAttention | Mamba2 | GatedDeltaNet | Moe | Mlp
 Part = Embedding | FinalNorm | Head | Loss | Mtp | VisionPart
 Block = Mixer | Part
 
@@ -383,7 +376,8 @@ class LayerKind:
     whose sum is added to the stream before the others. `fed`: tokens of an image to which the model adds features
     behind the layer; `behind_fed`: it does so behind the layer before. `scales_output`: a number in a buffer multiplies
     the layer's output in place. `own_input`: an input that is the layer's alone. `joined`: the last two branches read
-    the same stream, to which their sum is added behind a norm of this name; "": each is a residual branch.
+    the same stream, to which their sum is added behind a norm of this name; "": each is a residual branch. `streams`:
+    there are several residual streams.
     """
 
     name: str
@@ -404,3 +398,4 @@ class LayerKind:
     scales_output: bool = False
     own_input: OwnInput | None = None
     joined: str = ""
+    streams: Streams | None = None

@@ -30,7 +30,8 @@ REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 TOWER_LAYER = re.compile(
     r"(?:vision_tower\.(?:encoder|transformer)\.layers?|visual\.blocks|audio_tower\.layers)\.(\d+)\.")
 # Words of a name -> component; the first that fits.
-WORDS = (("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("deepstack", "projector"),
+WORDS = (("attn_hc", "residual_streams"), ("ffn_hc", "residual_streams"), ("hc_head", "residual_streams"),
+         ("vision_tower", "vision_tower"), ("visual.merger", "projector"), ("deepstack", "projector"),
          ("visual", "vision_tower"), ("multi_modal_projector", "projector"),
          ("embed_vision", "projector"), ("embed_audio", "projector"), ("audio_tower", "sound_tower"),
          ("embed_tokens_per_layer", "layer_inputs"), ("per_layer_model_projection", "layer_inputs"),

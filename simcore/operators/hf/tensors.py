@@ -24,6 +24,7 @@ from simcore.models.blocks import (
 )
 from simcore.models.tensor import TensorSpec
 from simcore.models.vision_blocks import VisionPart
+from simcore.operators.hf.compressed.tensors import end_tensors, layer_tensors
 from simcore.operators.hf.vision.specs.towers import tower_tensors
 from simcore.operators.shared import mpt_tensors
 from simcore.operators.shared.features import refuse_megatrons
@@ -39,6 +40,10 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     Megatron builds, and for those of MPT that only llm-foundry builds.
     """
     refuse_megatrons(kind)
+    if kind.streams is not None:
+        return tuple(layer_tensors(kind))
+    if isinstance(kind.block, FinalNorm) and kind.block.streams:
+        return tuple(end_tensors(kind.block))
     if kind.family == "mpt":
         return mpt_tensors.plain_tensors(kind)
     block = kind.block

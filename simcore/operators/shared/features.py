@@ -9,6 +9,7 @@ from simcore.errors import NotYet, Problem
 from simcore.models.blocks import (
     Attention,
     Branch,
+    CompressedAttention,
     Embedding,
     FinalNorm,
     GatedDeltaNet,
@@ -84,6 +85,7 @@ def features(kind: LayerKind) -> tuple[str, ...]:
                     ("a scaled output of layers", kind.scales_output),
                     ("inputs of single layers", kind.own_input is not None),
                     ("experts beside an MLP", bool(kind.joined)),
+                    ("several residual streams", kind.streams is not None),
                     ("a vision tower", isinstance(kind.block, VisionPart)),
                     ("a scaled embedding or scaled logits", kind.scaled and bool(kind.block)))
     if isinstance(kind.block, Mtp):
@@ -115,8 +117,8 @@ def _mixer(block: Mixer) -> Iterator[str]:
         yield from _named(("biases of Mamba's projections", block.bias),
                           ("a convolution without a bias", not block.conv_bias),
                           ("Mamba without its norm", not block.normed))
-    elif isinstance(block, GatedDeltaNet):
-        yield "the gated delta rule"
+    elif isinstance(block, GatedDeltaNet | CompressedAttention):
+        yield "the gated delta rule" if isinstance(block, GatedDeltaNet) else "attention over compressed keys"
     elif isinstance(block, Mlp):
         yield from _named(("a GELU MLP", block.gelu), ("biases of the MLP", block.bias))
     elif isinstance(block, Moe):
@@ -129,6 +131,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a router with a scale of each expert", block.router == "scaled_softmax"),
                           ("gated experts chosen by sigmoid", block.gated and block.router == "sigmoid"),
                           ("a gate of the shared expert", block.shared_gate),
+                          ("a router by roots of softplus", block.router == "sqrtsoftplus"),
                           (WEIGHED_INPUT, block.weighs_input),
                           (LATENT, block.latent > 0))
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from simcore.models.blocks import LayerKind
 from simcore.models.placed_blocks import PlacedPatches
-from simcore.models.towers import tower_of
+from simcore.models.vision.towers import tower_of
 from simcore.models.vision_blocks import AnySize
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
