@@ -1,4 +1,4 @@
-"""Tensors that a model makes for its decoder's layers: tables and masks behind a vision tower, inputs of single layers."""
+"""Tensors that a model makes for its decoder: tables and masks behind a vision tower, inputs of single layers."""
 
 from __future__ import annotations
 
