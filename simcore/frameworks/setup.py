@@ -19,6 +19,7 @@ from simcore.models.config import quantization_of
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.network import with_copies
+from simcore.models.registry import code_type
 from simcore.models.saved import with_reference
 from simcore.models.value_head import with_value_head
 from simcore.operators.registry import IMPLEMENTATIONS
@@ -186,7 +187,7 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
     _check_weights(fields, where)
     implementation = scenario.implementation
     if implementation == "auto":
-        implementation = adapter.implementation_of(str(fields.get("model_type")), scenario.training.method)
+        implementation = adapter.implementation_of(code_type(fields), scenario.training.method)
     if implementation not in IMPLEMENTATIONS:
         message = f"expected auto or one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
         raise InputError(Problem(scenario.where("implementation"), message))

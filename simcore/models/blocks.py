@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.models.compressed_blocks import CompressedAttention, Indexer, Streams
+from simcore.models.decoder_stem import OwnInput
 from simcore.models.vision_blocks import VisionPart
 
 __all__ = ["Attention", "Block", "Branch", "CompressedAttention", "Embedding", "FinalNorm", "GatedDeltaNet", "Head",
-           "Indexer", "LatentAttention", "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "OwnInput",
+           "Indexer", "LatentAttention", "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp",
            "SharedTransformer", "Streams"]
 
 
@@ -346,18 +347,6 @@ class Branch:
     layer_norm: bool = False
     norm_bias: bool = True
     behind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnInput:
-    """Input of a layer by itself, one of `layers` of `size` columns each that the model makes as one tensor.
-
-    The layer adds what comes of it to the stream last. `last`: no layer above has one.
-    """
-
-    size: int
-    layers: int
-    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

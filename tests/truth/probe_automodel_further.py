@@ -2,19 +2,25 @@
 
     python tests/truth/probe_automodel_further.py > tests/truth/tape/automodel-further-0.7.0-torch-2.13.0.json
 
-Fake tensors on a CPU, one process, with the stand-ins of `probe_automodel_mla.py`: attention keeps what TE's does, norms
-and the rotation make what CUDA's do. Layers are the model's first, which has an MLP; a gate is called by itself.
+Fake tensors on a CPU, one process, with the stand-ins of `probe_automodel_mla.py`: attention keeps what TE's does,
+norms and the rotation make what CUDA's do. Layers are the model's first, which has an MLP; a gate is called by itself.
+`wrapped`: what `parallelize_model` wraps of Mistral 4 behind its tower.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 from typing import Any
 
 import probe_automodel_mla as mla
 import torch
+import torch.distributed as dist
 from json_lines import by_name
+from nemo_automodel.components.distributed.config import FSDP2Config, MoEParallelizerConfig
+from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
+from nemo_automodel.components.distributed.model_parallelizer import parallelize_model
 from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.mistral4 import model as mistral4
 from nemo_automodel.components.models.mistral4.configuration import Mistral4Config
@@ -22,6 +28,9 @@ from nemo_automodel.components.moe.layers import Gate
 from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import Mistral3Config, PixtralVisionConfig
 
 SHAPES: dict[str, dict[str, Any]] = {
     "mistral4": {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 640, "num_hidden_layers": 2,
@@ -44,6 +53,8 @@ GATES: dict[str, dict[str, Any]] = {
                                                                        "router_weights_fp32": False}},
 }
 TOKENS = 192
+TOWER = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32,
+         "patch_size": 14, "image_size": 280}
 
 
 def config(family: str, overrides: dict[str, Any]) -> Any:
@@ -115,10 +126,32 @@ def gate_events(case: dict[str, Any]) -> dict[str, Any]:
     return {"case": case, "forward": changes[start:middle], "backward": changes[after:before - 1]}
 
 
+def wrapped(ep: int, *, outer: bool) -> list[Any]:
+    """FSDP2 units of Mistral 4 behind its tower over 8 ranks, root first: name and elements."""
+    text = config("mistral4", {})
+    made = Mistral3Config(text_config=text, vision_config=PixtralVisionConfig(**TOWER))
+    made.tie_word_embeddings, made.text_config, made.torch_dtype = False, text, torch.bfloat16
+    with torch.device("meta"):
+        model = mistral4.Mistral3ForConditionalGeneration(made, backend=mla.BACKEND)
+    mesh = MeshContext.build(FSDP2Config(), ParallelismSizes(ep_size=ep), world_size=8,
+                             moe_parallel_config=MoEParallelizerConfig(wrap_outer_model=outer))
+    found = []
+    for name, module in parallelize_model(model, mesh).named_modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            found.append([name, sum(one.sharded_param.numel() for one in group.fsdp_params) if group else 0])
+    return found
+
+
 if __name__ == "__main__":
     mla.stand_in()
     known = {family: registered(family) for family in SHAPES}
-    print(json.dumps({"shapes": SHAPES, "registered": known})[:-1] + ', "gates": {')
+    os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
+    torch.cuda.current_device = lambda: 0
+    dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
+    units = {f"over {ep}": wrapped(ep, outer=outer) for ep, outer in ((4, True), (8, True))}
+    dist.destroy_process_group()
+    print(json.dumps({"shapes": SHAPES, "tower": TOWER, "registered": known, "wrapped": units})[:-1] + ', "gates": {')
     print(by_name({name: gate_events(case) for name, case in GATES.items()}, compact=True))
     print('}, "layers": {')
     print(by_name({name: events(case) for name, case in CASES.items()}, compact=True))

@@ -15,7 +15,7 @@ from simcore.frameworks.common.qlora import EXPERTS_OPTION, STORAGE_OPTION, STOR
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
-from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2, Moe
+from simcore.models.blocks import Attention, GatedDeltaNet, LatentAttention, Mamba2, Moe
 from simcore.models.class_blocks import ClassPatches, ScaledPatches
 from simcore.models.vision_blocks import GridLayer, GridPatches, Patches, RowPatches
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
@@ -187,6 +187,7 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     if `experts_implementation` asks for them or attention has sinks, else a balanced stand-in.
     """
     _check_llama4(job, options)
+    _check_latent(job, options)
     apart = dense_options_of(job, options)
     given = options.get("experts_implementation")
     if _computes_every_row(job):
@@ -328,6 +329,21 @@ def _check_llama4(job: Draft, options: dict[str, Any]) -> None:
         raise job.not_yet("mesh", "tensor or context parallelism of Llama 4 in transformers' layers")
     if any(options.get(name) for name in _CASTS) or job.scenario.training.method == "qlora":
         raise job.not_yet("model", "Llama 4 in transformers' layers under autocast, or packed in 4 bits")
+
+
+def _check_latent(job: Draft, options: dict[str, Any]) -> None:
+    """Raises NotYet for what was not measured of latent attention; nothing for other models."""
+    if not _has(job, LatentAttention):
+        return
+    given, training, mesh = options.get("attn_implementation"), job.scenario.training, job.mesh
+    if given not in (None, "sdpa"):
+        raise job.not_yet(_AT, f"latent attention by {given} in transformers' layers (served: sdpa)")
+    if training.lengths == "packed":
+        raise job.not_yet("training.lengths", "packed sequences in latent attention of transformers' layers")
+    if mesh.tp > 1 or mesh.cp > 1:
+        raise job.not_yet("mesh", "tensor or context parallelism of latent attention in transformers' layers")
+    if any(options.get(name) for name in _CASTS) or training.method == "qlora":
+        raise job.not_yet("model", "latent attention in transformers' layers under autocast, or packed in 4 bits")
 
 
 def _check_attention(job: Draft, options: dict[str, Any], chunk: int) -> None:

@@ -2,9 +2,9 @@
 
 An image keeps its size, in multiples of the patches that become a token, `spatial_merge_size` each way
 (`models/mistral3`, Mistral3PatchMerger). All patches of a microbatch attend to all, under a mask that parts images
-(`models/pixtral`). The decoder is that of `mistral`, `ministral3` or `mistral4`, one module deeper (`model.language_model`). Head
-and embedding share a weight where the model's own configuration says nothing, whatever `text_config` says
-(`configuration_mistral3.py`).
+(`models/pixtral`). The decoder is that of `mistral`, `ministral3` or `mistral4`, one module deeper
+(`model.language_model`). Head and embedding share a weight where the model's own configuration says nothing, whatever
+`text_config` says (`configuration_mistral3.py`).
 """
 
 from __future__ import annotations

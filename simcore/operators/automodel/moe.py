@@ -43,7 +43,8 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_
 
     `MoE.forward`: the shared expert runs between router and experts, its output waits for theirs. `path`: the module's
     name; `wide`: the router's weights stay fp32, `wide_product`: its product is in fp32, `corrects`: a buffer corrects
-    what a softmax makes of it, see `sparse`. Routed experts of a latent width get a projection of every token, which lives until their output is projected back.
+    what a softmax makes of it, see `sparse`. Routed experts of a latent width get a projection of every token, which
+    lives until their output is projected back.
     """
     shape = x.shape
     x = x.view(env.run.tokens, block.hidden)

@@ -29,8 +29,8 @@ class SparseFamily:
     its product is in fp32 (`gate_precision`); `wide_gate`: its parameter is fp32 (`gate_dtype`), and the whole block of
     experts, without those that are routed to, is an FSDP2 unit inside the layer. `holds_given`: its blocks' variable
     `mlp_in` holds what experts are given until a block returns. `corrects`: a buffer corrects the scores of its softmax
-    for the choice, and no loss balances them (`softmax_with_bias`). `splits`: mesh axes other than ep that its class says
-    it supports (`ModelCapabilities`).
+    for the choice, and no loss balances them (`softmax_with_bias`). `splits`: mesh axes other than ep that its class
+    says it supports (`ModelCapabilities`).
     """
 
     model: str

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from simcore.models.blocks import Attention, Embedding, LayerKind
+from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.families import EMBEDDINGS, TABLES, Family, of_family
 from simcore.operators.hf.gemma4.beside import Beside
@@ -314,8 +314,8 @@ def stem_of(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, li
     family = of_family(kind.family)
     shared = [] if not family.has_positions else [Tensor(None, (), "int64") if _are_given(run) else
         tape.external(shape_of_positions(run, family), "int64", tape.slot("position_ids", "activation"), down)]
-    rotary = next((b.block.rotated or b.block.head_dim for b in kind.branches
-                   if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
+    rotary = next((_turned(b.block) for b in kind.branches if isinstance(b.block, Attention | LatentAttention)
+                   and _turned(b.block)), kind.tables)
     if rotary:
         rotary //= 1 + family.halves_rotary
         is_wide, rows = family.wide_tables or family.complex_tables, _rows_of_tables(run, family)
@@ -346,6 +346,13 @@ def called(tape: Tape, kind: LayerKind, run: LayerWorkload,
     passes = of_family(kind.family).passes_positions
     return inputs._replace(positions=inputs.positions if passes else None, own=beside.slice,
                            lending=beside.lending), inputs.positions, further
+
+
+def _turned(block: Attention | LatentAttention) -> int:
+    """Dimensions of a head that are rotated."""
+    if isinstance(block, LatentAttention):
+        return block.rope
+    return (block.rotated or block.head_dim) * block.rotary
 
 
 def _names_of_tables(own: int, passing: int) -> tuple[str, ...]:

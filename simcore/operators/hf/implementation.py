@@ -62,7 +62,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a vision tower", "a mixer beside attention", "a norm of values", "values out of keys",
                            "a scaled output of layers", "gated experts chosen by sigmoid",
                            "attention both ways within an image", "keys and values of another layer",
-                           "inputs of single layers", UNIT_NORMS, TEMPERED, CHUNKS, WEIGHED_INPUT})
+                           "inputs of single layers", "latent attention", UNIT_NORMS, TEMPERED, CHUNKS, WEIGHED_INPUT})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _LINEARS: Final = {**{f"w{part}": f"self_attn.{part}_proj" for part in "qkvo"},
@@ -116,7 +116,7 @@ def _modules(run: LayerWorkload) -> Modules:
                    is_wide=options.wide_outputs, is_packed=run.options.position_axes > 0)
 
 
-_SIGMOID: Final = ("glm4_moe", "llama4_text")
+_SIGMOID: Final = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama4_text")
 """Families whose gated experts are chosen by the router of Nemotron-H, operator for operator, or by their own."""
 _OTHERS: Final = ("gpt2", "mpt")
 """Families whose layers transformers builds of modules that are not recorded (`Conv1D`; a fused projection)."""

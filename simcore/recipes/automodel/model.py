@@ -9,6 +9,7 @@ from simcore.errors import InputError
 from simcore.frameworks.registry import framework_adapter
 from simcore.models.graph import model_config
 from simcore.models.names import find
+from simcore.models.registry import code_type
 from simcore.recipes.automodel.config_fields import NAMES, changed_fields, drop_fields, read_format
 from simcore.recipes.automodel.predictions import (
     Predictions,
@@ -28,7 +29,8 @@ __all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "REST_ROWS", "read_mod
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config",
                     "NeMoAutoModelForImageTextToText.from_pretrained")
 _QWEN3_5: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text")
-BY_BACKEND: Final = ("nemotron_h", "nemotron_h_omni", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", *_QWEN3_5)
+BY_BACKEND: Final = ("nemotron_h", "nemotron_h_omni", "qwen3_moe", "qwen3_next", "deepseek_v3", "gpt_oss", "mistral4",
+                     *_QWEN3_5)
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text",
                             {name: name for name in ("te", "sdpa", "flex", "tilelang")}, what="attention by")
@@ -229,7 +231,7 @@ def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
 
 def _family(reference: str) -> str:
     try:
-        return str(model_config(reference, None, "").get("model_type", ""))
+        return code_type(model_config(reference, None, ""))
     except InputError:
         return ""
 

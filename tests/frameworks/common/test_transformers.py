@@ -119,3 +119,15 @@ def test_settings_of_llama_4_that_are_refused() -> None:
 def test_every_expert_of_llama_4_is_told_to_compute_every_token() -> None:
     _, framework = small.prepared("fsdp2", {"dp_shard": 2}, model=LLAMA4)
     assert any("every expert computes every token" in value for _, value, _ in framework.defaults)
+
+
+# ---- latent attention ------------------------------------------------------------------------------------------------
+def test_settings_of_latent_attention_that_are_not_modelled() -> None:
+    model = {"config": "deepseek-v2-lite", "overrides": {"num_hidden_layers": 2}}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("by eager", {"options": {"attn_implementation": "eager"}}),
+        ("by flash_attention_2", {"options": {"attn_implementation": "flash_attention_2"}}),
+        ("packed sequences", {"lengths": "packed", "packed_length": 32}), ("packed in 4 bits", {"method": "qlora"})]
+    for words, given in asked:
+        with pytest.raises(NotYet, match=words):
+            small.prepared("fsdp2", {"dp_shard": 2}, model=model, **given)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import small
 from checkout import ROOT
 from eventlog import grouped
+from simcore.frameworks.setup import prepare
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel.env import Env
@@ -98,3 +100,16 @@ def test_backward_of_experts_leaves_only_gradients(family: str, checkpoint: str)
     layer = record(made.kinds[kind], run, {}, {})
     live = sum(sum(changes(s)) for s in (layer.forward, layer.after, layer.late, layer.backward))
     assert live == sum(num_bytes for _, _, num_bytes in layer.grads)
+
+
+@pytest.mark.parametrize("name", STORED["wrapped"])
+def test_a_tower_at_rest_is_two_units_of_mistral_4(name: str) -> None:
+    """Tower and projector, which no pass gathers; the decoder's units are those of text."""
+    text = {**STORED["shapes"]["mistral4"], "model_type": "mistral4"}
+    job, table = prepare(small.scenario("automodel", {"dp_shard": 8, "ep": int(name[-1])}, images=0, model={
+        "config": "mistral-small-4-119b", "overrides": {"text_config": text, "vision_config": STORED["tower"]}}))
+    specs = [job.graph.tensors[layer.kind] for layer in job.graph.layers]
+    found = [[sum(specs[layer][number].numel for layer, numbers in unit.members for number in numbers), unit.rests]
+             for unit in table.units if unit.members]
+    stored = [[size, at.startswith(("model.vision", "model.multi"))] for at, size in STORED["wrapped"][name] if size]
+    assert sorted(found) == sorted(stored)
