@@ -19,7 +19,7 @@ FEW: dict[str, Any] = json.loads((FOLDER / "matrices-0.19.6.json").read_text("ut
 DRAWN: dict[str, Any] = json.loads((FOLDER / "drawn-matrices-0.19.6.json").read_text("utf-8"))["cases"]
 PRESETS = {"llama": "llama-3.2-3b", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3",
            "starcoder2": "starcoder2-3b", "seed_oss": "seed-oss-36b", "granite": "granite-3.3-2b", "arcee": "afm-4.5b",
-           "ernie4_5": "ernie-4.5-0.3b"}
+           "ernie4_5": "ernie-4.5-0.3b", "nemotron": "nemotron-mini-4b", "gemma": "gemma-7b"}
 OURS = {"all_reduce": "all_reduce", "all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 
 

@@ -52,6 +52,13 @@ class Document:
         """Folder that relative paths in the file are relative to."""
         return _folder_of(self.path)
 
+    def value(self, key: str) -> Any:
+        """Value of a dotted key, None where there is none."""
+        found: Any = self.data
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return found
+
     def line_of(self, key_path: KeyPath) -> int:
         """Line (from 1) of a key, or of the nearest enclosing key that is in the file; 1 if there is none."""
         if not self.lines:  # of values that no file has

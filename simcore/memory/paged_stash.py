@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from simcore.errors import NotYet, Problem
-from simcore.models.blocks import Moe
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.operators.megatron.stash import ON_DEVICE, Paged, fused_rows, paged_tensors, rows_with_room
 from simcore.pipeline.schedule import Schedule, actions, lowered_microbatches
@@ -68,11 +67,11 @@ def stash_buffers(plan: Plan, tokens: int, rows: int, microbatches: int) -> tupl
     Raises NotYet if the pages on the device do not hold them.
     """
     options = plan.framework.options
-    block = next((found for layer in plan.layers if (found := _experts(plan, layer))), None)
+    block = next((found for layer in plan.layers if (found := plan.graph.experts_of(layer))), None)
     if block is None or not (isinstance(options, MegatronOptions) and options.moe_paged_stash):
         return ()
     layers = layers_at_once(plan.framework.schedule, plan.stage, microbatches,
-                            [sum(_experts(plan, layer) is not None for layer in chunk) for chunk in plan.chunks])
+                            [sum(plan.graph.experts_of(layer) is not None for layer in chunk) for chunk in plan.chunks])
     factor = options.moe_expert_rank_capacity_factor
     counts = int(rows_with_room(tokens, block.top_k, factor) // factor), fused_rows(
         rows, block.num_experts // plan.mesh.ep)
@@ -108,8 +107,3 @@ def _check(buffer: Buffer, needed: int) -> None:
         short = format_bytes((needed - buffer.pages) * buffer.page_bytes)
         raise NotYet(Problem(ON_DEVICE, f"not yet: pages of {buffer.dtype} x {buffer.width} are short by {short}: "
                              f"{then}"))
-
-
-def _experts(plan: Plan, layer: int) -> Moe | None:
-    branches = plan.graph.kinds[plan.graph.layers[layer].kind].branches
-    return next((branch.block for branch in branches if isinstance(branch.block, Moe)), None)

@@ -20,7 +20,7 @@ from simcore.errors import InputError, NotYet, Problem
 from simcore.inputs.bounds import KINDS, LAYERS
 from simcore.inputs.document import Document, read_document
 from simcore.inputs.file_cache import FileCache
-from simcore.models.blocks import Head, LayerKind, Mtp
+from simcore.models.blocks import Head, LayerKind, Moe, Mtp
 from simcore.models.config import QUANTIZED, TEXT_ALONE, Architecture, Config, without_images
 from simcore.models.names import fields_of, find, how_to_go_on, known_presets
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
@@ -76,6 +76,11 @@ class ModelGraph:
     def blocks(self) -> tuple[int, ...]:
         """Indices (in `layers`) of the layers proper: no embedding, norm, head, loss or multi-token prediction."""
         return tuple(layer.index for layer in self.layers if self.kinds[layer.kind].block is None)
+
+    def experts_of(self, layer: int) -> Moe | None:
+        """Block of experts of a layer, None without."""
+        branches = self.kinds[self.layers[layer].kind].branches
+        return next((branch.block for branch in branches if isinstance(branch.block, Moe)), None)
 
     @cached_property
     def num_tower_parts(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["TensorSpec"]
+__all__ = ["TensorSpec", "linear_weight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +54,8 @@ class TensorSpec:
         "" for a tensor that the layer itself has.
         """
         return self.name.rpartition(".")[0]
+
+
+def linear_weight(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
+    """Weight [out, into] of the linear `name`; `out`, `into`: length and name of a dimension."""
+    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")

@@ -122,6 +122,12 @@ class Draft:
         """True if the framework that the recipe, or `--set`, has named so far has an option."""
         return has_option(str(self.values.get("framework", self.answers.settings.get("framework", ""))), option)
 
+    @property
+    def named_model(self) -> str:
+        """Name or path of the model, "" where none is said yet."""
+        name = self.values.get("model", self.answers.settings.get("model", ""))
+        return name.get("config", "") if isinstance(name, dict) else str(name)
+
     def use(self, *taken: Taken[Any] | None, why: str = "") -> None:
         """Tells that values decide over others that are told elsewhere, or say what is simulated anyway.
 

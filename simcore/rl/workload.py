@@ -17,7 +17,6 @@ from simcore.hardware.topology import Link
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
-from simcore.placement.plan import Plan
 from simcore.results.report import Assumption, Report, TrafficRow
 from simcore.rl.engines import ENGINES, served
 from simcore.rl.generating import check_ahead, check_lengths, generate_ns, rounds_of, sent_by_engine, told_of_lengths
@@ -153,11 +152,6 @@ def _scored_apart(scenario: Scenario, policies: list[Policy], trained: Report, s
     return [replace(policy, scoring=other.passing) for policy, other in zip(policies, own, strict=True)]
 
 
-def _stages(simulation: Simulation) -> list[Plan]:
-    """Plan of one class of ranks of each pipeline stage."""
-    return list({plan.stage: plan for plan in reversed(simulation.plans)}.values())[::-1]
-
-
 def _spread(simulation: Simulation) -> list[Sent]:
     """Sends all log-probabilities to the other stages. `simulation`: that of the passes."""
     passing = simulation.job.scenario
@@ -221,7 +215,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     policies = _scored_apart(scenario, _policies(scenario, trained, forward, simulation, steps), trained, simulation)
     critics = critics_of(scenario, sequences, request, simulation, apart=trainer.critic_apart)
     engine = engine.beside(max(trainer.occupied(rl, *pair) for pair in zip(policies, critics.critics, strict=True)))
-    weights = trainer.sent(scenario, _stages(simulation), simulation.routes)
+    weights = trainer.sent(scenario, simulation.stage_plans, simulation.routes)
     rounds = rounds_of(engine, rl, -(-(rl.generated_prompts or rl.prompts) * rl.generations // engines))
     link, broadcast = _engine_link(scenario, engine), list(_broadcast(scenario, engine, weights.total))
     teachers = taught(scenario, simulation, timed=request.timed) if _is_taught(scenario) else []

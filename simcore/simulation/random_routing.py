@@ -15,7 +15,6 @@ import numpy as np
 from simcore.errors import InputError, NotYet, Problem
 from simcore.frameworks.registry import hooks_of
 from simcore.inputs.training import Draws
-from simcore.models.blocks import Moe
 from simcore.pipeline.schedule import actions, lowered_microbatches
 from simcore.placement.fold import RankClass
 from simcore.placement.mesh import IntArray
@@ -88,9 +87,9 @@ def drawn(simulation: Simulation, report: Report) -> Report:
 # ---- what is drawn --------------------------------------------------------------------------------------------------
 def _stage(simulation: Simulation, stage: int, routing: Draws) -> _Stage:
     plan = next(plan for plan in simulation.plans if plan.stage == stage)
-    blocks = {layer: block for layer in plan.layers if (block := _moe(plan, layer))}
+    blocks = {layer: block for layer in plan.layers if (block := plan.graph.experts_of(layer))}
     block = next(iter(blocks.values()), None) or next(b for layer in range(len(plan.graph.layers))
-                                                      if (b := _moe(plan, layer)))
+                                                      if (b := plan.graph.experts_of(layer)))
     mesh, written = simulation.job.mesh, _written(simulation, routing)
     groups = max(1, min(mesh.expert_dp, _MOST_VALUES // (routing.draws * mesh.ep * written * max(1, len(blocks)))))
     loads = ExpertLoad(routing.seed, routing.draws, routing.concentration, block.num_experts, block.top_k,
@@ -98,11 +97,6 @@ def _stage(simulation: Simulation, stage: int, routing: Draws) -> _Stage:
     rows = {layer: sample_received_rows(loads, layer) for layer in blocks}
     return _Stage(loads, rows, min((int(r.min()) for r in rows.values()), default=loads.balanced),
                   max((int(r.max()) for r in rows.values()), default=loads.balanced))
-
-
-def _moe(plan: Plan, layer: int) -> Moe | None:
-    branches = plan.graph.kinds[plan.graph.layers[layer].kind].branches
-    return next((branch.block for branch in branches if isinstance(branch.block, Moe)), None)
 
 
 def _tokens(simulation: Simulation, plan: Plan) -> int:
@@ -114,7 +108,7 @@ def _tokens(simulation: Simulation, plan: Plan) -> int:
 def _written(simulation: Simulation, routing: Draws) -> int:
     """All microbatches, or as many as the schedule's pattern takes; InputError where those are too many to draw."""
     schedule, count = simulation.framework.schedule, simulation.job.scenario.num_microbatches
-    layers = max(sum(_moe(plan, layer) is not None for layer in plan.layers) for plan in simulation.plans)
+    layers = max(sum(plan.graph.experts_of(layer) is not None for layer in plan.layers) for plan in simulation.plans)
     each = routing.draws * simulation.job.mesh.ep * max(1, layers)
     written = lowered_microbatches(schedule, count)
     if each * written > _MOST_DRAWN:

@@ -57,6 +57,11 @@ class Simulation:
     workspaces: dict[int, tuple[Workspace, ...]] = field(default_factory=dict)
     timing: StepLength | None = None
 
+    @property
+    def stage_plans(self) -> list[Plan]:
+        """Plan of one class of ranks of each pipeline stage."""
+        return list({plan.stage: plan for plan in reversed(self.plans)}.values())[::-1]
+
     def workload(self, plan: Plan) -> Workload:
         """Sizes of one microbatch on the plan's rank: sequences, positions, tokens of experts, workspaces.
 

@@ -42,7 +42,8 @@ OTHERS = {
     "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "attention_dropout": 0.0,
                  "residual_dropout": 0.0},
     "granite": {"attention_bias": False, "mlp_bias": False}, "arcee": {"attention_bias": False, "mlp_bias": False},
-    "ernie4_5": {"use_bias": False}}
+    "ernie4_5": {"use_bias": False}, "nemotron": {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0},
+    "gemma": {"head_dim": 64, "attention_bias": False}}
 CASES = {
     "zero": case(0), "one": case(1), "two": case(2), "three": case(3), "zero, plain": case(0, checkpoint=False),
     "two, plain": case(2, checkpoint=False), "three, plain": case(3, checkpoint=False),

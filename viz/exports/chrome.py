@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from simcore.results.report import MemorySeries, Report
-from viz.exports.slices import THREADS, Process, Slice, left_out, plain, processes
+from viz.exports.slices import THREADS, Process, Slice, in_us, left_out, plain, processes
 
 __all__ = ["chrome_trace"]
 
@@ -43,17 +43,12 @@ def chrome_trace(report: Report, ranks: Sequence[int] = ()) -> tuple[str, Sequen
     timed += _arrows(shown, places)
     timed.sort(key=lambda event: (event["ts"], _ORDER.index(event["ph"])))
     about = json.dumps({"scenario": plain(report.name), **_seconds(report), "left_out": omissions})
-    events = ",\n".join(json.dumps(_in_us(event)) for event in (*named, *timed))
+    events = ",\n".join(json.dumps(in_us(event)) for event in (*named, *timed))
     return f'{{"displayTimeUnit": "ns", "otherData": {about}, "traceEvents": [\n{events}\n]}}\n', omissions
 
 
 def _seconds(report: Report) -> dict[str, float]:
     return {} if report.time is None else {"step_s": report.time.step_s}
-
-
-def _in_us(event: _Event) -> _Event:
-    """Converts the times of an event from ns to us."""
-    return event | {key: event[key] / 1000 for key in ("ts", "dur") if key in event}
 
 
 def _places(shown: Sequence[Process]) -> dict[tuple[int, str], _Event]:

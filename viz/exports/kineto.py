@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from simcore.results.report import Report
 from simcore.units import DTYPE_BYTES
-from viz.exports.slices import THREADS, Process, Slice, left_out, plain, processes
+from viz.exports.slices import THREADS, Process, Slice, in_us, left_out, plain, processes
 
 __all__ = ["kineto_traces", "overlap"]
 
@@ -114,13 +114,8 @@ def _text(report: Report, process: Process, world: int, omissions: Sequence[str]
                       "left_out": "; ".join(omissions)},
         "displayTimeUnit": "ms", "baseTimeNanoseconds": 0,
     }
-    events = ",\n".join(json.dumps(_in_us(event)) for event in _events(report, process, device))
+    events = ",\n".join(json.dumps(in_us(event)) for event in _events(report, process, device))
     return f'{json.dumps(about)[:-1]}, "traceEvents": [\n{events}\n]}}\n'
-
-
-def _in_us(event: _Event) -> _Event:
-    """Converts the times of an event from ns to us."""
-    return event | {key: event[key] / 1000 for key in ("ts", "dur") if key in event}
 
 
 def _events(report: Report, process: Process, device: int) -> Iterator[_Event]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from simcore.results.detail import ClassDetail, Span
 from simcore.results.report import RankReport, Report
 from viz.charts.lanes import WAITS
 
-__all__ = ["THREADS", "Process", "Slice", "left_out", "plain", "processes"]
+__all__ = ["THREADS", "Process", "Slice", "in_us", "left_out", "plain", "processes"]
 
 THREADS: Final = {"step": "step", "compute": "compute", "waits": "waits", "in_layers": "collectives in layers",
                   "all_gather": "all-gather", "reduce": "reduce", "all_reduce": "all-reduce", "send": "send",
@@ -188,6 +188,11 @@ def _visible(open_spans: list[Slice], now: int, until: int) -> Iterator[Slice]:
             open_spans.pop()
         else:
             open_spans[-1] = replace(top, span=_without_totals(top.span))
+
+
+def in_us(event: dict[str, Any]) -> dict[str, Any]:
+    """Converts the times of an event from ns to us."""
+    return event | {key: event[key] / 1000 for key in ("ts", "dur") if key in event}
 
 
 def _without_totals(span: Span | None) -> Span | None:

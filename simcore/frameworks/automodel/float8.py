@@ -8,11 +8,10 @@ are Automodel's own dense ones, or transformers'.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
 from typing import Final
 
 from simcore.frameworks.common.te_recipes import check_device
+from simcore.frameworks.common.torch import with_fp8_layers
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.automodel.dense import DENSE
@@ -47,7 +46,7 @@ def in_float8(job: Draft, options: dict[str, object]) -> ModelGraph:
         raise job.not_yet("mesh.dp_shard", "torchao's linears under automodel on one GPU, where nothing is gathered")
     check_device(job, "tensorwise")
     _check_shapes(job)
-    return _marked(job.graph)
+    return with_fp8_layers(job.graph)
 
 
 def _check_shapes(job: Job) -> None:
@@ -66,11 +65,6 @@ def _check_shapes(job: Job) -> None:
 def is_float8(spec: TensorSpec) -> bool:
     """True for the weight of a linear layer that is converted."""
     return spec.module == "linear" and spec.component not in ("lm_head", "embedding") and len(spec.shape) == 2
-
-
-@lru_cache(maxsize=64)
-def _marked(graph: ModelGraph) -> ModelGraph:
-    return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
 
 
 def runs_float8(job: Job) -> bool:

@@ -12,12 +12,10 @@ by norm is left out.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final, cast
 
 from simcore.frameworks.common.pipeline import weighed_stages
-from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
+from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, with_fp8_layers
 from simcore.frameworks.common.trainer import Trainer
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
@@ -98,12 +96,7 @@ def _has_alibi(job: Job) -> bool:
 
 def in_fp8(job: Job) -> ModelGraph:
     """Returns the job's model with linears of blocks in fp8, by TransformerEngine; the head stays torch's."""
-    return _marked(job.graph)
-
-
-@lru_cache(maxsize=64)
-def _marked(graph: ModelGraph) -> ModelGraph:
-    return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
+    return with_fp8_layers(job.graph)
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> LlmfoundryOptions:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from simcore.frameworks.common.expert_adapters import check_expert_adapters, names_of_experts
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
 from simcore.inputs.optimizers import OPTIMIZERS, optimizers_of
+from simcore.models.graph import ModelGraph
 from simcore.placement.framework import Optimizer
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
 
 __all__ = ["FLASH", "Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
-           "check_optimizer_in_backward", "offloaded_together", "states_of", "time_of_offload", "torch_optimizer"]
+           "check_optimizer_in_backward", "offloaded_together", "states_of", "time_of_offload", "torch_optimizer",
+           "with_fp8_layers"]
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
@@ -254,3 +257,9 @@ def check_named_adapters(job: Draft) -> None:
         raise job.not_yet("training.lora", f"patterns ({', '.join(patterns)}) under {job.scenario.framework}: only "
                           "last names of modules")
     check_expert_adapters(job, targets)
+
+
+@lru_cache(maxsize=64)
+def with_fp8_layers(graph: ModelGraph) -> ModelGraph:
+    """Returns the model with linears of its layers in 8 bits; the head stays as it is."""
+    return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))

@@ -6,14 +6,12 @@ Sources: `models/llama3/infra/parallelize.py`, `distributed/activation_checkpoin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final
 
 from simcore.frameworks.common.afterwards import TITAN_LOOP
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.pipeline import weighed_stages
-from simcore.frameworks.common.torch import Defaults
+from simcore.frameworks.common.torch import Defaults, with_fp8_layers
 from simcore.frameworks.common.trainer import Trainer
 from simcore.frameworks.fsdp2.torchtitan_experts import (
     assumptions,
@@ -190,12 +188,7 @@ def in_fp8(job: Job) -> ModelGraph:
         raise job.illegal("framework_options.fp8_all_gather", "using `enable_fsdp_float8_all_gather` together with "
                           "`recipe_name` is not supported",
                           "torchtitan 0.2.2 components/quantization/float8.py Float8LinearConverter")
-    return _marked(job.graph)
-
-
-@lru_cache(maxsize=64)
-def _marked(graph: ModelGraph) -> ModelGraph:
-    return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
+    return with_fp8_layers(job.graph)
 
 
 def gathered_weights(job: Draft) -> str:

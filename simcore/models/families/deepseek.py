@@ -1,4 +1,4 @@
-"""The DeepSeek family: transformers 5.23 `models/deepseek_v2`, `deepseek_v3`, `deepseek_v32`, `deepseek_v4`, `mistral4`.
+"""The DeepSeek family: transformers 5.23 `models/deepseek_v2`, `_v3`, `_v32`, `deepseek_v4`, and `mistral4`.
 
 The first `first_k_dense_replace` layers are dense, the others have routed and shared experts. Shared experts are one
 MLP of `n_shared_experts` times the width. V2 routes by softmax, V3 (and Moonlight, which is a V3) by sigmoid. V3.2 is
@@ -162,7 +162,7 @@ def _rotated(config: Config) -> int:
 
 
 def _clamped(config: Config, *, by_table: bool) -> Moe:
-    one = _moe(config, "sqrtsoftplus")
+    one = _moe(config, "sqrtsoftplus", normalised=True)
     if one.shared_ffn != one.expert_ffn:
         raise config.fail("n_shared_experts", "expected 1: DeepseekV4SparseMoeBlock makes one")
     return replace(one, normalised=True, clamped=True, table=config.integer("vocab_size") * by_table)

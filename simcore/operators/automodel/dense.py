@@ -137,12 +137,7 @@ def turned(tape: Tape, x: Tensor, tables: tuple[Tensor, Tensor] | None = None) -
     table = Tensor(None, (1, x.shape[1], 1, x.shape[3]), x.dtype)
     cos, sin = tables or (table, table)
     straight = aten.mul(tape, x, cos)
-    return aten.add(tape, straight, aten.mul(tape, _half_turned(tape, x), sin), "rotary")
-
-
-def _half_turned(tape: Tape, x: Tensor) -> Tensor:
-    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
-    return aten.cat(tape, aten.neg(tape, second), first)
+    return aten.add(tape, straight, aten.mul(tape, aten.rotate_half(tape, x), sin), "rotary")
 
 
 # ---- Qwen3-MoE --------------------------------------------------------------------------------------------------

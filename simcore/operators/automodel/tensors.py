@@ -34,7 +34,7 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
-from simcore.models.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.automodel.sparse import QWEN3_5, SPARSE
 from simcore.operators.hf.vision.specs.towers import tower_tensors
@@ -102,7 +102,7 @@ def _further(kind: LayerKind, block: Mtp) -> tuple[TensorSpec, ...]:
         specs = [*_layer(replace(kind, block=None, branches=branches, family=family))]
         if place == 0:
             specs += [_norm("enorm", block.hidden), _norm("hnorm", block.hidden),
-                      _linear("eh_proj", (block.hidden, "hidden"), (2 * block.hidden, "hidden"), "mtp")]
+                      linear_weight("eh_proj", (block.hidden, "hidden"), (2 * block.hidden, "hidden"), "mtp")]
         specs += [_norm("final_layernorm", block.hidden)] if place == last else []
         found += [replace(spec, name=f"{layer_of(place)}{spec.name}", component=spec.component if spec.component ==
                           "routed_experts" else "mtp") for spec in specs]
@@ -134,10 +134,6 @@ def _norm(path: str, size: int) -> TensorSpec:
     return TensorSpec(f"{path}.weight", (size,), ("hidden",), "norms", "norm")
 
 
-def _linear(path: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
-    return TensorSpec(f"{path}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
-
-
 def _mamba(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     at = branch.name
@@ -146,12 +142,12 @@ def _mamba(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     holder = [TensorSpec(f"{at}._fp32_params.{name}", (b.num_heads,), ("mamba_heads",), "mamba", stored="fp32")
               for name in ("dt_bias", "A_log", "D")]
     return (
-        _linear(f"{at}.in_proj", (b.in_proj, "mamba_in"), hidden, "mamba"),
+        linear_weight(f"{at}.in_proj", (b.in_proj, "mamba_in"), hidden, "mamba"),
         TensorSpec(f"{at}.conv1d.weight", (conv[0], 1, b.conv_kernel), (conv[1], "one", "kernel"), "mamba", "conv"),
         TensorSpec(f"{at}.conv1d.bias", (conv[0],), (conv[1],), "mamba", "conv"),
         *holder,
         TensorSpec(f"{at}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm"),
-        _linear(f"{at}.out_proj", hidden, inner, "mamba"),
+        linear_weight(f"{at}.out_proj", hidden, inner, "mamba"),
     )
 
 
@@ -161,14 +157,14 @@ def _delta_net(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     at, hidden, heads = branch.name, (b.hidden, "hidden"), b.num_value_heads
     parts = (("qkvz", b.conv_dim + b.values), ("ba", 2 * heads)) if b.joint else (
         ("qkv", b.conv_dim), ("z", b.values), ("b", heads), ("a", heads))
-    projections = tuple(_linear(f"{at}.in_proj_{part}", (size, "delta_in"), hidden, "delta_net")
+    projections = tuple(linear_weight(f"{at}.in_proj_{part}", (size, "delta_in"), hidden, "delta_net")
                         for part, size in parts)
     return (
         TensorSpec(f"{at}.conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("delta_conv", "one", "kernel"), "delta_net",
                    "conv"),
         *(projections if b.joint else ()),
         TensorSpec(f"{at}.norm.weight", (b.value_dim,), ("value_dim",), "delta_net", "norm"),
-        _linear(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
+        linear_weight(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
         *(() if b.joint else projections),
         *(TensorSpec(f"{at}._fp32_params.{name}", (heads,), ("value_heads",), "delta_net", stored="fp32")
           for name in ("A_log", "dt_bias")),
@@ -182,10 +178,10 @@ def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     specs = []
     asked = (2 * q[0], q[1]) if b.gated else q
     for part, out in (("q", asked), ("k", kv), ("v", kv)):
-        specs.append(_linear(f"{at}.{part}_proj", out, hidden, "attention"))
+        specs.append(linear_weight(f"{at}.{part}_proj", out, hidden, "attention"))
         if b.bias:
             specs.append(TensorSpec(f"{at}.{part}_proj.bias", (out[0],), (out[1],), "attention", "bias"))
-    specs.append(_linear(f"{at}.o_proj", hidden, q, "attention"))
+    specs.append(linear_weight(f"{at}.o_proj", hidden, q, "attention"))
     if b.bias == "all":
         specs.append(TensorSpec(f"{at}.o_proj.bias", (b.hidden,), ("hidden",), "attention", "bias"))
     if b.sinks:
@@ -200,19 +196,19 @@ def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 def _latent(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     at, hidden, q = branch.name, (b.hidden, "hidden"), (b.q_size, "heads")
-    direct = (_linear(f"{at}.q_proj", q, hidden, "attention"),)
+    direct = (linear_weight(f"{at}.q_proj", q, hidden, "attention"),)
     low = (b.q_rank, "q_rank")
     compressed = (
-        _linear(f"{at}.q_a_proj", low, hidden, "attention"),
+        linear_weight(f"{at}.q_a_proj", low, hidden, "attention"),
         TensorSpec(f"{at}.q_a_layernorm.weight", (b.q_rank,), ("q_rank",), "norms", "norm"),
-        _linear(f"{at}.q_b_proj", q, low, "attention"),
+        linear_weight(f"{at}.q_b_proj", q, low, "attention"),
     )
     return (
         *(compressed if b.q_rank else direct),
-        _linear(f"{at}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
+        linear_weight(f"{at}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
         TensorSpec(f"{at}.kv_a_layernorm.weight", (b.kv_rank,), ("kv_rank",), "norms", "norm"),
-        _linear(f"{at}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention"),
-        _linear(f"{at}.o_proj", hidden, (b.out_size, "heads"), "attention"),
+        linear_weight(f"{at}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention"),
+        linear_weight(f"{at}.o_proj", hidden, (b.out_size, "heads"), "attention"),
         *indexer_tensors(f"{at}.indexer", b),
     )
 
@@ -225,9 +221,9 @@ def _mlp(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
 
 def _mlp_at(at: str, hidden: int, ffn: tuple[int, str], component: str, *, gated: bool,
             gate_first: bool) -> tuple[TensorSpec, ...]:
-    up = _linear(f"{at}.up_proj", ffn, (hidden, "hidden"), component)
-    gate = _linear(f"{at}.gate_proj", ffn, (hidden, "hidden"), component)
-    down = _linear(f"{at}.down_proj", (hidden, "hidden"), ffn, component)
+    up = linear_weight(f"{at}.up_proj", ffn, (hidden, "hidden"), component)
+    gate = linear_weight(f"{at}.gate_proj", ffn, (hidden, "hidden"), component)
+    down = linear_weight(f"{at}.down_proj", (hidden, "hidden"), ffn, component)
     if not gated:
         return up, down
     return (gate, up, down) if gate_first else (up, gate, down)
@@ -257,11 +253,11 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
         shared = (b.shared_ffn, "shared_ffn")
         specs += _mlp_at(f"{at}.shared_experts", b.hidden, shared, "shared_experts", gated=b.gated, gate_first=False)
     if b.shared_gate:
-        specs.append(_linear(f"{at}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts"))
+        specs.append(linear_weight(f"{at}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts"))
     if b.latent:
         hidden, latent = (b.hidden, "hidden"), (b.latent, seen)
-        specs += [_linear(f"{at}.fc1_latent_proj", latent, hidden, "latent_projections"),
-                  _linear(f"{at}.fc2_latent_proj", hidden, latent, "latent_projections")]
+        specs += [linear_weight(f"{at}.fc1_latent_proj", latent, hidden, "latent_projections"),
+                  linear_weight(f"{at}.fc2_latent_proj", hidden, latent, "latent_projections")]
     return tuple(specs)
 
 

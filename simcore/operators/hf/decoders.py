@@ -31,21 +31,19 @@ from simcore.operators.hf.layers import (
     has_flash_attention,
     linear,
     pair_of,
-    rotate,
     rotate_a_part,
-    rotate_half,
     row,
     runs_math,
 )
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import cut_columns, gathered_columns, sum_everywhere, whole_columns
-from simcore.operators.shared.rms_norm import rms_norm_by_power
+from simcore.operators.shared.rms_norm import rms_norm_by_power, rms_norm_in_fp32
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
 __all__ = ["cohere2_norm", "cohere2_rotate", "ernie_rotate", "gemma4_attention", "glm_rotate", "ministral3_turn",
-           "nemotron_norm", "nemotron_rotate", "new_gelu", "olmo2_attention", "olmo2_norm", "phi3_attention",
+           "nemotron_norm", "nemotron_rotate", "new_gelu", "olmo2_attention", "phi3_attention",
            "phi3_mlp", "two_linears"]
 
 
@@ -87,8 +85,8 @@ def _summed_part(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor
 def _rotated_and_joined(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     q_turned, q_rest = _parts(tape, q, cos.shape[-1])
     k_turned, k_rest = _parts(tape, k, cos.shape[-1])
-    q_out = aten.cat(tape, rotate(tape, q_turned, cos, sin), q_rest)
-    k_out = aten.cat(tape, rotate(tape, k_turned, cos, sin), k_rest)
+    q_out = aten.cat(tape, aten.rotate_halves(tape, q_turned, cos, sin), q_rest)
+    k_out = aten.cat(tape, aten.rotate_halves(tape, k_turned, cos, sin), k_rest)
     return q_out, k_out
 
 
@@ -185,17 +183,8 @@ def _down(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
 
 
 # ---- OLMo 2 ----------------------------------------------------------------------------------------------------------
-def olmo2_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
-    """RMSNorm of `x` in fp32 (`Olmo2RMSNorm`), in its shape and type."""
-    dtype = x.dtype
-    x = aten.cast(tape, x, "fp32")
-    variance = aten.mean(tape, aten.square(tape, x))
-    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
-    return aten.cast(tape, aten.mul(tape, weight, x), dtype)
-
-
 def olmo2_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None,
-                    norm: Callable[[Tape, Param, Tensor], Tensor] = olmo2_norm) -> Tensor:
+                    norm: Callable[[Tape, Param, Tensor], Tensor] = rms_norm_in_fp32) -> Tensor:
     """Output of attention (`Olmo2Attention`) for `inputs.hidden`, in its shape; `core`: as of `layers.attention`.
 
     `norm`: of query and of key; OLMoE's attention has Llama's, and is the same besides.
@@ -217,7 +206,7 @@ def olmo2_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inpu
 def _rotated(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the type of the tables, then cast back to their own."""
     dtype = query.dtype
-    turned_query, turned_key = rotate(tape, query, cos, sin), rotate(tape, key, cos, sin)
+    turned_query, turned_key = aten.rotate_halves(tape, query, cos, sin), aten.rotate_halves(tape, key, cos, sin)
     return aten.cast(tape, turned_query, dtype), aten.cast(tape, turned_key, dtype)
 
 
@@ -252,7 +241,7 @@ def ernie_rotate(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tenso
 
 def _turned_in_fp32(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     straight = aten.mul(tape, aten.cast(tape, x, "fp32"), cos, "rotary")
-    return aten.add(tape, straight, aten.mul(tape, aten.cast(tape, rotate_half(tape, x), "fp32"), sin, "rotary"),
+    return aten.add(tape, straight, aten.mul(tape, aten.cast(tape, aten.rotate_half(tape, x), "fp32"), sin, "rotary"),
                     "rotary")
 
 
@@ -260,7 +249,7 @@ def cohere2_rotate(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Ten
     """Query and key [b, s, heads, d], cast to fp32, turned and cast back when both are there."""
     dtype = query.dtype
     wide = (aten.cast(tape, query, "fp32"), aten.cast(tape, key, "fp32"))
-    turned = tuple(rotate(tape, x, cos, sin) for x in wide)
+    turned = tuple(aten.rotate_halves(tape, x, cos, sin) for x in wide)
     return aten.cast(tape, turned[0], dtype), aten.cast(tape, turned[1], dtype)
 
 
@@ -319,7 +308,7 @@ def two_linears(tape: Tape, run: LayerWorkload, first: str, second: str, x: Tens
 
 def ministral3_turn(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotation of `q` and `k` [b, s, heads, d], then of `q` by what its position is worth (get_llama_4_attn_scale)."""
-    q, k = rotate(tape, q, cos, sin), rotate(tape, k, cos, sin)
+    q, k = aten.rotate_halves(tape, q, cos, sin), aten.rotate_halves(tape, k, cos, sin)
     return aten.mul(tape, q, _worth(tape, q), "scaled"), k
 
 
@@ -386,4 +375,4 @@ def _normed_heads(tape: Tape, run: LayerWorkload, path: str, x: Tensor) -> Tenso
 def _turned_heads(tape: Tape, x: Tensor, inputs: Inputs) -> Tensor:
     assert inputs.cos is not None
     assert inputs.sin is not None
-    return rotate(tape, x, inputs.cos, inputs.sin)
+    return aten.rotate_halves(tape, x, inputs.cos, inputs.sin)

@@ -24,7 +24,7 @@ from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.recurrent import delta_net, mamba
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.rms_norm import rms_norm, rms_norm_by_power, rms_norm_from_zero
+from simcore.operators.shared.rms_norm import rms_norm, rms_norm_by_power, rms_norm_from_zero, rms_norm_in_fp32
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -299,7 +299,7 @@ FAMILIES: Final = {
     "glm": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
     "glm4": Family(attention=_turning_by(decoders.glm_rotate, joins=True), mlp=_mlp_of_phi3),
     "glm4_moe": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
-    "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
+    "gpt_oss": Family(norm=rms_norm_in_fp32, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granite": Family(scales_behind=True),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False, scales_behind=True),
@@ -312,8 +312,8 @@ FAMILIES: Final = {
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
     "nemotron": Family(attention=_turning_by(decoders.nemotron_rotate, joins=True)),
-    "olmo3": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True, masks=2),
-    "olmo2": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True),
+    "olmo3": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True, masks=2),
+    "olmo2": Family(norm=rms_norm_in_fp32, attention=_attention_of_olmo2, wide_tables=True),
     "olmoe": Family(attention=_attention_of_olmoe),
     "phi": Family(attention=_attention_of_phi, mlp=_mlp_of_phi),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),

@@ -18,19 +18,7 @@ from simcore.operators.shared.eager_attention import added_mask, scores_of, weig
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["eager_core", "moe", "rms_norm", "rotate"]
-
-
-def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
-    """RMSNorm of `x` in fp32, in its shape and type.
-
-    The product with the weight, in the type in which it is stored, is in fp32 too.
-    """
-    dtype = x.dtype
-    x = aten.cast(tape, x, "fp32")
-    variance = aten.mean(tape, aten.square(tape, x))
-    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
-    return aten.cast(tape, aten.mul(tape, weight, x), dtype)
+__all__ = ["eager_core", "moe", "rotate"]
 
 
 def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["Inputs", "attention", "column", "core_of", "gated_attention", "has_eager_attention", "has_flash_attention",
-           "is_of_hub", "linear", "mlp", "pair_of", "rotate", "rotate_a_part", "rotate_half", "row", "runs_math",
+           "is_of_hub", "linear", "mlp", "pair_of", "rotate_a_part", "row", "runs_math",
            "swiglu"]
 
 
@@ -170,7 +170,7 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
               of_key: Callable[[Tape, Tensor], Tensor] | None = None) -> Tensor:
     """Output of grouped-query attention for `inputs.hidden`, in its shape.
 
-    Head counts follow from the weights that this rank has. `turn`: rotation of query or key, None for `rotate`; `core`:
+    Head counts follow from the weights that this rank has. `turn`: rotation of query or key, None for halves; `core`:
     attention without its projections, None for `core_of`. `head_norm`: norm of each head of query and key behind all
     three projections, None for Qwen3's, behind each its own. `turn_both`: rotation of query and key in one function.
     `out_proj`: name of the output projection. `late_norm`: norm of each head of query and key behind their rotation.
@@ -191,7 +191,7 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
         q = head_norm(tape, _of_heads(run, f"{name}.q_norm.weight"), q)
         k = head_norm(tape, _of_heads(run, f"{name}.k_norm.weight"), k)
     if inputs.cos is not None and inputs.sin is not None and block.rotary:
-        turned = turn_both or _rotation_of(run, block, turn or rotate, copy_grads=unfused)
+        turned = turn_both or _rotation_of(run, block, turn or aten.rotate_halves, copy_grads=unfused)
         q, k = turned(tape, q, k, inputs.cos, inputs.sin)
     if late_norm:
         q = late_norm(tape, run.params[f"{name}.query_layernorm.weight"], q)
@@ -324,12 +324,6 @@ def _of_heads(run: LayerWorkload, name: str) -> Param:
     return replace(weight, summed="tp") if run.tp > 1 and HfOptions.of(run.options).automodel is None else weight
 
 
-def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x * cos + rotate_half(x) * sin` of `x` [b, s, heads, d], tables [1, s, 1, d]: a new tensor like `x`."""
-    straight = aten.mul(tape, x, cos, "rotary")
-    return aten.add(tape, straight, aten.mul(tape, rotate_half(tape, x), sin, "rotary"), "rotary")
-
-
 def rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor,
                   held: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """`q` and `k` [b, s, heads, d], both rotated in their first dimensions, then joined with the rest.
@@ -339,18 +333,12 @@ def rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor,
     size = cos.shape[-1]
     q_turned, q_rest = aten.slice_last(tape, q, size), aten.slice_last(tape, q, q.shape[-1] - size)
     k_turned, k_rest = aten.slice_last(tape, k, size), aten.slice_last(tape, k, k.shape[-1] - size)
-    q_out, k_out = rotate(tape, q_turned, cos, sin), rotate(tape, k_turned, cos, sin)
+    q_out, k_out = aten.rotate_halves(tape, q_turned, cos, sin), aten.rotate_halves(tape, k_turned, cos, sin)
     if held is not None:
         held += [q_out, k_out, q_rest, k_rest]
     q_out = aten.cat(tape, q_out, aten.cast(tape, q_rest, q_out.dtype))  # autocast joins in the wider type
     k_out = aten.cat(tape, k_out, aten.cast(tape, k_rest, k_out.dtype))
     return q_out, k_out
-
-
-def rotate_half(tape: Tape, x: Tensor) -> Tensor:
-    """The second half of the last dimension of `x`, negated, before the first: a new tensor like `x`."""
-    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
-    return aten.cat(tape, aten.neg(tape, second), first)
 
 
 def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from simcore.models.blocks import (
     Moe,
     SharedTransformer,
 )
-from simcore.models.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.hf.compressed.tensors import end_tensors, layer_tensors
 from simcore.operators.hf.vision.specs.towers import tower_tensors
@@ -102,7 +102,8 @@ def _own_input(kind: LayerKind) -> Group:
     if kind.own_input is None:
         return ()
     hidden, size = (kind.hidden, "hidden"), (kind.own_input.size, "layer_input")
-    return (_linear("per_layer_input_gate", size, hidden, "mlp"), _linear("per_layer_projection", hidden, size, "mlp"),
+    return (linear_weight("per_layer_input_gate", size, hidden, "mlp"),
+            linear_weight("per_layer_projection", hidden, size, "mlp"),
             *_norm("post_per_layer_input_norm.", kind.hidden))
 
 
@@ -121,10 +122,6 @@ def _scale() -> tuple[TensorSpec, ...]:
 def _norm(at: str, size: int, dim: str = "hidden", *, biased: bool = False) -> tuple[TensorSpec, ...]:
     parts = ("weight", "bias") if biased else ("weight",)
     return tuple(TensorSpec(f"{at}{part}", (size,), (dim,), "norms", "norm") for part in parts)
-
-
-def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
-    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
 
 
 def _bias(name: str, out: tuple[int, str], component: str) -> TensorSpec:
@@ -147,15 +144,15 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         yield from _conv1d(f"{name}.c_proj", hidden, q, "attention")
         return
     if family == "phi3":
-        yield _linear(f"{name}.o_proj", hidden, q, "attention")
-        yield _linear(f"{name}.qkv_proj", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
+        yield linear_weight(f"{name}.o_proj", hidden, q, "attention")
+        yield linear_weight(f"{name}.qkv_proj", (b.q_size + 2 * b.kv_size, "heads"), hidden, "attention")
         return
     if b.sinks:
         yield TensorSpec(f"{name}.sinks", (b.num_heads,), ("heads",), "attention")
     asked = (b.q_size * (1 + b.gated), "heads")
     for part, out, into in (("q_proj", asked, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden),
                             ("dense" if family == "phi" else "o_proj", hidden, q)):
-        yield _linear(f"{name}.{part}", out, into, "attention")
+        yield linear_weight(f"{name}.{part}", out, into, "attention")
         if b.bias == "all" or (b.bias == "qkv" and part != "o_proj"):
             yield _bias(f"{name}.{part}", out, "attention")
     if b.qk_norm:
@@ -168,29 +165,29 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 def _gemma4_attention(name: str, b: Any) -> Iterable[TensorSpec]:
     """`Gemma4TextAttention`: the norm of values has no weight."""
     hidden, q, kv = (b.hidden, "hidden"), (b.q_size, "heads"), (b.kv_size, "kv_heads")
-    yield _linear(f"{name}.q_proj", q, hidden, "attention")
+    yield linear_weight(f"{name}.q_proj", q, hidden, "attention")
     yield from _norm(f"{name}.q_norm.", b.head_dim, "head_dim")
     if not b.borrows:
         yield from _norm(f"{name}.k_norm.", b.head_dim, "head_dim")
-        yield _linear(f"{name}.k_proj", kv, hidden, "attention")
+        yield linear_weight(f"{name}.k_proj", kv, hidden, "attention")
     if not (b.values_from_keys or b.borrows):
-        yield _linear(f"{name}.v_proj", kv, hidden, "attention")
-    yield _linear(f"{name}.o_proj", hidden, q, "attention")
+        yield linear_weight(f"{name}.v_proj", kv, hidden, "attention")
+    yield linear_weight(f"{name}.o_proj", hidden, q, "attention")
 
 
 def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     """`DeepseekV3Attention`: the norms stand between the two projections."""
     hidden, q = (b.hidden, "hidden"), (b.q_size, "heads")
     if b.q_rank:
-        yield _linear(f"{name}.q_a_proj", (b.q_rank, "q_rank"), hidden, "attention")
+        yield linear_weight(f"{name}.q_a_proj", (b.q_rank, "q_rank"), hidden, "attention")
         yield from _norm(f"{name}.q_a_layernorm.", b.q_rank, "q_rank")
-        yield _linear(f"{name}.q_b_proj", q, (b.q_rank, "q_rank"), "attention")
+        yield linear_weight(f"{name}.q_b_proj", q, (b.q_rank, "q_rank"), "attention")
     else:
-        yield _linear(f"{name}.q_proj", q, hidden, "attention")
-    yield _linear(f"{name}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention")
+        yield linear_weight(f"{name}.q_proj", q, hidden, "attention")
+    yield linear_weight(f"{name}.kv_a_proj_with_mqa", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention")
     yield from _norm(f"{name}.kv_a_layernorm.", b.kv_rank, "kv_rank")
-    yield _linear(f"{name}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention")
-    yield _linear(f"{name}.o_proj", hidden, (b.out_size, "heads"), "attention")
+    yield linear_weight(f"{name}.kv_b_proj", (b.kv_size, "heads"), (b.kv_rank, "kv_rank"), "attention")
+    yield linear_weight(f"{name}.o_proj", hidden, (b.out_size, "heads"), "attention")
     yield from indexer_tensors(f"{name}.indexer", b)
 
 
@@ -198,25 +195,25 @@ def _mlp(name: str, b: Any, family: str, component: str = "mlp") -> Iterable[Ten
     hidden, ffn = (b.hidden, "hidden"), (b.ffn, "ffn")
     if family in _TWO_LINEARS:
         for part, out, into in zip(_TWO_LINEARS[family], (ffn, hidden), (hidden, ffn), strict=True):
-            yield _linear(f"{name}.{part}", out, into, component)
+            yield linear_weight(f"{name}.{part}", out, into, component)
             yield from [_bias(f"{name}.{part}", out, component)] * b.bias
         return
     if family in ("phi3", "glm", "glm4"):
-        yield _linear(f"{name}.gate_up_proj", (2 * b.ffn, "ffn"), hidden, component)
-        yield _linear(f"{name}.down_proj", hidden, ffn, component)
+        yield linear_weight(f"{name}.gate_up_proj", (2 * b.ffn, "ffn"), hidden, component)
+        yield linear_weight(f"{name}.down_proj", hidden, ffn, component)
         return
     if family == "granitemoehybrid":
-        yield _linear(f"{name}.input_linear", (2 * b.ffn, "ffn"), hidden, component)
-        yield _linear(f"{name}.output_linear", hidden, ffn, component)
+        yield linear_weight(f"{name}.input_linear", (2 * b.ffn, "ffn"), hidden, component)
+        yield linear_weight(f"{name}.output_linear", hidden, ffn, component)
         return
     if b.gelu and not b.gated:
         yield from _conv1d(f"{name}.c_fc", ffn, hidden, component)
         yield from _conv1d(f"{name}.c_proj", hidden, ffn, component)
         return
     if b.gated:
-        yield _linear(f"{name}.gate_proj", ffn, hidden, component)
-    yield _linear(f"{name}.up_proj", ffn, hidden, component)
-    yield _linear(f"{name}.down_proj", hidden, ffn, component)
+        yield linear_weight(f"{name}.gate_proj", ffn, hidden, component)
+    yield linear_weight(f"{name}.up_proj", ffn, hidden, component)
+    yield linear_weight(f"{name}.down_proj", hidden, ffn, component)
 
 
 def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
@@ -227,11 +224,11 @@ def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     if b.conv_bias:
         yield TensorSpec(f"{name}.conv1d.bias", (b.conv_dim,), ("mamba_conv",), "mamba", "conv")
     into, out = (b.in_proj, "mamba_in"), (b.hidden, "hidden")
-    yield _linear(f"{name}.in_proj", into, out, "mamba")
+    yield linear_weight(f"{name}.in_proj", into, out, "mamba")
     yield from [_bias(f"{name}.in_proj", into, "mamba")] * b.bias
     if b.normed:
         yield TensorSpec(f"{name}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm")
-    yield _linear(f"{name}.out_proj", out, (b.inner, "mamba_inner"), "mamba")
+    yield linear_weight(f"{name}.out_proj", out, (b.inner, "mamba_inner"), "mamba")
     yield from [_bias(f"{name}.out_proj", out, "mamba")] * b.bias
     if family == "falcon_h1":
         yield TensorSpec(f"{name}.mup_vector", (1, 1, b.in_proj), ("one", "one", "mamba_in"), "mamba", "factors",
@@ -247,9 +244,10 @@ def _delta_net(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
                       "delta_net", "conv")
     parts = ((("qkvz", b.conv_dim + b.values), ("ba", 2 * heads)) if b.joint else
              (("qkv", b.conv_dim), ("z", b.values), ("b", heads), ("a", heads)))
-    projections = [_linear(f"{name}.in_proj_{part}", (size, "delta_in"), hidden, "delta_net") for part, size in parts]
+    projections = [linear_weight(f"{name}.in_proj_{part}", (size, "delta_in"), hidden, "delta_net")
+                   for part, size in parts]
     ends = [TensorSpec(f"{name}.norm.weight", (b.value_dim,), ("value_dim",), "delta_net", "norm"),
-            _linear(f"{name}.out_proj", hidden, (b.values, "value_heads"), "delta_net")]
+            linear_weight(f"{name}.out_proj", hidden, (b.values, "value_heads"), "delta_net")]
     yield from (conv, *projections, *ends) if b.joint else (conv, *ends, *projections)
 
 
@@ -269,10 +267,10 @@ def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         yield from _mlp(f"{name}.shared_expert{ending}", shared, family, "shared_experts")
     if b.latent:
         seen, hidden = (b.latent, "latent"), (b.hidden, "hidden")
-        yield _linear(f"{name}.fc1_latent_proj", seen, hidden, "latent_projections")
-        yield _linear(f"{name}.fc2_latent_proj", hidden, seen, "latent_projections")
+        yield linear_weight(f"{name}.fc1_latent_proj", seen, hidden, "latent_projections")
+        yield linear_weight(f"{name}.fc2_latent_proj", hidden, seen, "latent_projections")
     if b.shared_gate:
-        yield _linear(f"{name}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts")
+        yield linear_weight(f"{name}.shared_expert_gate", (1, "one"), (b.hidden, "hidden"), "shared_experts")
 
 
 def _experts(at: str, b: Any) -> Iterable[TensorSpec]:
@@ -293,7 +291,7 @@ def _scaled_router(b: Any) -> Iterable[TensorSpec]:
     """`Gemma4TextRouter`: its norm has no weight."""
     yield TensorSpec("router.scale", (b.hidden,), ("hidden",), "router")
     yield TensorSpec("router.per_expert_scale", (b.num_experts,), ("experts_router",), "router")
-    yield _linear("router.proj", (b.num_experts, "experts_router"), (b.hidden, "hidden"), "router")
+    yield linear_weight("router.proj", (b.num_experts, "experts_router"), (b.hidden, "hidden"), "router")
 
 
 def _router(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
@@ -309,7 +307,7 @@ def _router(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 
 def _shared(b: SharedTransformer) -> tuple[Group, Group]:
     """The layer's own projection, and what is shared (`Zamba2HybridLayer`)."""
-    at, own = b.name, _linear("linear", (b.hidden, "hidden"), (b.hidden, "hidden"), "mlp")
+    at, own = b.name, linear_weight("linear", (b.hidden, "hidden"), (b.hidden, "hidden"), "mlp")
     found = (*_shared_attention(f"{at}.self_attn", b), *_shared_mlp(f"{at}.feed_forward", b),
              *_norm(f"{at}.input_layernorm.", 2 * b.hidden), *_norm(f"{at}.pre_ff_layernorm.", b.hidden))
     return (own,), found
@@ -320,24 +318,24 @@ def _shared_attention(at: str, b: SharedTransformer) -> Iterable[TensorSpec]:
     wide, q, kv = (2 * b.hidden, "hidden"), (b.num_heads * b.head_dim, "heads"), (b.num_kv_heads * b.head_dim,
                                                                                   "kv_heads")
     for part, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
-        yield _linear(f"{at}.{part}", out, wide, "attention")
-    yield _linear(f"{at}.o_proj", (b.hidden, "hidden"), q, "attention")
+        yield linear_weight(f"{at}.{part}", out, wide, "attention")
+    yield linear_weight(f"{at}.o_proj", (b.hidden, "hidden"), q, "attention")
     for part in "qkv" if b.adapts_attention else "":
         yield from _low_rank(f"{at}.linear_{part}_adapter_list", b, wide, wide, "attention")
 
 
 def _shared_mlp(at: str, b: SharedTransformer) -> Iterable[TensorSpec]:
     hidden, ffn = (b.hidden, "hidden"), (2 * b.ffn, "ffn")
-    yield _linear(f"{at}.gate_up_proj", ffn, hidden, "mlp")
-    yield _linear(f"{at}.down_proj", hidden, (b.ffn, "ffn"), "mlp")
+    yield linear_weight(f"{at}.gate_up_proj", ffn, hidden, "mlp")
+    yield linear_weight(f"{at}.down_proj", hidden, (b.ffn, "ffn"), "mlp")
     yield from _low_rank(f"{at}.gate_up_proj_adapter_list", b, ffn, hidden, "mlp")
 
 
 def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[int, str],
               component: str) -> Iterable[TensorSpec]:
     for place in b.places:
-        yield _linear(f"{at}.{place}.0", (b.rank, "rank"), into, component)
-        yield _linear(f"{at}.{place}.1", out, (b.rank, "rank"), component)
+        yield linear_weight(f"{at}.{place}.0", (b.rank, "rank"), into, component)
+        yield linear_weight(f"{at}.{place}.1", out, (b.rank, "rank"), component)
 
 
 _GEMMA: Final = ("gemma2", "gemma3_text")

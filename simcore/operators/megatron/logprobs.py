@@ -12,10 +12,10 @@ first chunk. GPTModel returns logits with the batch first: several sequences are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.fused_logprobs import chunk_rows
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["log_probabilities"]
@@ -45,13 +45,13 @@ def log_probabilities(c: Context, given: list[Tensor]) -> Tensor:
         c.tape.compute(Kernel.ELEMENTWISE, 0, grad.nbytes, 1)
         if c.run.cp > 1:
             c.tape.collective("all_reduce", "cp", c.run.cp * 4 * rows, "fp32")
-        for chunk in _chunks(c):
+        for chunk in chunk_rows(c):
             _gradient(c, saved[0], chunk)
         return [grad]
 
     mask, target = c.new(rows, 1, "target_mask", "uint8"), c.new(rows, 1, "masked_target", "int64")
     wide: list[Tensor] = []
-    parts = [_forward(c, logits, chunk, wide) for chunk in _chunks(c)]
+    parts = [_forward(c, logits, chunk, wide) for chunk in chunk_rows(c)]
     out = c.new(rows, 1, "log_probabilities", "fp32")
     c.tape.compute(Kernel.ELEMENTWISE, 0, 2 * (out.nbytes + target.nbytes), _ONCE)
     parts.clear()
@@ -79,13 +79,6 @@ def _batch_first(c: Context, given: list[Tensor]) -> Tensor:
     c.node(copy, (logits,), (), back)
     c.locals.append(copy)
     return copy
-
-
-def _chunks(c: Context) -> Iterator[int]:
-    """Tokens of each chunk: positions are cut, of all sequences at once."""
-    size = c.options.logprob_chunk_size
-    for start in range(0, c.run.seq, size):
-        yield c.run.batch * min(size, c.run.seq - start)
 
 
 def _forward(c: Context, logits: Tensor, rows: int, wide: list[Tensor]) -> Tensor:

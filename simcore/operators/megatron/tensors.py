@@ -40,7 +40,7 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
-from simcore.models.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec, linear_weight
 from simcore.models.vision_blocks import VisionPart
 from simcore.operators.megatron.ops.value_head import value_weight
 from simcore.operators.megatron.vision.tensors import tower_tensors
@@ -104,7 +104,7 @@ def _mtp(block: Mtp, branches: tuple[Branch, ...]) -> tuple[TensorSpec, ...]:
                      "embedding")
     enorm, hnorm, last = (_norm(f"{name}.", block.hidden, layer_norm=branches[0].layer_norm)
                           for name in ("enorm", "hnorm", "final_layernorm"))
-    specs = (*enorm, *hnorm, _linear("eh_proj", (block.hidden, "tp_out"), (2 * block.hidden, hidden[1]), "mtp"),
+    specs = (*enorm, *hnorm, linear_weight("eh_proj", (block.hidden, "tp_out"), (2 * block.hidden, hidden[1]), "mtp"),
              *inner, *last)
     return (*(replace(spec, component="mtp") for spec in specs), own)
 
@@ -119,10 +119,6 @@ def _bias(name: str, out: tuple[int, str], component: str, *, wanted: bool) -> t
     return (TensorSpec(f"{name}.bias", (out[0],), (out[1],), component, "bias"),) if wanted else ()
 
 
-def _linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str) -> TensorSpec:
-    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
-
-
 def _mamba(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     hidden, inner = (b.hidden, "hidden"), (b.inner, "mamba_inner")
@@ -135,11 +131,11 @@ def _mamba(branch: Branch) -> tuple[TensorSpec, ...]:
         small("A_log", (b.num_heads,), ("mamba_heads",), "other"),
         small("D", (b.num_heads,), ("mamba_heads",), "other"),
         *_norm("mixer.in_proj.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
-        _linear("mixer.in_proj", (b.in_proj, "mamba_in"), hidden, "mamba"),
+        linear_weight("mixer.in_proj", (b.in_proj, "mamba_in"), hidden, "mamba"),
         small("conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("mamba_conv", "one", "kernel"), "conv"),
         small("conv1d.bias", (b.conv_dim,), ("mamba_conv",), "conv"),
         small("norm.weight", (b.inner,), ("mamba_inner",), "norm"),
-        _linear("mixer.out_proj", hidden, inner, "mamba"),
+        linear_weight("mixer.out_proj", hidden, inner, "mamba"),
     )
 
 
@@ -153,11 +149,11 @@ def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
         f"{at}.{name}_layernorm.", size, "head_dim", layer_norm=branch.layer_norm))
     return (
         *(sinks if b.sinks else ()),
-        _linear(f"{at}.linear_proj", hidden, (b.q_size, "heads"), "attention"),
+        linear_weight(f"{at}.linear_proj", hidden, (b.q_size, "heads"), "attention"),
         *_bias(f"{at}.linear_proj", hidden, "attention", wanted=b.bias == "all"),
         *_behind(branch, f"{at}.linear_proj"),
         *_norm(f"{at}.linear_qkv.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
-        _linear(f"{at}.linear_qkv", qkv, hidden, "attention"),
+        linear_weight(f"{at}.linear_qkv", qkv, hidden, "attention"),
         *_bias(f"{at}.linear_qkv", qkv, "attention", wanted=bool(b.bias)),
         *(norms if b.qk_norm else ()),
     )
@@ -177,11 +173,11 @@ def _delta_net(branch: Branch) -> tuple[TensorSpec, ...]:
     return (
         *(TensorSpec(f"{at}.{name}", (heads,), ("value_heads",), "delta_net") for name in ("dt_bias", "A_log")),
         *_norm(f"{at}.in_proj.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
-        _linear(f"{at}.in_proj", (b.conv_dim + b.values + 2 * heads, "delta_in"), hidden, "delta_net"),
+        linear_weight(f"{at}.in_proj", (b.conv_dim + b.values + 2 * heads, "delta_in"), hidden, "delta_net"),
         conv,
         *(replace(spec, component="delta_net")
           for spec in _norm(f"{at}.out_norm.", b.value_dim, "value_dim", layer_norm=branch.layer_norm)),
-        _linear(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
+        linear_weight(f"{at}.out_proj", hidden, (b.values, "value_heads"), "delta_net"),
     )
 
 
@@ -194,19 +190,19 @@ def _latent(branch: Branch) -> tuple[TensorSpec, ...]:
 
     if b.q_rank:
         query: tuple[TensorSpec, ...] = (
-            _linear(f"{at}.linear_q_down_proj", (b.q_rank, "q_rank"), hidden, "attention"),
+            linear_weight(f"{at}.linear_q_down_proj", (b.q_rank, "q_rank"), hidden, "attention"),
             *inner("linear_q_up_proj", b.q_rank, "q_rank"),
-            _linear(f"{at}.linear_q_up_proj", q, (b.q_rank, "q_rank"), "attention"))
+            linear_weight(f"{at}.linear_q_up_proj", q, (b.q_rank, "q_rank"), "attention"))
     else:
-        query = (_linear(f"{at}.linear_q_proj", q, hidden, "attention"),)
+        query = (linear_weight(f"{at}.linear_q_proj", q, hidden, "attention"),)
     return (
         *_norm("input_layernorm.", b.hidden, layer_norm=branch.layer_norm),
-        _linear(f"{at}.linear_proj", hidden, (b.out_size, "heads"), "attention"),
+        linear_weight(f"{at}.linear_proj", hidden, (b.out_size, "heads"), "attention"),
         *_bias(f"{at}.linear_proj", hidden, "attention", wanted=b.bias),
         *query,
-        _linear(f"{at}.linear_kv_down_proj", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
+        linear_weight(f"{at}.linear_kv_down_proj", (b.kv_rank + b.rope, "kv_rank"), hidden, "attention"),
         *inner("linear_kv_up_proj", b.kv_rank, "kv_rank"),
-        _linear(f"{at}.linear_kv_up_proj", (b.kv_size, "heads"), rank, "attention"),
+        linear_weight(f"{at}.linear_kv_up_proj", (b.kv_size, "heads"), rank, "attention"),
     )
 
 
@@ -216,9 +212,9 @@ def _mlp(branch: Branch) -> tuple[TensorSpec, ...]:
     hidden = (b.hidden, "hidden")
     return (
         *_norm("mlp.linear_fc1.layer_norm_", b.hidden, layer_norm=branch.layer_norm),
-        _linear("mlp.linear_fc1", rows, hidden, "mlp"),
+        linear_weight("mlp.linear_fc1", rows, hidden, "mlp"),
         *_bias("mlp.linear_fc1", rows, "mlp", wanted=b.bias),
-        _linear("mlp.linear_fc2", hidden, (b.ffn, "ffn"), "mlp"),
+        linear_weight("mlp.linear_fc2", hidden, (b.ffn, "ffn"), "mlp"),
         *_bias("mlp.linear_fc2", hidden, "mlp", wanted=b.bias),
         *_behind(branch, "mlp.linear_fc2"),
     )
@@ -235,7 +231,7 @@ def _moe(branch: Branch) -> tuple[TensorSpec, ...]:
         *_norm("pre_mlp_layernorm.", b.hidden, layer_norm=branch.layer_norm),
         TensorSpec("mlp.router.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
         *_bias("mlp.router", (b.num_experts, "experts_router"), "router", wanted=b.router == "topk_softmax"),
-        *(_linear(f"mlp.{name}_latent_proj", out, into, "latent_projections") for name, out, into in projections),
+        *(linear_weight(f"mlp.{name}_latent_proj", out, into, "latent_projections") for name, out, into in projections),
         *_expert("linear_fc1", b, wide, seen),
         *_expert("linear_fc2", b, seen, narrow),
     ]
@@ -244,8 +240,8 @@ def _moe(branch: Branch) -> tuple[TensorSpec, ...]:
         if b.shared_gate:  # the module's own, whole on every tp rank (`moe/shared_experts.py`)
             specs.append(TensorSpec("mlp.shared_experts.gate_weight", (1, b.hidden), ("one", "hidden"),
                                     "shared_experts"))
-        specs.append(_linear("mlp.shared_experts.linear_fc1", shared[0], hidden, "shared_experts"))
-        specs.append(_linear("mlp.shared_experts.linear_fc2", hidden, shared[1], "shared_experts"))
+        specs.append(linear_weight("mlp.shared_experts.linear_fc1", shared[0], hidden, "shared_experts"))
+        specs.append(linear_weight("mlp.shared_experts.linear_fc2", hidden, shared[1], "shared_experts"))
     # Buffers exist where the router corrects its choice with a bias (moe_router_enable_expert_bias, sigmoid scores).
     # Made in fp32; Float16Module casts them, the first forward puts expert_bias back (`moe/router.py`).
     corrected = ("local_tokens_per_expert", "expert_bias") if b.router == "sigmoid" else ()

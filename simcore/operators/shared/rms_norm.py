@@ -1,11 +1,11 @@
-"""RMSNorm of transformers 5.23, operator by operator (`models/llama`, `nemotron_h`, `gemma`, `gemma4`)."""
+"""RMSNorm of transformers 5.23, operator by operator (`models/llama`, `nemotron_h`, `gpt_oss`, `gemma`, `gemma4`)."""
 
 from __future__ import annotations
 
 from simcore.operators.shared import aten
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["rms_norm", "rms_norm_by_power", "rms_norm_from_zero"]
+__all__ = ["rms_norm", "rms_norm_by_power", "rms_norm_from_zero", "rms_norm_in_fp32"]
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> Tensor:
@@ -20,6 +20,18 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> T
     if weight_in_fp32:
         return aten.cast(tape, aten.mul(tape, aten.cast(tape, weight, "fp32"), x), dtype)
     return aten.mul(tape, weight, aten.cast(tape, x, dtype))
+
+
+def rms_norm_in_fp32(tape: Tape, weight: Param, x: Tensor) -> Tensor:
+    """RMSNorm of `x` in fp32 (`GptOssRMSNorm`, `Olmo2RMSNorm`), in its shape and type.
+
+    The product with the weight, in the type in which it is stored, is in fp32 too.
+    """
+    dtype = x.dtype
+    x = aten.cast(tape, x, "fp32")
+    variance = aten.mean(tape, aten.square(tape, x))
+    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
+    return aten.cast(tape, aten.mul(tape, weight, x), dtype)
 
 
 def rms_norm_from_zero(tape: Tape, weight: Param, x: Tensor) -> Tensor:

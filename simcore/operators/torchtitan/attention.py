@@ -124,15 +124,6 @@ def rotated_halves(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, table: 
         rows = run.batch, run.seq
         table = aten.new(tape, (*rows, 2 * dim), table.dtype, "rope_cache", kernel=Kernel.PERMUTE)
     cos, sin = (Tensor(table.storage, (*rows, 1, dim), table.dtype) for _ in range(2))
-    return _turned(tape, q, cos, sin), _turned(tape, k, cos, sin)
+    return aten.rotate_halves(tape, q, cos, sin), aten.rotate_halves(tape, k, cos, sin)
 
 
-def _turned(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x * cos + rotate_half(x) * sin`."""
-    straight = aten.mul(tape, x, cos, "rotary")
-    return aten.add(tape, straight, aten.mul(tape, _rotated_half(tape, x), sin, "rotary"), "rotary")
-
-
-def _rotated_half(tape: Tape, x: Tensor) -> Tensor:
-    first, second = aten.slice_half(tape, x), aten.slice_half(tape, x)
-    return aten.cat(tape, aten.neg(tape, second), first)

@@ -5,9 +5,8 @@ Data are a stand-in: mock samples of the scenario's length, as Automodel's own b
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from simcore.models.names import find, ids_of
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.recipes.automodel.config_fields import FORMAT_ROW
 from simcore.recipes.automodel.distributed import EXPERT_ROWS, PARAM_DTYPE, PIPELINE_ROWS, STRATEGY_ROWS
@@ -19,6 +18,7 @@ from simcore.recipes.automodel.optimizer import LOSSES, OPTIMIZER_ROWS, OPTIMIZE
 from simcore.recipes.automodel.peft import ADAPTER_ROWS, EFFICIENT_ROW, PACKED_ROWS
 from simcore.recipes.automodel.predictions import DEPTH, REPEATS, has_module
 from simcore.recipes.automodel.te_fp8 import write_te_fp8
+from simcore.recipes.huggingface.written import hugging_face_name, write_given
 from simcore.recipes.outline import Outline
 from simcore.recipes.recipe_writer import Job, RecipeWriter
 from simcore.recipes.rows import key_of, write_rows
@@ -50,7 +50,7 @@ def _write(outline: Outline) -> None:
 
 def _write_model(outline: Outline) -> None:
     scenario, fields = outline.settled.scenario, outline.settled.fields
-    name, family = _hugging_face(scenario.model_name), str(fields.get("model_type", ""))
+    name, family = hugging_face_name(scenario.model_name), str(fields.get("model_type", ""))
     own = outline.value("implementation") == "automodel"
     overrides = {} if isinstance(scenario.model, str) else dict(scenario.model.overrides)
     further, repeats = (overrides.pop(key, None) for key in ("mtp_num_layers", "mtp_use_repeated_layer"))
@@ -74,7 +74,7 @@ def _write_model(outline: Outline) -> None:
     elif own:
         outline.as_without("implementation")
     if not (own and family in BY_BACKEND):
-        _write_given(outline, "model.attn_implementation", "framework_options.attn_implementation")
+        write_given(outline, "model.attn_implementation", "framework_options.attn_implementation")
     if own:
         write_rows(outline, (ATTENTION_ROW, *BACKEND_ROWS))
     if own and family in SPARSE:
@@ -82,12 +82,6 @@ def _write_model(outline: Outline) -> None:
     else:
         write_float8(outline)
     write_rows(outline, (FORMAT_ROW, *REST_ROWS))
-
-
-def _hugging_face(reference: str) -> str:
-    """Id of the repository on Hugging Face that has a preset's configuration; another name as it is."""
-    named = find(reference)
-    return reference if named is None or not named.is_own else next(iter(ids_of(named.preset)), reference)
 
 
 def _write_method(outline: Outline) -> None:
@@ -116,9 +110,9 @@ def _write_distributed(outline: Outline) -> None:
         size = outline.value(f"mesh.{axis}")
         if size > 1 or outline.given(f"mesh.{axis}"):
             outline.put(f"distributed.{axis}_size", size, f"mesh.{axis}")
-    _write_given(outline, "distributed.dp_replicate_size", "mesh.dp_replicate")
+    write_given(outline, "distributed.dp_replicate_size", "mesh.dp_replicate")
     if outline.value("mesh.tp") > 1:
-        _write_given(outline, "distributed.sequence_parallel", "training.sequence_parallel")
+        write_given(outline, "distributed.sequence_parallel", "training.sequence_parallel")
     recompute = outline.given("training.recompute")
     if recompute in ("none", "full"):
         outline.put("distributed.activation_checkpointing", recompute == "full", "training.recompute")
@@ -202,13 +196,6 @@ def _write_optimizer(outline: Outline) -> None:
     elif runs == "fused":
         outline.put("optimizer.fused", True, "training.optimizer.implementation")  # noqa: FBT003
     write_rows(outline, [row for row in OPTIMIZER_ROWS if key_of(row) != "optimizer._target_"])
-
-
-def _write_given(outline: Outline, key: str, said: str) -> None:
-    """Writes a key with the scenario's value, if its file says it."""
-    value: Any = outline.given(said)
-    if value is not None:
-        outline.put(key, value, said)
 
 
 def _whole(value: float) -> float:

@@ -37,7 +37,7 @@ def read_images(reader: Reader, draft: Draft, shards: Shards) -> None:
     Without a processor a model with a tower is given text alone, and loads its tower all the same. `shards`: of the
     model.
     """
-    parts, processor = _tower(draft), reader.text("processor_type")
+    parts, processor = tower_of(draft.named_model), reader.text("processor_type")
     _read_frozen(reader, draft, parts)
     if parts and draft.values.get("training", {}).get("method") == "qlora":
         _read_packed(reader, draft, shards)
@@ -82,8 +82,3 @@ def _read_frozen(reader: Reader, draft: Draft, parts: tuple[tuple[str, LayerKind
         return
     modules = list(dict.fromkeys(".".join(path.split(".")[:2]) for path, _ in parts))
     draft.infer("training.frozen", modules, "the modules of the tower", frozen, source=_FREEZING)
-
-
-def _tower(draft: Draft) -> tuple[tuple[str, LayerKind], ...]:
-    name = draft.values.get("model", draft.answers.settings.get("model", ""))
-    return tower_of(name.get("config", "") if isinstance(name, dict) else str(name))

@@ -77,7 +77,7 @@ def changed(document: Document, name: str, launcher: Launcher, given: frozenset[
     """The document as the launcher leaves it after the overrides, and values that it replaces. `given`: their keys."""
     left = list[Left]()
     for key, value, source in _changes(document, name, launcher, given, benchmark=benchmark):
-        before, path = _value(document, key), tuple(key.split("."))
+        before, path = document.value(key), tuple(key.split("."))
         if before == value:
             continue
         if before is not None:
@@ -95,20 +95,20 @@ def _changes(document: Document, name: str, launcher: Launcher, given: frozenset
              benchmark: bool) -> Iterator[Change]:
     by_performance, tuned = launcher.rebuilds, not re.search(r"_pretrain(?:_|$)", name)
     is_given = bool(given & {"optimizer", _PRECISE})
-    if (by_performance or (benchmark and not is_given)) and _is_precise(name, _value(document, "optimizer.optimizer")):
+    if (by_performance or (benchmark and not is_given)) and _is_precise(name, document.value("optimizer.optimizer")):
         yield _PRECISE, True, f"{_SCRIPTS}run_script.py:151" if by_performance else f"{_RUN}:393"
-    stages, slices = _value(document, _PP) or 1, _value(document, _CP) or 1
+    stages, slices = document.value(_PP) or 1, document.value(_CP) or 1
     if by_performance:
-        if "_peft_" in name and stages > 1 and not _value(document, "ddp.use_megatron_fsdp"):
+        if "_peft_" in name and stages > 1 and not document.value("ddp.use_megatron_fsdp"):
             yield _MAPPING, True, f"{_SCRIPTS}utils/overrides.py:637"
-        if _value(document, "model.cuda_graph_impl") == "full_iteration":
+        if document.value("model.cuda_graph_impl") == "full_iteration":
             yield _LOSSES, False, f"{_SCRIPTS}utils/overrides.py:158"
         return
-    if _value(document, "ddp.nccl_ub"):
+    if document.value("ddp.nccl_ub"):
         for variable in _REGISTERED:
-            if _value(document, variable) is None:
+            if document.value(variable) is None:
                 yield variable, 1, "scripts/training/recipe_runner.py:310"
-    if tuned and slices > 1 and str(_value(document, "dataset._target_")).endswith("SFTDatasetConfig"):
+    if tuned and slices > 1 and str(document.value("dataset._target_")).endswith("SFTDatasetConfig"):
         yield _TOKENS, True, "scripts/training/recipe_runner.py:368"
         yield _AVERAGES, False, "scripts/training/recipe_runner.py:369"
 
@@ -126,21 +126,21 @@ def aligned(document: Document, launcher: Launcher, given: frozenset[str], *,
     Without a launcher a benchmark is read as its own launcher starts it, unless the length of its data is given; of
     another recipe a model's length that contradicts the data's is an InputError.
     """
-    data = next((key for key in _DATA if _value(document, key) is not None), None)
+    data = next((key for key in _DATA if document.value(key) is not None), None)
     if data is None:
         return document, []
     if not data_owns(launcher, given, benchmark=benchmark):
-        if _value(document, _MODEL) is None:
+        if document.value(_MODEL) is None:
             return document, []
         return _with(document, _MODEL, (data,), "benchmarks' launcher gives its mock samples the model's length "
                                                 "(scripts/performance/utils/overrides.py:524)")
-    own, length = _value(document, _MODEL), _value(document, data)
+    own, length = document.value(_MODEL), document.value(data)
     if not launcher.is_named and _MODEL in given and own not in (None, length):
         there = document.where(tuple(data.split(".")))
         raise InputError(Problem(document.where(tuple(_MODEL.split("."))),
                                  f"{_MODEL} {own} contradicts {data} {length} ({there}): the data set owns the length: "
                                  f"give {data}"))
-    packs = (_PACK,) if _value(document, _PACKS) else ()
+    packs = (_PACK,) if document.value(_PACKS) else ()
     found, left = _with(document, data, (_MODEL, *packs), f"the launcher takes {data} in its place "
                                                           "(scripts/training/recipe_runner.py:430, :471)")
     return found, [one for one in left if one.key in given]
@@ -153,18 +153,11 @@ def data_owns(launcher: Launcher, given: frozenset[str], *, benchmark: bool) -> 
 
 def _with(document: Document, key: str, others: tuple[str, ...], why: str) -> tuple[Document, list[Left]]:
     """The document with a key's value in other keys too; lists those that had another."""
-    value, place, left = _value(document, key), document.where(tuple(key.split("."))), list[Left]()
+    value, place, left = document.value(key), document.where(tuple(key.split("."))), list[Left]()
     for other in others:
-        before = _value(document, other)
+        before = document.value(other)
         if before is None or before == value:
             continue
         left.append(Left("no effect", document.where(tuple(other.split("."))), other, str(before), why))
         document = document.with_value(tuple(other.split(".")), value, place)
     return document, left
-
-
-def _value(document: Document, key: str) -> Any:
-    found: Any = document.data
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found

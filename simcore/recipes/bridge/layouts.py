@@ -47,10 +47,10 @@ def laid_out(document: Document, name: str, launcher: Launcher, given: frozenset
     if not given & {_PP, _VP} or _LAYOUT in given:
         return document
     where = document.where(tuple((_PP if _PP in given else _VP).split(".")))
-    sizes = (_value(document, _PP) or 1, _value(document, _VP) or 1)
+    sizes = (document.value(_PP) or 1, document.value(_VP) or 1)
     if launcher.rebuilds:
         return _by_performance(document, name, sizes, where)
-    builder = "a function of the recipe" if computed else _value(document, BUILDER)
+    builder = "a function of the recipe" if computed else document.value(BUILDER)
     if builder is None:
         return _without_ends(document, given, sizes[0], where)
     if builder not in _SIZES:
@@ -64,7 +64,7 @@ def laid_out(document: Document, name: str, launcher: Launcher, given: frozenset
 
 def _by_performance(document: Document, name: str, sizes: tuple[int, int], where: str) -> Document:
     builder = next((one for start, one in _OF_PERFORMANCE.items() if name.startswith(start)), "")
-    if not builder or (builder == _KIMI and isinstance(_value(document, _LAYOUT), str)):
+    if not builder or (builder == _KIMI and isinstance(document.value(_LAYOUT), str)):
         return document
     place = f"{where} (made for it by {builder}: scripts/performance/utils/overrides.py:600)"
     if _knows(builder, sizes):
@@ -93,9 +93,9 @@ def _layout(builder: str, sizes: tuple[int, int]) -> list[list[str]] | None:
 
 def _without_ends(document: Document, given: frozenset[str], stages: int, where: str) -> Document:
     """Without the layers of the first and last stage where those between do not come out even."""
-    ends = [_value(document, key) for key in _ENDS]
+    ends = [document.value(key) for key in _ENDS]
     said, layers = [size for size in ends if size is not None], _num_layers(document)
-    if not said or _PP not in given or _value(document, _LAYOUT) is not None or layers is None:
+    if not said or _PP not in given or document.value(_LAYOUT) is not None or layers is None:
         return document
     middle, rest = stages - len(said), layers - sum(said)
     fits = middle >= 0 and rest >= 0 and bool(middle) == bool(rest) and (middle == 0 or rest % middle == 0)
@@ -107,7 +107,7 @@ def _without_ends(document: Document, given: frozenset[str], stages: int, where:
 
 def _num_layers(document: Document) -> int | None:
     """Layers that the recipe says, or those of the model by its name; None where neither is known."""
-    own, name = _value(document, "model.num_layers"), _value(document, "model.hf_model_id")
+    own, name = document.value("model.num_layers"), document.value("model.hf_model_id")
     if own is None and isinstance(name, str) and find(name) is not None:
         own = model_config(name, None, "").get("num_hidden_layers")
     return own if isinstance(own, int) else None
@@ -115,10 +115,3 @@ def _num_layers(document: Document) -> int | None:
 
 def _with(document: Document, key: str, value: Any, place: str) -> Document:
     return document.with_value(tuple(key.split(".")), value, place)
-
-
-def _value(document: Document, key: str) -> Any:
-    found: Any = document.data
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.imported import Imported, read_known
 from simcore.recipes.launch.arguments import unknown_of
 from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.launch.slurm import JobOption
 from simcore.recipes.recipe_file import RecipeFile
 
-__all__ = ["Script", "names_model", "read_launch_script"]
+__all__ = ["Script", "names_model", "read_started"]
 
 _NAMED: Final = "--model_name_or_path"
 _MOST: Final = 2**16
@@ -40,8 +41,14 @@ def names_model(file: RecipeFile) -> bool:
     return len(file.text) < _MOST and _NAMED in file.text
 
 
-def read_launch_script(file: RecipeFile, answers: Answers) -> Script:
-    """Reads a script; InputError as `launch_of`, and for a number of GPUs that contradicts the answer."""
+def read_started(file: RecipeFile, answers: Answers, read: Callable[[Script], Imported]) -> Imported:
+    """Recipe that `read` makes of a file of arguments, or of a script's; InputError as `read_known`."""
+    script = _of_launch(file, answers) if file.mapping() is None else Script(file.document, answers)
+    return read_known(lambda: read(script), script.unknown)
+
+
+def _of_launch(file: RecipeFile, answers: Answers) -> Script:
+    """Script by its text; InputError as `launch_of`, and for a number of GPUs that contradicts the answer."""
     launch = launch_of(file.text, file.path, file.path, answers.variables, file.sources)
     document = Document(file.path, {})
     for one in launch.overrides:

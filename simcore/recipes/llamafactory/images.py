@@ -36,7 +36,7 @@ def read_images(reader: Reader, draft: Draft, method: str) -> None:
 
     `method`: full, lora, or qlora.
     """
-    parts = _tower(draft)
+    parts = tower_of(draft.named_model)
     switches = [reader.flag(name) for name in (*_FREEZING, _LANGUAGE)]
     given = reader.matching("image_max_pixels", "image_min_pixels")
     sized = [one for one in given if one.value is not None]
@@ -82,9 +82,4 @@ def _read_frozen(reader: Reader, draft: Draft, parts: _Parts, method: str) -> No
 
 def adapted_names(draft: Draft, names: tuple[str, ...]) -> str:
     """Pattern of whole names of the linears `names` of the language model; "" for a model without a tower."""
-    return rf"model\.language_model\..*\.({'|'.join(names)})" if _tower(draft) else ""
-
-
-def _tower(draft: Draft) -> _Parts:
-    name = draft.values.get("model", draft.answers.settings.get("model", ""))
-    return tower_of(name.get("config", "") if isinstance(name, dict) else str(name))
+    return rf"model\.language_model\..*\.({'|'.join(names)})" if tower_of(draft.named_model) else ""

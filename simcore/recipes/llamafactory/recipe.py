@@ -14,10 +14,10 @@ from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import Companions, companions_of
 from simcore.recipes.huggingface.fields import fields_of
-from simcore.recipes.huggingface.script import Script, names_model, read_launch_script
+from simcore.recipes.huggingface.script import Script, names_model, read_started
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
-from simcore.recipes.imported import Imported, read_known, with_job
+from simcore.recipes.imported import Imported, with_job
 from simcore.recipes.llamafactory.checkpointing import read_checkpointing
 from simcore.recipes.llamafactory.environment import ALLOCATOR, check_programs, ray_at, write_environment
 from simcore.recipes.llamafactory.formats import read_formats
@@ -50,9 +50,7 @@ def _recognises(file: RecipeFile) -> bool:
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
-    file = files[0]
-    script = read_launch_script(file, answers) if file.mapping() is None else Script(file.document, answers)
-    return read_known(lambda: _of_document(files, script, loose=loose), script.unknown)
+    return read_started(files[0], answers, lambda script: _of_document(files, script, loose=loose))
 
 
 def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:

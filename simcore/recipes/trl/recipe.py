@@ -14,10 +14,10 @@ from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import read_processes
 from simcore.recipes.huggingface.companions import companions_of
 from simcore.recipes.huggingface.fields import fields_of
-from simcore.recipes.huggingface.script import Script, names_model, read_launch_script
+from simcore.recipes.huggingface.script import Script, names_model, read_started
 from simcore.recipes.huggingface.tf32 import read_tf32
 from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
-from simcore.recipes.imported import Imported, read_known, with_job
+from simcore.recipes.imported import Imported, with_job
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
@@ -51,9 +51,7 @@ def _recognises(file: RecipeFile) -> bool:
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
-    file = files[0]
-    script = read_launch_script(file, answers) if file.mapping() is None else Script(file.document, answers)
-    return read_known(lambda: _of_document(files, script, loose=loose), script.unknown)
+    return read_started(files[0], answers, lambda script: _of_document(files, script, loose=loose))
 
 
 def _of_document(files: Sequence[RecipeFile], script: Script, *, loose: bool) -> Imported:

@@ -158,15 +158,10 @@ def _check_engine(scenario: Scenario) -> None:
 
 
 # ---- over Megatron ---------------------------------------------------------------------------------------------------
-def _stages(simulation: Simulation) -> list[Plan]:
-    """Plan of one class of ranks of each pipeline stage."""
-    return list({plan.stage: plan for plan in reversed(simulation.plans)}.values())[::-1]
-
-
 def _megatron_step(scenario: Scenario, passing: Simulation, plan: Plan) -> Step:
     assert scenario.rl is not None
     assert scenario.generation is not None
-    stream = EXPORTS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, _stages(passing))
+    stream = EXPORTS[scenario.generation.engine](scenario.rl.refit_bucket * _MIB, passing.stage_plans)
     moves = Moves(scenario.rl.param_offload, scenario.rl.optimizer_offload, stream,
                   refers_on_device=scenario.rl.reference == "device")
     return partial(megatron_step, topology=passing.topology, moves=moves)

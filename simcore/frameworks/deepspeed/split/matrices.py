@@ -19,14 +19,12 @@ from typing import Final
 from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.operators.shared.splits.plans import PLAIN
 from simcore.placement.job import Job
 from simcore.placement.layout import Placements, Shard
 
 __all__ = ["AS_WHOLE", "check_matrices", "cut_of", "cuts_of", "shares_matrices"]
 
-_FAMILIES: Final = ("arcee", "ernie4_5", "granite", "llama", "mistral", "phi", "qwen2", "qwen3", "seed_oss",
-                    "starcoder2")
-"""Families of transformers 5.23 whose plan is served; one without a plan is cut by names (AutoTP.tp_parser)."""
 _EXPERTS: Final = "moe_tp_experts, packed_colwise"
 _STYLES: Final = {
     **dict.fromkeys(("deepseek_v3", "gemma4_text", "glm4_moe", "granitemoehybrid", "hy_v3", "mixtral", "qwen2_moe",
@@ -46,7 +44,7 @@ AS_WHOLE: Final = ("model under zero3 and AutoTP", "loaded whole, then cut", "as
 def shares_matrices(graph: ModelGraph) -> bool:
     """True if ranks may share the matrices of a model."""
     experts = any(isinstance(branch.block, Moe) for kind in graph.kinds for branch in kind.branches)
-    return (graph.implementation == "hf" and graph.architecture.family in _FAMILIES
+    return (graph.implementation == "hf" and graph.architecture.family in PLAIN
             and not experts and not graph.architecture.has_tower)
 
 
@@ -60,7 +58,7 @@ def check_matrices(job: Job) -> None:
                           "deepspeed 0.19.6 module_inject/tp_plan_converter.py convert; transformers 5.23 models/"
                           f"{family.removesuffix('_text')} base_model_tp_plan")
     if not shares_matrices(job.graph):
-        raise job.not_yet("mesh.tp", f"AutoTP's plan for {family} (served: {', '.join(_FAMILIES)}, with transformers' "
+        raise job.not_yet("mesh.tp", f"AutoTP's plan for {family} (served: {', '.join(PLAIN)}, with transformers' "
                           "layers)")
     if job.graph.architecture.vocab % tp and not job.graph.has_tied_head:
         raise job.not_yet("mesh.tp", f"{job.graph.architecture.vocab} entries of the vocabulary on {tp} ranks, "

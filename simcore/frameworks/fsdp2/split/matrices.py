@@ -22,14 +22,12 @@ from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.shared.splits.plans import PLAIN
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements, Shard
 
 __all__ = ["HF_TRAINER", "has_plan", "ties_again"]
 
-_FAMILIES: Final = ("arcee", "cohere2", "ernie4_5", "gemma", "gemma3_text", "granite", "llama", "mistral", "nemotron",
-                    "phi", "qwen2", "qwen3", "seed_oss", "starcoder2")
-"""Families with a plan of these styles alone, whose steps are measured (`tests/truth/draw_hf_tp.py`)."""
 _ROWS: Final = ("o_proj", "down_proj", "dense", "fc2", "c_proj")
 _PLAN: Final = "transformers 5.23 distributed/tensor_parallel.py"
 _APART: Final = "separate_embedding_head"
@@ -51,7 +49,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
 def has_plan(graph: ModelGraph) -> bool:
     """True if ranks may share the matrices of a model: its plan has no other styles, and no mixture ties its head."""
     experts = any(isinstance(branch.block, Moe) for kind in graph.kinds for branch in kind.branches)
-    dense = graph.architecture.family in _FAMILIES and not experts
+    dense = graph.architecture.family in PLAIN and not experts
     mixture = graph.architecture.family in mixtures.FAMILIES and not graph.has_tied_head
     return (dense or mixture) and not graph.architecture.has_tower
 
@@ -70,7 +68,7 @@ def ties_again(job: Job) -> bool:
 
 def _check_plan(job: Job) -> None:
     tp, family = job.mesh.tp, job.graph.architecture.family
-    served = tuple(sorted((*_FAMILIES, *mixtures.FAMILIES)))
+    served = tuple(sorted((*PLAIN, *mixtures.FAMILIES)))
     if family not in served or job.graph.architecture.has_tower:
         raise job.not_yet("mesh.tp", f"transformers' plan of tensor parallelism for {family} (served: "
                           f"{', '.join(served)}; with implementation: torchtitan and kempnerforge their own plans)")

@@ -16,7 +16,7 @@ Grads = list[Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """Functions that attention calls: `linear`, `norm` by a module's name and its input, `core` by query, key, value."""
+    """Functions that attention calls: `linear`, `norm` by a module's name and input, `core` by query, key, value."""
 
     linear: Callable[[str, Tensor], Tensor]
     norm: Callable[[str, Tensor], Tensor]

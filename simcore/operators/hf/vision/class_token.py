@@ -26,6 +26,7 @@ from simcore.operators.hf.vision.part import (
     ended,
     entered,
     front,
+    gelu_mlp,
     layer_norm,
     leaf,
     merged,
@@ -186,7 +187,7 @@ def scaled_layer(tape: Tape, block: ScaledLayer, run: LayerWorkload, modules: Mo
         scaled = aten.mul(tape, run.params["lambda_1"], made, "scaled")
         del made
         residual = aten.add(tape, scaled, x, "residual")
-        made = _mlp(tape, run, modules, layer_norm(tape, run, modules, "layernorm_after.", residual))
+        made = gelu_mlp(tape, run, modules, layer_norm(tape, run, modules, "layernorm_after.", residual))
         made = aten.mul(tape, run.params["lambda_2"], made, "scaled")
         return aten.add(tape, made, residual, "residual")
 
@@ -201,11 +202,6 @@ def _scaled_attention(tape: Tape, block: ScaledLayer, run: LayerWorkload, module
     q, k, v = (aten.to_heads(tape, flat.pop(0), block.head_dim, copy_grad=False) for _ in range(3))
     out = attended(tape, run, modules, (q, k, v), [])
     return modules.linear(tape, run, "attention.projection_layer", out.view(*x.shape))
-
-
-def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
-    tape.scope = "mlp."
-    return modules.linear(tape, run, "mlp.fc2", aten.gelu(tape, modules.linear(tape, run, "mlp.fc1", x)))
 
 
 def shuffled_end(tape: Tape, block: ShuffledEnd, run: LayerWorkload, modules: Modules,

@@ -14,14 +14,13 @@ from functools import partial
 
 from simcore.models.vision_blocks import GridLayer, GridPatches
 from simcore.operators.hf.vision.part import Modules, asks, front, layer_norm, leaf, normed, tower_layer
-from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Node, Tape, Tensor
 
-__all__ = ["TABLES", "attention_of_parts", "grid_layer", "grid_patches", "in_order", "kept_by_tower",
+__all__ = ["TABLES", "attention_of_parts", "grid_layer", "grid_patches", "in_order", "joined", "kept_by_tower",
            "tables_of_patches", "two_linears", "until_backward", "until_return"]
 
 _FLASH, _ORDER = "flash_attention_2", "patches.window_index"
@@ -124,12 +123,13 @@ def tables_of_patches(tape: Tape, rows: int, dim: int, positions: Tensor) -> tup
                         "freqs")
     cos, sin = (aten.select(tape, aten.select(tape, freqs, freqs.shape, "fp32", name), freqs.shape, "fp32", name)
                 for name in ("cos", "sin"))
-    cos = _joined(tape, cos, rows, dim)
-    sin = _joined(tape, sin, rows, dim)
+    cos = joined(tape, cos, rows, dim)
+    sin = joined(tape, sin, rows, dim)
     return cos, sin
 
 
-def _joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
+def joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
+    """Table [rows, dim] of both halves of angles `x` by rows and columns."""
     half = aten.select(tape, x, (rows, dim // 2), "fp32", "rotary")
     return aten.select(tape, half, (rows, dim), "fp32", "rotary")
 
@@ -228,7 +228,7 @@ def _rotated(tape: Tape, q: Tensor, k: Tensor, *, is_cast: bool, keeps: bool) ->
     table, dtype = Tensor(None, (1, q.shape[1], 1, q.shape[3]), "fp32"), q.dtype
     q, k = aten.cast(tape, q, "fp32"), aten.cast(tape, k, "fp32")
     wide = [aten.new(tape, table.shape, "fp32", name) for name in TABLES] if is_cast else []
-    both = [turned(tape, x, *(wide if keeps else (table, table))) for x in (q, k)]
+    both = [aten.rotate_halves(tape, x, *(wide if keeps else (table, table))) for x in (q, k)]
     q, k = (aten.cast(tape, both.pop(0), dtype) for _ in range(2))
     return q, k
 

@@ -32,8 +32,8 @@ from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Kernel, Node, Param, Section, Tape, Tensor
 
-__all__ = ["PLAIN", "Modules", "asks", "attended", "end", "ended", "entered", "front", "layer_norm", "leaf", "merged",
-           "normed", "regrouped", "tower_layer"]
+__all__ = ["PLAIN", "Modules", "asks", "attended", "end", "ended", "entered", "front", "gelu_mlp", "layer_norm", "leaf",
+           "merged", "normed", "regrouped", "tower_layer"]
 
 
 def _linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
@@ -91,6 +91,12 @@ def normed(tape: Tape, run: LayerWorkload, at: str, x: Tensor) -> Tensor:
     """RMSNorm `at` of the tower, in x's shape and type."""
     tape.scope = f"{at}."
     return rms_norm(tape, run.params[f"{at}.weight"], x, weight_in_fp32=False)
+
+
+def gelu_mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
+    """MLP of two linears with GELU between (`fc1`, `fc2`) of `x`, in its shape."""
+    tape.scope = "mlp."
+    return modules.linear(tape, run, "mlp.fc2", aten.gelu(tape, modules.linear(tape, run, "mlp.fc1", x)))
 
 
 def attended(tape: Tape, run: LayerWorkload, modules: Modules, given: tuple[Tensor, Tensor, Tensor],

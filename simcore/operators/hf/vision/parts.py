@@ -49,7 +49,7 @@ from simcore.operators.hf.vision.class_token import (
 )
 from simcore.operators.hf.vision.grid import grid_layer, grid_patches
 from simcore.operators.hf.vision.merger import merger
-from simcore.operators.hf.vision.part import Modules, asks, attended, front, layer_norm, leaf, tower_layer
+from simcore.operators.hf.vision.part import Modules, asks, attended, front, gelu_mlp, layer_norm, leaf, tower_layer
 from simcore.operators.hf.vision.placed import deep_merger, placed_layer, placed_merger, placed_patches
 from simcore.operators.hf.vision.pooled import pooled_layer, pooled_patches
 from simcore.operators.hf.vision.pooled_end import pooled_projector
@@ -229,7 +229,7 @@ def _layer(tape: Tape, block: TowerLayer, run: LayerWorkload, modules: Modules) 
         made = _attention(tape, block, run, modules, layer_norm(tape, run, modules, "layer_norm1.", x), held)
         residual = aten.add(tape, x, made, "residual")
         del made
-        made = _mlp(tape, run, modules, layer_norm(tape, run, modules, "layer_norm2.", residual))
+        made = gelu_mlp(tape, run, modules, layer_norm(tape, run, modules, "layer_norm2.", residual))
         return aten.add(tape, residual, made, "residual")
 
     shape = (run.images, block.patches, block.width)
@@ -246,8 +246,3 @@ def _attention(tape: Tape, block: TowerLayer, run: LayerWorkload, modules: Modul
                              copy_grad=part in copied) for part in "qkv")
     out = attended(tape, run, modules, (q, k, v), held)
     return modules.linear(tape, run, "self_attn.out_proj", out.view(*x.shape))
-
-
-def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
-    tape.scope = "mlp."
-    return modules.linear(tape, run, "mlp.fc2", aten.gelu(tape, modules.linear(tape, run, "mlp.fc1", x)))

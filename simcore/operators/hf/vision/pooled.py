@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from simcore.models.pooled_blocks import PooledLayer, PooledPatches
 from simcore.operators.hf.vision.part import Modules, front, tower_layer
-from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm_by_power
@@ -124,7 +123,7 @@ def _turned(tape: Tape, run: LayerWorkload, modules: Modules, part: str, block: 
     normed = rms_norm_by_power(tape, run.params[f"self_attn.{part}_norm.weight"], heads)
     del heads
     table = Tensor(None, (*x.shape[:2], 1, block.head_dim // 2), run.compute)
-    halves = [turned(tape, aten.slice_half(tape, normed), table, table) for _ in range(2)]
+    halves = [aten.rotate_halves(tape, aten.slice_half(tape, normed), table, table) for _ in range(2)]
     return aten.cat(tape, *halves)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simcore.models.radio_blocks import RadioLayer, RadioPatches, RadioProjector
-from simcore.operators.hf.vision.part import Modules, layer_norm
+from simcore.operators.hf.vision.part import Modules, gelu_mlp, layer_norm
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.layer_borders import BEFORE, hand_on, nothing, run_backward
@@ -72,7 +72,7 @@ def radio_layer(tape: Tape, block: RadioLayer, run: LayerWorkload, modules: Modu
     made = _attention(tape, block, run, modules, layer_norm(tape, run, modules, "norm1.", hidden))
     residual = aten.add(tape, hidden, made, "residual")
     del made
-    made = _mlp(tape, run, modules, layer_norm(tape, run, modules, "norm2.", residual))
+    made = gelu_mlp(tape, run, modules, layer_norm(tape, run, modules, "norm2.", residual))
     out = aten.add(tape, residual, made, "residual")
     del residual, made
     hand_on(tape, out)
@@ -89,11 +89,6 @@ def _attention(tape: Tape, block: RadioLayer, run: LayerWorkload, modules: Modul
     q, k, v = (Tensor(qkv.storage, heads, qkv.dtype) for _ in range(3))
     out = aten.scaled_dot_product_attention(tape, q, k, v, 2 * run.images * block.patches**2)
     return modules.linear(tape, run, "attn.proj", out.view(*x.shape))
-
-
-def _mlp(tape: Tape, run: LayerWorkload, modules: Modules, x: Tensor) -> Tensor:
-    tape.scope = "mlp."
-    return modules.linear(tape, run, "mlp.fc2", aten.gelu(tape, modules.linear(tape, run, "mlp.fc1", x)))
 
 
 def radio_projector(tape: Tape, block: RadioProjector, run: LayerWorkload, modules: Modules) -> RecordedLayer:

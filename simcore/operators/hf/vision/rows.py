@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import partial
 
 from simcore.models.vision_blocks import RowLayer, RowPatches
+from simcore.operators.hf.vision.grid import joined
 from simcore.operators.hf.vision.part import Modules, asks, front, leaf, normed, regrouped, tower_layer
-from simcore.operators.hf.vision.rotation import turned
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.operators.shared.eager_attention import eager_core
@@ -95,14 +95,9 @@ def _tables(tape: Tape, dtype: str, rows: int, dim: int, positions: Tensor) -> t
                         "freqs")
     cos, sin = (aten.select(tape, aten.select(tape, freqs, freqs.shape, "fp32", name), freqs.shape, "fp32", name)
                 for name in ("cos", "sin"))
-    cos = _joined(tape, cos, rows, dim)
-    sin = _joined(tape, sin, rows, dim)
+    cos = joined(tape, cos, rows, dim)
+    sin = joined(tape, sin, rows, dim)
     return aten.cast(tape, cos, dtype), aten.cast(tape, sin, dtype)
-
-
-def _joined(tape: Tape, x: Tensor, rows: int, dim: int) -> Tensor:
-    half = aten.select(tape, x, (rows, dim // 2), "fp32", "rotary")
-    return aten.select(tape, half, (rows, dim), "fp32", "rotary")
 
 
 def row_layer(tape: Tape, block: RowLayer, run: LayerWorkload, modules: Modules) -> RecordedLayer:
@@ -129,7 +124,7 @@ def _attention(tape: Tape, block: RowLayer, run: LayerWorkload, modules: Modules
     q, k, v = (aten.to_heads(tape, flat.pop(0), dim, copy_grad=copies) for _ in range(3))
     stream = modules.stream or run.compute
     table = Tensor(None, (1, rows, 1, dim), stream)
-    both = [turned(tape, part, table, table) for part in (q, k)]
+    both = [aten.rotate_halves(tape, part, table, table) for part in (q, k)]
     q, k = both
     both.clear()
     mask = Tensor(None, (1, rows, rows), stream)

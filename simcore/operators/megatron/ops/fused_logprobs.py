@@ -20,7 +20,7 @@ from simcore.models.blocks import Head
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["FUSED", "fused_log_probabilities", "loss_of_log_probabilities"]
+__all__ = ["FUSED", "chunk_rows", "fused_log_probabilities", "loss_of_log_probabilities"]
 
 FUSED: Final = "fused_log_probs"
 """Name of the loss, as `training.loss` has it."""
@@ -88,7 +88,7 @@ def _gathered(c: Context, x: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
     return parts, full
 
 
-def _rows(c: Context) -> Iterator[int]:
+def chunk_rows(c: Context) -> Iterator[int]:
     """Tokens of each chunk: positions are cut, of all sequences at once."""
     size = c.options.logprob_chunk_size
     for start in range(0, c.run.seq, size):
@@ -130,7 +130,7 @@ def _chunks_forward(c: Context, vocab: int, hidden: int) -> list[Tensor]:
     """Records all chunks; returns what the last of them leaves, until the function is over."""
     logits: list[Tensor] = []
     parts = []
-    for rows in _rows(c):
+    for rows in chunk_rows(c):
         _logits(c, rows, vocab, hidden, logits)
         found = _log_softmax(c, rows, vocab)
         parts.append(c.new(rows, 1, "chunk_log_probabilities", "fp32"))
@@ -147,7 +147,7 @@ def _chunk_gradients(c: Context, vocab: int, hidden: int) -> list[Tensor]:
     grads: list[Tensor] = []
     of_weight: list[Tensor] = []
     of_hidden: list[Tensor] = []
-    for rows in _rows(c):
+    for rows in chunk_rows(c):
         _logits(c, rows, vocab, hidden, logits)
         found = _log_softmax(c, rows, vocab)
         softmax.clear()

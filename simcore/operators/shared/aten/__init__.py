@@ -7,7 +7,8 @@ generated code evaluates it: gradients of later arguments first, then of earlier
 summed to the argument's shape. A node saves an argument only if another argument's gradient needs it.
 
 A function's locals die when it returns, as PyTorch's do, so the order of its lines is the order of its allocations.
-Modules go by subject; all functions are names of this package, so that code reads like upstream: `aten.linear(...)`.
+Modules go by subject (`rotation`: what upstreams write of operators); all functions are names of this package, so that
+code reads like upstream: `aten.linear(...)`.
 """
 
 from simcore.operators.shared.aten.attention import (
@@ -81,13 +82,15 @@ from simcore.operators.shared.aten.matmul import (
 )
 from simcore.operators.shared.aten.normalization import layer_norm, rms_norm
 from simcore.operators.shared.aten.reduction import log_softmax, mean, softmax, sum_last, sum_of
+from simcore.operators.shared.aten.rotation import rotate_half, rotate_halves
 
 __all__ = ["Grads", "Operand", "Saved", "WIDEST", "add", "add_", "add_scalar", "all_to_all", "baddbmm", "block_masks",
            "bmm", "cast", "cat", "chunk", "clamp", "contiguous", "cross_entropy", "div", "div_", "dropout", "embedding",
            "exp", "expand_heads", "flash_attention", "flash_attention_with_sinks", "flex_attention", "gather", "gelu",
            "grouped_mm", "index", "index_add", "layer_norm", "less_sinks", "linear", "log_softmax", "masked_attention",
            "masked_fill", "mean", "mul", "mul_", "mul_rows", "mul_scalar", "needs_grad", "neg", "new", "permuted",
-           "product", "relu", "repeat_heads", "reshaped", "rms_norm", "rotate", "rsqrt", "scaled_dot_product_attention",
+           "product", "relu", "repeat_heads", "reshaped", "rms_norm", "rotate", "rotate_half", "rotate_halves", "rsqrt",
+           "scaled_dot_product_attention",
            "select", "shapes_of_group", "sigmoid", "silu", "slice_half", "slice_last", "softmax", "softplus", "sort",
            "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "tanh", "to_heads", "topk",
            "wide_attention"]

@@ -5,5 +5,5 @@ tape, with the collectives over tp that make them whole, in forward and backward
 Start: `autotp.column`.
 
 `autotp`: linears of DeepSpeed's AutoTP, whose sums are made in place. DTensor's own are in
-`operators/shared/dtensor.py`, Megatron's in `operators/megatron`.
+`operators/shared/dtensor.py`, Megatron's in `operators/megatron`. `plans`: families by transformers' plan.
 """

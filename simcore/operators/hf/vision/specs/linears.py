@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from simcore.models.tensor import TensorSpec
+from simcore.models.tensor import TensorSpec, linear_weight
 
 __all__ = ["PROJECTOR", "SOUND", "TOWER", "linear", "norm", "norm_weight", "weight"]
 
@@ -19,7 +19,7 @@ Size = tuple[int, str]
 
 def weight(name: str, out: Size, into: Size, component: str = TOWER) -> TensorSpec:
     """Weight [out, into] of a linear `name`."""
-    return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear")
+    return linear_weight(name, out, into, component)
 
 
 def linear(name: str, out: Size, into: Size, component: str = TOWER, *, bias: bool = True) -> Iterator[TensorSpec]:
