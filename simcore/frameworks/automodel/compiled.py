@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
+from simcore.frameworks.automodel.norms import NORM_NAME
 from simcore.frameworks.automodel.tensor_parallel import turns_adapters_from
 from simcore.frameworks.common.liger import LIGER_OPTION
 from simcore.models.blocks import Attention
@@ -64,6 +65,7 @@ def _not_measured(job: Job) -> str:
         (options.get(ATTENTION_OPTION) not in (None, "sdpa"),
          f"with {ATTENTION_OPTION}: {options.get(ATTENTION_OPTION)}"),
         (options.get("backend.rope") == "quack", "with backend.rope: quack"),
+        (options.get(NORM_NAME) not in (None, "torch_fp32"), f"with {NORM_NAME}: {options.get(NORM_NAME)}"),
         (bool(training.frozen), "with frozen parameters"),
         (_turns(job), "where DTensor exchanges A of a row-split adapter rather than gather low-rank gradients (torch "
                       "2.13 distributed/tensor/_collective_utils.py redistribute_cost)"),
