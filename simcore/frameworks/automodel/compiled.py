@@ -94,6 +94,7 @@ def compile_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     if not runs_compiled(job):
         return ()
     return ((_AT, "each decoder layer is one graph: Inductor's buffers as its CPU backend makes them, sums over ranks "
-             "inside; norms of Automodel's Llama and Qwen2 are not fused; the first step also compiles, which is not "
-             "timed", "assumed", "torch 2.13 Inductor and nemo-automodel 0.7.0 were measured on a CPU "
+             "inside; norms of Automodel's Llama and Qwen2 are not fused; backward in the order of its graph, of four "
+             "that Inductor chooses from; the first step also compiles, which is not timed", "assumed",
+             "torch 2.13 Inductor and nemo-automodel 0.7.0 were measured on a CPU "
              "(tests/truth/probe_automodel_compiled.py)"),)
