@@ -32,7 +32,7 @@ _MORE: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "ep": ({"mesh": {"dp_shard": 2, "ep": 2}},),
     "ep, attn: sdpa": ({"mesh": {"dp_shard": 2, "ep": 2}, "framework_options": {"attn": "sdpa"}},),
 }
-"""What refusals name as served, by its words: asked where data parallelism alone runs no step."""
+"""Keys that refusals name as served, by their words: asked where data parallelism alone runs no step."""
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.frameworks.automodel.attention import ATTENTION_OPTION
+from simcore.frameworks.automodel.norms import NORM_NAME
 from simcore.frameworks.automodel.tensor_parallel import turns_adapters_from
 from simcore.frameworks.common.liger import LIGER_OPTION
 from simcore.models.blocks import Attention
@@ -66,6 +67,7 @@ def _not_measured(job: Job) -> str:
         (options.get(ATTENTION_OPTION) not in (None, "sdpa"),
          f"with {ATTENTION_OPTION}: {options.get(ATTENTION_OPTION)}"),
         (options.get("backend.rope") == "quack", "with backend.rope: quack"),
+        (options.get(NORM_NAME) not in (None, "torch_fp32"), f"with {NORM_NAME}: {options.get(NORM_NAME)}"),
         (bool(training.frozen), "with frozen parameters"),
         (_turns(job), "where DTensor exchanges A of a row-split adapter rather than gather low-rank gradients (torch "
                       "2.13 distributed/tensor/_collective_utils.py redistribute_cost)"),
@@ -94,6 +96,7 @@ def compile_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     if not runs_compiled(job):
         return ()
     return ((_AT, "each decoder layer is one graph: Inductor's buffers as its CPU backend makes them, sums over ranks "
-             "inside; norms of Automodel's Llama and Qwen2 are not fused; the first step also compiles, which is not "
-             "timed", "assumed", "torch 2.13 Inductor and nemo-automodel 0.7.0 were measured on a CPU "
+             "inside; norms of Automodel's Llama and Qwen2 are not fused; backward in the order of its graph, of four "
+             "that Inductor chooses from; the first step also compiles, which is not timed", "assumed",
+             "torch 2.13 Inductor and nemo-automodel 0.7.0 were measured on a CPU "
              "(tests/truth/probe_automodel_compiled.py)"),)

@@ -38,6 +38,7 @@ from simcore.frameworks.automodel.families import BY_TRANSFORMERS, has_mixer, tr
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
 from simcore.frameworks.automodel.fused_adam import FUSED_ADAM_OPTIONS, kept_states, optimizer_of
 from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
+from simcore.frameworks.automodel.norms import NORM_NAME, NORM_OPTIONS, with_norms
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
     deferred_reduction,
@@ -106,8 +107,7 @@ OPTIONS = {
     "reshard_after_forward": (None, True, False),
     "moe.reshard_after_forward": (None, True, False),
     "enable_fsdp2_prefetch": (True, False),
-    "fsdp2_forward_prefetch_depth": (0, int),
-    "fsdp2_backward_prefetch_depth": (0, int),
+    **dict.fromkeys(("fsdp2_forward_prefetch_depth", "fsdp2_backward_prefetch_depth"), (0, int)),
     "defer_fsdp_grad_sync": (True, False),
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
@@ -117,10 +117,10 @@ OPTIONS = {
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
     "moe_rank_scaling": (True, False),
-    EFFICIENT_OPTION: (True, False),
-    LIGER_OPTION: (True, False),
+    EFFICIENT_OPTION: (True, False), LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
-    **STAGE_OPTIONS, **COMPILE_OPTIONS, **FP8_OPTIONS, **FLOAT8_OPTIONS, **FUSED_ADAM_OPTIONS, **POLICY_OPTIONS,
+    **STAGE_OPTIONS, **COMPILE_OPTIONS, **NORM_OPTIONS, **FP8_OPTIONS, **FLOAT8_OPTIONS, **FUSED_ADAM_OPTIONS,
+    **POLICY_OPTIONS,
 }
 
 
@@ -199,7 +199,8 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return replace(made, masks_padding=seen, pixels="bf16" if seen else "fp32", trains_stem=trains_stem(job.graph),
                        fp32_unit=version not in _ONE_TYPE and is_sharded(job), attends=has_mixer(job.graph, Attention),
                        recurs=has_mixer(job.graph, GatedDeltaNet), keeps_logits=made.keeps_logits or seen)  # held
-    job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
+    for name in ("fake_balanced_gate", NORM_NAME):
+        job.refuse_idle(options, name, "in transformers' layers")
     rope_of(job, options)
     sees = job.graph.architecture.has_tower  # 0.7.0 recipes/vlm/finetune.py has no `del out`; schedules keep outputs
     # 0.7.0 datasets/vlm/collate_fns.py: default_collate_fn casts images, that of Qwen 2.5 VL's processor does not.
@@ -222,7 +223,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
     eager = attention_of(job, options) == "eager"
-    layers = with_backend(job, options, with_fp8(job, options, version))
+    layers = with_norms(job, options, with_backend(job, options, with_fp8(job, options, version)))
     return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
                    turns_adapters_from=turns_adapters_from(job), flex=runs_flex(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1, compiled=runs_compiled(job),

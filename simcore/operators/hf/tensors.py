@@ -115,8 +115,8 @@ def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
 
 
 def _scale() -> tuple[TensorSpec, ...]:
-    """Buffer by which Gemma multiplies its embedding (`Gemma2TextScaledWordEmbedding`)."""
-    return (TensorSpec("embed_scale", (), (), "embedding", "buffer", "fp32", is_buffer=True, trainable=False),)
+    """Buffer by which Gemma multiplies its embedding (`Gemma2TextScaledWordEmbedding`), in the type it is loaded in."""
+    return (TensorSpec("embed_scale", (), (), "embedding", "factors", is_buffer=True, trainable=False),)
 
 
 def _norm(at: str, size: int, dim: str = "hidden", *, biased: bool = False) -> tuple[TensorSpec, ...]:
