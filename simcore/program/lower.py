@@ -155,7 +155,7 @@ class _Walk:
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
         self.unheld = unheld(plan, recording)
-        self.refilled = refilled(plan)
+        self.refilled = refilled(plan, recording)
         self.past = tracker(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
         self.inputs = LayerInputs(plan, builder, recording.edges)
         self.waiting = 0
